@@ -1,0 +1,1 @@
+"""A Slurm meta-scheduler for deep-learning training."""

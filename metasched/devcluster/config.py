@@ -1,0 +1,221 @@
+"""What a private cluster looks like, and the slurm.conf and gres.conf that say so to Slurm. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metasched.devcluster.errors import BadSettingError
+
+TUNED = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
+# Nothing here uses control groups, but slurmd loads a plugin for them: version 2's wants systemd, version 1's nothing.
+CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
+
+_SOCKET_PATH_BYTES = 107
+# Slurm reads blanks, '#', '%', '[' and ',' in paths as its own syntax.
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/+@-]+")
+_GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes that are alike: `count` nodes of `gpus` GPUs each (0: a CPU node, and `gpu_type` is not used)."""
+
+    count: int = 4
+    gpus: int = 4
+    gpu_type: str = "v100"
+
+    def __post_init__(self) -> None:
+        """Refuse what Slurm would refuse later and less clearly."""
+        if self.count < 1 or self.gpus < 0:
+            raise BadSettingError(f"{self}: needs count >= 1 and gpus >= 0")
+        if not _GPU_TYPE.fullmatch(self.gpu_type):
+            raise BadSettingError(f"GPU type {self.gpu_type!r}: use letters, digits, '_' and '-'")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that is chosen for a cluster.
+
+    `cpus` and `memory_mb` (MiB) are of each node. `kill_wait` is the seconds between a job's SIGTERM and SIGKILL.
+    `requeue_exit` is the exit code that requeues and holds a job (None: no code does). `tuned` sets the scheduler
+    for low latency; otherwise Slurm's defaults hold. `job_submit` loads etc/job_submit.lua. `extra_conf` are lines
+    for the end of slurm.conf, where they overrule the ones above.
+    """
+
+    groups: tuple[NodeGroup, ...] = (NodeGroup(),)
+    cpus: int = 16
+    memory_mb: int = 64000
+    tuned: bool = True
+    requeue_exit: int | None = 85
+    job_submit: bool = False
+    kill_wait: int = 30
+    extra_conf: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what Slurm would refuse later and less clearly."""
+        if not self.groups:
+            raise BadSettingError("a cluster needs at least one group of nodes")
+        if self.cpus < 1 or self.memory_mb < self.cpus:
+            raise BadSettingError(f"cpus={self.cpus}, memory_mb={self.memory_mb}: need at least 1 CPU, 1 MiB a CPU")
+        if self.requeue_exit is not None and not 1 <= self.requeue_exit <= 255:  # noqa: PLR2004  an exit code's range
+            raise BadSettingError(f"requeue_exit={self.requeue_exit}: an exit code is 1 to 255")
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Node names, n1 to nN, group after group."""
+        return tuple(f"n{i + 1}" for i in range(sum(group.count for group in self.groups)))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things lie below the base directory."""
+
+    base: Path
+
+    @property
+    def state(self) -> Path:
+        """The file that makes the directory a cluster; read back by attach."""
+        return self.base / "devcluster.json"
+
+    @property
+    def etc(self) -> Path:
+        """The directory of slurm.conf, gres.conf and job_submit.lua."""
+        return self.base / "etc"
+
+    @property
+    def conf(self) -> Path:
+        """Slurm's configuration file."""
+        return self.etc / "slurm.conf"
+
+    @property
+    def sbin(self) -> Path:
+        """The cluster's own copies of the daemons: a process that runs one of them is the cluster's."""
+        return self.base / "sbin"
+
+    @property
+    def run(self) -> Path:
+        """Pid files and munge's socket."""
+        return self.base / "run"
+
+    @property
+    def log(self) -> Path:
+        """Log files."""
+        return self.base / "log"
+
+    @property
+    def dev(self) -> Path:
+        """The GPUs' device files."""
+        return self.base / "dev"
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """All directories that must be there before a daemon starts."""
+        below = (self.base / "state", self.base / "spool")
+        return (self.etc, self.sbin, self.run, self.log, self.dev, *below)
+
+    def check(self, settings: Settings) -> None:
+        """Raise BadSettingError where Slurm could not work below this base directory."""
+        if not _PLAIN_PATH.fullmatch(str(self.base)):
+            raise BadSettingError(f"base {self.base}: Slurm needs a path of letters, digits and ._+@-/ only")
+        node = settings.nodes[-1]
+        # slurmstepd's socket, with the longest job and step ids, is the longest of all.
+        longest = self.base / "spool" / node / f"{node}_{2**26}.{2**32 - 1}"
+        surplus = len(str(longest)) - _SOCKET_PATH_BYTES
+        if surplus > 0:
+            limit = len(str(self.base)) - surplus
+            raise BadSettingError(
+                f"base {self.base}: too long for Unix sockets below it; use at most {limit} characters"
+            )
+
+
+def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: str, plugin_dir: Path | None) -> str:
+    """The text of slurm.conf.
+
+    `ports`: one for slurmctld, then one a node. `user` runs all daemons. `plugin_dir` where it is not Slurm's own.
+    """
+    base = layout.base
+    lines = [
+        "ClusterName=dev",
+        "SlurmctldHost=localhost(127.0.0.1)",
+        f"SlurmctldPort={ports[0]}",
+        "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
+        f"SlurmUser={user}",
+        f"SlurmdUser={user}",
+        f"AuthInfo=socket={layout.run}/munge.sock,cred_expire=120",
+        f"StateSaveLocation={base}/state",
+        f"SlurmdSpoolDir={base}/spool/%n",
+        f"SlurmctldPidFile={layout.run}/slurmctld.pid",
+        f"SlurmdPidFile={layout.run}/%n.pid",
+        f"SlurmctldLogFile={layout.log}/slurmctld.log",
+        f"SlurmdLogFile={layout.log}/%n.log",
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "MpiDefault=none",
+        "AccountingStorageType=accounting_storage/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "SelectType=select/cons_tres",
+        # Memory counts, and a job without --mem takes its CPUs' share of it, so that jobs share nodes.
+        "SelectTypeParameters=CR_Core_Memory",
+        f"DefMemPerCPU={settings.memory_mb // settings.cpus}",
+        # The nodes are what we say, not what this host has.
+        "SlurmdParameters=config_overrides",
+        "GresTypes=gpu",
+        "ReturnToService=2",
+        "SlurmdTimeout=30",
+        "TCPTimeout=2",
+        "JobRequeue=1",
+        "JobFileAppend=1",
+        f"KillWait={settings.kill_wait}",
+        "MinJobAge=300",
+        "MaxJobCount=20000",
+    ]
+    if plugin_dir is not None:
+        lines.append(f"PluginDir={plugin_dir}")
+    if settings.tuned:
+        lines.append(f"SchedulerParameters={TUNED}")
+    if settings.requeue_exit is not None:
+        lines.append(f"RequeueExitHold={settings.requeue_exit}")
+    if settings.job_submit:
+        lines.append("JobSubmitPlugins=lua")
+    lines += _node_lines(settings, ports)
+    lines.append("PartitionName=main Default=YES Nodes=ALL MaxTime=INFINITE State=UP")
+    return "\n".join([*lines, *settings.extra_conf, ""])
+
+
+def gres_conf(settings: Settings, layout: Layout) -> str:
+    """The text of gres.conf: `File=` is what makes Slurm set CUDA_VISIBLE_DEVICES."""
+    return "".join(
+        f"NodeName={_hostlist(first, group)} Name=gpu Type={group.gpu_type} "
+        f"File={layout.dev}/nvidia{_range(0, group.gpus - 1)} Flags=nvidia_gpu_env\n"
+        for first, group in _numbered(settings)
+        if group.gpus
+    )
+
+
+def _node_lines(settings: Settings, ports: Sequence[int]) -> list[str]:
+    cpus = settings.cpus
+    return [
+        f"NodeName={_hostlist(first, group)} NodeHostname=localhost NodeAddr=127.0.0.1 "
+        f"Port={_range(ports[first], ports[first + group.count - 1])} "
+        f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={settings.memory_mb} "
+        + (f"Gres=gpu:{group.gpu_type}:{group.gpus} Feature={group.gpu_type}" if group.gpus else "Feature=cpu")
+        for first, group in _numbered(settings)
+    ]
+
+
+def _numbered(settings: Settings) -> list[tuple[int, NodeGroup]]:
+    """Each group with the number of its first node (the first of all is 1)."""
+    first, numbered = 1, []
+    for group in settings.groups:
+        numbered.append((first, group))
+        first += group.count
+    return numbered
+
+
+def _hostlist(first: int, group: NodeGroup) -> str:
+    return f"n{_range(first, first + group.count - 1)}"
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"[{first}-{last}]"

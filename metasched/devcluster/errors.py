@@ -1,0 +1,67 @@
+"""What can go wrong with a private cluster, each with its own type."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from metasched.errors import MetaschedError
+
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
+INSTALL = f"install Debian's packages (as root: apt-get install {' '.join(PACKAGES)})"
+
+
+class DevClusterError(MetaschedError):
+    """Base of all errors of the private cluster."""
+
+
+class BadSettingError(DevClusterError):
+    """A parameter of the cluster, or its base directory, cannot be used."""
+
+
+class BaseInUseError(DevClusterError):
+    """The base directory is not empty."""
+
+    def __init__(self, base: Path, *, cluster: bool) -> None:
+        holds, fix = ("a cluster", "take it down first") if cluster else ("other files", "choose another")
+        super().__init__(f"{base} already holds {holds}: {fix}")
+
+
+class NoClusterError(DevClusterError):
+    """The base directory holds no cluster."""
+
+    def __init__(self, base: Path, why: str) -> None:
+        super().__init__(f"no cluster in {base}: {why}")
+
+
+class SlurmMissingError(DevClusterError):
+    """Slurm or munge is neither installed nor to be had from Debian's packages."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; {INSTALL}")
+
+
+class StartError(DevClusterError):
+    """A daemon did not start, or the nodes did not come up in time."""
+
+    def __init__(self, what: str, log: Path) -> None:
+        super().__init__(f"{what}; the end of {log}:\n{_tail(log)}")
+
+
+class CommandError(DevClusterError):
+    """A Slurm command failed or took too long."""
+
+    def __init__(self, argv: Sequence[str], why: str) -> None:
+        super().__init__(f"`{' '.join(argv)}`: {why}")
+
+
+class LeftoverError(DevClusterError):
+    """Processes of the cluster survived SIGKILL."""
+
+    def __init__(self, base: Path, pids: Sequence[int]) -> None:
+        super().__init__(f"processes of the cluster in {base} do not die: {', '.join(map(str, pids))}")
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError as error:
+        return f"(unreadable: {error.strerror})"

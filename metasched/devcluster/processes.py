@@ -1,0 +1,102 @@
+"""Finding and ending processes by what they are (/proc), never by a remembered pid alone."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One row of /proc.
+
+    `started` is in clock ticks since boot: with the pid it tells a process from a later one of the same pid.
+    `exe` is "" and `environ` empty where we may not look, or where the process overwrote them.
+    """
+
+    pid: int
+    parent: int
+    started: int
+    exe: str
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+
+
+def read(pid: int) -> Process | None:
+    """The process, or None if there is none or it is a zombie."""
+    proc = Path("/proc", str(pid))
+    try:
+        # The second field is the name in parentheses, and may hold anything.
+        fields = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        argv = (proc / "cmdline").read_text(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in "ZX":
+        return None
+    exe, environ = "", ""
+    with suppress(OSError):
+        environ = (proc / "environ").read_text(errors="replace")
+        exe = str((proc / "exe").readlink())
+    return Process(
+        pid=pid,
+        parent=int(fields[1]),
+        started=int(fields[19]),
+        exe=exe,
+        argv=tuple(argv),
+        environ=dict(pair.split("=", 1) for pair in environ.split("\0") if "=" in pair),
+    )
+
+
+def everyone() -> list[Process]:
+    """All processes of this machine."""
+    found = (read(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return [process for process in found if process is not None]
+
+
+def families(belongs: Callable[[Process], bool]) -> list[Process]:
+    """The processes that belong, and all descendants of these; never ourselves or an ancestor of ours."""
+    processes = {process.pid: process for process in everyone()}
+    spared = set()
+    pid = os.getpid()
+    while pid in processes:
+        spared.add(pid)
+        pid = processes[pid].parent
+    members = {pid for pid, process in processes.items() if belongs(process)}
+    while more := {p.pid for p in processes.values() if p.parent in members} - members:
+        members |= more
+    return [processes[pid] for pid in sorted(members - spared)]
+
+
+def end(process: Process, sig: signal.Signals = signal.SIGKILL) -> None:
+    """Send a signal to exactly this process: if its pid is another's by now, nothing happens."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            now = read(process.pid)
+            if now is not None and now.started == process.started:
+                signal.pidfd_send_signal(handle, sig)
+        finally:
+            os.close(handle)
+
+
+def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int]:
+    """Kill the families that `belongs` picks until none is left; the pids that are left after `timeout` seconds."""
+    # A child whose parent died is found by no rule that goes by parents, so the first list is kept.
+    known: dict[tuple[int, int], Process] = {}
+    deadline = time.monotonic() + timeout
+    while True:
+        known |= {(process.pid, process.started): process for process in families(belongs)}
+        known = {key: process for key, process in known.items() if _alive(process)}
+        if not known or time.monotonic() > deadline:
+            return [process.pid for process in known.values()]
+        for process in known.values():
+            end(process)
+        time.sleep(0.01)
+
+
+def _alive(process: Process) -> bool:
+    now = read(process.pid)
+    return now is not None and now.started == process.started

@@ -1,0 +1,159 @@
+"""Where Slurm's and munge's programs are: installed, or unpacked from Debian's packages without root."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from metasched.devcluster.errors import PACKAGES, BadSettingError, SlurmMissingError
+
+Mode = Literal["auto", "system", "unpacked"]
+
+DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "munged")
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_WHOLE = ".whole"  # marks a cache entry that was unpacked to its end
+_APT_SECONDS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """One installation of Slurm and munge; `root` is the unpacked tree, or None for the system's."""
+
+    root: Path | None
+
+    @property
+    def path(self) -> str:
+        """PATH of the programs."""
+        if self.root is None:
+            return f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
+        return f"{self.root}/usr/sbin:{self.root}/usr/bin"
+
+    @property
+    def plugin_dir(self) -> Path | None:
+        """Slurm's plugins, or None where Slurm knows by itself."""
+        return None if self.root is None else self._plugins(self.root)
+
+    def program(self, name: str) -> Path:
+        """The program; raises SlurmMissingError."""
+        # Debian's maintainer scripts, which unpacking does not run, make slurmd a link to slurmd-wlm.
+        for candidate in (name, f"{name}-wlm"):
+            if found := shutil.which(candidate, path=self.path):
+                return Path(found)
+        raise SlurmMissingError(f"{name} is not in {self.path}")
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """`base` with what the programs need to be found and to find their libraries."""
+        env = dict(base)
+        if self.root is None:
+            env["PATH"] = self.path
+            return env
+        libraries = self._plugins(self.root)
+        env["PATH"] = f"{self.path}:{env.get('PATH', _SYSTEM_PATH)}"
+        own = f"{libraries.parent}:{libraries}:{self.root}/lib/{libraries.parent.name}"
+        env["LD_LIBRARY_PATH"] = f"{own}:{env['LD_LIBRARY_PATH']}" if env.get("LD_LIBRARY_PATH") else own
+        return env
+
+    @staticmethod
+    def _plugins(root: Path) -> Path:
+        found = sorted(root.glob("usr/lib/*/slurm-wlm"))
+        if not found:
+            raise SlurmMissingError(f"{root} holds no Slurm plugins: remove it, and it will be fetched again")
+        return found[0]
+
+
+def find(mode: str | None = None) -> Software:
+    """The Slurm to use.
+
+    `mode` (or the environment's METASCHED_SLURM, or "auto"): "system" takes what is installed, "unpacked" what is in
+    the cache ($METASCHED_CACHE or ~/.cache/metasched), filled from Debian's archive when it is not there; "auto" the
+    first of these that works. Raises SlurmMissingError, or BadSettingError for another word.
+    """
+    mode = mode or os.environ.get("METASCHED_SLURM") or "auto"
+    if mode not in get_args(Mode):
+        raise BadSettingError(f"METASCHED_SLURM={mode!r}: use one of {', '.join(get_args(Mode))}")
+    if mode != "unpacked":
+        system = Software(None)
+        try:
+            for name in (*DAEMONS, "sbatch"):
+                system.program(name)
+        except SlurmMissingError:
+            if mode == "system":
+                raise
+        else:
+            return system
+    return Software(_unpacked(Path(os.environ.get("METASCHED_CACHE") or Path.home() / ".cache" / "metasched")))
+
+
+def _unpacked(cache: Path) -> Path:
+    """The unpacked tree in the cache, fetched if it is not there."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with (cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return _cached(cache) or _fetch(cache)
+    except OSError as error:
+        raise SlurmMissingError(f"cannot keep Slurm in {cache} (METASCHED_CACHE names another): {error}") from error
+
+
+def _cached(cache: Path) -> Path | None:
+    whole = sorted(cache.glob(f"slurm-*/{_WHOLE}"), key=lambda mark: mark.stat().st_mtime)
+    return whole[-1].parent if whole else None
+
+
+def _fetch(cache: Path) -> Path:
+    for tool in ("apt-get", "dpkg"):
+        if shutil.which(tool) is None:
+            raise SlurmMissingError(f"no {tool} here to fetch Slurm with")
+    with tempfile.TemporaryDirectory(dir=cache, prefix="fetch-") as scratch:
+        work = Path(scratch)
+        _download(work)
+        # Named package_version_architecture.deb
+        archives = {path.name.split("_")[0]: path for path in (work / "cache" / "archives").glob("*.deb")}
+        if lacking := set(PACKAGES) - archives.keys():
+            raise SlurmMissingError(f"apt-get does not fetch {', '.join(sorted(lacking))}")
+        tree = work / "tree"
+        for archive in archives.values():
+            _do("dpkg", "-x", str(archive), str(tree))
+        version = archives["slurmctld"].name.split("_")[1]
+        tree.chmod(0o755)
+        (tree / _WHOLE).touch()
+        target = cache / f"slurm-{version.replace('%3a', ':')}"
+        shutil.rmtree(target, ignore_errors=True)
+        return tree.rename(target)
+
+
+def _download(work: Path) -> None:
+    """Fetch Slurm's packages, and what they need and the system lacks, with all that apt writes below `work`."""
+    for directory in ("lists/partial", "cache/archives/partial", "log"):
+        (work / directory).mkdir(parents=True)
+    options = {
+        "Dir::State::lists": work / "lists",
+        "Dir::Cache": work / "cache",
+        "Dir::Log": work / "log",
+        "Debug::NoLocking": 1,
+        "APT::Sandbox::User": "",
+    }
+    apt = ("apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items()))
+    # A source that is of no use to us may be out of reach: only the second command must succeed.
+    warnings = _do(*apt, "update", check=False)
+    install = ("install", "--yes", "--no-install-recommends", "--download-only")
+    # Packages that are installed here are fetched all the same.
+    _do(*apt, *install, "--reinstall", *PACKAGES, context=warnings)
+
+
+def _do(*argv: str, check: bool = True, context: str = "") -> str:
+    """Run one of Debian's tools; what it wrote to stderr. An error quotes that after `context`."""
+    try:
+        done = subprocess.run(
+            argv, check=check, capture_output=True, text=True, timeout=_APT_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.CalledProcessError as error:
+        raise SlurmMissingError(f"{argv[0]} could not fetch Slurm: {context}{error.stderr.strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise SlurmMissingError(f"{argv[0]} took longer than {_APT_SECONDS} s") from error
+    return done.stderr

@@ -1,0 +1,335 @@
+"""The records that flow from a poll to a plan: all frozen, all plain data.
+
+Units everywhere: instants are unix seconds (float), durations seconds, memory bytes, attained service GPU-seconds.
+"Not known" is ``None``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+NO_SERVICE: Mapping[str, float] = MappingProxyType({})
+
+
+class Preempt(enum.Enum):
+    """How a running job may be stopped, as its tag says."""
+
+    CHECKPOINT = "checkpoint"
+    SUSPEND = "suspend"
+    NO = "no"
+
+
+class Status(enum.Enum):
+    """Where a job is, as scheduling sees it."""
+
+    HELD = "held"  # pending, and Slurm cannot start it
+    QUEUED = "queued"  # released: Slurm starts it as soon as its resources are free
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    STOPPING = "stopping"  # Slurm is ending the run, its resources are not free yet
+    FINISHED = "finished"
+
+
+class Hold(enum.Enum):
+    """Who can release a held job."""
+
+    NONE = "none"
+    USER = "user"  # its owner can
+    ADMIN = "admin"  # only we, root and operators can
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node, with what jobs that are not ours hold on it already taken off.
+
+    Attributes:
+        name: Slurm's node name.
+        gpu_type: the type of its GPUs, None for a node without any.
+        gpus: GPUs that our jobs may use (running ones included).
+        cpus: CPUs that our jobs may use.
+        memory: bytes that our jobs may use.
+        features: Slurm's features.
+        partitions: names of the partitions it belongs to.
+        accepts: whether a new job may be placed here (up, not drained, not reserved for others).
+    """
+
+    name: str
+    gpu_type: str | None
+    gpus: int
+    cpus: int
+    memory: int
+    features: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    accepts: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The allocation of one job: the same number of GPUs of one type on each node.
+
+    k nodes x g GPUs of one type is what Slurm can realise for every kind of request; a CPU-only job has
+    ``gpus_per_node == 0`` and ``gpu_type is None``. Nodes are kept sorted by name, so equal allocations are equal.
+    """
+
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    gpu_type: str | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", tuple(sorted(self.nodes)))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return len(self.nodes) * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job of ours, with everything that a policy, the placement and the plan may want to know.
+
+    The resource unit of a job is one GPU, or, for a CPU-only job, one node.
+
+    Attributes:
+        uid: identity for life; Slurm's id is only the present address.
+        address: Slurm's job id, or ``array_task``.
+        name: as the user wrote it (hostile text).
+        user: owner.
+        account: Slurm's account, which is Gavel's entity; None where accounting is off.
+        partition: where it was submitted.
+        submitted: first submission.
+        gpus: GPUs asked for at submission; 0 for a CPU-only job.
+        min_gpus: fewest GPUs it can run on; equals ``gpus`` for a rigid job.
+        max_gpus: most GPUs it can use; equals ``gpus`` for a rigid job.
+        nodes: nodes that it must have, exactly; None where any number will do.
+        max_nodes: most nodes it may be spread over; None for no limit.
+        gpu_types: types that it accepts; empty for any.
+        cpus_per_unit: CPUs for each GPU (CPU-only: for each node).
+        memory_per_unit: bytes for each GPU (CPU-only: for each node).
+        features: node features that it needs, all of them.
+        weight: its share relative to others, in (0, 1].
+        preempt: how it may be stopped.
+        status: where it is now.
+        hold: who could release it; NONE unless ``status`` is HELD.
+        placement: what it holds now (RUNNING, SUSPENDED, STOPPING), else None.
+        last_placement: what its previous run held, if it ran before.
+        last_ended: when that run ended.
+        released: the placement it was released for, while QUEUED; None if somebody else released it.
+        released_at: when we released it, while QUEUED.
+        run: how many times it was released by us.
+        run_started: start of the present run.
+        trainer_ready: whether the present run's trainer has reported that it listens to stop requests.
+        stop_requested: when we asked the present run to stop, else None.
+        suspended_by_us: whether a suspension is ours to end.
+        attained: GPU-seconds received so far, by GPU type ("" for CPU-only node-seconds), the present run included.
+        ran_seconds: wall time of all runs, the present one included.
+        waited_seconds: time since submission in which it did not run.
+        preemptions: runs that we ended before the job was done.
+        blocked: why it must not start at all, in words (dependency, begin time, bad tag); None if it may.
+        progress_steps: optimizer steps done, if reported.
+        total_steps: optimizer steps that it needs, if declared.
+        steps_per_second: latest measured speed of the present run, if reported.
+    """
+
+    uid: str
+    address: str
+    name: str
+    user: str
+    submitted: float
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    account: str | None = None
+    partition: str = ""
+    nodes: int | None = None
+    max_nodes: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    cpus_per_unit: int = 1
+    memory_per_unit: int = 0
+    features: frozenset[str] = frozenset()
+    weight: float = 1.0
+    preempt: Preempt = Preempt.CHECKPOINT
+    status: Status = Status.HELD
+    hold: Hold = Hold.NONE
+    placement: Placement | None = None
+    last_placement: Placement | None = None
+    last_ended: float | None = None
+    released: Placement | None = None
+    released_at: float | None = None
+    run: int = 0
+    run_started: float | None = None
+    trainer_ready: bool = False
+    stop_requested: float | None = None
+    suspended_by_us: bool = False
+    attained: Mapping[str, float] = field(default_factory=lambda: NO_SERVICE)
+    ran_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    preemptions: int = 0
+    blocked: str | None = None
+    progress_steps: int | None = None
+    total_steps: int | None = None
+    steps_per_second: float | None = None
+
+    @property
+    def elastic(self) -> bool:
+        """Whether its number of GPUs may change."""
+        return self.min_gpus != self.max_gpus
+
+    @property
+    def active(self) -> bool:
+        """Whether it holds an allocation now."""
+        return self.status in (Status.RUNNING, Status.SUSPENDED, Status.STOPPING)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it holds an allocation that scheduling must not take away.
+
+        A suspended job keeps its memory (and in Slurm its GPUs), so it can go on only where it is; for a GPU job
+        suspension frees nothing worth having, so such a job is pinned while it runs.
+        """
+        if not self.active:
+            return False
+        return self.preempt is Preempt.NO or (self.preempt is Preempt.SUSPEND and self.gpus > 0)
+
+    @property
+    def attained_service(self) -> float:
+        """GPU-seconds received so far over all types (Tiresias, section 3.1: GPUs x time)."""
+        return sum(self.attained.values())
+
+    def matches(self, node: Node) -> bool:
+        """Whether the node's partition, features and GPU type suit it; capacity is another question."""
+        if self.gpus > 0 and (node.gpu_type is None or (self.gpu_types and node.gpu_type not in self.gpu_types)):
+            return False
+        in_partition = not self.partition or not node.partitions.isdisjoint(self.partition.split(","))
+        return in_partition and self.features <= node.features
+
+    def spreads(self, gpus: int) -> tuple[tuple[int, int], ...]:
+        """Ways to have that many GPUs, as (nodes, GPUs per node), fewest nodes first; a CPU-only job has one way."""
+        if self.gpus == 0:
+            return ((self.nodes or 1, 0),) if gpus == 0 else ()
+        most = gpus if self.max_nodes is None else min(gpus, self.max_nodes)
+        counts = range(1, most + 1) if self.nodes is None else (self.nodes,)
+        return tuple((k, gpus // k) for k in counts if gpus >= k and gpus % k == 0)
+
+    def node_cpus(self, gpus_per_node: int) -> int:
+        """CPUs that it needs on each node at that many GPUs per node."""
+        return self.cpus_per_unit * max(gpus_per_node, 1)
+
+    def node_memory(self, gpus_per_node: int) -> int:
+        """Bytes that it needs on each node at that many GPUs per node."""
+        return self.memory_per_unit * max(gpus_per_node, 1)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that one round knows. ``jobs`` are the live jobs of ours, ordered by (submitted, uid)."""
+
+    now: float
+    round: int
+    round_seconds: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+
+    @cached_property
+    def job(self) -> Mapping[str, Job]:
+        """Jobs by uid."""
+        return {job.uid: job for job in self.jobs}
+
+    @cached_property
+    def node(self) -> Mapping[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def capacity(self) -> Mapping[str, int]:
+        """GPUs of each type on nodes that accept jobs."""
+        total: dict[str, int] = {}
+        for node in self.nodes:
+            if node.gpu_type is not None and node.accepts:
+                total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a policy gives one job for this round.
+
+    Attributes:
+        uid: the job.
+        gpus: how many GPUs; 0 for a CPU-only job.
+        at_least: placement may give fewer where ``gpus`` does not fit, down to this; None means exactly ``gpus``.
+        gpu_type: the type; None for any type that the job accepts.
+        reason: why, in words that its user understands.
+    """
+
+    uid: str
+    gpus: int
+    reason: str
+    at_least: int | None = None
+    gpu_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A policy's answer for one round.
+
+    Attributes:
+        grants: who should run, most important first.
+        fallback: who may run where a grant could not be placed, in order.
+        waits: why each other job waits, by uid, in words that its user understands.
+    """
+
+    grants: tuple[Grant, ...] = ()
+    fallback: tuple[Grant, ...] = ()
+    waits: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do to one job; every kind is idempotent and is verified by the next poll.
+
+    Attributes:
+        uid: the job.
+        reason: why, in words.
+    """
+
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldJob(Action):
+    """Make it an admin hold, whatever it is now; the job must be pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Action):
+    """Give a held job its geometry and release it (a new run)."""
+
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Action):
+    """Ask the present run to checkpoint and end; deaf at ``deadline``."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(Action):
+    """End the present run from outside and hold the job: it did not answer a stop in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend(Action):
+    """Pause the present run where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Action):
+    """Let a suspended run go on."""

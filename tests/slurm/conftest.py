@@ -1,0 +1,70 @@
+"""Real Slurm clusters for tests."""
+
+import os
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from metasched.devcluster import DevCluster
+from metasched.devcluster.errors import CommandError
+
+JOB_SUBMIT = Path(__file__).parents[2] / "slurm_scripts" / "job_submit.lua"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.slurm)
+
+
+def new_base():
+    """A fresh directory with a name short enough for Unix sockets below it."""
+    return Path(tempfile.mkdtemp(prefix="msched-"))
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """The session's cluster: 4 nodes of 4 GPUs, tuned, with our job_submit plugin. See also `clean_cluster`."""
+    script = JOB_SUBMIT if JOB_SUBMIT.exists() else None
+    with DevCluster.up(new_base(), job_submit=script, owner_pid=os.getpid()) as up:
+        yield up
+
+
+@pytest.fixture
+def clean_cluster(cluster):
+    """The session's cluster; afterwards its daemons run, its nodes are up and no job is left."""
+    yield cluster
+    restore(cluster)
+
+
+@pytest.fixture
+def make_cluster():
+    """Makes clusters of the test's own: `make_cluster(**options of DevCluster.up)`; all are down after the test."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(DevCluster.up(new_base(), owner_pid=os.getpid(), **options))
+
+
+def restore(cluster):
+    """Start what is dead, cancel every job, put nodes back into service."""
+    daemons = cluster.status()["daemons"]
+    if daemons["slurmctld"] is None:
+        cluster.start_controller()
+    for node in cluster.nodes:
+        if daemons[node] is None:
+            cluster.start_node(node)
+    deadline = time.monotonic() + 90
+    while jobs := cluster.run("squeue", "-h", "-o", "%A").split():
+        assert time.monotonic() < deadline, f"jobs do not end: {jobs}"
+        # SIGKILL first, so that a job that is deaf to SIGTERM does not take KillWait seconds.
+        for options in (["-s", "KILL"], []):
+            with suppress(CommandError):
+                cluster.run("scancel", *options, *jobs)
+        time.sleep(0.1)
+    for node, state in cluster.status()["nodes"].items():
+        if state != "idle":
+            with suppress(CommandError):
+                cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+    cluster.wait_nodes()

@@ -1,0 +1,249 @@
+"""The private cluster's configuration, search for programs, ports and processes; no Slurm."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from metasched.devcluster import DevCluster, NodeGroup, Settings, processes, software
+from metasched.devcluster.config import Layout, gres_conf, slurm_conf
+from metasched.devcluster.errors import (
+    BadSettingError,
+    BaseInUseError,
+    CommandError,
+    DevClusterError,
+    NoClusterError,
+    SlurmMissingError,
+)
+from metasched.devcluster.ports import Ports
+
+LAYOUT = Layout(Path("/tmp/c"))  # noqa: S108  a name; nothing is written
+MIXED = Settings(groups=(NodeGroup(2, 4, "v100"), NodeGroup(1, 1, "k80"), NodeGroup(2, 0)))
+
+
+def conf(settings, plugin_dir=None):
+    ports = range(17000, 17001 + len(settings.nodes))
+    return slurm_conf(settings, LAYOUT, ports, "me", plugin_dir).splitlines()
+
+
+def test_node_lines_number_the_groups_one_after_the_other():
+    """Nodes are n1 to nN, each with its own port, and only nodes with GPUs have a Gres."""
+    nodes = [line for line in conf(MIXED) if line.startswith("NodeName=")]
+    assert [line.split()[0] for line in nodes] == ["NodeName=n[1-2]", "NodeName=n3", "NodeName=n[4-5]"]
+    assert [line.split()[3] for line in nodes] == ["Port=[17001-17002]", "Port=17003", "Port=[17004-17005]"]
+    assert "Gres=gpu:v100:4" in nodes[0]
+    assert "Gres=gpu:k80:1" in nodes[1]
+    assert "Gres" not in nodes[2]
+
+
+def test_gres_lines_name_one_device_file_a_gpu():
+    """Each group with GPUs has as many device files as GPUs a node; a CPU group has no line."""
+    assert gres_conf(MIXED, LAYOUT).splitlines() == [
+        "NodeName=n[1-2] Name=gpu Type=v100 File=/tmp/c/dev/nvidia[0-3] Flags=nvidia_gpu_env",
+        "NodeName=n3 Name=gpu Type=k80 File=/tmp/c/dev/nvidia0 Flags=nvidia_gpu_env",
+    ]
+
+
+def test_memory_is_shared_out_by_cpu():
+    """A job without --mem gets its CPUs' share of a node's memory."""
+    lines = conf(Settings(cpus=8, memory_mb=8001))
+    assert "SelectTypeParameters=CR_Core_Memory" in lines
+    assert "DefMemPerCPU=1000" in lines
+
+
+@pytest.mark.parametrize(
+    ("option", "off", "key"),
+    [
+        ("tuned", False, "SchedulerParameters"),
+        ("requeue_exit", None, "RequeueExitHold"),
+    ],
+)
+def test_what_is_switched_off_is_left_to_slurm(option, off, key):
+    """A line that a setting switches off is not written at all."""
+    assert [line for line in conf(Settings()) if line.startswith(f"{key}=")]
+    assert not [line for line in conf(Settings(**{option: off})) if line.startswith(f"{key}=")]
+
+
+def test_extra_lines_come_last():
+    """The caller's lines are at the end, where Slurm lets them overrule the earlier ones."""
+    assert conf(Settings(extra_conf=("KillWait=5", "MinJobAge=10")))[-2:] == ["KillWait=5", "MinJobAge=10"]
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: NodeGroup(count=0), "count"),
+        (lambda: NodeGroup(gpus=-1), "gpus"),
+        (lambda: NodeGroup(gpu_type="v100:4"), "v100:4"),
+        (lambda: Settings(groups=()), "group"),
+        (lambda: Settings(cpus=0), "cpus"),
+        (lambda: Settings(requeue_exit=0), "requeue_exit"),
+    ],
+)
+def test_settings_that_slurm_would_refuse_are_refused_by_name(make, named):
+    """A bad value is an error that names it."""
+    with pytest.raises(BadSettingError, match=named):
+        make()
+
+
+def test_longest_base_is_the_one_slurms_sockets_allow():
+    """The error for a long base says how long it may be, and that length is accepted."""
+    settings = Settings(groups=(NodeGroup(count=64),))
+    with pytest.raises(BadSettingError, match="too long") as caught:
+        Layout(Path("/" + "x" * 100)).check(settings)
+    limit = int(str(caught.value).split()[-2])
+    Layout(Path("/" + "x" * (limit - 1))).check(settings)
+    with pytest.raises(BadSettingError, match="too long"):
+        Layout(Path("/" + "x" * limit)).check(settings)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%n", "a[1-2]", "a,b", "a#b"])
+def test_base_with_slurms_own_syntax_is_refused(name):
+    """A character that Slurm would read as syntax is an error before anything is started."""
+    with pytest.raises(BadSettingError, match="letters"):
+        Layout(Path("/tmp", name)).check(Settings())  # noqa: S108  a name; nothing is written
+
+
+def test_reserved_ports_are_kept_from_others_yet_a_daemon_can_listen():
+    """Nobody else can reserve the ports, while a daemon that sets SO_REUSEADDR, as Slurm's do, can use them."""
+    with Ports(3) as ports:
+        address = ("127.0.0.1", ports.numbers[1])
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(address)
+        with socket.socket() as daemon:
+            daemon.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            daemon.bind(address)
+            daemon.listen()
+            socket.create_connection(address).close()
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", ports.numbers[2]))
+
+
+def test_attach_to_a_directory_without_cluster_is_an_error(tmp_path):
+    """An empty directory, a missing one and a damaged state file each hold no cluster."""
+    for base in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(NoClusterError, match=r"devcluster\.json"):
+            DevCluster.attach(base)
+    for text in ("{", "[]", '{"format": 1}', json.dumps({"format": 99})):
+        Layout(tmp_path).state.write_text(text)
+        with pytest.raises(NoClusterError):
+            DevCluster.attach(tmp_path)
+
+
+def test_base_that_holds_other_files_is_left_alone(monkeypatch):
+    """A directory with somebody's files is refused, and the files stay."""
+    monkeypatch.setattr(software, "find", lambda mode: software.Software(None))
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        (base / "thesis.tex").write_text("x")
+        with pytest.raises(BaseInUseError, match="other files"):
+            DevCluster.up(base)
+        assert [path.name for path in base.iterdir()] == ["thesis.tex"]
+
+
+def test_unknown_place_of_slurm_is_refused(monkeypatch):
+    """METASCHED_SLURM must be one of three words, and the error lists them."""
+    monkeypatch.setenv("METASCHED_SLURM", "docker")
+    with pytest.raises(BadSettingError, match="auto, system, unpacked"):
+        software.find()
+
+
+def test_missing_slurm_says_what_to_install(monkeypatch, tmp_path):
+    """Where Slurm is neither installed nor can be fetched, the error has the command that installs it."""
+    monkeypatch.setattr(software, "_SYSTEM_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "cache"))
+    for mode in ("system", "auto"):
+        with pytest.raises(SlurmMissingError, match="apt-get install slurmctld slurmd"):
+            software.find(mode)
+
+
+def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    """A cache directory that cannot be made is an error that names it and the variable that moves it."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(SlurmMissingError, match="METASCHED_CACHE"):
+        software.find("unpacked")
+
+
+def test_tree_that_was_unpacked_only_in_part_is_not_used(monkeypatch, tmp_path):
+    """The cache serves a tree with its mark of wholeness, and no other."""
+    monkeypatch.setenv("METASCHED_CACHE", str(tmp_path))
+    monkeypatch.setattr(software, "_fetch", lambda cache: cache / "fetched")
+    (tmp_path / "slurm-1").mkdir()
+    assert software.find("unpacked").root == tmp_path / "fetched"
+    (tmp_path / "slurm-1" / ".whole").touch()
+    assert software.find("unpacked").root == tmp_path / "slurm-1"
+
+
+def test_environment_drops_what_an_outer_job_left(monkeypatch, tmp_path):
+    """Variables that steer Slurm's commands do not leak into a cluster's environment; others do."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
+    monkeypatch.setenv("KEPT", "1")
+    env = DevCluster(tmp_path, Settings(), software.Software(None), 1).env
+    assert not {"SLURM_JOB_ID", "SBATCH_PARTITION"} & env.keys()
+    assert env["KEPT"] == "1"
+    assert env["SLURM_CONF"] == f"{tmp_path}/etc/slurm.conf"
+
+
+def test_command_that_fails_or_hangs_is_an_error_with_its_words(tmp_path):
+    """A command's failure carries its stderr; one that does not end is cut off; a missing one is named."""
+    cluster = DevCluster(tmp_path, Settings(), software.Software(None), 1)
+    with pytest.raises(CommandError, match=r"exit code 3: why"):
+        cluster.run("sh", "-c", "echo why >&2; exit 3")
+    with pytest.raises(CommandError, match="no end after"):
+        cluster.run("sleep", "60", timeout=0.1)
+    with pytest.raises(CommandError, match="no-such-command"):
+        cluster.run("no-such-command")
+
+
+@pytest.fixture
+def sleeper():
+    """A process that ends only when told to."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_pid_of_a_later_process_is_not_killed(sleeper):
+    """A process is known by pid and start time, so one that got a dead one's pid is spared."""
+    real = processes.read(sleeper.pid)
+    earlier = processes.Process(real.pid, real.parent, real.started - 1, real.exe, real.argv, real.environ)
+    processes.end(earlier)
+    assert processes.read(sleeper.pid) == real
+    processes.end(real)
+    assert sleeper.wait(30) == -signal.SIGKILL
+
+
+def test_pid_file_that_names_a_foreign_process_is_not_believed(sleeper, tmp_path):
+    """A stale pid file whose pid is another program's by now counts as a dead daemon."""
+    cluster = DevCluster(tmp_path, Settings(), software.Software(None), 1)
+    cluster.layout.run.mkdir()
+    (cluster.layout.run / "n1.pid").write_text(f"{sleeper.pid}\n")
+    assert cluster.status()["daemons"]["n1"] is None
+    with pytest.raises(DevClusterError, match="not running"):
+        cluster.kill_node("n1")
+    cluster.down()
+    assert sleeper.poll() is None
+
+
+def test_families_hold_descendants_but_never_the_caller(sleeper):
+    """Children of a member are members; we and our ancestors are not, even when picked."""
+    me = os.getpid()
+    picked = {process.pid for process in processes.families(lambda process: process.pid in {me, os.getppid()})}
+    assert sleeper.pid in picked
+    assert not {me, os.getppid()} & picked
+
+
+def test_zombie_counts_as_dead(sleeper):
+    """A process that ended but was not waited for is not there."""
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+    assert processes.read(sleeper.pid) is None
