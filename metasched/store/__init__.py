@@ -1,0 +1,60 @@
+"""Everything that metasched remembers, in one SQLite file that only the daemon writes."""
+
+from metasched.store.errors import (
+    BusyStoreError,
+    DamagedStoreError,
+    FullStoreError,
+    MissingStoreError,
+    NewerStoreError,
+    NotAStoreError,
+    OlderStoreError,
+    ReadOnlyStoreError,
+    RoundOrderError,
+    RunOrderError,
+    StoreError,
+    UnknownJobError,
+    UnreachableStoreError,
+)
+from metasched.store.ingest import IngestResult, ingest
+from metasched.store.records import (
+    ActionRecord,
+    CheckpointRecord,
+    DecisionRecord,
+    EndCause,
+    EventRecord,
+    JobChanges,
+    JobRecord,
+    RoundRecord,
+    RunRecord,
+    ThroughputRecord,
+)
+from metasched.store.store import Store
+
+__all__ = [
+    "ActionRecord",
+    "BusyStoreError",
+    "CheckpointRecord",
+    "DamagedStoreError",
+    "DecisionRecord",
+    "EndCause",
+    "EventRecord",
+    "FullStoreError",
+    "IngestResult",
+    "JobChanges",
+    "JobRecord",
+    "MissingStoreError",
+    "NewerStoreError",
+    "NotAStoreError",
+    "OlderStoreError",
+    "ReadOnlyStoreError",
+    "RoundOrderError",
+    "RoundRecord",
+    "RunOrderError",
+    "RunRecord",
+    "Store",
+    "StoreError",
+    "ThroughputRecord",
+    "UnknownJobError",
+    "UnreachableStoreError",
+    "ingest",
+]

@@ -1,0 +1,139 @@
+"""One connection to the database: opening, transactions, and SQLite's errors made ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+from sqlite_utils import Database
+
+from metasched.store import schema
+from metasched.store.errors import MissingStoreError, ReadOnlyStoreError, translated
+
+BUSY_SECONDS = 10.0
+Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+@contextmanager
+def _translating(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        ours = translated(path, error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+class Connection:
+    """An open database.
+
+    SQLite's connection belongs to the thread that opened it; every call from another thread raises
+    ``sqlite3.ProgrammingError``. The file must be on a local disk: WAL does not work on network file systems.
+    """
+
+    def __init__(self, path: Path, db: Database) -> None:
+        self.path = path
+        self._db = db
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Self:
+        """Open the database; unless ``read_only``, make it and its directory if missing, and migrate it.
+
+        Raises:
+            MissingStoreError: read-only, and there is none.
+            NotAStoreError, NewerStoreError, OlderStoreError: it is not ours, or of another version.
+            ReadOnlyStoreError, UnreachableStoreError, FullStoreError, BusyStoreError, DamagedStoreError: as named.
+        """
+        if read_only and not path.exists():
+            raise MissingStoreError(path)
+        if not read_only:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ReadOnlyStoreError(path, str(error)) from error
+        with _translating(path):
+            connection = _connect_to_read(path) if read_only else _connect_to_write(path)
+            try:
+                db = Database(connection, execute_plugins=False)
+                db.execute("PRAGMA foreign_keys = ON")
+                schema.check(db, path)  # before the first write: a file that is not ours stays as it is
+                if not read_only:
+                    # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one
+                    db.execute("PRAGMA synchronous = NORMAL")
+                    db.execute("PRAGMA journal_mode = WAL")
+                schema.migrate(db, path, read_only=read_only)
+            except BaseException:
+                connection.close()
+                raise
+        return cls(path, db)
+
+    def close(self) -> None:
+        """Close the database; calling it again does nothing."""
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def copy_to(self, path: Path) -> None:
+        """Make a consistent copy at a new path, also while the daemon writes."""
+        with _translating(path), closing(sqlite3.connect(path)) as copy:
+            self._db.conn.backup(copy)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside commits or nothing does; a nested one is undone alone when it fails.
+
+        Raises:
+            StoreError: what SQLite said of the file, typed.
+        """
+        with _translating(self.path), self._db.atomic():
+            yield
+
+    def _rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
+        with _translating(self.path):
+            return self._db.conn.execute(sql, parameters).fetchall()
+
+    def _row(self, sql: str, parameters: Parameters = ()) -> tuple[Any, ...] | None:
+        rows = self._rows(sql, parameters)
+        return rows[0] if rows else None
+
+    def _write(self, sql: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run one statement inside the present transaction."""
+        return self._db.conn.execute(sql, parameters)
+
+    def _write_many(self, sql: str, rows: Iterable[Parameters]) -> None:
+        self._db.conn.executemany(sql, rows)
+
+
+def _connect_to_write(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_SECONDS)
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """Open without writing.
+
+    A database in WAL mode has two more files beside it while somebody has it open. When nobody has, a reader must make
+    them; one who may not write there reads the file alone, which then holds everything.
+    """
+    uri = f"file:{quote(str(path.resolve()))}"
+    connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_SECONDS)
+    try:
+        with closing(connection.execute("SELECT 1 FROM sqlite_master")) as rows:
+            rows.fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        if path.with_name(f"{path.name}-wal").exists():
+            raise
+        return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, timeout=BUSY_SECONDS)
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection

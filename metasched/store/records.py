@@ -1,0 +1,284 @@
+"""The rows of the store as the rest of metasched sees them: frozen, plain data.
+
+Units: instants are unix seconds, durations seconds, attained service GPU-seconds (CPU-only: node-seconds under "").
+"Not known" is ``None``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+from metasched.model import Placement
+
+
+class EndCause(enum.StrEnum):
+    """Why a run ended."""
+
+    PREEMPTED = "preempted"  # we asked it to stop, for others
+    RESIZED = "resized"  # we asked it to stop, to restart it elsewhere or at another size
+    DEAF = "deaf"  # we asked it to stop, it did not, and was ended from outside
+    FINISHED = "finished"  # it was done
+    FAILED = "failed"  # it ended for good without being done (failed, cancelled, out of time)
+    LOST = "lost"  # it ended without our asking and the job goes on (a node lost, requeued by its owner)
+    WITHDRAWN = "withdrawn"  # it was released and held again before it started
+
+
+OURS = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.DEAF})
+"""Causes that count as a preemption."""
+
+
+def service(placement: Placement | None, seconds: float) -> dict[str, float]:
+    """What holding a placement for so long amounts to: GPU-seconds by type, or node-seconds under "" without GPUs."""
+    if placement is None or seconds <= 0:
+        return {}
+    if placement.gpus == 0:
+        return {"": len(placement.nodes) * seconds}
+    return {placement.gpu_type or "": placement.gpus * seconds}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run of a job, from its release to its end.
+
+    Attributes:
+        uid: the job.
+        run: its number, from 1.
+        released: the placement that we released it for; None if somebody else started it.
+        released_at: when.
+        placement: what it really held; None until it started.
+        started: when Slurm started it.
+        stop_requested: when we asked it to stop.
+        suspended_at: since when it is suspended; None while it is not.
+        suspended_seconds: earlier suspensions of this run, added up.
+        suspended_by_us: whether the present suspension is ours to end.
+        ended: when it ended; None while it is open.
+        cause: why it ended.
+        incarnation: the latest trainer that it started, as the trainer reported.
+        ready_at: when that trainer was ready.
+        init_seconds: how long that trainer took from process start to ready.
+        stop_noticed: when that trainer noticed the stop request.
+        checkpointed: whether that trainer wrote a checkpoint for it.
+        steps_per_second: latest reported speed.
+    """
+
+    uid: str
+    run: int
+    released: Placement | None = None
+    released_at: float | None = None
+    placement: Placement | None = None
+    started: float | None = None
+    stop_requested: float | None = None
+    suspended_at: float | None = None
+    suspended_seconds: float = 0.0
+    suspended_by_us: bool = False
+    ended: float | None = None
+    cause: EndCause | None = None
+    incarnation: int | None = None
+    ready_at: float | None = None
+    init_seconds: float | None = None
+    stop_noticed: float | None = None
+    checkpointed: bool | None = None
+    steps_per_second: float | None = None
+
+    def seconds_at(self, now: float) -> float:
+        """Seconds that it ran until its end, or until ``now`` while it is open; suspensions are left out."""
+        if self.started is None:
+            return 0.0
+        until = now if self.ended is None else self.ended
+        if self.suspended_at is not None:
+            until = min(until, self.suspended_at)
+        return max(0.0, until - self.started - self.suspended_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job. What intake knows comes first; the store keeps the rest.
+
+    Attributes:
+        uid: identity for life.
+        address: Slurm's job id now, or ``array_task``.
+        name: hostile text.
+        user: owner.
+        submitted: first submission.
+        account: Slurm's account; None where accounting is off.
+        partition: where it was submitted.
+        requirements: what intake made of its tag and its request; JSON-compatible, opaque to the store.
+        not_before: the user's own begin time.
+        status: as last seen, for people.
+        error: why its tag cannot be used.
+        total_steps: optimizer steps that it needs (its tag's, or the trainer's latest declaration).
+        progress_steps: optimizer steps done, as the latest incarnation reports.
+        loss: latest reported.
+        run: number of the latest run; 0 before the first release.
+        preemptions: runs that we ended before the job was done.
+        attained: service of closed runs, by GPU type.
+        ran_seconds: wall time of closed runs, without suspensions.
+        last_placement: what the latest closed run that started held.
+        last_ended: when that run ended.
+        finished: when it ended for good; None while it lives.
+        end_state: Slurm's state then.
+        exit_code: then.
+        current: the open run (released or running), if there is one.
+    """
+
+    uid: str
+    address: str
+    name: str
+    user: str
+    submitted: float
+    account: str | None = None
+    partition: str = ""
+    requirements: Mapping[str, Any] = field(default_factory=dict)
+    not_before: float | None = None
+    status: str = "held"
+    error: str | None = None
+    total_steps: int | None = None
+    progress_steps: int | None = None
+    loss: float | None = None
+    run: int = 0
+    preemptions: int = 0
+    attained: Mapping[str, float] = field(default_factory=dict)
+    ran_seconds: float = 0.0
+    last_placement: Placement | None = None
+    last_ended: float | None = None
+    finished: float | None = None
+    end_state: str | None = None
+    exit_code: int | None = None
+    current: RunRecord | None = None
+
+    def attained_at(self, now: float) -> dict[str, float]:
+        """Service received until ``now`` by GPU type, the open run included."""
+        total = dict(self.attained)
+        if self.current is not None:
+            for gpu_type, amount in service(self.current.placement, self.current.seconds_at(now)).items():
+                total[gpu_type] = total.get(gpu_type, 0.0) + amount
+        return total
+
+    def ran_at(self, now: float) -> float:
+        """Seconds that it ran until ``now``, the open run included, suspensions left out."""
+        return self.ran_seconds + (0.0 if self.current is None else self.current.seconds_at(now))
+
+
+class JobChanges(TypedDict, total=False):
+    """What ``Store.update_job`` may change."""
+
+    address: str
+    name: str
+    account: str | None
+    partition: str
+    requirements: Mapping[str, Any]
+    not_before: float | None
+    status: str
+    error: str | None
+    total_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One round.
+
+    Attributes:
+        round: its number.
+        at: when it was decided.
+        policy: by name.
+        parameters: of the policy.
+        decide_seconds: how long the policy took.
+        summary: of the snapshot, JSON-compatible.
+    """
+
+    round: int
+    at: float
+    policy: str
+    parameters: Mapping[str, Any]
+    decide_seconds: float
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """What was decided for one job, the same for a row of rounds.
+
+    Attributes:
+        uid: the job.
+        first_round: the round since which it holds.
+        last_round: the last round for which it held; None while it holds.
+        granted: where it should run; None if it waits.
+        reason: why, in words.
+    """
+
+    uid: str
+    first_round: int
+    last_round: int | None
+    granted: Placement | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """One thing that was done to a job.
+
+    Attributes:
+        id: of the row.
+        round: for which it was done.
+        at: when it was begun.
+        uid: the job.
+        kind: what.
+        detail: JSON-compatible.
+        outcome: ``ok``, or what went wrong; None if the daemon died before it knew.
+        latency_seconds: how long it took.
+    """
+
+    id: int
+    round: int
+    at: float
+    uid: str
+    kind: str
+    detail: Mapping[str, Any]
+    outcome: str | None
+    latency_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Something worth telling: to a job, or to the cluster (``uid`` is None)."""
+
+    id: int
+    at: float
+    uid: str | None
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputRecord:
+    """One ``steps`` report; ``at`` is the trainer's clock, the other fields as in the protocol."""
+
+    uid: str
+    run: int | None
+    incarnation: int
+    at: float
+    step: int
+    steps: int
+    samples: int
+    seconds: float
+    loss: float | None
+    world_size: int
+    global_batch: int
+    per_gpu_batch: int
+    accumulation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """One ``checkpoint`` report; ``at`` is the trainer's clock, ``size`` bytes, ``seconds`` how long it took."""
+
+    uid: str
+    incarnation: int
+    at: float
+    step: int
+    seconds: float
+    size: int
+    cause: str

@@ -1,0 +1,165 @@
+"""What trainers reported, and how far each of their files was read: rows and offset in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from metasched.reports import CheckpointReport, DeclareReport, EndReport, Report, StartReport, StepsReport, StopReport
+from metasched.store.connection import Connection
+
+_Value = TypeVar("_Value")
+
+# a trainer may write as much as it likes; the store keeps only its latest rows
+KEPT_THROUGHPUT = 10_000
+KEPT_CHECKPOINTS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFile:
+    """How far one report file was read.
+
+    Attributes:
+        uid: the job.
+        incarnation: that wrote it.
+        offset: bytes that were read and committed.
+        skipping: whether ``offset`` lies inside a line that is not to be read.
+        refused: lines that were refused so far.
+        run: of the job, as its ``start`` line said.
+    """
+
+    uid: str
+    incarnation: int
+    offset: int = 0
+    skipping: bool = False
+    refused: int = 0
+    run: int | None = None
+
+
+class ReportRows(Connection):
+    """Reading positions and reported rows."""
+
+    def report_files(self, uid: str) -> dict[int, ReportFile]:
+        """A job's report files by incarnation, as far as they were read."""
+        rows = self._rows(
+            "SELECT incarnation, offset, skipping, refused, run FROM report_files WHERE uid = ? ORDER BY incarnation",
+            [uid],
+        )
+        return {
+            incarnation: ReportFile(uid, incarnation, offset, bool(skipping), refused, run)
+            for incarnation, offset, skipping, refused, run in rows
+        }
+
+    def commit_reports(self, file: ReportFile, reports: Sequence[Report], *, latest: bool) -> None:
+        """Commit what was read of a file together with the new reading position.
+
+        Args:
+            file: the new position.
+            reports: what was read between the old position and the new one.
+            latest: whether no later incarnation is known: only the latest one says how far the job is.
+        """
+        with self.transaction():
+            for report in reports:
+                if isinstance(report, StartReport):
+                    file = self._start(file, report)
+                elif isinstance(report, StopReport):
+                    self._of_trainer(
+                        file, "stop_noticed = ?, checkpointed = ?", [report.noticed, int(report.checkpointed)]
+                    )
+            self._write(
+                "INSERT INTO report_files (uid, incarnation, offset, skipping, refused, run) VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (uid, incarnation) DO UPDATE SET offset = excluded.offset, skipping = excluded.skipping, "
+                "refused = excluded.refused, run = excluded.run",
+                [file.uid, file.incarnation, file.offset, int(file.skipping), file.refused, file.run],
+            )
+            self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
+            self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
+            if latest:
+                self._progress(file.uid, reports)
+
+    def event_once(self, kind: str, text: str, uid: str, *, at: float) -> None:
+        """Record an event about a job, unless the same was said before."""
+        with self.transaction():
+            self._write(
+                "INSERT INTO events (at, uid, kind, text) SELECT ?, ?, ?, ? WHERE NOT EXISTS "
+                "(SELECT 1 FROM events WHERE uid = ? AND kind = ? AND text = ?)",
+                [at, uid, kind, text, uid, kind, text],
+            )
+
+    def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
+        """Tie the trainer to the run that it names, if the job ever had that run."""
+        if self._row("SELECT 1 FROM runs WHERE uid = ? AND run = ?", [file.uid, report.run]) is None:
+            return file
+        self._write(
+            "UPDATE runs SET incarnation = ?, ready_at = ?, init_seconds = ?, stop_noticed = NULL, checkpointed = NULL "
+            "WHERE uid = ? AND run = ? AND coalesce(incarnation, 0) <= ?",
+            [file.incarnation, report.at, report.init_seconds, file.uid, report.run, file.incarnation],
+        )
+        return replace(file, run=report.run)
+
+    def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
+        self._write(
+            f"UPDATE runs SET {change} WHERE uid = ? AND run = ? AND incarnation = ?",  # noqa: S608  our own names
+            [*values, file.uid, file.run, file.incarnation],
+        )
+
+    def _throughput(self, file: ReportFile, reports: Sequence[StepsReport]) -> None:
+        if not reports:
+            return
+        self._write_many(
+            "INSERT INTO throughput (uid, run, incarnation, at, step, steps, samples, seconds, loss, world_size, "
+            "global_batch, per_gpu_batch, accumulation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    *(file.uid, file.run, file.incarnation, r.at, r.step, r.steps, r.samples, r.seconds, r.loss),
+                    *(r.world_size, r.global_batch, r.per_gpu_batch, r.accumulation),
+                )
+                for r in reports
+            ],
+        )
+        last = reports[-1]
+        self._of_trainer(file, "steps_per_second = ?", [last.steps / last.seconds])
+        self._keep("throughput", file.uid, KEPT_THROUGHPUT)
+
+    def _checkpoints(self, file: ReportFile, reports: Sequence[CheckpointReport]) -> None:
+        if not reports:
+            return
+        self._write_many(
+            "INSERT INTO checkpoints (uid, incarnation, at, step, seconds, size, cause) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(file.uid, file.incarnation, r.at, r.step, r.seconds, r.size, r.cause) for r in reports],
+        )
+        self._keep("checkpoints", file.uid, KEPT_CHECKPOINTS)
+
+    def _keep(self, table: str, uid: str, rows: int) -> None:
+        self._write(
+            f"DELETE FROM {table} WHERE uid = ? AND id <= "  # noqa: S608  our own names
+            f"(SELECT id FROM {table} WHERE uid = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            [uid, uid, rows],
+        )
+
+    def _progress(self, uid: str, reports: Sequence[Report]) -> None:
+        step = _last(r.step for r in reports if not isinstance(r, DeclareReport))
+        loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
+        total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
+        if (step, loss, total) != (None, None, None):
+            self._write(
+                "UPDATE jobs SET progress_steps = coalesce(?, progress_steps), loss = coalesce(?, loss), "
+                "total_steps = coalesce(?, total_steps) WHERE uid = ?",
+                [step, loss, total, uid],
+            )
+
+
+def _total_steps(report: DeclareReport) -> int | None:
+    if report.total_steps is not None:
+        return report.total_steps
+    if report.total_samples is None or report.global_batch is None:
+        return None
+    return -(-report.total_samples // report.global_batch)
+
+
+def _last(values: Iterable[_Value | None]) -> _Value | None:
+    last = None
+    for value in values:
+        last = value if value is not None else last
+    return last

@@ -1,0 +1,79 @@
+"""Between rows and records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from metasched.model import Placement
+from metasched.store.records import EndCause, JobRecord, RunRecord
+
+# columns are named after the records' fields, in their order; a job's open run is a row of its own
+JOB_COLUMNS = tuple(field.name for field in fields(JobRecord) if field.name != "current")
+RUN_COLUMNS = tuple(field.name for field in fields(RunRecord))
+# a job with its open run, if it has one
+JOBS_WITH_RUNS = (
+    f"SELECT {', '.join(f'jobs.{c}' for c in JOB_COLUMNS)}, {', '.join(f'runs.{c}' for c in RUN_COLUMNS)} "  # noqa: S608  our own names
+    "FROM jobs LEFT JOIN runs ON runs.uid = jobs.uid AND runs.run = jobs.run AND runs.ended IS NULL"
+)
+
+_RUN_PART = len(JOB_COLUMNS)
+_REQUIREMENTS, _ATTAINED, _LAST_PLACEMENT = map(JOB_COLUMNS.index, ("requirements", "attained", "last_placement"))
+
+
+def as_json(value: Any) -> str:
+    """Compact JSON; the same value gives the same text."""
+    return json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    message = f"{type(value).__name__} is not JSON"
+    raise TypeError(message)
+
+
+def placement_json(placement: Placement | None) -> str | None:
+    """A placement as text."""
+    if placement is None:
+        return None
+    return as_json({"nodes": placement.nodes, "gpus_per_node": placement.gpus_per_node, "gpu_type": placement.gpu_type})
+
+
+@lru_cache(maxsize=4096)  # a job's placement comes again and again
+def _placement(text: str) -> Placement:
+    values = json.loads(text)
+    return Placement(tuple(values["nodes"]), values["gpus_per_node"], values["gpu_type"])
+
+
+def placement_of(text: str | None) -> Placement | None:
+    """The placement of such a text."""
+    return None if text is None else _placement(text)
+
+
+def run_of(row: tuple[Any, ...]) -> RunRecord:
+    """The run in a row of RUN_COLUMNS."""
+    values = dict(zip(RUN_COLUMNS, row, strict=True))
+    values["released"] = placement_of(values["released"])
+    values["placement"] = placement_of(values["placement"])
+    values["suspended_by_us"] = bool(values["suspended_by_us"])
+    if values["cause"] is not None:
+        values["cause"] = EndCause(values["cause"])
+    if values["checkpointed"] is not None:
+        values["checkpointed"] = bool(values["checkpointed"])
+    return RunRecord(**values)
+
+
+def job_of(row: tuple[Any, ...]) -> JobRecord:
+    """The job in a row of JOBS_WITH_RUNS."""
+    values = list(row[:_RUN_PART])
+    values[_REQUIREMENTS] = json.loads(values[_REQUIREMENTS])
+    values[_ATTAINED] = {} if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])
+    values[_LAST_PLACEMENT] = placement_of(values[_LAST_PLACEMENT])
+    values.append(None if row[_RUN_PART] is None else run_of(row[_RUN_PART:]))
+    return JobRecord(*values)

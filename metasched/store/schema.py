@@ -1,0 +1,160 @@
+"""The tables, as an ordered list of migrations; each is applied in one transaction together with its own record.
+
+A migration that has been released is never edited: the next change is the next migration.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlite_utils import Database, Migrations
+
+from metasched.store.errors import NewerStoreError, NotAStoreError, OlderStoreError
+
+APPLICATION_ID = 0x6D736368  # "msch", in the file's header
+
+migrations = Migrations("metasched")
+
+_JOBS = """
+CREATE TABLE jobs (
+  uid TEXT PRIMARY KEY,
+  address TEXT NOT NULL,
+  name TEXT NOT NULL,
+  user TEXT NOT NULL,
+  submitted REAL NOT NULL,
+  account TEXT,
+  partition TEXT NOT NULL,
+  requirements TEXT NOT NULL,
+  not_before REAL,
+  status TEXT NOT NULL,
+  error TEXT,
+  total_steps INTEGER,
+  progress_steps INTEGER,
+  loss REAL,
+  run INTEGER NOT NULL,
+  preemptions INTEGER NOT NULL,
+  attained TEXT NOT NULL,
+  ran_seconds REAL NOT NULL,
+  last_placement TEXT,
+  last_ended REAL,
+  finished REAL,
+  end_state TEXT,
+  exit_code INTEGER
+)
+"""
+_RUNS = """
+CREATE TABLE runs (
+  uid TEXT NOT NULL REFERENCES jobs,
+  run INTEGER NOT NULL,
+  released TEXT,
+  released_at REAL,
+  placement TEXT,
+  started REAL,
+  stop_requested REAL,
+  suspended_at REAL,
+  suspended_seconds REAL NOT NULL DEFAULT 0,
+  suspended_by_us INTEGER NOT NULL DEFAULT 0,
+  ended REAL,
+  cause TEXT,
+  incarnation INTEGER,
+  ready_at REAL,
+  init_seconds REAL,
+  stop_noticed REAL,
+  checkpointed INTEGER,
+  steps_per_second REAL,
+  PRIMARY KEY (uid, run)
+) WITHOUT ROWID
+"""
+_STATEMENTS = (
+    _JOBS,
+    "CREATE INDEX jobs_live ON jobs (submitted, uid) WHERE finished IS NULL",
+    "CREATE INDEX jobs_address ON jobs (address)",
+    "CREATE INDEX jobs_name ON jobs (name)",
+    "CREATE INDEX jobs_finished ON jobs (finished) WHERE finished IS NOT NULL",
+    _RUNS,
+    """CREATE TABLE rounds (
+         round INTEGER PRIMARY KEY, at REAL NOT NULL, policy TEXT NOT NULL, parameters TEXT NOT NULL,
+         decide_seconds REAL NOT NULL, summary TEXT NOT NULL)""",
+    """CREATE TABLE decisions (
+         id INTEGER PRIMARY KEY, uid TEXT NOT NULL REFERENCES jobs, first_round INTEGER NOT NULL, last_round INTEGER,
+         granted TEXT, reason TEXT NOT NULL)""",
+    "CREATE INDEX decisions_uid ON decisions (uid, id)",
+    "CREATE UNIQUE INDEX decisions_held ON decisions (uid) WHERE last_round IS NULL",
+    """CREATE TABLE policy_state (
+         policy TEXT NOT NULL, round INTEGER NOT NULL, version INTEGER NOT NULL, data TEXT NOT NULL,
+         PRIMARY KEY (policy, round)) WITHOUT ROWID""",
+    """CREATE TABLE targets (
+         rank INTEGER PRIMARY KEY, uid TEXT NOT NULL UNIQUE REFERENCES jobs, placement TEXT NOT NULL)""",
+    """CREATE TABLE actions (
+         id INTEGER PRIMARY KEY, round INTEGER NOT NULL, at REAL NOT NULL, uid TEXT NOT NULL REFERENCES jobs,
+         kind TEXT NOT NULL, detail TEXT NOT NULL, outcome TEXT, latency_seconds REAL)""",
+    "CREATE INDEX actions_uid ON actions (uid, id)",
+    "CREATE INDEX actions_open ON actions (id) WHERE outcome IS NULL",
+    """CREATE TABLE throughput (
+         id INTEGER PRIMARY KEY, uid TEXT NOT NULL REFERENCES jobs, run INTEGER, incarnation INTEGER NOT NULL,
+         at REAL NOT NULL, step INTEGER NOT NULL, steps INTEGER NOT NULL, samples INTEGER NOT NULL,
+         seconds REAL NOT NULL, loss REAL, world_size INTEGER NOT NULL, global_batch INTEGER NOT NULL,
+         per_gpu_batch INTEGER NOT NULL, accumulation INTEGER NOT NULL)""",
+    "CREATE INDEX throughput_uid ON throughput (uid, id)",
+    """CREATE TABLE checkpoints (
+         id INTEGER PRIMARY KEY, uid TEXT NOT NULL REFERENCES jobs, incarnation INTEGER NOT NULL, at REAL NOT NULL,
+         step INTEGER NOT NULL, seconds REAL NOT NULL, size INTEGER NOT NULL, cause TEXT NOT NULL)""",
+    "CREATE INDEX checkpoints_uid ON checkpoints (uid, id)",
+    """CREATE TABLE report_files (
+         uid TEXT NOT NULL REFERENCES jobs, incarnation INTEGER NOT NULL, offset INTEGER NOT NULL,
+         skipping INTEGER NOT NULL, refused INTEGER NOT NULL, run INTEGER,
+         PRIMARY KEY (uid, incarnation)) WITHOUT ROWID""",
+    """CREATE TABLE events (
+         id INTEGER PRIMARY KEY, at REAL NOT NULL, uid TEXT REFERENCES jobs, kind TEXT NOT NULL, text TEXT NOT NULL)""",
+    "CREATE INDEX events_uid ON events (uid, id)",
+)
+
+TABLES = (
+    *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
+    *("throughput", "checkpoints", "report_files", "events"),
+)
+
+
+@migrations(name="0001_tables")
+def _tables(db: Database) -> None:
+    for statement in _STATEMENTS:
+        db.execute(statement)
+    db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def check(db: Database, path: Path) -> bool:
+    """Whether the database needs migrations; writes nothing.
+
+    Raises:
+        NotAStoreError: another application's database.
+        NewerStoreError: it knows migrations that we do not.
+    """
+    (identity,) = db.execute("PRAGMA application_id").fetchone()
+    if identity != APPLICATION_ID and set(db.table_names()) - {Migrations.migrations_table}:
+        raise NotAStoreError(path, "a database of something else")
+    applied = len(migrations.applied(db))
+    pending = len(migrations.pending(db))
+    ours = latest_version()
+    if applied + pending > ours:
+        raise NewerStoreError(path, applied, ours)
+    return pending > 0
+
+
+def migrate(db: Database, path: Path, *, read_only: bool) -> None:
+    """Bring the database to our version.
+
+    Raises:
+        NotAStoreError: another application's database.
+        NewerStoreError: it was written by a newer version.
+        OlderStoreError: it needs migrations and is only to be read.
+    """
+    if not check(db, path):
+        return
+    if read_only:
+        raise OlderStoreError(path, len(migrations.applied(db)), latest_version())
+    migrations.apply(db)
+
+
+def latest_version() -> int:
+    """The version that this code writes: how many migrations it has."""
+    return len(migrations._migrations)  # noqa: SLF001  the library offers no public count

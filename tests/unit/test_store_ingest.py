@@ -1,0 +1,334 @@
+"""Reports into the store: every line once, whatever happens; nothing that is not the owner's."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.model import Placement
+from metasched.store import JobRecord, Store, ingest, report_rows
+from metasched.store.ingest import POLL_BYTES, IngestResult
+
+UID = "0123456789abcdef"
+NOW = 1_732_118_400.0
+ME = os.geteuid()
+TWO = Placement(("n1",), 2, "v100")
+
+
+def text(kind, **values):
+    return (json.dumps({"v": 1, "t": NOW, "kind": kind, **values}) + "\n").encode()
+
+
+def steps(step, **changes):
+    values = {
+        "step": step,
+        "steps": 10,
+        "samples": 640,
+        "seconds": 2.0,
+        "loss": 0.5,
+        "world_size": 2,
+        "global_batch": 64,
+        "per_gpu_batch": 32,
+        "accumulation": 1,
+    }
+    return text("steps", **{**values, **changes})
+
+
+def start(incarnation, run=1, step=0):
+    values = {"world_size": 2, "samples": step * 64, "resumed": step > 0, "init_seconds": 1.5}
+    return text("start", run=run, incarnation=incarnation, step=step, **values)
+
+
+class Tree:
+    """A job's report files, and a store that reads them."""
+
+    def __init__(self, root):
+        self.root = root
+        self.reports = root / "reports"
+        self.directory = self.reports / UID
+        self.directory.mkdir(parents=True)
+        self.path = root / "store.sqlite"
+        self.store = Store.open(self.path)
+        self.store.add_job(JobRecord(uid=UID, address="12", name="train", user="ann", submitted=100.0))
+        self.store.release(UID, 1, TWO, 100.0)
+        self.store.run_started(UID, 1, 101.0, TWO)
+
+    def file(self, incarnation=1):
+        return self.directory / f"incarnation-{incarnation}.jsonl"
+
+    def append(self, data, incarnation=1):
+        with self.file(incarnation).open("ab") as file:
+            file.write(data)
+
+    def poll(self, owner=ME):
+        return ingest(self.store, self.reports, UID, owner, NOW)
+
+    def steps(self):
+        return [row.step for row in reversed(self.store.recent_throughput(UID, 100_000))]
+
+    def events(self):
+        return [event.text for event in self.store.recent_events(100, UID)]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    made = Tree(tmp_path)
+    yield made
+    made.store.close()
+
+
+def test_job_without_reports_has_none(tree):
+    """A job whose trainer has not written yet is no error and no event."""
+    tree.directory.rmdir()
+    assert tree.poll() == IngestResult()
+    assert tree.events() == []
+
+
+def test_reports_become_rows(tree):
+    """Start, steps, checkpoint, stop and end are where queries look for them."""
+    tree.append(
+        start(1)
+        + text("declare", total_samples=641, global_batch=64)
+        + steps(10)
+        + steps(20, loss=None, seconds=4.0, t=NOW + 5)
+    )
+    tree.append(text("checkpoint", step=20, seconds=0.5, bytes=99, cause="stop"))
+    tree.append(text("stop", step=20, cause="mailbox", noticed=NOW - 1, checkpointed=True))
+    assert tree.poll() == IngestResult(lines=6, refused=0, newest_step=NOW + 5)
+    job = tree.store.job(UID)
+    assert (job.progress_steps, job.total_steps, job.loss) == (20, 11, 0.5)
+    run = job.current
+    assert (run.incarnation, run.ready_at, run.init_seconds) == (1, NOW, 1.5)
+    assert (run.stop_noticed, run.checkpointed, run.steps_per_second) == (NOW - 1, True, 2.5)
+    assert [(row.run, row.step, row.loss) for row in tree.store.recent_throughput(UID)] == [(1, 20, None), (1, 10, 0.5)]
+    assert [(row.size, row.cause) for row in tree.store.recent_checkpoints(UID)] == [(99, "stop")]
+    tree.append(text("end", step=25, samples=1600, loss=0.25))
+    tree.poll()
+    job = tree.store.job(UID)
+    assert (job.progress_steps, job.loss) == (25, 0.25)
+
+
+def test_only_whole_lines_are_taken(tree):
+    """A line that is still being written waits for its newline."""
+    line = steps(10)
+    tree.append(line[:30])
+    assert tree.poll().lines == 0
+    assert tree.poll().refused == 0
+    tree.append(line[30:])
+    assert tree.poll().lines == 1
+    assert tree.steps() == [10]
+
+
+def test_nothing_is_read_twice(tree):
+    """Reading again, also with a store opened anew, brings what was appended and no more."""
+    tree.append(start(1) + steps(10))
+    tree.poll()
+    assert tree.poll() == IngestResult()
+    tree.store.close()
+    tree.store = Store.open(tree.path)
+    tree.append(steps(20))
+    assert tree.poll().lines == 1
+    assert tree.steps() == [10, 20]
+    assert tree.store.recent_throughput(UID)[0].run == 1
+
+
+def test_progress_follows_the_latest_incarnation(tree):
+    """A restart from an earlier checkpoint sets the progress back; a superseded trainer no longer moves it."""
+    tree.append(start(1) + steps(50))
+    tree.poll()
+    tree.append(start(2, step=30), 2)
+    tree.poll()
+    assert tree.store.job(UID).progress_steps == 30
+    tree.append(steps(90, seconds=1.0) + text("stop", step=90, cause="superseded", noticed=NOW, checkpointed=False))
+    tree.poll()
+    job = tree.store.job(UID)
+    assert (job.progress_steps, job.current.incarnation) == (30, 2)
+    assert (job.current.stop_noticed, job.current.steps_per_second) == (None, 5.0)
+    assert tree.steps() == [50, 90]
+
+
+def test_run_that_never_was_is_not_believed(tree):
+    """A start line may name only a run that the job had."""
+    tree.append(start(1, run=7) + steps(10))
+    assert tree.poll().refused == 0
+    assert tree.store.recent_throughput(UID)[0].run is None
+    assert tree.store.job(UID).current.incarnation is None
+
+
+def test_corrupt_lines_are_counted_and_told_once(tree):
+    """Bad lines cost themselves only: the good ones around them count, and one event per file says so."""
+    tree.append(b"garbage\n" + steps(10) + b"\xff\n\n" + start(9) + steps(20))
+    assert tree.poll() == IngestResult(lines=2, refused=4, newest_step=NOW)
+    tree.append(b"{}\n")
+    tree.append(b"{}\n", 2)
+    assert tree.poll().refused == 2
+    assert tree.steps() == [10, 20]
+    assert {incarnation: file.refused for incarnation, file in tree.store.report_files(UID).items()} == {1: 5, 2: 1}
+    assert len(tree.events()) == 2
+
+
+def test_endless_line_is_skipped(tree):
+    """A line longer than any report is refused once, in bounded steps, and the next line counts."""
+    tree.append(b"x" * (POLL_BYTES + 100))
+    result = tree.poll()
+    assert (result.refused, result.more) == (1, True)
+    assert tree.poll().refused == 0
+    tree.append(b"y" * 100_000 + b"\n" + steps(10))
+    assert tree.poll() == IngestResult(lines=1, refused=0, newest_step=NOW)
+    assert tree.steps() == [10]
+
+
+def test_a_poll_has_a_budget(tree):
+    """Much to read is read in several calls, all of it once."""
+    lines = [steps(number) for number in range(1, 9001)]
+    assert len(b"".join(lines)) > POLL_BYTES
+    tree.append(b"".join(lines[:5000]))
+    tree.append(b"".join(lines[5000:]), 2)
+    polls = 1
+    while tree.poll().more:
+        polls += 1
+    assert polls > 1
+    assert tree.steps() == list(range(1, 9001))
+
+
+def test_store_keeps_the_latest_rows(tree, monkeypatch):
+    """A trainer that never stops reporting cannot fill the disk."""
+    monkeypatch.setattr(report_rows, "KEPT_THROUGHPUT", 3)
+    for first in (1, 5):
+        tree.append(b"".join(steps(first + offset) for offset in range(4)))
+        tree.poll()
+    assert tree.steps() == [6, 7, 8]
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_shortened_file_is_never_counted_twice(tree, torn):
+    """What a truncated or replaced file holds is skipped and told; what is appended later counts."""
+    tree.append(steps(10) + steps(20) + steps(30))
+    tree.poll()
+    kept = steps(10) + (steps(20)[:40] if torn else b"")
+    tree.file().write_bytes(kept)
+    assert tree.poll() == IngestResult()
+    tree.append((steps(20)[40:] if torn else b"") + steps(40))
+    assert tree.poll() == IngestResult(lines=1, refused=0, newest_step=NOW)
+    assert tree.steps() == [10, 20, 30, 40]
+    assert [event for event in tree.events() if "shorter" in event] != []
+
+
+def test_links_pipes_and_directories_are_not_followed(tree, tmp_path):
+    """Whatever is no plain file in a report's place is named in an event and left alone, without waiting for it."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(steps(10))
+    tree.file(1).symlink_to(secret)
+    os.mkfifo(tree.file(2))
+    with tree.file(2).open("r+b", buffering=0) as pipe:
+        pipe.write(steps(20))
+        tree.file(3).mkdir()
+        tree.append(steps(40), 4)
+        assert tree.poll().lines == 1
+        tree.poll()
+    assert tree.steps() == [40]
+    assert sorted(event.split(".")[0] for event in tree.events()) == ["incarnation-1", "incarnation-3"]
+
+
+def test_linked_directory_is_not_followed(tree, tmp_path):
+    """A link in place of a job's directory is refused."""
+    elsewhere = tmp_path / "elsewhere"
+    tree.directory.rename(elsewhere)
+    tree.directory.symlink_to(elsewhere)
+    tree.append(steps(10))
+    assert tree.poll() == IngestResult()
+    tree.poll()
+    assert len(tree.events()) == 1
+
+
+def test_somebody_elses_reports_are_refused(tree):
+    """Directory and files must be the job owner's."""
+    tree.append(steps(10))
+    assert tree.poll(owner=ME + 1) == IngestResult()
+    assert "owner" in tree.events()[0]
+    assert tree.poll().lines == 1
+
+
+@pytest.mark.skipif(ME != 0, reason="only root can give a file away")
+def test_somebody_elses_file_is_refused(tree):
+    """A file of another user in the owner's directory is refused."""
+    tree.append(steps(10))
+    os.chown(tree.file(), 65534, 65534)
+    assert tree.poll() == IngestResult()
+    assert "incarnation-1.jsonl" in tree.events()[0]
+
+
+def test_other_names_are_ignored(tree):
+    """Only the names of the protocol are read."""
+    for name in (
+        "notes.txt",
+        "incarnation-0.jsonl",
+        "incarnation-01.jsonl",
+        "incarnation-1.jsonl.bak",
+        "incarnation-x",
+    ):
+        (tree.directory / name).write_bytes(steps(10))
+    assert tree.poll() == IngestResult()
+
+
+class Killed(BaseException):
+    """The daemon dies here."""
+
+
+CHUNKS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 25), st.sampled_from([1, 2])), min_size=1, max_size=10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(chunks=CHUNKS, corrupt=st.sets(st.integers(1, 12)))
+def test_every_line_once_wherever_writer_and_daemon_stop(chunks, corrupt):
+    """Whole lines count once each, in order, however the bytes arrive and at whatever statement the daemon dies."""
+    lines = {
+        incarnation: [b"garbage\n" if number in corrupt else steps(number) for number in range(1, 13)]
+        for incarnation in (1, 2)
+    }
+    left = {incarnation: b"".join(parts) for incarnation, parts in lines.items()}
+    written = {1: b"", 2: b""}
+    with tempfile.TemporaryDirectory() as directory:
+        tree = Tree(Path(directory))
+        try:
+            for size, survives, incarnation in chunks:
+                data, left[incarnation] = left[incarnation][:size], left[incarnation][size:]
+                written[incarnation] += data
+                tree.append(data, incarnation)
+                _poll_and_die(tree, survives)
+            tree.poll()
+            rows = list(reversed(tree.store.recent_throughput(UID)))
+            for incarnation in (1, 2):
+                whole = written[incarnation].count(b"\n")
+                expected = [number for number in range(1, whole + 1) if number not in corrupt]
+                assert [row.step for row in rows if row.incarnation == incarnation] == expected
+                file = tree.store.report_files(UID).get(incarnation)
+                assert (file.refused if file else 0) == len([number for number in corrupt if number <= whole])
+        finally:
+            tree.store.close()
+
+
+def _poll_and_die(tree, survives):
+    """Poll with a daemon that dies before its ``survives``-th write, and start another."""
+    write = tree.store._write
+    left = survives
+
+    def dying(sql, parameters=()):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        return write(sql, parameters)
+
+    tree.store._write = dying
+    try:
+        tree.poll()
+    except Killed:
+        tree.store._db.conn.close()  # as a killed process: what is not committed is gone
+    else:
+        tree.store.close()
+    tree.store = Store.open(tree.path)
