@@ -1,0 +1,220 @@
+"""The configuration file: TOML in, a frozen and fully checked record out."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from metasched.errors import MetaschedError
+from metasched.policy import PolicyParameters, Registry, UnknownPolicyError
+
+Seconds = Annotated[float, Field(gt=0, lt=1e9)]
+
+
+class ConfigError(MetaschedError):
+    """The configuration cannot be used; the message names the file, each wrong key and the fix."""
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__("\n".join([f"{path}:", *(f"  {problem}" for problem in problems)]))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Paths(_Section):
+    """Where the daemon keeps its files.
+
+    Attributes:
+        state: directory on the daemon host's local disk, for the database (SQLite is not safe on NFS, Lustre or GPFS).
+        shared: directory that every compute node sees, for mailbox and reports.
+    """
+
+    state: Path
+    shared: Path
+
+    @model_validator(mode="after")
+    def _absolute(self) -> Paths:
+        for name in ("state", "shared"):
+            if not getattr(self, name).is_absolute():
+                msg = f"{name} must be an absolute path"
+                raise ValueError(msg)
+        return self
+
+
+class Intake(_Section):
+    """Which jobs are ours besides those whose comment begins with ``metasched``.
+
+    Attributes:
+        partitions: every job of these partitions is ours.
+        qos: every job of these QOS is ours.
+    """
+
+    partitions: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+
+
+class SlurmOptions(_Section):
+    """How to talk to Slurm.
+
+    Attributes:
+        timeout_seconds: longest wait for one command.
+        signal: what asks a trainer to checkpoint and stop (NCCL uses SIGUSR1).
+        exit_code: what a trainer that has checkpointed exits with; best listed in Slurm's RequeueExitHold.
+        settle_seconds: after the controller was out of reach, watch this long before acting again.
+    """
+
+    timeout_seconds: Seconds = 15.0
+    signal: Literal["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP"] = "SIGUSR2"
+    exit_code: Annotated[int, Field(ge=1, le=125)] = 85
+    settle_seconds: Annotated[float, Field(ge=0)] = 6.0
+
+
+class Schedule(_Section):
+    """The rhythm.
+
+    Attributes:
+        round_seconds: time between decisions.
+        min_round_seconds: an arrival or completion may bring the next round forward, but no closer than this.
+        poll_seconds: time between looks at Slurm.
+        busy_poll_seconds: the same while runs are being stopped or started.
+        grace_seconds: how long a trainer may take to checkpoint before its job is requeued without its consent.
+        start_seconds: how long a released job may wait for Slurm to start it, beyond the grace of those it replaces.
+    """
+
+    round_seconds: Seconds = 360.0
+    min_round_seconds: Seconds = 10.0
+    poll_seconds: Seconds = 2.0
+    busy_poll_seconds: Seconds = 0.2
+    grace_seconds: Seconds = 120.0
+    start_seconds: Seconds = 60.0
+
+
+class PolicyChoice(_Section):
+    """Which policy decides.
+
+    Attributes:
+        name: as ``metasched policies`` lists them.
+        parameters: the policy's own; see docs/POLICIES.md.
+    """
+
+    name: str = "las"
+    parameters: PolicyParameters = Field(default_factory=PolicyParameters)
+
+
+class Log(_Section):
+    """What the daemon logs, to standard error.
+
+    Attributes:
+        level: least severity.
+        format: ``console`` for people, ``json`` for machines.
+    """
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class Config(_Section):
+    """The whole file."""
+
+    paths: Paths
+    intake: Intake = Intake()
+    slurm: SlurmOptions = SlurmOptions()
+    schedule: Schedule = Schedule()
+    policy: PolicyChoice = PolicyChoice()
+    log: Log = Log()
+
+
+def load(path: Path, registry: Registry) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        ConfigError: with every problem found at once.
+    """
+    try:
+        with path.open("rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(path, [f"cannot be read: {error.strerror}; pass another with --config"]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(path, [f"is not TOML: {error}"]) from None
+    problems: list[str] = []
+    parameters = _take_parameters(data, registry, problems)
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        problems += _explain(error, Config)
+        raise ConfigError(path, problems) from None
+    if problems:
+        raise ConfigError(path, problems)
+    return config.model_copy(update={"policy": PolicyChoice(name=config.policy.name, parameters=parameters)})
+
+
+def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[str]) -> PolicyParameters:
+    """Check ``[policy.parameters]`` against the chosen policy, and take it out of ``data``."""
+    section = data.get("policy")
+    raw: object = section.pop("parameters", {}) if isinstance(section, dict) else {}
+    name = section.get("name", PolicyChoice().name) if isinstance(section, dict) else PolicyChoice().name
+    if not isinstance(name, str):
+        return PolicyParameters()  # the wrong type is reported with the rest of the file
+    try:
+        policy = registry.get(name)
+    except UnknownPolicyError as error:
+        near = _nearest(name, registry.names())
+        problems.append(f"[policy] name: {error}{near}")
+        return PolicyParameters()
+    try:
+        return policy.Parameters.model_validate(raw)
+    except ValidationError as error:
+        problems += _explain(error, policy.Parameters, prefix=("policy", "parameters"))
+        return PolicyParameters()
+
+
+def _explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[str]:
+    problems = []
+    for item in error.errors():
+        location = tuple(str(part) for part in item["loc"])
+        path = prefix + location
+        where = f"[{'.'.join(path[:-1])}] {path[-1]}" if len(path) > 1 else ".".join(path) or "the file"
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{where}: no such key{_nearest(location[-1], _keys(model, location[:-1]))}")
+        elif item["type"] == "missing":
+            problems.append(f"{where}: missing; add it")
+        else:
+            problems.append(f"{where}: {item['msg']} (found {item['input']!r})")
+    return problems
+
+
+def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field is not None else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if match:
+        return f"; did you mean {match[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """What a reload would change, a line each, as ``[section] key: old -> new``."""
+    lines = []
+    for section in Config.model_fields:
+        before, after = getattr(old, section), getattr(new, section)
+        for key in typing.cast("type[BaseModel]", type(before)).model_fields:
+            a, b = getattr(before, key), getattr(after, key)
+            if a != b:
+                lines.append(f"[{section}] {key}: {a} -> {b}")
+    return lines

@@ -1,0 +1,129 @@
+"""What the daemon publishes for everybody to read: one JSON file in the shared directory, replaced at every poll.
+
+Users on login nodes cannot open the database (SQLite stays on the daemon's host); they read this instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from metasched.errors import MetaschedError
+
+FILE_NAME = "status.json"
+FORMAT = 1
+
+
+class StatusError(MetaschedError):
+    """The published status cannot be read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node: GPUs that our jobs may use, and those that they hold now."""
+
+    name: str
+    gpu_type: str | None
+    gpus: int
+    gpus_used: int
+    accepts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name."""
+
+    uid: str
+    address: str
+    name: str
+    user: str
+    account: str | None
+    status: str
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    preempt: str
+    reason: str
+    nodes: Mapping[str, int]
+    gpu_type: str | None
+    submitted: float
+    run_started: float | None
+    runs: int
+    preemptions: int
+    attained_service: float
+    ran_seconds: float
+    waited_seconds: float
+    progress_steps: int | None
+    total_steps: int | None
+    steps_per_second: float | None
+    loss: float | None
+    world_sizes: tuple[int, ...]
+    finished: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything that the daemon publishes.
+
+    ``slurm`` is "ok", or what keeps the daemon from talking to Slurm. ``jobs`` are the live ones, ``finished`` the
+    latest that ended.
+    """
+
+    published: float
+    cluster: str
+    host: str
+    pid: int
+    policy: str
+    round: int
+    round_at: float | None
+    next_round: float | None
+    slurm: str
+    nodes: tuple[NodeStatus, ...]
+    jobs: tuple[JobStatus, ...]
+    finished: tuple[JobStatus, ...] = ()
+    format: int = FORMAT
+
+
+def publish(shared: Path, status: Status) -> None:
+    """Replace the published status.
+
+    Raises:
+        StatusError: the shared directory cannot be written.
+    """
+    temporary = shared / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
+        temporary.chmod(0o644)
+        temporary.replace(shared / FILE_NAME)
+    except OSError as error:
+        msg = f"cannot publish {shared / FILE_NAME}: {error.strerror}"
+        raise StatusError(msg) from None
+
+
+def read(shared: Path) -> Status:
+    """Read what was published last.
+
+    Raises:
+        StatusError: nothing was published there, or by a newer version.
+    """
+    path = shared / FILE_NAME
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        msg = f"{path}: {error.strerror}; is the daemon running, and is this its [paths] shared?"
+        raise StatusError(msg) from None
+    except ValueError:
+        msg = f"{path}: not a status file"
+        raise StatusError(msg) from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        msg = f"{path}: written by another version of metasched; use the same version as the daemon"
+        raise StatusError(msg)
+    data["nodes"] = tuple(NodeStatus(**node) for node in data["nodes"])
+    for key in ("jobs", "finished"):
+        data[key] = tuple(JobStatus(**{**job, "world_sizes": tuple(job["world_sizes"])}) for job in data[key])
+    return Status(**data)

@@ -1,0 +1,114 @@
+import pytest
+
+from metasched.config import ConfigError, differences, load
+from metasched.policy import Policy, PolicyParameters, Registry
+
+
+class Knobs(PolicyParameters):
+    speed: float = 1.0
+
+
+class Toy(Policy):
+    name = "toy"
+    Parameters = Knobs
+
+    def decide(self, snapshot, state):
+        raise NotImplementedError
+
+
+@pytest.fixture
+def registry():
+    made = Registry()
+    made.register(Toy)
+    return made
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "metasched.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+PATHS = '[paths]\nstate = "/var/lib/metasched"\nshared = "/shared/metasched"\n'
+
+
+def problems(path, registry):
+    with pytest.raises(ConfigError) as caught:
+        load(path, registry)
+    assert str(path) in str(caught.value)
+    return caught.value.problems
+
+
+def test_the_smallest_file_has_defaults_for_the_rest(write, registry):
+    """Only the two directories and the policy must be said."""
+    config = load(write(PATHS + '[policy]\nname = "toy"\n'), registry)
+    assert config.schedule.round_seconds > 0
+    assert config.policy.parameters == Knobs(speed=1.0)
+
+
+def test_parameters_are_those_of_the_chosen_policy(write, registry):
+    """`[policy.parameters]` is checked against the policy's own model."""
+    config = load(write(PATHS + '[policy]\nname = "toy"\n[policy.parameters]\nspeed = 3\n'), registry)
+    assert config.policy.parameters == Knobs(speed=3.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('[schedule]\nround_second = 3\n[policy]\nname = "toy"\n', ["[schedule] round_second", "'round_seconds'"]),
+        ('[shedule]\n[policy]\nname = "toy"\n', ["shedule", "'schedule'"]),
+        ('[schedule]\nround_seconds = "soon"\n[policy]\nname = "toy"\n', ["[schedule] round_seconds", "'soon'"]),
+        ('[schedule]\nround_seconds = -1\n[policy]\nname = "toy"\n', ["[schedule] round_seconds", "-1"]),
+        ('[policy]\nname = "tow"\n', ["[policy] name", "'tow'", "'toy'"]),
+        ("[policy]\nname = 3\n", ["[policy] name", "3"]),
+        ('[policy]\nname = "toy"\n[policy.parameters]\nspede = 1\n', ["[policy.parameters] spede", "'speed'"]),
+        ('[policy]\nname = "toy"\n[policy.parameters]\nspeed = "x"\n', ["[policy.parameters] speed", "'x'"]),
+        ('[slurm]\nsignal = "SIGKILL"\n[policy]\nname = "toy"\n', ["[slurm] signal", "SIGKILL"]),
+    ],
+)
+def test_a_wrong_key_type_or_name_is_named_with_its_fix(write, registry, text, parts):
+    """The message names the file, the section, the key, what was found and the nearest valid name."""
+    (problem,) = problems(write(PATHS + text), registry)
+    for part in parts:
+        assert part in problem
+
+
+def test_every_problem_is_told_at_once(write, registry):
+    """An admin mends a file in one go."""
+    text = '[paths]\nstate = "relative"\nshared = "/s"\n[schedule]\npoll = 1\n[policy]\nname = "nothing"\n'
+    found = "\n".join(problems(write(text), registry))
+    assert "absolute" in found
+    assert "poll" in found
+    assert "nothing" in found
+
+
+@pytest.mark.parametrize("text", ["[paths", "\x00", 'x = "'])
+def test_a_file_that_is_not_toml_is_an_error(write, registry, text):
+    """No traceback of the TOML reader reaches the admin."""
+    (problem,) = problems(write(text), registry)
+    assert "TOML" in problem
+
+
+def test_a_missing_file_is_an_error(tmp_path, registry):
+    """The message says how to name another."""
+    (problem,) = problems(tmp_path / "none.toml", registry)
+    assert "--config" in problem
+
+
+def test_missing_sections_are_named(write, registry):
+    """`[paths]` has no default."""
+    assert any("paths" in problem for problem in problems(write('[policy]\nname = "toy"\n'), registry))
+
+
+def test_differences_name_what_a_reload_changes(write, registry):
+    """A line for each key that changes, none for the others."""
+    old = load(write(PATHS + '[policy]\nname = "toy"\n'), registry)
+    new = load(write(PATHS + '[policy]\nname = "toy"\n[schedule]\nround_seconds = 5\n'), registry)
+    assert differences(old, old) == []
+    (line,) = differences(old, new)
+    assert line.startswith("[schedule] round_seconds:")
+    assert "5" in line
