@@ -1,0 +1,196 @@
+"""Actions -> Slurm, mailbox and store.
+
+The order within each action is chosen so that a crash after any line is mended by the next poll: what must be
+remembered is committed first, what lets a job start comes last.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from metasched.config import Config
+from metasched.mailbox import Lease, Mailbox, MailboxError
+from metasched.model import Action, HoldJob, Job, Placement, Requeue, Resume, Snapshot, Start, Status, Stop, Suspend
+from metasched.reconcile import Observation
+from metasched.slurm.client import SlurmClient, SlurmSettings
+from metasched.slurm.errors import SlurmError, SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.intake import geometry
+from metasched.store import EndCause, Store
+
+# Back on a node within the second in which it left, a job fails there ("Job already killed").
+SAME_NODE_SECONDS = 3.0
+RETRY_SECONDS = 5.0
+
+KINDS: Mapping[type[Action], str] = {
+    HoldJob: "hold",
+    Start: "start",
+    Stop: "stop",
+    Requeue: "requeue",
+    Suspend: "suspend",
+    Resume: "resume",
+}
+
+log = structlog.get_logger()
+
+
+def describe(action: Action, snapshot: Snapshot) -> str:
+    """One line for people."""
+    job = snapshot.job[action.uid]
+    where = f" on {placement_text(action.placement)}" if isinstance(action, Start) else ""
+    return f"{KINDS[type(action)]} {job.address}{where}: {action.reason}"
+
+
+def placement_text(placement: Placement) -> str:
+    """``n1,n2 (2 x 4 v100)``."""
+    nodes = ",".join(placement.nodes)
+    if not placement.gpus_per_node:
+        return nodes
+    return f"{nodes} ({len(placement.nodes)} x {placement.gpus_per_node} {placement.gpu_type or 'gpu'})"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """What a lease says of the round that it was written in."""
+
+    number: int
+    end: float
+
+
+class Actuator:
+    """Performs actions; keeps nothing but a short memory of failures, so as not to hammer Slurm with them."""
+
+    def __init__(
+        self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox, settings: SlurmSettings
+    ) -> None:
+        self.config = config
+        self._client = client
+        self._store = store
+        self._mailbox = mailbox
+        self._by_slurm = config.slurm.exit_code in settings.requeue_exit_hold
+        self._not_before: dict[str, float] = {}
+
+    @property
+    def start_limit(self) -> float:
+        """Seconds that a released job may wait: those whose GPUs it gets may use their whole grace first."""
+        return self.config.schedule.grace_seconds + self.config.schedule.start_seconds
+
+    def perform(self, actions: Sequence[Action], seen: Observation, round_facts: RoundFacts) -> int:
+        """Do them in order; how many were done.
+
+        Raises:
+            SlurmUnavailableError: the controller does not answer; the rest is left to the next poll.
+            SlurmTimeoutError: likewise.
+        """
+        done = 0
+        now = seen.snapshot.now
+        for action in actions:
+            if self._not_before.get(action.uid, 0.0) > now:
+                continue
+            kind = KINDS[type(action)]
+            entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
+            begun = time.monotonic()
+            try:
+                self._do(action, seen, round_facts)
+            except (SlurmError, MailboxError) as error:
+                self._store.end_action(entry, str(error), time.monotonic() - begun)
+                log.warning("action_failed", action=describe(action, seen.snapshot), error=str(error))
+                if isinstance(error, SlurmUnavailableError | SlurmTimeoutError):
+                    raise
+                self._not_before[action.uid] = now + RETRY_SECONDS
+                continue
+            self._store.end_action(entry, "ok", time.monotonic() - begun)
+            self._not_before.pop(action.uid, None)
+            log.info("action", action=describe(action, seen.snapshot))
+            done += 1
+        return done
+
+    def renew(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
+        """Write a new round into the leases of the runs that go on.
+
+        A run that Slurm began without us keeps the lease that it may have found: a higher run number would supersede
+        its trainer. Where there is none yet, it gets one.
+        """
+        for job in jobs:
+            lease = self._mailbox.read_lease(job.uid)
+            if job.placement is None or (lease is not None and lease.run != job.run):
+                continue
+            try:
+                self._mailbox.write_lease(self._lease(job, job.placement, job.run, round_facts))
+            except MailboxError as error:
+                log.warning("lease_not_renewed", job=job.address, error=str(error))
+
+    def _do(self, action: Action, seen: Observation, round_facts: RoundFacts) -> None:
+        job = seen.snapshot.job[action.uid]
+        match action:
+            case HoldJob():
+                self._hold(job, seen)
+            case Start():
+                self._start(job, action, seen, round_facts)
+            case Stop():
+                self._stop(job, action, seen)
+            case Requeue():
+                self._client.requeue_hold(job.address)
+                self._store.event("deaf", action.reason, uid=job.uid, at=seen.snapshot.now)
+            case Suspend():
+                self._store.run_suspended(job.uid, job.run, seen.snapshot.now, by_us=True)
+                self._client.suspend(job.address)
+            case Resume():
+                self._client.resume(job.address)
+            case _:
+                raise NotImplementedError(action)
+
+    def _hold(self, job: Job, seen: Observation) -> None:
+        now = seen.snapshot.now
+        self._client.hold(job.address)
+        if job.status is not Status.QUEUED or job.released is None or job.released_at is None:
+            return
+        self._store.run_ended(job.uid, job.run, now, EndCause.WITHDRAWN)
+        if now - job.released_at > self.start_limit:
+            # What keeps it (a limit, a reservation, a licence) is likely to last: let others have the GPUs for a while.
+            self._store.update_job(job.uid, not_before=now + seen.snapshot.round_seconds)
+            self._store.event("not_started", f"Slurm's reason: {seen.seen[job.uid].slurm.reason}", uid=job.uid, at=now)
+
+    def _start(self, job: Job, action: Start, seen: Observation, round_facts: RoundFacts) -> None:
+        now = seen.snapshot.now
+        left_nodes = job.last_placement.nodes if job.last_placement is not None else ()
+        left_lately = job.last_ended is not None and now - job.last_ended < SAME_NODE_SECONDS
+        delay = 1 if left_lately and set(left_nodes) & set(action.placement.nodes) else 0
+        run = job.run + 1
+        self._store.release(job.uid, run, action.placement, now)
+        self._mailbox.write_address(job.address, job.uid)
+        self._mailbox.write_lease(self._lease(job, action.placement, run, round_facts))
+        self._client.update(job.address, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay))
+        self._client.release(job.address)
+
+    def _stop(self, job: Job, action: Stop, seen: Observation) -> None:
+        now = seen.snapshot.now
+        self._store.stop_requested(job.uid, job.run, now)
+        lease = self._mailbox.read_lease(job.uid)
+        if job.trainer_ready and lease is not None and lease.run == job.run:
+            self._mailbox.request_stop(
+                job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
+            )
+            self._client.signal(job.address, self.config.slurm.signal)
+        else:
+            # No trainer of ours has said that it listens: our signal would kill a script that does not know it, and
+            # the job would count as failed. Slurm's own requeue never loses a job, and its SIGTERM is a request too.
+            self._client.requeue_hold(job.address)
+
+    def _lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
+        return Lease(
+            uid=job.uid,
+            address=job.address,
+            run=run,
+            round=round_facts.number,
+            round_end=round_facts.end,
+            gpus=placement.gpus,
+            gpu_type=placement.gpu_type,
+            nodes=dict.fromkeys(placement.nodes, placement.gpus_per_node),
+            requeue_by="slurm" if self._by_slurm else "wrapper",
+            exit_code=self.config.slurm.exit_code,
+            signal=self.config.slurm.signal,
+        )

@@ -1,0 +1,214 @@
+"""The daemon's heart without its clockwork: look, decide, act, publish. One call is one poll."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from metasched.actuate import Actuator, RoundFacts
+from metasched.config import Config
+from metasched.engine import run_round
+from metasched.lock import DaemonLock
+from metasched.mailbox import Mailbox
+from metasched.model import Action, Placement, Snapshot, Status
+from metasched.plan import Limits, plan
+from metasched.policy import Policy
+from metasched.publish import Publisher
+from metasched.reconcile import Observation, Reconciler
+from metasched.slurm.client import SlurmClient
+from metasched.slurm.errors import SlurmError
+from metasched.store import Store
+
+log = structlog.get_logger()
+
+
+class Controller:
+    """One cluster under one policy.
+
+    Args:
+        config: checked.
+        client: to Slurm.
+        store: opened in this thread.
+        mailbox: of the shared directory.
+        policy: the chosen one.
+        lock: checked before each batch of writes; None where nothing real is written (dry run, tests).
+        clock: unix seconds.
+
+    Raises:
+        SlurmError: Slurm's settings could not be read.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        client: SlurmClient,
+        store: Store,
+        mailbox: Mailbox,
+        policy: Policy,
+        *,
+        lock: DaemonLock | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.policy = policy
+        self._store = store
+        self._lock = lock
+        self._clock = clock
+        settings = client.settings()
+        self._reconciler = Reconciler(config, client, store, mailbox)
+        self._actuator = Actuator(config, client, store, mailbox, settings)
+        self._publisher = Publisher(store, mailbox.shared, settings.cluster)
+        last = store.last_round()
+        self._round = last.round if last is not None else 0
+        self._round_at = last.at if last is not None else None
+        self._targets: Mapping[str, Placement] = store.targets()
+        self._reasons: Mapping[str, str] = store.current_reasons()
+        self._owes_round = False
+        self._quiet_until = 0.0
+        self._trouble: str | None = None
+
+    def reconfigure(self, config: Config, policy: Policy) -> None:
+        """Go on under another configuration, with a new round at the next poll; paths stay what they are."""
+        self.config = config
+        self.policy = policy
+        self._reconciler.config = config
+        self._actuator.config = config
+        self._owes_round = True
+
+    def poll(self) -> float:
+        """Look; begin a round if one is due; do what it still lacks; publish.
+
+        Returns:
+            Seconds until the next poll is due.
+
+        Raises:
+            StoreError, LockLostError: the daemon must end; nothing was done to Slurm after it.
+        """
+        now = self._clock()
+        schedule = self.config.schedule
+        try:
+            seen = self._reconciler.observe(now, self._round)
+        except SlurmError as error:
+            self._lost_sight(error, now)
+            return schedule.poll_seconds
+        if self._trouble is not None:
+            # After a controller's restart its picture may be some seconds old: watch before acting on it.
+            log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
+            self._trouble = None
+            self._quiet_until = now + self.config.slurm.settle_seconds
+        if now < self._quiet_until:
+            return min(schedule.poll_seconds, self._quiet_until - now)
+        self._note_events(seen)
+        if self._lock is not None:
+            self._lock.check()
+        if self._round_due(now):
+            self._decide(seen.snapshot)
+        try:
+            done = self._actuator.perform(self._plan(seen.snapshot), seen, self._round_facts())
+        except SlurmError as error:
+            self._lost_sight(error, now)
+            done = 0
+        self._publisher.publish(self, seen)
+        pause = schedule.busy_poll_seconds if done or seen.busy else schedule.poll_seconds
+        return min(pause, max(self.next_round - now, schedule.busy_poll_seconds))
+
+    @property
+    def round_number(self) -> int:
+        """The present round; 0 before the first."""
+        return self._round
+
+    @property
+    def round_at(self) -> float | None:
+        """When it was decided."""
+        return self._round_at
+
+    @property
+    def next_round(self) -> float:
+        """When the next one is due at the latest."""
+        return 0.0 if self._round_at is None else self._round_at + self.config.schedule.round_seconds
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps us from talking to Slurm."""
+        return self._trouble
+
+    def reason(self, uid: str) -> str:
+        """Why a job runs or waits, as the present round sees it."""
+        return self._reasons.get(uid, "it is new and waits for the next round")
+
+    def plan_of_a_round(self) -> tuple[Snapshot, Sequence[Action]]:
+        """Look and decide, and say what would be done (for a dry run on a copy of the store).
+
+        Raises:
+            SlurmError: Slurm could not be read.
+        """
+        seen = self._reconciler.observe(self._clock(), self._round)
+        self._decide(seen.snapshot)
+        return seen.snapshot, self._plan(seen.snapshot)
+
+    def _note_events(self, seen: Observation) -> None:
+        wanted = (seen.arrived and self.policy.wakes_on_arrival) or (seen.completed and self.policy.wakes_on_completion)
+        self._owes_round = self._owes_round or bool(wanted)
+
+    def _round_due(self, now: float) -> bool:
+        if self._round_at is None or now >= self.next_round:
+            return True
+        return self._owes_round and now - self._round_at >= self.config.schedule.min_round_seconds
+
+    def _decide(self, seen: Snapshot) -> None:
+        """Decide one round and commit it; a policy that fails leaves the last round's targets in force."""
+        number = self._round + 1
+        snapshot = Snapshot(
+            now=seen.now, round=number, round_seconds=seen.round_seconds, nodes=seen.nodes, jobs=seen.jobs
+        )
+        self._round_at = seen.now
+        self._owes_round = False
+        begun = time.perf_counter()
+        try:
+            result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
+        except Exception as error:  # a policy may be third-party code: it must not take the daemon down
+            log.exception("policy_failed", policy=self.policy.name, round=number)
+            self._store.event(
+                "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=seen.now
+            )
+            return
+        seconds = time.perf_counter() - begun
+        self._store.commit_round(
+            number,
+            at=seen.now,
+            policy=self.policy.name,
+            parameters=self.policy.parameters.model_dump(mode="json"),
+            state=result.state,
+            targets=result.targets,
+            reasons=result.reasons,
+            decide_seconds=seconds,
+            summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
+        )
+        self._round = number
+        self._targets = result.targets
+        self._reasons = result.reasons
+        log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
+        kept = [
+            job
+            for job in snapshot.jobs
+            if job.status is Status.RUNNING
+            and job.stop_requested is None
+            and result.targets.get(job.uid) == job.placement
+        ]
+        self._actuator.renew(kept, self._round_facts())
+
+    def _plan(self, snapshot: Snapshot) -> Sequence[Action]:
+        limits = Limits(grace_seconds=self.config.schedule.grace_seconds, start_seconds=self._actuator.start_limit)
+        return plan(snapshot, self._targets, limits)
+
+    def _round_facts(self) -> RoundFacts:
+        return RoundFacts(number=self._round, end=self.next_round)
+
+    def _lost_sight(self, error: SlurmError, now: float) -> None:
+        if self._trouble is None:
+            log.warning("slurm_unreachable", error=str(error))
+            self._store.event("slurm_unreachable", str(error), at=now)
+        self._trouble = str(error)
+        self._publisher.say(self)

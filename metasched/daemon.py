@@ -1,0 +1,232 @@
+"""The process: configuration, lock, signals and timer. It wires; what it drives is the controller."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+import structlog
+from apscheduler.events import EVENT_JOB_REMOVED
+from apscheduler.executors.debug import DebugExecutor
+from apscheduler.schedulers.blocking import BlockingScheduler
+from apscheduler.triggers.base import BaseTrigger
+
+from metasched.actuate import describe
+from metasched.config import Config, ConfigError, Log, differences, load
+from metasched.controller import Controller
+from metasched.dry_run import ReadOnlyClient
+from metasched.errors import MetaschedError
+from metasched.lock import DaemonLock
+from metasched.mailbox import Mailbox
+from metasched.policy import Policy, Registry, installed_policies
+from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.client import SlurmClient
+from metasched.slurm.errors import SlurmUnavailableError
+from metasched.store import Store
+
+# Signals only set flags (the scheduler is not re-entrant), so the flags are looked at this often.
+TICK_SECONDS = 0.5
+DATABASE = "metasched.db"
+LOCK = "daemon.lock"
+
+log = structlog.get_logger()
+
+
+class StateDirectoryError(MetaschedError):
+    """A directory of the configuration cannot be used."""
+
+    def __init__(self, key: str, path: Path, error: OSError) -> None:
+        super().__init__(f"[paths] {key} = {path}: {error.strerror}; make it a directory that the daemon can write")
+
+
+def configure_logs(options: Log) -> None:
+    """Send the daemon's logs to standard error, for people or for machines."""
+    renderer: structlog.types.Processor = (
+        structlog.processors.JSONRenderer() if options.format == "json" else structlog.dev.ConsoleRenderer(colors=False)
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[options.level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(stream=sys.stderr, level=options.level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("apscheduler").setLevel(logging.WARNING)
+
+
+def make_policy(config: Config, registry: Registry) -> Policy:
+    """The configured policy with its parameters."""
+    return registry.get(config.policy.name)(config.policy.parameters)
+
+
+class Pace(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
+    """A timer whose period is asked for after each run: ``pause()`` seconds, or None for never again."""
+
+    def __init__(self, pause: Callable[[], float | None]) -> None:
+        self._pause = pause
+
+    def get_next_fire_time(self, previous: dt.datetime | None, now: dt.datetime) -> dt.datetime | None:
+        """The next instant, counted from the present (``now`` is from before the last run)."""
+        del previous, now
+        pause = self._pause()
+        return None if pause is None else dt.datetime.now(dt.UTC) + dt.timedelta(seconds=max(pause, 0.001))
+
+
+class Daemon:
+    """Polls until it is told to stop. SIGTERM and SIGINT end it and leave jobs running; SIGHUP reloads the file.
+
+    Everything happens in one thread (SQLite wants that, and the order of things is then plain): the scheduler runs
+    its one job in the thread that receives the signals.
+    """
+
+    def __init__(self, path: Path, config: Config, registry: Registry, controller: Controller) -> None:
+        self._path = path
+        self._config = config
+        self._registry = registry
+        self._controller = controller
+        self._stopping = False
+        self._reload = False
+        self._due = 0.0
+        self._failure: Exception | None = None
+        self._scheduler = BlockingScheduler(executors={"default": DebugExecutor()}, timezone=dt.UTC)
+
+    def run(self) -> None:
+        """Poll until a signal ends it.
+
+        Raises:
+            MetaschedError: the store or the lock is lost.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        self._scheduler.add_listener(lambda _: self._scheduler.shutdown(wait=False), EVENT_JOB_REMOVED)
+        # With the default grace time a poll that is a second late, after a stall, would silently be dropped.
+        self._scheduler.add_job(
+            self._tick, Pace(self._pause), id="tick", max_instances=1, coalesce=True, misfire_grace_time=None
+        )
+        self._scheduler.start()
+        if self._failure is not None:
+            raise self._failure
+
+    def _pause(self) -> float | None:
+        return None if self._stopping else min(self._due - time.monotonic(), TICK_SECONDS)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number == signal.SIGHUP:
+            self._reload = True
+        else:
+            self._stopping = True
+
+    def _tick(self) -> None:
+        try:
+            if self._reload:
+                self._reload = False
+                self._reload_config()
+                self._due = 0.0
+            if not self._stopping and time.monotonic() >= self._due:
+                self._due = time.monotonic() + self._controller.poll()
+        except Exception as error:  # whatever it is, the process ends with it, and a supervisor starts it afresh
+            log.exception("daemon_fails")
+            self._failure = error
+            self._stopping = True
+
+    def _reload_config(self) -> None:
+        try:
+            new = load(self._path, self._registry)
+        except ConfigError as error:
+            log.error("reload_refused", error=str(error), effect="the old configuration stays in force")  # noqa: TRY400  no traceback for a typing error
+            return
+        if new.paths != self._config.paths:
+            log.error("reload_refused", error="[paths] can only change with a restart")
+            return
+        changes = differences(self._config, new)
+        log.info("reloaded", changes=changes or "none")
+        self._config = new
+        configure_logs(new.log)
+        self._controller.reconfigure(new, make_policy(new, self._registry))
+
+
+def _make_directory(key: str, path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateDirectoryError(key, path, error) from None
+
+
+def run(path: Path) -> None:
+    """Run the daemon under a configuration file until a signal ends it.
+
+    Raises:
+        MetaschedError: it cannot start, or cannot go on; the message says why and what to do.
+    """
+    registry = installed_policies()
+    config = load(path, registry)
+    configure_logs(config.log)
+    _make_directory("state", config.paths.state)
+    _make_directory("shared", config.paths.shared)
+    mailbox = Mailbox(config.paths.shared)
+    with DaemonLock(config.paths.shared / LOCK) as lock, Store.open(config.paths.state / DATABASE) as store:
+        client = CommandLineClient(timeout=config.slurm.timeout_seconds)
+        try:
+            controller = _controller(
+                config, make_policy(config, registry), client, store=store, mailbox=mailbox, lock=lock
+            )
+            log.info("started", config=str(path), policy=config.policy.name)
+            Daemon(path, config, registry, controller).run()
+        finally:
+            client.close()
+    log.info("stopped", jobs="left as they are")
+
+
+def _controller(
+    config: Config, policy: Policy, client: SlurmClient, *, store: Store, mailbox: Mailbox, lock: DaemonLock
+) -> Controller:
+    """The controller, as soon as Slurm answers."""
+    while True:
+        try:
+            return Controller(config, client, store, mailbox, policy, lock=lock)
+        except SlurmUnavailableError as error:
+            log.warning("slurm_unreachable", error=str(error), effect="waiting for it")
+            time.sleep(config.schedule.poll_seconds)
+
+
+def dry_run(path: Path) -> Sequence[str]:
+    """Decide one round and say what would be done; nothing is written to Slurm, the store or the mailbox.
+
+    Returns:
+        A line for each action, in order, then one for each job that is left as it is.
+
+    Raises:
+        MetaschedError: the configuration is wrong, or Slurm cannot be read.
+    """
+    registry = installed_policies()
+    config = load(path, registry)
+    configure_logs(config.log.model_copy(update={"level": "error"}))
+    client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
+    with tempfile.TemporaryDirectory(prefix="metasched-dry-run-") as scratch:
+        database = config.paths.state / DATABASE
+        if database.exists():
+            with Store.open(database, read_only=True) as live:
+                live.copy_to(Path(scratch) / DATABASE)
+        with Store.open(Path(scratch) / DATABASE) as store:
+            controller = Controller(config, client, store, Mailbox(Path(scratch)), make_policy(config, registry))
+            snapshot, actions = controller.plan_of_a_round()
+            client.close()
+            idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
+            return [
+                *(describe(action, snapshot) for action in actions),
+                *(f"leave {job.address}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
+            ]

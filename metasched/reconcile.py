@@ -1,0 +1,497 @@
+"""What Slurm shows and what the store remembers -> the snapshot, with new jobs taken in on the way.
+
+Slurm is the truth for what runs, the store for history. Every step here is repeatable: the daemon may be killed between
+any two lines, and the next poll goes on from what it finds.
+"""
+
+from __future__ import annotations
+
+import pwd
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import structlog
+from pydantic import TypeAdapter
+
+from metasched.config import Config
+from metasched.mailbox import Mailbox
+from metasched.model import Hold, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.slurm.client import JobState, SlurmClient, SlurmJob, SlurmNode
+from metasched.slurm.errors import SlurmError, TagError
+from metasched.slurm.intake import Requirements, is_ours, requirements
+from metasched.slurm.tags import Tag, parse_tag
+from metasched.store import EndCause, JobRecord, RunRecord, Store
+from metasched.store.ingest import ingest
+
+STAMP = re.compile(r"metasched:([0-9a-f]{16})(?:\s|$)")
+# A suspension of ours that Slurm still does not show after this long was never carried out.
+SUSPEND_SECONDS = 10.0
+# A job that Slurm does not show for so long is gone.
+MISSING_SECONDS = 30.0
+_REQUIREMENTS = TypeAdapter(Requirements)
+_NOTHING = Requirements(  # stands for what a malformed tag asks for: such a job is blocked, and stays so
+    gpus=0,
+    min_gpus=0,
+    max_gpus=0,
+    nodes=1,
+    max_nodes=1,
+    gpu_types=(),
+    cpus_per_unit=1,
+    memory_per_unit=0,
+    features=frozenset(),
+    weight=1.0,
+    preempt=Preempt.CHECKPOINT,
+    total_steps=None,
+)
+ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SeenJob:
+    """One live job from every side: as scheduling, Slurm, the store and its own request see it."""
+
+    job: Job
+    slurm: SlurmJob
+    record: JobRecord
+    needed: Requirements
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One look at the cluster.
+
+    Attributes:
+        snapshot: for the engine.
+        seen: the live jobs, by uid.
+        arrived, completed: jobs that are new, or that ended, since the last look.
+        busy: whether a run is just being stopped or started, so that looking again soon pays.
+    """
+
+    snapshot: Snapshot
+    seen: Mapping[str, SeenJob]
+    arrived: int
+    completed: int
+    busy: bool
+
+
+def observed_placement(job: SlurmJob) -> Placement | None:
+    """What a job holds, or None where it is uneven (more GPUs on one node than on another) or holds nothing."""
+    counts = set(job.allocated.values())
+    if len(counts) != 1:
+        return None
+    (gpus_per_node,) = counts
+    return Placement(
+        nodes=tuple(sorted(job.allocated)),
+        gpus_per_node=gpus_per_node,
+        gpu_type=job.allocated_gpu_type if gpus_per_node else None,
+    )
+
+
+def mint(now: float, sequence: int) -> str:
+    """A new uid: random, but sorting in the order of intake, since many jobs share one second of submission."""
+    return f"{int(now) % 2**32:08x}{sequence % 2**12:03x}{secrets.randbits(20):05x}"
+
+
+class Reconciler:
+    """Turns polls into snapshots."""
+
+    def __init__(self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox) -> None:
+        self.config = config
+        self._client = client
+        self._store = store
+        self._mailbox = mailbox
+        self._written: set[tuple[str, str]] = set()
+        self._missing: dict[str, float] = {}
+
+    def observe(self, now: float, round_number: int) -> Observation:
+        """Look once.
+
+        Raises:
+            SlurmError: Slurm could not be read; nothing was changed.
+        """
+        self._written.clear()
+        listed, listed_nodes = self._client.jobs(), self._client.nodes()
+        gpu_types = frozenset(kind for node in listed_nodes for kind in node.gpus)
+        records = {record.uid: record for record in self._store.live_jobs()}
+        ours, others = self._identify(listed, records, now)
+        live: dict[str, SeenJob] = {}
+        arrived = completed = 0
+        for uid, slurm_job in ours.items():
+            record = records.get(uid)
+            if record is None:
+                if slurm_job.state in ENDED:
+                    continue
+                record = self._take_in(uid, slurm_job, gpu_types, now)
+                arrived += 1
+            seen = self._sync(record, slurm_job, gpu_types, now)
+            if seen is None:
+                completed += 1
+            elif seen.job.active and seen.job.placement is None:
+                others.append(slurm_job)  # uneven: it keeps what it has until it ends, like a job that is not ours
+            else:
+                live[uid] = seen
+        completed += self._count_vanished([records[uid] for uid in records.keys() - ours.keys()], now)
+        jobs = sorted((seen.job for seen in live.values()), key=lambda job: (job.submitted, job.uid))
+        snapshot = Snapshot(
+            now=now,
+            round=round_number,
+            round_seconds=self.config.schedule.round_seconds,
+            nodes=tuple(_usable(node, others) for node in listed_nodes if len(node.gpus) <= 1),
+            jobs=tuple(jobs),
+        )
+        busy = any(
+            job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
+            for job in jobs
+        )
+        return Observation(snapshot=snapshot, seen=live, arrived=arrived, completed=completed, busy=busy)
+
+    # intake
+
+    def _identify(
+        self, listed: Iterable[SlurmJob], records: Mapping[str, JobRecord], now: float
+    ) -> tuple[dict[str, SlurmJob], list[SlurmJob]]:
+        """Split Slurm's list into ours, by uid, and others. Unstamped jobs of ours get a uid, not yet written."""
+        ours: dict[str, SlurmJob] = {}
+        others: list[SlurmJob] = []
+        minted: dict[int, str] = {}
+        by_address = {(record.address, record.submitted): record.uid for record in records.values()}
+        for job in sorted(listed, key=lambda job: job.job_id):
+            stamp = STAMP.match(job.admin_comment)
+            if stamp is not None:
+                base = stamp[1]
+            elif not is_ours(job, self.config.intake.partitions, self.config.intake.qos):
+                others.append(job)
+                continue
+            elif job.state in ENDED:
+                continue
+            else:
+                # Taken in already, but killed before the stamp; or the controller crashed and forgot the stamp.
+                known = by_address.get((job.address, job.submitted), "").partition("_")[0]
+                base = minted.setdefault(job.array_job_id or job.job_id, known or mint(now, len(minted)))
+            uid = base if job.array_task_id is None else f"{base}_{job.array_task_id}"
+            rival = ours.get(uid)
+            if rival is not None:  # only an operator can have copied a stamp; the address that we know wins
+                known_address = records[uid].address if uid in records else None
+                loser, winner = (rival, job) if job.address == known_address else (job, rival)
+                log.warning("duplicate_stamp", uid=uid, address=loser.address)
+                others.append(loser)
+                job = winner  # noqa: PLW2901  the loop goes on with the winner
+            ours[uid] = job
+        return ours, others
+
+    def _take_in(self, uid: str, job: SlurmJob, gpu_types: frozenset[str], now: float) -> JobRecord:
+        """Remember a job before anything is written to Slurm, so that a crash in between mints no second uid."""
+        previous = self._store.job(uid)
+        if previous is not None:  # it had ended, and somebody requeued it
+            with self._store.transaction():
+                self._store.revive_job(uid)
+                self._store.event("revived", "it had ended and is in the queue again", uid=uid, at=now)
+        else:
+            needed, error = _requirements(job, gpu_types)
+            record = JobRecord(
+                uid=uid,
+                address=job.address,
+                name=job.name,
+                user=job.user,
+                account=job.account or None,
+                partition=job.partition,
+                submitted=job.submitted,
+                requirements=needed,
+                error=error,
+                total_steps=needed.get("total_steps"),
+                # After a requeue the begin time is Slurm's delay, not the user's wish.
+                not_before=job.eligible if job.restarts == 0 else None,
+            )
+            with self._store.transaction():
+                self._store.add_job(record)
+                self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
+                if error is not None:
+                    self._store.event("bad_tag", error, uid=uid, at=now)
+            self._mailbox.write_address(job.address, uid)
+        return self._record(uid)
+
+    def _record(self, uid: str) -> JobRecord:
+        record = self._store.job(uid)
+        if record is None:
+            raise KeyError(uid)
+        return record
+
+    def _keep_marked(self, record: JobRecord, job: SlurmJob, gpu_types: frozenset[str]) -> tuple[JobRecord, SlurmJob]:
+        """See to address, tag, stamp and requeue flag; a write that fails is repeated by the next poll."""
+        if record.address != job.address:
+            self._store.update_job(record.uid, address=job.address)
+            self._mailbox.write_address(job.address, record.uid)
+            record = self._record(record.uid)
+        if record.error is not None and record.requirements.get("comment") != job.comment:
+            needed, error = _requirements(job, gpu_types)
+            self._store.update_job(record.uid, requirements=needed, error=error, total_steps=needed.get("total_steps"))
+            record = self._record(record.uid)
+        stamp = f"metasched:{record.uid.partition('_')[0]}" + (f" {record.error}" if record.error else "")
+        # Tasks that are not split off yet share their master's record: written through it, they stay together.
+        shared = job.array_task_id is not None and job.job_id == job.array_job_id
+        address = str(job.job_id) if shared else job.address
+        if _canonical(job.admin_comment) != _canonical(stamp):
+            self._once(address, "stamp", lambda: self._client.stamp(address, stamp))
+        if not job.requeue:
+            self._once(address, "set_requeue", lambda: self._client.set_requeue(address))
+        if shared and job.hold is Hold.USER:
+            self._once(address, "hold", lambda: self._client.hold(address))
+            job = replace(job, hold=Hold.ADMIN)
+        return record, job
+
+    def _once(self, address: str, what: str, write: Callable[[], None]) -> None:
+        """Write, unless this poll has done so already for another task of the same array."""
+        if (address, what) in self._written:
+            return
+        self._written.add((address, what))
+        try:
+            write()
+        except SlurmError as error:
+            log.warning("intake_write_failed", what=what, job=address, error=str(error))
+
+    # one job, seen again
+
+    def _sync(self, record: JobRecord, seen: SlurmJob, gpu_types: frozenset[str], now: float) -> SeenJob | None:
+        """Bring a job's record up to what Slurm shows; None if it ended for good."""
+        if seen.state in ENDED:
+            if not self._rescued(record, seen, now):
+                self._finish(record, seen, now)
+                return None
+            status = Status.STOPPING
+        else:
+            status = _status(seen)
+            record, seen = self._keep_marked(record, seen, gpu_types)
+            if record.current is not None and record.current.started is not None:
+                record = self._ingest(record, now)  # before its run is closed: they say how it ended
+            if self._follow_run(record, seen, status, now):
+                record = self._record(record.uid)
+        needed = _needed(record)
+        return SeenJob(_job(record, needed, seen, status, now), seen, record, needed)
+
+    def _follow_run(self, record: JobRecord, seen: SlurmJob, status: Status, now: float) -> bool:
+        """Open, close, suspend or resume the record's run as Slurm shows it; whether anything changed."""
+        run = record.current
+        if status in (Status.HELD, Status.QUEUED):
+            if run is None or (run.started is None and status is Status.QUEUED):
+                return False
+            if run.started is None:
+                # Held again before we saw it start (it may have come and gone between two polls).
+                return self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+            self._close_run(record, run, now)
+            return True
+        placement = observed_placement(seen)
+        if status is Status.STOPPING or seen.started is None or placement is None:
+            return False
+        if run is not None and run.started is not None and seen.started > run.started + 1:
+            self._close_run(record, run, seen.started)  # it ended and began again between two polls
+            run = None
+        if run is None:
+            text = "Slurm started it though no plan asked for it"
+            self._store.event("started_without_us", text, uid=record.uid, at=now)
+        if run is None or run.started is None:
+            number = record.run + 1 if run is None else run.run
+            return self._store.run_started(record.uid, number, seen.started, placement)
+        return self._follow_suspension(run, status, now)
+
+    def _follow_suspension(self, run: RunRecord, status: Status, now: float) -> bool:
+        if status is Status.SUSPENDED and run.suspended_at is None:
+            return self._store.run_suspended(run.uid, run.run, now, by_us=False)
+        if status is Status.RUNNING and run.suspended_at is not None:
+            # Ours is recorded before Slurm is asked; seeing it run just means that the request is still to be sent.
+            if run.suspended_by_us and now - run.suspended_at < SUSPEND_SECONDS:
+                return False
+            return self._store.run_resumed(run.uid, run.run, now)
+        return False
+
+    def _close_run(self, record: JobRecord, run: RunRecord, at: float) -> None:
+        if run.stop_requested is None:
+            cause = EndCause.LOST
+            self._store.event("lost", "its run ended without our asking; it goes on", uid=record.uid, at=at)
+        elif run.ready_at is not None and not run.checkpointed:
+            cause = EndCause.DEAF
+        elif record.uid in self._store.targets():
+            cause = EndCause.RESIZED
+        else:
+            cause = EndCause.PREEMPTED
+        self._store.run_ended(record.uid, run.run, at, cause)
+
+    def _rescued(self, record: JobRecord, seen: SlurmJob, now: float) -> bool:
+        """A run that we asked to stop and that ended as failed is put back: the stop must not cost the job its life."""
+        asked = record.current is not None and record.current.stop_requested is not None
+        if not asked or seen.state not in (JobState.FAILED, JobState.TIMEOUT):
+            return False
+        try:
+            self._client.requeue_hold(seen.address)
+        except SlurmError as error:
+            log.warning("rescue_failed", job=seen.address, error=str(error))
+            return False
+        self._store.event(
+            "rescued", f"ended as {seen.slurm_state} when asked to stop; put back", uid=record.uid, at=now
+        )
+        return True
+
+    def _finish(self, record: JobRecord, seen: SlurmJob, now: float) -> None:
+        if record.current is not None:
+            self._ingest(record, now, last=True)
+        at = seen.ended if seen.ended is not None else now
+        self._store.finish_job(record.uid, at, seen.state.value, seen.exit_code)
+        self._store.event("finished", f"ended as {seen.slurm_state}", uid=record.uid, at=now)
+        self._mailbox.clear(record.uid)
+        self._mailbox.remove_address(record.address)
+
+    def _count_vanished(self, missing: Sequence[JobRecord], now: float) -> int:
+        """End what Slurm has not shown for a while; how many.
+
+        It ended while nobody looked, or a crashed controller forgot it. One look is no proof: its record may have been
+        unreadable.
+        """
+        self._missing = {record.uid: self._missing.get(record.uid, now) for record in missing}
+        gone = [record for record in missing if now - self._missing[record.uid] >= MISSING_SECONDS]
+        for record in gone:
+            self._vanished(record, now)
+        return len(gone)
+
+    def _vanished(self, record: JobRecord, now: float) -> None:
+        self._ingest(record, now, last=True)
+        self._store.finish_job(record.uid, now, "GONE", None)
+        self._store.event("gone", "Slurm no longer knows it", uid=record.uid, at=now)
+        self._mailbox.clear(record.uid)
+        self._mailbox.remove_address(record.address)
+
+    def _ingest(self, record: JobRecord, now: float, *, last: bool = False) -> JobRecord:
+        """Read new reports: one budget of them, or with ``last`` all that there are."""
+        owner = _owner_number(record.user)
+        if owner is None:
+            return record
+        read = 0
+        while True:
+            result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
+            read += result.lines
+            if not (result.more and last):
+                return self._record(record.uid) if read else record
+
+
+@cache
+def _owner_number(user: str) -> int | None:
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        log.warning("unknown_user", user=user, effect="its reports are not read")
+        return None
+
+
+def _requirements(job: SlurmJob, gpu_types: frozenset[str]) -> tuple[Mapping[str, Any], str | None]:
+    """What the job needs, for the store, or what is wrong with its tag, in words.
+
+    Only the request as the user submitted it counts: later we write sizes of our own into it.
+    """
+    try:
+        needed = requirements(job, parse_tag(job.comment) or Tag(), gpu_types)
+    except TagError as error:
+        return {"comment": job.comment}, str(error)
+    return {"comment": job.comment, **_REQUIREMENTS.dump_python(needed, mode="json")}, None
+
+
+def _needed(record: JobRecord) -> Requirements:
+    if record.error is not None:
+        return _NOTHING
+    values = {key: value for key, value in record.requirements.items() if key != "comment"}
+    return _REQUIREMENTS.validate_python(values)
+
+
+def _canonical(comment: str) -> str:
+    """A stamp as far as Slurm keeps it: without quotes and runs of white space."""
+    return " ".join(re.sub(r"[^!-~]+", " ", comment.replace("'", "").replace('"', "")).split())
+
+
+def _status(seen: SlurmJob) -> Status:
+    match seen.state:
+        case JobState.PENDING:
+            return Status.QUEUED if seen.hold is Hold.NONE else Status.HELD
+        case JobState.RUNNING:
+            return Status.RUNNING
+        case JobState.SUSPENDED:
+            return Status.SUSPENDED
+        case JobState.COMPLETING:
+            return Status.STOPPING
+        case _:
+            return Status.FINISHED
+
+
+def _blocked(record: JobRecord, seen: SlurmJob, now: float) -> str | None:
+    if record.error is not None:
+        return f"it cannot be scheduled: {record.error}"
+    if seen.dependency:
+        return f"it waits for another job ({seen.dependency})"
+    if record.not_before is not None and record.not_before > now:
+        if record.run == 0:
+            return "its begin time (--begin) is still to come"
+        return "Slurm did not start it when it was released last; it is tried again later"
+    return None
+
+
+def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status, now: float) -> Job:
+    run = record.current
+    started = run is not None and run.started is not None
+    return Job(
+        uid=record.uid,
+        address=record.address,
+        name=record.name,
+        user=record.user,
+        account=record.account,
+        partition=record.partition,
+        submitted=record.submitted,
+        gpus=needed.gpus,
+        min_gpus=needed.min_gpus,
+        max_gpus=needed.max_gpus,
+        nodes=needed.nodes,
+        max_nodes=needed.max_nodes,
+        gpu_types=needed.gpu_types,
+        cpus_per_unit=needed.cpus_per_unit,
+        memory_per_unit=needed.memory_per_unit,
+        features=needed.features,
+        weight=needed.weight,
+        preempt=needed.preempt,
+        status=status,
+        hold=seen.hold if status is Status.HELD else Hold.NONE,
+        placement=observed_placement(seen) if status not in (Status.HELD, Status.QUEUED) else None,
+        last_placement=record.last_placement,
+        last_ended=record.last_ended,
+        released=run.released if run is not None and not started else None,
+        released_at=run.released_at if run is not None and not started else None,
+        run=record.run,
+        run_started=run.started if run is not None else None,
+        trainer_ready=run is not None and run.ready_at is not None,
+        stop_requested=run.stop_requested if run is not None else None,
+        suspended_by_us=run is not None and run.suspended_by_us,
+        attained=record.attained_at(now),
+        ran_seconds=record.ran_at(now),
+        waited_seconds=max(0.0, now - record.submitted - record.ran_at(now)),
+        preemptions=record.preemptions,
+        blocked=_blocked(record, seen, now),
+        progress_steps=record.progress_steps,
+        total_steps=record.total_steps,
+        steps_per_second=run.steps_per_second if run is not None else None,
+    )
+
+
+def _usable(node: SlurmNode, others: Sequence[SlurmJob]) -> Node:
+    """What our jobs may use of a node: all of it but what other jobs hold."""
+    gpu_type = next(iter(node.gpus), None)
+    holders = [job for job in others if node.name in job.allocated]
+    return Node(
+        name=node.name,
+        gpu_type=gpu_type,
+        gpus=max(0, sum(node.gpus.values()) - sum(job.allocated[node.name] for job in holders)),
+        cpus=max(0, node.cpus - sum(job.allocated_cpus.get(node.name, 0) for job in holders)),
+        memory=max(0, node.memory - sum(job.allocated_memory.get(node.name, 0) for job in holders)),
+        features=node.features,
+        partitions=node.partitions,
+        accepts=node.accepts,
+    )

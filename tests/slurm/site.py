@@ -1,0 +1,133 @@
+"""The daemon beside a real cluster, and what tests do to both."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from metasched import status as published
+from metasched.store import Store
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ROOT / "tests" / "shim" / "train.py"
+
+CONFIG = """
+[paths]
+state = "{base}/state"
+shared = "{base}/shared"
+
+[schedule]
+round_seconds = 3
+min_round_seconds = 0.5
+poll_seconds = 0.3
+busy_poll_seconds = 0.1
+grace_seconds = {grace}
+start_seconds = 30
+
+[policy]
+name = "{policy}"
+{parameters}
+"""
+
+
+class Site:
+    """One daemon with its directories, on a given cluster. Ends what it started."""
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+        self.base = Path(tempfile.mkdtemp(prefix="msite-"))
+        self.config = self.base / "metasched.toml"
+        self.daemon = None
+        self.number = 0
+        self.configure()
+
+    def configure(self, *, policy="fifo", parameters="", grace=30, extra=""):
+        section = f"[policy.parameters]\n{parameters}" if parameters else ""
+        text = CONFIG.format(base=self.base, policy=policy, parameters=section, grace=grace)
+        self.config.write_text(text + extra)
+
+    def start(self):
+        with (self.base / "daemon.log").open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [sys.executable, "-m", "metasched", "--config", self.config, "daemon"],
+                env=self.cluster.env,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+
+    def kill(self):
+        """As a crash would: the daemon and the commands it is just running."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.daemon.pid, signal.SIGKILL)
+        self.daemon.wait()
+
+    def terminate(self):
+        self.daemon.terminate()
+        assert self.daemon.wait(30) == 0, self.log()
+
+    def close(self):
+        if self.daemon is not None and self.daemon.poll() is None:
+            self.kill()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    def log(self):
+        return (self.base / "daemon.log").read_text()
+
+    def store(self):
+        return Store.open(self.base / "state" / "metasched.db", read_only=True)
+
+    def status(self):
+        """What is published, or None if nothing is yet."""
+        try:
+            return published.read(self.base / "shared")
+        except published.StatusError:
+            return None
+
+    def job(self, address):
+        """The published status of one job, live or ended, or None."""
+        status = self.status()
+        jobs = () if status is None else (*status.jobs, *status.finished)
+        return next((job for job in jobs if job.address == address), None)
+
+    def wait(self, condition, seconds=60):
+        """Wait until a condition holds, and return what it returned."""
+        deadline = time.monotonic() + seconds
+        while not (result := condition()):
+            assert time.monotonic() < deadline, f"{self.log()[-6000:]}\n{self.cluster.run('squeue', '-a')}"
+            assert self.daemon is None or self.daemon.poll() is None or self.daemon.returncode < 0, self.log()
+            time.sleep(0.05)
+        return result
+
+    def wait_status(self, address, status, seconds=60):
+        return self.wait(lambda: (job := self.job(address)) is not None and job.status == status and job, seconds)
+
+    def submit(self, command, *options, tag="metasched", user=None):
+        """Submit a batch script of one command; the job's id. Output goes to a directory of its own."""
+        self.number += 1
+        directory = self.base / f"job-{self.number}"
+        directory.mkdir()
+        script = directory / "job.sh"
+        script.write_text(f"#!/bin/bash\nexport OMP_NUM_THREADS=1\n{command.format(dir=directory)}\n")
+        env = {
+            **self.cluster.env,
+            "METASCHED_SHARED": str(self.base / "shared"),
+            "PATH": f"{ROOT / 'slurm_scripts'}:{self.cluster.env['PATH']}",
+            "PYTHONPATH": str(ROOT),
+        }
+        comment = [f"--comment={tag}"] if tag else []
+        argv = ["sbatch", "--parsable", f"--chdir={directory}", "--output=out.txt", *comment, *options, str(script)]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def train(self, options, *sbatch, tag="metasched"):
+        """Submit a real training job; (id, directory)."""
+        address = self.submit(f"exec metasched-run {sys.executable} {TRAIN} {{dir}} {options}", *sbatch, tag=tag)
+        return address, self.base / f"job-{self.number}"

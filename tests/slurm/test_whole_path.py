@@ -1,0 +1,276 @@
+"""Real Slurm, the real daemon, real training."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.site import ROOT
+
+SAMPLES = 203
+
+
+def surviving(directory):
+    """{epoch: sorted indices} of the steps that count: of each step, what the last trainer that did it trained."""
+    last = {}
+    for path in directory.glob("trained-*-*.jsonl"):
+        incarnation = int(path.name.split("-")[1])
+        for line in path.read_text().splitlines():
+            step = json.loads(line)
+            have, indices = last.get(step["step"], (0, []))
+            if incarnation > have:
+                last[step["step"]] = (incarnation, [(step["epoch"], step["indices"])])
+            elif incarnation == have:
+                indices.append((step["epoch"], step["indices"]))
+    seen = {}
+    for _, parts in last.values():
+        for epoch, indices in parts:
+            seen.setdefault(epoch, []).extend(indices)
+    return {epoch: sorted(indices) for epoch, indices in seen.items()}
+
+
+def every_sample_once(epochs):
+    return {epoch: list(range(SAMPLES)) for epoch in range(epochs)}
+
+
+def slurm_state(site, address):
+    return site.cluster.run("squeue", "-h", "-a", "-o", "%T", "-j", address).strip()
+
+
+def test_a_job_grows_and_shrinks_and_sees_every_sample_once(site):
+    """1 -> 4 -> 2 GPUs by the policy, on one node: the job finishes, and each epoch has each sample exactly once."""
+    site.start()
+    one_node = ["-w", "n1"]
+    blocker = site.submit("exec sleep 1000", "--gres=gpu:3", "--nodes=1", *one_node, tag="metasched preempt=no")
+    site.wait_status(blocker, "running")
+    address, directory = site.train(
+        "--epochs 12 --step-seconds 0.15",
+        "--gres=gpu:1",
+        *one_node,
+        tag="metasched min_gpus=1 max_gpus=4",
+    )
+    site.wait(lambda: list(directory.glob("trained-1-*.jsonl")) and surviving(directory))
+    site.cluster.run("scancel", blocker)
+    site.wait(lambda: len(list(directory.glob("trained-2-*.jsonl"))) == 4 and len(surviving(directory)) > 1, 90)
+    late = site.submit("exec sleep 1000", "--gres=gpu:2", *one_node, tag="metasched preempt=no")
+    site.wait_status(late, "running")
+    ended = site.wait_status(address, "completed", 150)
+    assert ended.world_sizes == (1, 4, 2)
+    assert surviving(directory) == every_sample_once(12)
+
+
+def test_without_the_wrapper_a_job_is_still_only_requeued_never_lost(site):
+    """A script that knows nothing of metasched is stopped by Slurm's own requeue, and runs again from its beginning."""
+    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [8.0]\npromote_knob = 1000.0")
+    site.start()
+    plain = site.submit("sleep 15; echo done", "--gres=gpu:4", "-w", "n1")
+    site.wait(lambda: (job := site.job(plain)) is not None and job.attained_service > 8)
+    other = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    site.wait_status(other, "completed")
+    assert site.wait_status(plain, "completed", 90).preemptions == 1
+
+
+def test_an_untagged_job_is_never_touched(site):
+    """An untagged job starts as Slurm wants it, its GPUs count as taken, and ours waits for them with a reason."""
+    site.start()
+    other = site.submit("sleep 1000", "--gres=gpu:4", "-w", "n1", tag=None)
+    site.wait(lambda: slurm_state(site, other) == "RUNNING")
+    ours = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    waiting = site.wait(lambda: (job := site.job(ours)) is not None and "GPU" in job.reason and job)
+    assert waiting.status == "held"
+    assert slurm_state(site, other) == "RUNNING"
+    site.cluster.run("scancel", other)
+    site.wait_status(ours, "completed")
+
+
+def test_a_malformed_tag_stays_held_and_says_why(site):
+    """The owner reads what is wrong in the status and in AdminComment; the job never starts."""
+    site.start()
+    address = site.submit("sleep 1", "--gres=gpu:1", tag="metasched min_gpu=1")
+    job = site.wait(lambda: (job := site.job(address)) is not None and job.error and job)
+    assert "min_gpus" in job.error
+    shown = site.wait(lambda: "min_gpus" in (text := site.cluster.run("scontrol", "show", "job", address)) and text)
+    assert "AdminComment=metasched:" in shown
+    assert slurm_state(site, address) == "PENDING"
+
+
+def test_an_unknown_gpu_type_is_an_error_that_names_the_known_ones(site):
+    """A tag with a type that no node has stays held; the message lists what exists."""
+    site.start()
+    address = site.submit("sleep 1", "--gres=gpu:1", tag="metasched gpu_types=v101")
+    job = site.wait(lambda: (job := site.job(address)) is not None and job.error and job)
+    assert "v101" in job.error
+    assert "v100" in job.error
+
+
+def test_a_deaf_trainer_is_requeued_after_its_grace(site):
+    """A trainer that stays alive after a stop request is ended from outside, and goes on from its last checkpoint."""
+    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0", grace=2)
+    site.start()
+    address, directory = site.train("--epochs 3 --step-seconds 0.3 --checkpoint-every 1", "--gres=gpu:4", "-w", "n1")
+    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 5, 60)
+    site.wait(lambda: site.job(address).attained_service > 12)
+    trainers = [pid for pid in _pids_of(directory) if pid]
+    for pid in trainers:
+        os.kill(pid, signal.SIGSTOP)
+    other = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    site.wait_status(other, "completed", 90)
+    ended = site.wait_status(address, "completed", 120)
+    assert ended.preemptions == 1
+    assert surviving(directory) == every_sample_once(3)
+
+
+def _pids_of(directory):
+    """Python trainers whose command line names a directory."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with Path(f"/proc/{entry.name}/cmdline").open("rb") as file:
+                    argv = file.read().split(b"\0")
+            except OSError:
+                continue
+            if str(directory).encode() in argv and argv[1].endswith(b"train.py"):
+                found.append(int(entry.name))
+    return found
+
+
+def test_cpu_only_jobs_share_their_node_by_suspension(site):
+    """Two CPU-only jobs that each need the whole node take turns: one is suspended, and goes on where it was."""
+    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [3.0]\npromote_knob = 1000.0")
+    site.start()
+    first = site.submit(
+        "for i in $(seq 100); do echo $i; sleep 0.1; done", "-n1", "-c16", "-w", "n1", tag="metasched preempt=suspend"
+    )
+    site.wait(lambda: (job := site.job(first)) is not None and job.attained_service > 3)
+    second = site.submit("sleep 1", "-n1", "-c16", "-w", "n1", tag="metasched preempt=suspend")
+    site.wait_status(first, "suspended")
+    site.wait_status(second, "completed")
+    ended = site.wait_status(first, "completed")
+    assert ended.runs == 1
+    output = (site.base / "job-1" / "out.txt").read_text().split()
+    assert output == [str(i) for i in range(1, 101)]
+
+
+def test_an_owner_who_releases_a_job_is_answered(site):
+    """A job that its owner requeues behind our back is held again, and runs when the plan says so, not twice."""
+    site.start()
+    address, directory = site.train("--epochs 2 --step-seconds 0.1", "--gres=gpu:2")
+    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.cluster.run("scontrol", "requeue", address)
+    ended = site.wait_status(address, "completed", 120)
+    assert ended.runs == 2
+    assert surviving(directory) == every_sample_once(2)
+    with site.store() as store:
+        events = {event.kind for event in store.recent_events(1000, ended.uid)}
+    assert "lost" in events
+
+
+def test_sigterm_stops_the_daemon_and_leaves_jobs_running(site):
+    """SIGTERM ends the daemon with code 0; the job runs on, and the next daemon goes on with it."""
+    site.start()
+    address = site.submit("sleep 6", "--gres=gpu:1")
+    before = site.wait_status(address, "running")
+    site.terminate()
+    assert slurm_state(site, address) == "RUNNING"
+    site.start()
+    after = site.wait_status(address, "completed")
+    assert (after.uid, after.runs) == (before.uid, 1)
+
+
+def test_sighup_switches_the_policy_without_losing_a_job(site):
+    """A reload changes the policy; a broken file is refused with a message and changes nothing."""
+    site.start()
+    address = site.submit("sleep 1000", "--gres=gpu:1")
+    site.wait_status(address, "running")
+    good = site.config.read_text()
+    site.config.write_text(good.replace("[schedule]", "[shedule]"))
+    site.daemon.send_signal(signal.SIGHUP)
+    site.wait(lambda: "reload_refused" in site.log() and "schedule" in site.log())
+    assert site.status().policy == "fifo"
+    site.config.write_text(good.replace('"fifo"', '"las"'))
+    site.daemon.send_signal(signal.SIGHUP)
+    site.wait(lambda: site.status().policy == "las")
+    assert slurm_state(site, address) == "RUNNING"
+    assert site.job(address).runs == 1
+
+
+def test_a_second_daemon_is_refused(site):
+    """Two daemons for one cluster are kept apart by the lock, with a message that names the first."""
+    site.start()
+    site.wait(site.status)
+    argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "daemon"]
+    second = subprocess.run(
+        argv, env=site.cluster.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert second.returncode == 1
+    assert f"pid {site.daemon.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_dry_run_prints_the_plan_and_does_nothing(site):
+    """`daemon --dry-run` says what it would start; the job stays as it was and no file of state appears."""
+    address = site.submit("sleep 1", "--gres=gpu:1")
+    before = site.cluster.run("scontrol", "show", "job", address)
+    argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "daemon", "--dry-run"]
+    done = subprocess.run(argv, env=site.cluster.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"start {address}" in done.stdout
+    assert site.cluster.run("scontrol", "show", "job", address) == before
+    assert not (site.base / "state").exists()
+
+
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+def test_the_daemon_may_be_killed_at_any_moment(site, moment):
+    """Kill -9 around a preemption: the next daemon goes on; every job finishes, none runs twice at once."""
+    site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0")
+    site.start()
+    address, directory = site.train("--epochs 3 --step-seconds 0.1", "--gres=gpu:4", "-w", "n1")
+    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.wait(lambda: site.job(address).attained_service > 12)
+    if moment == "before":
+        site.kill()
+    other = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    if moment == "during":
+        site.wait(lambda: "stop " + address in site.log())
+        site.kill()
+    elif moment == "after":
+        site.wait_status(other, "running")
+        site.kill()
+    time.sleep(1)
+    site.start()
+    site.wait_status(other, "completed", 90)
+    ended = site.wait_status(address, "completed", 120)
+    assert surviving(directory) == every_sample_once(3)
+    assert site.job(other).runs == 1
+    assert ended.preemptions == 1
+    starts = [path.name for path in directory.glob("trained-*-0.jsonl")]
+    assert len(starts) == ended.runs
+
+
+def test_slurmctld_may_be_killed(site):
+    """Kill -9 of the controller in mid-round: when it is back, everything goes on by itself."""
+    site.start()
+    address, directory = site.train("--epochs 3 --step-seconds 0.2", "--gres=gpu:2")
+    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
+    time.sleep(6)  # Slurm's state on disk is up to 5 s old; a younger job would be Slurm's own loss
+    site.cluster.kill_controller(signal.SIGKILL)
+    waiting_status = site.wait(lambda: site.status().slurm != "ok" and site.status())
+    assert waiting_status.slurm
+    site.cluster.start_controller()
+    other = site.wait(lambda: _try_submit(site))
+    site.wait_status(other, "completed", 90)
+    site.wait_status(address, "completed", 120)
+    assert surviving(directory) == every_sample_once(3)
+
+
+def _try_submit(site):
+    try:
+        return site.submit("sleep 1", "--gres=gpu:2")
+    except (AssertionError, subprocess.TimeoutExpired):
+        return None

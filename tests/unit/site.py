@@ -1,0 +1,160 @@
+"""The controller on a FakeSlurm: fast, deterministic, and killed wherever a test likes."""
+
+import json
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+from metasched.config import Config
+from metasched.controller import Controller
+from metasched.mailbox import Mailbox
+from metasched.slurm.client import SlurmClient
+from metasched.slurm.fake import FakeSlurm, Trainer
+from metasched.store import Store
+from policies.baselines.fifo import Fifo
+from policies.baselines.las import Las
+
+ME = pwd.getpwuid(os.getuid()).pw_name
+POLICIES = {"fifo": Fifo, "las": Las}
+WRITES = frozenset(
+    {"hold", "release", "update", "stamp", "set_requeue", "signal", "requeue_hold", "suspend", "resume"}
+    & set(dir(SlurmClient))
+)
+
+
+class Killed(BaseException):
+    """The daemon dies here: nothing catches it."""
+
+
+class DyingClient:
+    """Passes calls on, and dies before or after its n-th write."""
+
+    def __init__(self, client, at, *, after):
+        self._client, self._left, self._after = client, at, after
+
+    def __getattr__(self, name):
+        method = getattr(self._client, name)
+        if name not in WRITES:
+            return method
+
+        def call(*arguments):
+            self._left -= 1
+            if self._left == 0 and not self._after:
+                raise Killed
+            method(*arguments)
+            if self._left == 0:
+                raise Killed
+
+        return call
+
+
+@dataclass
+class ShimTrainer(Trainer):
+    """A trainer that reports like the shim: it says that it listens, and that it has checkpointed when it stops."""
+
+    shared: Path | None = None
+    incarnation: int = 0
+    starts: tuple = ()
+    uid: str | None = None
+
+    def started(self, slurm, job):
+        self.incarnation += 1
+        self.starts = (*self.starts, tuple(job.allocated.items()))
+        address = self.shared / "mailbox" / "address" / job.address
+        if not address.exists():
+            return
+        self.uid = address.read_text().strip()
+        lease = json.loads((self.shared / "mailbox" / self.uid / "lease.json").read_text())
+        self.write(
+            slurm,
+            kind="start",
+            run=lease["run"],
+            incarnation=self.incarnation,
+            world_size=sum(job.allocated.values()) or 1,
+            step=0,
+            samples=0,
+            resumed=self.incarnation > 1,
+            init_seconds=0.1,
+        )
+
+    def signalled(self, slurm, job, signal):
+        super().signalled(slurm, job, signal)
+        if self.uid and self.stop_seconds is not None and signal in (self.stop_signal, "SIGTERM"):
+            self.write(
+                slurm, kind="stop", step=1, cause="signal", noticed=slurm.now, checkpointed=self.stop_exit_code == 85
+            )
+
+    def write(self, slurm, **line):
+        directory = self.shared / "reports" / self.uid
+        directory.mkdir(exist_ok=True)
+        with (directory / f"incarnation-{self.incarnation}.jsonl").open("a") as file:
+            file.write(json.dumps({"v": 1, "t": slurm.now, **line}) + "\n")
+
+
+class FakeSite:
+    """A cluster, a daemon and jobs."""
+
+    def __init__(self, base, slurm=None, *, policy="fifo", **schedule):
+        self.base = base
+        self.slurm = slurm or FakeSlurm()
+        self.policy = policy
+        self.parameters = {}
+        (base / "state").mkdir(exist_ok=True)
+        (base / "shared").mkdir(exist_ok=True)
+        rhythm = {"round_seconds": 10.0, "min_round_seconds": 1.0, "poll_seconds": 1.0, "busy_poll_seconds": 0.5}
+        self.config = Config.model_validate(
+            {
+                "paths": {"state": str(base / "state"), "shared": str(base / "shared")},
+                "schedule": {**rhythm, "grace_seconds": 20.0, "start_seconds": 20.0, **schedule},
+            }
+        )
+        self.store = None
+        self.start()
+
+    def start(self, client=None):
+        """A new daemon process, as it were."""
+        if self.store is not None:
+            self.store.close()
+        self.store = Store.open(self.base / "state" / "metasched.db")
+        kind = POLICIES[self.policy]
+        self.controller = Controller(
+            self.config,
+            client or self.slurm,
+            self.store,
+            Mailbox(self.base / "shared"),
+            kind(kind.Parameters(**self.parameters)),
+            clock=lambda: self.slurm.now,
+        )
+
+    def add(self, *options, tag="", **trainer):
+        """Submit a tagged job whose trainer is one of ours; held, as the plugin would."""
+        made = ShimTrainer(shared=self.base / "shared", **trainer)
+        return self.slurm.add("--hold", *options, comment=f"metasched {tag}".strip(), user=ME, trainer=made)
+
+    def run(self, seconds):
+        """Poll as the daemon would, for so long."""
+        until = self.slurm.now + seconds
+        while self.slurm.now < until:
+            self.slurm.tick(max(min(self.controller.poll(), until - self.slurm.now), 0.05))
+
+    def run_until(self, condition, seconds=600):
+        until = self.slurm.now + seconds
+        while not condition():
+            assert self.slurm.now < until, [
+                (job.address, job.slurm_state, job.state, job.hold, job.reason) for job in self.slurm.jobs()
+            ]
+            self.slurm.tick(max(self.controller.poll(), 0.05))
+
+    def state(self, address):
+        return self.slurm.job(address).state
+
+    def record(self, address):
+        return next(job for job in self.records() if job.address == address)
+
+    def records(self):
+        """The live jobs, then the ended ones, latest first."""
+        return [*self.store.live_jobs(), *self.store.recent_jobs(100)]
+
+    def close(self):
+        self.store.close()
