@@ -1,0 +1,163 @@
+"""What runs and what should run -> the actions that are missing now.
+
+The plan is a function of what is observed, not of what was done before: it is asked at every poll, and any of its
+actions may be lost or done twice. Successors are queued on their GPUs before the jobs that hold them are stopped: Slurm
+starts a queued job within a tenth of a second of its GPUs becoming free, and needs up to a second otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from metasched.model import (
+    Action,
+    Hold,
+    HoldJob,
+    Job,
+    Placement,
+    Preempt,
+    Requeue,
+    Resume,
+    Snapshot,
+    Start,
+    Status,
+    Stop,
+    Suspend,
+)
+
+ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Patience, in seconds.
+
+    Attributes:
+        grace_seconds: for a run to answer a stop.
+        start_seconds: for a released job to start once its nodes are not held by jobs that have to leave them.
+    """
+
+    grace_seconds: float
+    start_seconds: float
+
+
+def plan(snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits) -> tuple[Action, ...]:
+    """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
+
+    Args:
+        snapshot: what is.
+        targets: where each job that should run now belongs, most important first; other jobs should not run.
+        limits: how long to wait for whom.
+    """
+    planner = _Planner(snapshot, targets, limits)
+    last = len(targets)
+    rank = {uid: i for i, uid in enumerate(targets)}
+    jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
+    actions = [action for job in jobs if (action := planner.missing(job)) is not None]
+    actions.sort(key=lambda action: ORDER.index(type(action)))
+    return tuple(actions)
+
+
+class _Planner:
+    """One call of ``plan``."""
+
+    def __init__(self, snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits) -> None:
+        self.now = snapshot.now
+        self.targets = targets
+        self.limits = limits
+        self.busy_cpus: dict[str, int] = {}
+        self.leaving: set[str] = set()
+        self.heirs: dict[str, list[str]] = {}
+        self.cpus = {node.name: node.cpus for node in snapshot.nodes}
+        for job in snapshot.jobs:
+            target = targets.get(job.uid)
+            if job.placement is not None and job.status in (Status.RUNNING, Status.STOPPING):
+                self._occupy(job, job.placement)
+                if job.status is Status.STOPPING or job.placement != target:
+                    self.leaving.update(job.placement.nodes)
+            if target is not None and target != job.placement:
+                for node in target.nodes:
+                    self.heirs.setdefault(node, []).append(job.address)
+
+    def missing(self, job: Job) -> Action | None:
+        """What this job lacks now."""
+        target = self.targets.get(job.uid)
+        match job.status:
+            case Status.HELD:
+                return self._held(job, target)
+            case Status.QUEUED:
+                return self._queued(job, target)
+            case Status.RUNNING:
+                return self._running(job, target)
+            case Status.SUSPENDED:
+                return self._suspended(job, target)
+            case _:
+                return None
+
+    def _held(self, job: Job, target: Placement | None) -> Action | None:
+        if target is not None and job.blocked is None:
+            return Start(job.uid, f"starts on {_describe(target)}", target)
+        if job.hold is Hold.USER:
+            return HoldJob(job.uid, "its owner could release it before its turn")
+        return None
+
+    def _queued(self, job: Job, target: Placement | None) -> Action | None:
+        if job.blocked is not None:
+            return HoldJob(job.uid, job.blocked)
+        if target is None:
+            return HoldJob(job.uid, "it is not its turn")
+        if job.released is None:
+            return HoldJob(job.uid, "it was released by somebody else")
+        if job.released != target:
+            return HoldJob(job.uid, f"its place is now {_describe(target)}")
+        waited = self.now - job.released_at if job.released_at is not None else 0.0
+        if waited > self.limits.start_seconds and self.leaving.isdisjoint(target.nodes):
+            return HoldJob(job.uid, f"it did not start within {self.limits.start_seconds:g} s")
+        return None
+
+    def _running(self, job: Job, target: Placement | None) -> Action | None:
+        if job.preempt is Preempt.SUSPEND and job.gpus == 0:
+            return Suspend(job.uid, self._why(job, target)) if target is None else None
+        if job.preempt is not Preempt.CHECKPOINT:
+            return None
+        if job.stop_requested is not None:
+            # A stop cannot be taken back: the trainer may be half-way out, and starts again in the same place.
+            if self.now > job.stop_requested + self.limits.grace_seconds:
+                return Requeue(job.uid, f"it did not answer a stop within {self.limits.grace_seconds:g} s")
+            return None
+        if job.placement == target:
+            return None
+        return Stop(job.uid, self._why(job, target), self.now + self.limits.grace_seconds)
+
+    def _suspended(self, job: Job, target: Placement | None) -> Action | None:
+        if not job.suspended_by_us or job.placement is None or job.placement != target:
+            return None
+        need = job.node_cpus(target.gpus_per_node)
+        if any(self.busy_cpus.get(node, 0) + need > self.cpus.get(node, 0) for node in target.nodes):
+            return None
+        self._occupy(job, target)
+        return Resume(job.uid, "its CPUs are free again")
+
+    def _occupy(self, job: Job, place: Placement) -> None:
+        for node in place.nodes:
+            self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(place.gpus_per_node)
+
+    def _why(self, job: Job, target: Placement | None) -> str:
+        """Why it must leave the place that it has."""
+        if target is not None:
+            return f"moves to {_describe(target)}"
+        nodes = job.placement.nodes if job.placement is not None else ()
+        heirs = sorted({heir for node in nodes for heir in self.heirs.get(node, ())})
+        if not heirs:
+            return "it is not its turn"
+        more = f" and {len(heirs) - 3} more" if len(heirs) > 3 else ""  # noqa: PLR2004 - three are enough to read
+        return f"makes room for {', '.join(heirs[:3])}{more}"
+
+
+def _describe(place: Placement) -> str:
+    """A place in words: ``4 GPUs of type v100 on n1, n2``."""
+    nodes = ", ".join(place.nodes)
+    if place.gpu_type is None:
+        return nodes
+    return f"{place.gpus} GPU{'' if place.gpus == 1 else 's'} of type {place.gpu_type} on {nodes}"

@@ -1,0 +1,1 @@
+"""Scheduling policies; each subpackage is one system, found by entry point."""

@@ -1,0 +1,1 @@
+"""The baselines that published systems are compared with."""

@@ -1,0 +1,233 @@
+"""The rule that the baselines share: GPUs are given away in the order of a queue.
+
+Jobs that cannot be preempted keep what they hold. Then everybody's minimum is served in order, gangs whole; then, still
+in order, jobs grow to what they asked for, and at last to the most that they can use. GPUs are counted by type; which
+nodes they are on is the placement's business, so a job that does not fit by count is offered as fallback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from metasched.model import Decision, Grant, Job, Snapshot, Status
+
+CPU_ONLY = ""
+TEENS = range(11, 14)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """An amount given to a job: GPUs of a type (CPU-only: 0 of ``CPU_ONLY``)."""
+
+    gpus: int
+    gpu_type: str
+
+
+@dataclass
+class _Pool:
+    """What is left to give: GPUs by type, and CPUs."""
+
+    gpus: dict[str, int]
+    cpus: int
+    shares: dict[str, Share] = field(default_factory=dict)
+
+
+def allocate(
+    snapshot: Snapshot,
+    queue: Sequence[Job],
+    words: Callable[[Job], str],
+    *,
+    strict: bool,
+    elastic: bool,
+) -> Decision:
+    """Serve the jobs of a queue in its order.
+
+    Args:
+        snapshot: the round's; ``queue`` holds all of its jobs.
+        queue: first comes first.
+        words: what to say of a job beside its position in the queue.
+        strict: whether a job that does not fit keeps later ones from the GPUs that it waits for.
+        elastic: whether jobs may get other amounts than they asked for.
+    """
+    allocator = _Allocator(snapshot, queue, elastic=elastic)
+    for job in queue:
+        allocator.keep_fixed(job)
+    behind = allocator.serve_minimum(strict=strict)
+    if elastic:
+        for job in queue:
+            allocator.grow(job, job.gpus)
+        for job in queue:
+            allocator.grow(job, job.max_gpus)
+    grants, fallback, waits = [], [], {}
+    for position, job in enumerate(queue, start=1):
+        reason = f"{ordinal(position)} of {len(queue)} in line{words(job)}"
+        share = allocator.pool.shares.get(job.uid)
+        least = allocator.least(job)
+        if share is not None:
+            at_least = min(least, share.gpus) if elastic and not _fixed(job) else share.gpus
+            grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
+        elif not allocator.possible(job):
+            waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {allocator.wish(job)}"
+        elif not strict:
+            fallback.append(Grant(job.uid, job.gpus if elastic else least, reason, min(least, job.gpus)))
+        elif behind.get(job.uid) is None:
+            waits[job.uid] = f"{reason}; waits for {allocator.wish(job)}, {allocator.free(job)}"
+        else:
+            waits[job.uid] = f"{reason}; waits behind job {behind[job.uid]}, which needs the same resources"
+    return Decision(tuple(grants), tuple(fallback), waits)
+
+
+class _Allocator:
+    """One call of ``allocate``."""
+
+    def __init__(self, snapshot: Snapshot, queue: Sequence[Job], *, elastic: bool) -> None:
+        self.snapshot = snapshot
+        self.queue = queue
+        self.elastic = elastic
+        self.pool = _Pool(dict(snapshot.capacity), sum(node.cpus for node in snapshot.nodes if node.accepts))
+        self._sizes: dict[object, Mapping[str, tuple[int, ...]]] = {}
+
+    # -- what a job could be given on an empty cluster ------------------------------------------------------------
+
+    def sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
+        """By type, the amounts that nodes could hold, ascending; beyond the smallest only whole nodes or one.
+
+        A job without GPUs has the one amount 0 where enough nodes could hold it.
+        """
+        unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes, self.least(job), job.max_gpus)
+        key = (job.gpus > 0, job.gpu_types, job.features, job.partition, unit)
+        if key not in self._sizes:
+            self._sizes[key] = self._find_sizes(job)
+        return self._sizes[key]
+
+    def _find_sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
+        room: dict[str, list[int]] = {}
+        for node in self.snapshot.nodes:
+            if node.accepts and job.matches(node):
+                units = min(
+                    node.gpus if job.gpus else 1,
+                    node.cpus // job.cpus_per_unit if job.cpus_per_unit else node.gpus or 1,
+                    node.memory // job.memory_per_unit if job.memory_per_unit else node.gpus or 1,
+                )
+                room.setdefault((node.gpu_type or "") if job.gpus else CPU_ONLY, []).append(units)
+        sizes = {}
+        for gpu_type, units_of in room.items():
+            units_of.sort(reverse=True)
+            found: list[int] = []
+            for gpus in range(self.least(job), min(job.max_gpus, sum(units_of)) + 1):
+                ways = [(k, g) for k, g in job.spreads(gpus) if k <= len(units_of) and units_of[k - 1] >= max(g, 1)]
+                if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in ways):
+                    found.append(gpus)
+            if found:
+                sizes[gpu_type] = tuple(found)
+        return sizes
+
+    def possible(self, job: Job) -> bool:
+        """Whether it could run if nothing else did."""
+        return bool(self.sizes(job))
+
+    def least(self, job: Job) -> int:
+        """The fewest GPUs that it may be given."""
+        return job.min_gpus if self.elastic else job.gpus
+
+    # -- giving ---------------------------------------------------------------------------------------------------
+
+    def _cost(self, job: Job, share: Share | None) -> tuple[int, int]:
+        """GPUs and CPUs that a share takes from the pool: what it holds on nodes that accept no jobs is not in it."""
+        if share is None:
+            return 0, 0
+        units = share.gpus if job.gpus else (job.nodes or 1)
+        held = job.placement if job.active else None
+        if held is not None and (held.gpus, held.gpu_type or CPU_ONLY) == (share.gpus, share.gpu_type):
+            per_node = max(held.gpus_per_node, 1)
+            nodes = self.snapshot.node
+            units = per_node * sum(1 for name in held.nodes if name in nodes and nodes[name].accepts)
+        return units if job.gpus else 0, units * job.cpus_per_unit
+
+    def _give(self, job: Job, share: Share, *, anyway: bool = False) -> bool:
+        """Change its share, if the pool has enough (for jobs that hold it already: anyway)."""
+        before, after = self._cost(job, self.pool.shares.get(job.uid)), self._cost(job, share)
+        gpus, cpus = after[0] - before[0], after[1] - before[1]
+        fits = gpus <= self.pool.gpus.get(share.gpu_type, 0) if job.gpus else True
+        if not anyway and not (fits and (cpus <= 0 or cpus <= self.pool.cpus)):
+            return False
+        if job.gpus:
+            self.pool.gpus[share.gpu_type] = self.pool.gpus.get(share.gpu_type, 0) - gpus
+        self.pool.cpus -= cpus
+        self.pool.shares[job.uid] = share
+        return True
+
+    def keep_fixed(self, job: Job) -> None:
+        """Give a job that can neither stop nor move what it holds."""
+        if _fixed(job) and job.placement is not None:
+            self._give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
+
+    def serve_minimum(self, *, strict: bool) -> Mapping[str, str | None]:
+        """Give everybody the minimum, in order; by uid of those left out, the job that they wait behind."""
+        heads: dict[str, str] = {}
+        behind: dict[str, str | None] = {}
+        for job in self.queue:
+            if job.uid in self.pool.shares:
+                continue
+            options = self._options(job)
+            if any(share.gpu_type not in heads and self._give(job, share) for share in options):
+                continue
+            if strict:
+                behind[job.uid] = next((heads[s.gpu_type] for s in options if s.gpu_type in heads), None)
+                for share in options:
+                    heads.setdefault(share.gpu_type, job.address)
+        return behind
+
+    def _options(self, job: Job) -> list[Share]:
+        """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
+        last = job.placement or job.released or job.last_placement
+        sizes = dict(self.sizes(job))
+        if job.placement is not None and job.active and job.placement.gpus >= self.least(job):
+            # What it holds is possible, whatever its nodes accept now.
+            held = job.placement.gpu_type or CPU_ONLY
+            sizes[held] = (min(job.placement.gpus, *sizes.get(held, ())) if held in sizes else job.placement.gpus,)
+        order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
+        types = sorted(
+            sizes,
+            key=lambda t: (last is None or t != last.gpu_type, order.get(t, 0), -self.pool.gpus.get(t, 0), t),
+        )
+        return [Share(sizes[t][0], t) for t in types]
+
+    def grow(self, job: Job, goal: int) -> None:
+        """Give a served job the largest amount up to a goal that is left in its type."""
+        share = self.pool.shares.get(job.uid)
+        if share is None or _fixed(job) or share.gpus >= goal:
+            return
+        for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
+            if share.gpus < gpus <= goal and self._give(job, Share(gpus, share.gpu_type)):
+                return
+
+    # -- words ----------------------------------------------------------------------------------------------------
+
+    def wish(self, job: Job) -> str:
+        """What it waits for at least, in words."""
+        if not job.gpus:
+            nodes = job.nodes or 1
+            return f"{nodes} node{'' if nodes == 1 else 's'} with {job.cpus_per_unit} CPUs"
+        kind = f" of type {' or '.join(job.gpu_types)}" if job.gpu_types else ""
+        return f"{self.least(job)} GPU{'' if self.least(job) == 1 else 's'}{kind}"
+
+    def free(self, job: Job) -> str:
+        """How much of what it needs is left, in words."""
+        cpus, left = max(self.pool.cpus, 0), sum(max(self.pool.gpus.get(t, 0), 0) for t in self.sizes(job))
+        if not job.gpus:
+            return f"{cpus} CPUs are free"
+        need = self.least(job) * job.cpus_per_unit
+        return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
+
+
+def _fixed(job: Job) -> bool:
+    """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
+    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
+
+
+def ordinal(n: int) -> str:
+    """1st, 2nd, 3rd, 4th, ..."""
+    suffix = "th" if n % 100 in TEENS else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"

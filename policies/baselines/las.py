@@ -1,0 +1,131 @@
+"""Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 3.2).
+
+A job's attained service is GPUs x time. Queues are bands of attained service: a job enters the top queue, and falls to
+the next when its service passes that queue's threshold. Upper queues preempt lower ones; within a queue, jobs go in the
+order in which they first started, those that never started last, so that equals do not preempt each other in turns.
+A job that waited ``promote_knob`` times as long as it ran goes back to the top, and its service counts anew.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+from pydantic import Field, field_validator
+
+from metasched.model import Decision, Job, Snapshot
+from metasched.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.allocation import allocate
+
+STATE_VERSION = 1
+SECONDS_PER_HOUR = 3600.0
+
+
+class LasParameters(PolicyParameters):
+    """Parameters of LAS.
+
+    Attributes:
+        queue_thresholds_gpu_seconds: upper ends of all queues but the last, increasing.
+        promote_knob: waiting time over run time since the last promotion at which a job goes back to the top queue;
+            None for never.
+        elastic: whether jobs may get other amounts than they asked for.
+    """
+
+    queue_thresholds_gpu_seconds: tuple[float, ...] = (3250.0,)
+    promote_knob: float | None = Field(default=8.0, gt=0)
+    elastic: bool = True
+
+    @field_validator("queue_thresholds_gpu_seconds")
+    @classmethod
+    def _increasing(cls, thresholds: tuple[float, ...]) -> tuple[float, ...]:
+        if any(low >= high for low, high in zip((0.0, *thresholds), thresholds, strict=False)):
+            message = "must be positive and increasing"
+            raise ValueError(message)
+        return thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What LAS remembers of a job: when it first started (unix time), and its counters at its last promotion.
+
+    ``waited`` counts from the first start: waiting for that one is no starvation of a job that the queue favours most.
+    """
+
+    first_start: float
+    service: float = 0.0
+    ran: float = 0.0
+    waited: float = 0.0
+
+    @classmethod
+    def of(cls, data: Any) -> Self | None:
+        try:
+            return cls(**{key: float(value) for key, value in data.items()})
+        except (AttributeError, TypeError, ValueError):
+            return None
+
+
+class Las(Policy):
+    """Least attained service first, in discrete queues; preemptive."""
+
+    name: ClassVar[str] = "las"
+    Parameters: ClassVar[type[PolicyParameters]] = LasParameters
+    parameters: LasParameters
+
+    def initial_state(self, snapshot: Snapshot) -> PolicyState:
+        """Jobs that ran before we looked started, as far as we know, in the order of their submission."""
+        started = {job.uid: _Record(first_start=job.submitted) for job in snapshot.jobs if job.ran_seconds > 0}
+        return _state(started)
+
+    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Promote the starved, then serve queue by queue."""
+        if state.version != STATE_VERSION:
+            state = self.initial_state(snapshot)
+        known = {uid: record for uid, data in state.data.items() if (record := _Record.of(data)) is not None}
+        records: dict[str, _Record] = {}
+        for job in snapshot.jobs:
+            record = self._update(job, known.get(job.uid), snapshot.now)
+            if record is not None:
+                records[job.uid] = record
+        level = {job.uid: self._level(job, records) for job in snapshot.jobs}
+        queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *_turn(job, records), job.uid))
+        levels = len(self.parameters.queue_thresholds_gpu_seconds) + 1
+
+        def words(job: Job) -> str:
+            hours = job.attained_service / SECONDS_PER_HOUR
+            return f", in queue {level[job.uid] + 1} of {levels} after {hours:.3g} GPU-hours"
+
+        decision = allocate(snapshot, queue, words, strict=False, elastic=self.parameters.elastic)
+        return decision, _state(records)
+
+    def _update(self, job: Job, record: _Record | None, now: float) -> _Record | None:
+        """Its record after this look: made at its first start, its counters reset when it is promoted."""
+        if record is None:
+            if not job.active and job.ran_seconds <= 0:
+                return None
+            start = job.run_started if job.run_started is not None else now
+            return _Record(first_start=start, waited=job.waited_seconds)
+        knob = self.parameters.promote_knob
+        ran, waited = job.ran_seconds - record.ran, job.waited_seconds - record.waited
+        starved = knob is not None and not job.active and ran > 0 and waited >= knob * ran
+        if starved and self._level(job, {job.uid: record}) > 0:
+            return _Record(record.first_start, job.attained_service, job.ran_seconds, job.waited_seconds)
+        return record
+
+    def _level(self, job: Job, records: Mapping[str, _Record]) -> int:
+        """Its queue, 0 for the top one."""
+        record = records.get(job.uid)
+        service = job.attained_service - (record.service if record is not None else 0.0)
+        return bisect_right(self.parameters.queue_thresholds_gpu_seconds, service)
+
+
+def _turn(job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
+    """Its place within its queue: by first start, then by submission."""
+    record = records.get(job.uid)
+    return (record.first_start if record is not None else math.inf, job.submitted)
+
+
+def _state(records: Mapping[str, _Record]) -> PolicyState:
+    return PolicyState(STATE_VERSION, {uid: asdict(record) for uid, record in sorted(records.items())})
