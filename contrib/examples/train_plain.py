@@ -1,0 +1,53 @@
+"""A small classifier, trained with DDP by as many processes as torchrun starts."""
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import data
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--samples", type=int, default=4096)
+parser.add_argument("--seconds-per-step", type=float, default=0.0, help="stand in for a larger model")
+args = parser.parse_args()
+
+dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+
+# Spirals, one for each class.
+torch.manual_seed(0)
+labels = torch.randint(3, (args.samples,))
+radius = torch.rand(args.samples)
+angle = 2.1 * labels + 4 * radius + 0.1 * torch.randn(args.samples)
+points = torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1)
+dataset = data.TensorDataset(points, labels)
+
+net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+model = nn.parallel.DistributedDataParallel(net.to(device))
+sampler = data.DistributedSampler(dataset, seed=1)
+loader = data.DataLoader(dataset, batch_size=64 // dist.get_world_size(), sampler=sampler)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+for epoch in range(args.epochs):
+    sampler.set_epoch(epoch)
+    for x, y in loader:
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(args.seconds_per_step)
+    schedule.step()
+    if dist.get_rank() == 0:
+        print(f"epoch {epoch} done", flush=True)
+
+model.eval()
+with torch.no_grad():
+    accuracy = (model(points.to(device)).argmax(dim=1) == labels.to(device)).double().mean()
+if dist.get_rank() == 0:
+    print(f"accuracy {accuracy:.3f}", flush=True)
+dist.destroy_process_group()

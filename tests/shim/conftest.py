@@ -1,0 +1,201 @@
+"""Real trainers: several Python processes that form a gloo process group on this host."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+DEADLINE = 120.0
+
+# Every key of a report line by kind, with the types that the protocol allows.
+NUMBER = (int, float)
+KINDS = {
+    "start": {
+        "run": int,
+        "incarnation": int,
+        "world_size": int,
+        "step": int,
+        "samples": int,
+        "resumed": bool,
+        "init_seconds": float,
+    },
+    "declare": {"total_steps": int, "total_samples": int, "global_batch": int},
+    "steps": {
+        "step": int,
+        "steps": int,
+        "samples": int,
+        "seconds": float,
+        "loss": (float, type(None)),
+        "world_size": int,
+        "global_batch": int,
+        "per_gpu_batch": int,
+        "accumulation": int,
+    },
+    "checkpoint": {"step": int, "seconds": float, "bytes": int, "cause": str},
+    "stop": {"step": int, "cause": str, "noticed": float, "checkpointed": bool},
+    "end": {"step": int, "samples": int, "loss": (float, type(None))},
+}
+
+
+def load_script():
+    """tests/shim/train.py as a module."""
+    spec = importlib.util.spec_from_file_location("shim_train", HERE / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wait_for(condition, what):
+    """Wait until `condition` returns something true, and return that."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    pytest.fail(f"waited in vain for {what}")
+
+
+class Trainers:
+    """The processes of one world, each in a session of its own."""
+
+    def __init__(self, directory, number, size, arguments, variables):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.processes, self.outputs = [], []
+        for rank in range(size):
+            environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
+            if size > 1:
+                environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
+                environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            output = directory / f"output-{number}-{rank}.txt"
+            with output.open("w") as file:
+                command = [sys.executable, str(HERE / "train.py"), str(directory), *map(str, arguments)]
+                process = subprocess.Popen(
+                    command, env=environ, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            self.processes.append(process)
+            self.outputs.append(output)
+
+    def signal(self, rank, number=signal.SIGUSR2):
+        os.kill(self.processes[rank].pid, number)
+
+    def wait(self):
+        """The exit codes by rank."""
+        return [process.wait(DEADLINE) for process in self.processes]
+
+    def output(self, rank=0):
+        return self.outputs[rank].read_text()
+
+    def kill(self):
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Workplace:
+    """A job's directory, and all the trainers that were started on it."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.reports = directory / "reports" / "0123456789abcdef"
+        self.reports.parent.mkdir(parents=True)
+        self.lease = directory / "lease.json"
+        self.started = []
+
+    def launch(self, size, *arguments, run=1, **variables):
+        """Start trainers; `run=None` leaves metasched out."""
+        if run is not None:
+            if not self.lease.exists():
+                self.write_lease(run=run)
+            variables = {
+                "METASCHED_RUN": str(run),
+                "METASCHED_LEASE": str(self.lease),
+                "METASCHED_REPORTS": str(self.reports),
+                "METASCHED_EXIT_CODE": "85",
+                "METASCHED_SIGNAL": "SIGUSR2",
+            } | variables
+        trainers = Trainers(self.directory, len(self.started), size, arguments, variables)
+        self.started.append(trainers)
+        return trainers
+
+    def write_lease(self, run, stop_run=None):
+        stop = stop_run and {"run": stop_run, "requested": 1.0, "deadline": 2.0, "reason": "a test"}
+        partial = self.lease.with_suffix(".partial")
+        partial.write_text(json.dumps({"format": 1, "uid": self.reports.name, "run": run, "stop": stop}))
+        partial.replace(self.lease)
+
+    def trained(self, incarnation, rank="*"):
+        """What the incarnation has trained: a list of {epoch, step, indices}, from all its ranks or from one."""
+        lines = []
+        for path in self.directory.glob(f"trained-{incarnation}-{rank}.jsonl"):
+            lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return lines
+
+    def last_step(self, incarnation, rank="*"):
+        return max((line["step"] for line in self.trained(incarnation, rank)), default=0)
+
+    def wait_for_step(self, incarnation, step):
+        wait_for(lambda: self.last_step(incarnation) >= step, f"step {step} of incarnation {incarnation}")
+
+    def report(self, incarnation):
+        """The report lines of an incarnation; fails where one is not what the protocol says."""
+        lines = (self.reports / f"incarnation-{incarnation}.jsonl").read_text()
+        assert lines.endswith("\n")
+        found = []
+        for text in lines.splitlines():
+            line = json.loads(text)
+            assert line["v"] == 1
+            assert abs(line["t"] - time.time()) < 3600
+            keys = KINDS[line["kind"]]
+            assert line.keys() == keys.keys() | {"v", "t", "kind"}
+            for key, kind in keys.items():
+                assert isinstance(line[key], kind), (key, line)
+            found.append(line)
+        return found
+
+    def surviving(self):
+        """{epoch: sorted indices} over the steps that later incarnations built on."""
+        count = len(list((self.directory / "checkpoints" / "incarnations").iterdir()))
+        begins = [self.report(number)[0]["step"] for number in range(1, count + 1)] + [sys.maxsize]
+        seen = {}
+        for number in range(1, count + 1):
+            for line in self.trained(number):
+                if line["step"] <= begins[number]:
+                    seen.setdefault(line["epoch"], []).extend(line["indices"])
+        return {epoch: sorted(indices) for epoch, indices in seen.items()}
+
+    def checkpoint_files(self):
+        return sorted(path.name for path in (self.directory / "checkpoints").glob("*.*"))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """Make workplaces; whatever still runs in them is killed at the end."""
+    made = []
+
+    def make():
+        made.append(Workplace(tmp_path_factory.mktemp("job")))
+        return made[-1]
+
+    yield make
+    for place in made:
+        for trainers in place.started:
+            trainers.kill()
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load_script()

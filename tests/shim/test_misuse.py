@@ -1,0 +1,157 @@
+"""Wrong calls, other data, a full disk: one process each."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.shim
+
+ROOT = Path(__file__).parents[2]
+PRELUDE = """
+import torch, trainer_shim
+from trainer_shim import *
+def refused(error, words, call):
+    try:
+        call()
+    except error as caught:
+        assert words in str(caught), caught
+    else:
+        raise SystemExit(f"not refused: {words}")
+net, dataset = torch.nn.Linear(2, 1), torch.utils.data.TensorDataset(torch.randn(12, 2))
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+ctx = trainer_shim.init("checkpoints", checkpoint_every=0)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a script that begins with PRELUDE; returns its exit code and its output."""
+
+    def run_script(script, **variables):
+        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
+        done = subprocess.run(
+            [sys.executable, "-c", PRELUDE + script],
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    return run_script
+
+
+def test_calls_out_of_order(run):
+    """Calls that make no sense are refused with the way to do it; then the training can still be run."""
+    code, output = run("""
+refused(UsageError, "come before ctx.epochs", lambda: next(ctx.epochs(1)))
+refused(UsageError, "a dict has no state_dict", lambda: ctx.track(things={}))
+refused(BatchError, "global_batch is 0", lambda: ctx.loader(dataset, global_batch=0))
+loader = ctx.loader(dataset, global_batch=4)
+refused(UsageError, "once", lambda: ctx.loader(dataset, global_batch=4))
+ctx.track(net=net)
+refused(UsageError, "in one call", lambda: ctx.track(net=net))
+refused(UsageError, "inside `for epoch", lambda: next(iter(loader)))
+refused(UsageError, "belong in", lambda: ctx.step(optimizer))
+for epoch in ctx.epochs(1):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        assert ctx.boundary and ctx.step(optimizer)
+        refused(UsageError, "once for a batch", lambda: ctx.step(optimizer))
+assert ctx.step_count == 3
+""")
+    assert code == 0, output
+
+
+def test_forgotten_step(run):
+    """A loop that never calls step() is told so, rather than training nothing."""
+    code, output = run("""
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+def loop():
+    for epoch in ctx.epochs(1):
+        for (x,) in loader:
+            ctx.backward(net(x).mean())
+refused(UsageError, "call ctx.step(optimizer) after", loop)
+""")
+    assert code == 0, output
+
+
+def test_another_order_and_other_names(run):
+    """A checkpoint is not continued with data in another order, nor with other objects."""
+    train = """
+loader = ctx.loader(dataset, global_batch=4, seed=1)
+ctx.track(net=net)
+for epoch in ctx.epochs(1):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+"""
+    code, output = run(train)
+    assert code == 0, output
+    code, output = run("""
+refused(CheckpointError, "'seed': 1", lambda: ctx.loader(dataset, global_batch=4, seed=2))
+refused(CheckpointError, "holds ['net']", lambda: ctx.track(net=net, more=net))
+""")
+    assert code == 0, output
+
+
+def test_full_disk(run):
+    """A checkpoint that cannot be written is an error in the log; training goes on, and a stop asks to be run again."""
+    code, output = run(
+        """
+import os, signal
+def full(*_):
+    raise OSError(28, "No space left on device")
+ctx._store.save = full
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+for epoch in ctx.epochs(9):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+        if ctx.step_count == 5:
+            os.kill(os.getpid(), signal.SIGUSR2)
+""",
+        METASCHED_EXIT_CODE="85",
+    )
+    assert code == 85, output
+    assert "no checkpoint at step 2, the last one stays: [Errno 28]" in output
+    assert "stopped after step 6 (signal), checkpointed: False" in output
+
+
+def test_clean_up_of_a_stopped_script(run):
+    """After a stop, the script's finally clauses and exit hooks run, and its output is complete."""
+    code, output = run("""
+import atexit, os, signal
+atexit.register(print, "hook", end="")
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+try:
+    for epoch in ctx.epochs(9):
+        for (x,) in loader:
+            ctx.backward(net(x).mean())
+            ctx.step(optimizer)
+            os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    print("finally")
+""")
+    assert code == 143
+    assert output.endswith("finally\nhook")
+
+
+def test_unusable_surroundings(run, tmp_path):
+    """Half a world, or a checkpoint directory that cannot be written, is an error that names it at the start."""
+    code, output = run("", RANK="0")
+    assert code == 1
+    assert "VariableError: WORLD_SIZE is not set" in output
+    (tmp_path / "checkpoints").write_text("a file")
+    code, output = run("")
+    assert code == 1
+    assert "CheckpointError: checkpoints: the checkpoint directory cannot be written" in output

@@ -1,0 +1,155 @@
+"""The wrapper and a real trainer on real Slurm."""
+
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UID = "0123456789abcdef"
+TRAIN = f"{sys.executable} {ROOT}/contrib/examples/train_elastic.py --samples 640 --seconds-per-step 0.05"
+
+
+class Job:
+    """One sbatch job of `nodes` x `nodes` GPUs, and what the daemon would do about it."""
+
+    def __init__(self, cluster, directory, command, requeue_by, nodes):
+        self.cluster = cluster
+        self.directory = directory
+        self.shared = directory / "shared"
+        (self.shared / "reports").mkdir(parents=True)
+        script = directory / "job.sh"
+        script.write_text(
+            "#!/bin/bash\n"
+            f"export METASCHED_SHARED={self.shared} PYTHONPATH={ROOT} OMP_NUM_THREADS=1\n"
+            f"{ROOT}/slurm_scripts/metasched-run {command}\n"
+        )
+        gpus = [f"--nodes={nodes}", f"--gpus-per-node=v100:{nodes}", f"--ntasks-per-node={nodes}"]
+        output = ["--output=output.txt", "--open-mode=append", f"--chdir={directory}"]
+        found = cluster.run("sbatch", "--parsable", "--hold", "--requeue", *gpus, *output, str(script))
+        self.id = found.strip().partition(";")[0]
+        self.requeue_by = requeue_by
+        self.write_lease(run=1)
+        cluster.run("scontrol", "release", self.id)
+
+    def write_lease(self, run, stop=None):
+        box = self.shared / "mailbox" / UID
+        box.mkdir(parents=True, exist_ok=True)
+        lease = {
+            "format": 1,
+            "uid": UID,
+            "address": self.id,
+            "run": run,
+            "requeue": {"by": self.requeue_by, "exit_code": 85},
+            "signal": "SIGUSR2",
+            "stop": stop,
+        }
+        (box / "partial").write_text(json.dumps(lease))
+        (box / "partial").replace(box / "lease.json")
+        address = self.shared / "mailbox" / "address" / self.id
+        address.parent.mkdir(exist_ok=True)
+        address.write_text(f"{UID}\n")
+
+    def show(self, key):
+        text = self.cluster.run("scontrol", "-o", "show", "job", self.id)
+        return re.search(rf"(?:^|\s){key}=(\S+)", text)[1]
+
+    def output(self):
+        path = self.directory / "output.txt"
+        return path.read_text() if path.exists() else ""
+
+    def reports(self, incarnation, kind):
+        path = self.shared / "reports" / UID / f"incarnation-{incarnation}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in map(json.loads, lines) if line["kind"] == kind]
+
+    def wait(self, condition, what):
+        end = time.monotonic() + 90
+        while not (found := condition()):
+            assert time.monotonic() < end, f"waited in vain for {what}; the job's output: {self.output()}"
+            time.sleep(0.1)
+        return found
+
+    def wait_state(self, state):
+        self.wait(lambda: self.show("JobState") == state, f"state {state}")
+
+    def wait_report(self, incarnation, kind):
+        return self.wait(lambda: self.reports(incarnation, kind), f"{kind} of incarnation {incarnation}")[0]
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Submit a job; it is cancelled at the end."""
+    jobs = []
+
+    def make(cluster, command=f"{TRAIN} --epochs 12", requeue_by="slurm", nodes=1):
+        jobs.append(Job(cluster, tmp_path, command, requeue_by, nodes))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.cluster.run("scancel", job.id)
+        job.wait(lambda job=job: job.id not in job.cluster.run("squeue", "-h", "-o", "%A").split(), "the end")
+
+
+def test_stop_resize_resume(clean_cluster, submit):
+    """The signal stops all ranks, Slurm requeues and holds, and another size goes on from there to the end."""
+    job = submit(clean_cluster, nodes=2)
+    assert job.wait_report(1, "start")["world_size"] == 4
+    job.wait_report(1, "steps")
+    job.cluster.run("scancel", "-s", "USR2", job.id)
+    job.wait_state("SPECIAL_EXIT")
+    stop = job.wait_report(1, "stop")
+    assert (stop["cause"], stop["checkpointed"]) == ("signal", True)
+    assert stop["step"] > 0
+
+    job.write_lease(run=2)
+    size = ["NumNodes=1-1", "NumTasks=2", "NumCPUs=2", "Gres=gpu:v100:2", "StartTime=now+1"]
+    job.cluster.run("scontrol", "update", f"JobId={job.id}", *size)
+    job.cluster.run("scontrol", "release", job.id)
+    start = job.wait_report(2, "start")
+    assert (start["run"], start["world_size"], start["step"], start["resumed"]) == (2, 2, stop["step"], True)
+    job.wait_state("COMPLETED")
+    assert job.reports(2, "end")[0]["step"] == 120
+    assert "accuracy" in job.output()
+
+
+def test_wrapper_requeues(make_cluster, submit):
+    """Where Slurm has no exit code for it, the wrapper requeues and holds; a cancelled job it leaves alone."""
+    job = submit(make_cluster(requeue_exit=None), requeue_by="wrapper")
+    job.wait_report(1, "steps")
+    job.cluster.run("scancel", "-s", "USR2", job.id)
+    job.wait_state("PENDING")
+    assert job.show("Reason") == "job_requeued_in_held_state"
+    assert job.show("Restarts") == "1"
+    assert job.wait_report(1, "stop")["checkpointed"]
+
+    job.write_lease(run=2)
+    job.cluster.run("scontrol", "update", f"JobId={job.id}", "StartTime=now+1")
+    job.cluster.run("scontrol", "release", job.id)
+    job.wait_report(2, "steps")
+    job.cluster.run("scancel", job.id)
+    assert job.wait_report(2, "stop")["cause"] == "sigterm"
+    job.wait_state("CANCELLED")
+
+
+def test_requeue_from_outside(clean_cluster, submit):
+    """A requeue by Slurm's own command gives the trainer its time to checkpoint."""
+    job = submit(clean_cluster)
+    job.wait_report(1, "steps")
+    job.cluster.run("scontrol", "requeuehold", job.id)
+    stop = job.wait_report(1, "stop")
+    assert (stop["cause"], stop["checkpointed"]) == ("sigterm", True)
+    job.wait_state("PENDING")
+
+
+def test_stop_before_the_trainer_listens(clean_cluster, submit):
+    """A command that the signal kills is requeued when the lease says that the run was to stop."""
+    job = submit(clean_cluster, "bash -c 'echo up; sleep 60'", nodes=2)
+    job.wait(lambda: job.output().count("up") == 4, "four tasks")
+    job.write_lease(run=1, stop={"run": 1, "requested": time.time(), "deadline": time.time() + 60, "reason": "a test"})
+    job.cluster.run("scancel", "-s", "USR2", job.id)
+    job.wait_state("SPECIAL_EXIT")

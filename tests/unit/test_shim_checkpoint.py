@@ -1,0 +1,181 @@
+"""Checkpoints, the fence and reports on disk."""
+
+import json
+import os
+import threading
+
+import pytest
+import torch
+
+from trainer_shim.checkpoint import CheckpointStore, Progress
+from trainer_shim.errors import CheckpointError, SupersededError
+from trainer_shim.incarnation import claim, highest
+from trainer_shim.report import Reporter, process_age
+
+ORDER = {"seed": 1, "size": 10, "shuffle": True}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path)
+
+
+def save(store, step, incarnation=1, check=lambda: None):
+    return store.save({"model": {"w": torch.full((100,), step)}}, incarnation, Progress(step=step), ORDER, check)
+
+
+def names(store, pattern="*"):
+    return sorted(path.name for path in store.directory.glob(pattern))
+
+
+def test_round_trip(store):
+    """A checkpoint comes back with its states, its position and the order of its samples."""
+    size = save(store, 3)
+    found = store.latest()
+    assert found.progress == Progress(step=3)
+    assert found.order == ORDER
+    assert found.data.stat().st_size == size
+    assert torch.equal(store.load(found)["model"]["w"], torch.full((100,), 3))
+
+
+def test_empty(store):
+    """Where there is no checkpoint there is none, and that is no error."""
+    assert store.latest() is None
+    assert CheckpointStore(store.directory / "nowhere").latest() is None
+
+
+def test_the_newest_two_stay(store):
+    """The newest two are kept, by incarnation first and then by step; nothing else is left behind."""
+    for incarnation, step in [(1, 9), (1, 10), (2, 5), (2, 20)]:
+        save(store, step, incarnation)
+    stems = {"incarnation-2-step-5", "incarnation-2-step-20"}
+    assert set(names(store)) == {f"{stem}.{end}" for stem in stems for end in ("pt", "json")}
+    assert store.latest().progress.step == 20
+    save(store, 1, 10)
+    assert store.latest().incarnation == 10
+    assert store.newest_incarnation() == 10
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_skipped(store, damage, caplog):
+    """A damaged newest checkpoint is named and set aside, and the one before is used."""
+    save(store, 1)
+    save(store, 2)
+    data, manifest = (store.directory / f"incarnation-1-step-2.{end}" for end in ("pt", "json"))
+    if damage == "truncate":
+        os.truncate(data, 100)
+    elif damage == "flip":
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 1
+        data.write_bytes(content)
+    elif damage == "remove":
+        data.unlink()
+    else:
+        manifest.write_text("{")
+    assert store.latest().progress.step == 1
+    assert str(manifest) in caplog.text
+    assert names(store, "*.damaged") == ["incarnation-1-step-2.json.damaged"]
+
+
+def test_none_is_whole(store):
+    """Where every checkpoint is damaged, training does not begin again without a word."""
+    save(store, 1)
+    os.truncate(store.directory / "incarnation-1-step-1.pt", 10)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
+            store.latest()
+
+
+def test_newer_format(store):
+    """A checkpoint of a newer version is refused, not skipped."""
+    save(store, 1)
+    manifest = store.directory / "incarnation-1-step-1.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
+    with pytest.raises(CheckpointError, match="another version"):
+        store.latest()
+
+
+def test_data_without_manifest_is_no_checkpoint(store):
+    """A write that was cut off is no checkpoint; the next one of a later trainer clears it away."""
+    for name in ("incarnation-1-step-7.pt", "incarnation-1-step-8.pt.partial"):
+        (store.directory / name).write_bytes(b"x")
+    assert store.latest() is None
+    save(store, 1, 2)
+    assert names(store, "incarnation-1*") == []
+
+
+@pytest.mark.parametrize("error", [SupersededError("newer"), OSError("full")])
+def test_a_failed_save_changes_nothing(store, error):
+    """A save that is refused or fails at its last moment leaves everything as it was."""
+    save(store, 1)
+    before = names(store)
+
+    def fail():
+        raise error
+
+    with pytest.raises(type(error)):
+        save(store, 2, check=fail)
+    assert names(store) == before
+
+
+def test_other_files_are_left_alone(store):
+    """What is not a checkpoint's is never touched."""
+    (store.directory / "notes.json").write_text("mine")
+    for step in range(4):
+        save(store, step)
+    assert (store.directory / "notes.json").read_text() == "mine"
+
+
+def test_claims(tmp_path):
+    """Each claim is one higher than all before, and than what checkpoints show."""
+    claims = tmp_path / "deep" / "incarnations"
+    assert highest(claims) == 0
+    assert [claim(claims, 0), claim(claims, 0), claim(claims, 7), claim(claims, 0)] == [1, 2, 8, 9]
+    assert highest(claims) == 9
+
+
+def test_claims_are_exclusive(tmp_path):
+    """Trainers that start at the same time get different incarnations."""
+    found = []
+    threads = [threading.Thread(target=lambda: found.extend(claim(tmp_path, 0) for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(1, 81))
+
+
+def test_reports(tmp_path):
+    """Lines are whole, appended, and know no NaN."""
+    for step in (1, 2):
+        Reporter(tmp_path / "uid", 3).emit("steps", step=step, loss=float("nan"))
+    lines = (tmp_path / "uid" / "incarnation-3.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert [json.loads(line)["loss"] for line in lines] == [None, None]
+    assert all(line.endswith("\n") for line in lines)
+
+
+def test_reports_that_cannot_be_written(tmp_path, caplog):
+    """A report that cannot be written is one warning, and is written when it can be."""
+    place = tmp_path / "missing" / "uid"
+    report = Reporter(place, 1)
+    report.emit("start")
+    report.emit("end")
+    assert len(caplog.records) == 1
+    place.parent.mkdir()
+    report.emit("later")
+    assert (place / "incarnation-1.jsonl").read_text().count("\n") == 3
+
+
+def test_reports_follow_no_link(tmp_path):
+    """A link where the report should be is not followed."""
+    target = tmp_path / "target"
+    target.write_text("")
+    (tmp_path / "incarnation-1.jsonl").symlink_to(target)
+    Reporter(tmp_path, 1).emit("start")
+    assert target.read_text() == ""
+
+
+def test_process_age():
+    """The age of a process is positive and less than a day in a test run."""
+    assert 0 < process_age() < 86_400

@@ -1,0 +1,127 @@
+"""Requests to stop: the lease, the flag, the exit code."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+
+from trainer_shim.errors import LeaseError, UsageError
+from trainer_shim.lease import LeaseWatch, read_lease
+from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Replace the lease as the daemon does."""
+    path = tmp_path / "lease.json"
+
+    def replace(content):
+        partial = tmp_path / "partial"
+        partial.write_text(content if isinstance(content, str) else json.dumps(content))
+        partial.replace(path)
+        return path
+
+    return replace
+
+
+def test_lease_asks_its_run_only(write):
+    """A stop counts for the run that it names, from the moment it is there."""
+    watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None}), run=2)
+    assert watch.cause() is None
+    write({"format": 1, "run": 2, "stop": {"run": 1}})
+    assert watch.cause() is None
+    write({"format": 1, "run": 2, "stop": {"run": 2}})
+    assert watch.cause() == "mailbox"
+
+
+def test_higher_run_supersedes(write):
+    """A lease for a later run means that this one is over."""
+    assert LeaseWatch(write({"format": 1, "run": 3, "stop": None}), run=2).cause() == "superseded"
+    assert LeaseWatch(write({"format": 1, "run": 1, "stop": None}), run=2).cause() is None
+
+
+def test_unreadable_lease(write, caplog):
+    """A lease that cannot be read is one warning, and asks for nothing; when it can be read again, it counts."""
+    watch = LeaseWatch(write("{"), run=1)
+    assert watch.cause() is None
+    assert watch.cause() is None
+    assert len(caplog.records) == 1
+    write({"format": 1, "run": 1, "stop": {"run": 1}})
+    assert watch.cause() == "mailbox"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"format": 2, "run": 1}',
+        '{"format": 1}',
+        '{"format": 1, "run": true}',
+        '{"format": 1, "run": 1, "stop": 1}',
+        '{"format": 1, "run": 1, "stop": {"reason": "x"}}',
+    ],
+)
+def test_malformed_lease(write, content):
+    """What the protocol does not allow is an error that names the file."""
+    path = write(content)
+    with pytest.raises(LeaseError, match=str(path)):
+        read_lease(path)
+
+
+def test_votes():
+    """Each cause counts once, the strongest one that any rank saw is agreed on, and the first instant is kept."""
+    flag = StopFlag()
+    assert flag.noticed is None
+    assert agreed_cause(flag.votes()) is None
+    flag.request("sigterm")
+    first = flag.noticed
+    flag.request("sigterm")
+    flag.request("mailbox")
+    assert flag.noticed == first
+    assert agreed_cause(flag.votes()) == "mailbox"
+    flag.request("superseded")
+    assert agreed_cause([2 * vote for vote in flag.votes()]) == "superseded"
+    assert len(flag.votes()) == len(CAUSES)
+
+
+@pytest.mark.parametrize(
+    ("cause", "configured", "code"),
+    [("signal", 99, 99), ("sigterm", 99, 99), ("signal", None, 85), ("sigterm", None, 143), ("superseded", 99, 76)],
+)
+def test_exit_code(cause, configured, code):
+    """Metasched's code where there is one, a program's usual code where not, and never a requeue when superseded."""
+    assert exit_code(cause, configured) == code
+
+
+def test_signals():
+    """Both signals become requests."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
+    flag = StopFlag()
+    try:
+        listen(flag, signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert agreed_cause(flag.votes()) == "signal"
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert flag.votes() == [0, 1, 0, 1]
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGUSR2, before[1])
+
+
+def test_signals_in_a_thread():
+    """Outside the main thread there is a clear error."""
+    caught = []
+
+    def attempt():
+        try:
+            listen(StopFlag(), signal.SIGUSR2)
+        except UsageError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(caught[0])

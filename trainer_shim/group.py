@@ -1,0 +1,95 @@
+"""The process group, and the few collectives that the shim needs."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Callable, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from trainer_shim.errors import ShimError
+
+if TYPE_CHECKING:
+    from trainer_shim.world import World
+
+T = TypeVar("T")
+
+
+class Ballot:
+    """Votes that are being summed over the ranks while other work goes on."""
+
+    def __init__(self, votes: list[int], group: dist.ProcessGroup | None) -> None:
+        self._votes = torch.tensor(votes)
+        self._work = dist.all_reduce(self._votes, group=group, async_op=True)
+
+    def result(self) -> list[int]:
+        """Wait for every rank's votes; the same sums on all of them."""
+        self._work.wait()
+        return self._votes.tolist()
+
+
+class Group:
+    """All processes of this trainer; also of a single one, so that a script is the same at every size.
+
+    Decisions travel over gloo even where gradients travel over NCCL: a vote must not wait for the GPU's queue.
+    """
+
+    def __init__(self, world: World) -> None:
+        os.environ.update(world.variables())
+        self.rank = world.rank
+        self.size = world.size
+        if torch.cuda.is_available():
+            # A task sees all GPUs of its node, or only its own.
+            self.device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+        if world.master is None:
+            store: Store = dist.HashStore()  # type: ignore[attr-defined]
+        else:
+            store, _, _ = next(iter(rendezvous("env://")))
+        on_gpu = self.device.type == "cuda"
+        dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.size)
+        self._control = dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD
+
+    def vote(self, votes: list[int]) -> Ballot:
+        """Start to sum `votes` over the ranks."""
+        return Ballot(votes, self._control)
+
+    def earliest(self, instant: float | None) -> float | None:
+        """The least of the ranks' instants, None where all are None."""
+        least = torch.tensor(math.inf if instant is None else instant, dtype=torch.float64)
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._control)
+        return least.item() if least.isfinite() else None
+
+    def total(self, value: torch.Tensor) -> float:
+        """The sum over the ranks of a scalar on this rank's device."""
+        dist.all_reduce(value)
+        return value.item()
+
+    def from_first(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0 and return its result on every rank, all of them waiting.
+
+        Raises:
+            ShimError, OSError: what `action` raised, on every rank, so that none waits for the others in vain.
+        """
+        outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
+        if self.rank == 0:
+            try:
+                outcome = [(action(), None)]
+            except (ShimError, OSError) as error:
+                outcome = [(None, error)]
+        dist.broadcast_object_list(outcome, src=0, group=self._control)
+        value, failure = outcome[0]
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Leave the process group, unless the script has already done so."""
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,47 @@
+"""The fence: each start of a trainer on a checkpoint directory claims the next number.
+
+Slurm may start a job again while an old trainer still lives (a lost node, a crashed controller). The claims are files
+made with O_EXCL, which is exclusive on every shared file system in use, and they are never removed: so "somebody newer
+has started" is "a higher number is there".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def highest(claims: Path) -> int:
+    """The newest incarnation claimed in the directory, 0 when there is none.
+
+    It lists the directory instead of asking for one name, because NFS clients cache that a name does not exist.
+    """
+    try:
+        names = [path.name for path in claims.iterdir()]
+    except FileNotFoundError:
+        return 0
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
+
+
+def claim(claims: Path, above: int) -> int:
+    """Claim the lowest free incarnation that is higher than every other and than `above`, and return it.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    claims.mkdir(parents=True, exist_ok=True)
+    while True:
+        above = max(highest(claims), above)
+        try:
+            with (claims / str(above + 1)).open("x") as file:  # what it says is for people only
+                json.dump({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()}, file)
+        except FileExistsError:  # somebody else was faster
+            above += 1
+        else:
+            return above + 1

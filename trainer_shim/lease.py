@@ -1,0 +1,79 @@
+"""The daemon's side of the mailbox: lease.json, read strictly and cheaply."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainer_shim.errors import LeaseError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMAT = 1
+
+log = logging.getLogger("trainer_shim")
+
+
+class Lease(NamedTuple):
+    """What a trainer needs of a lease: the run that it is for, and the run that a stop request names, if any."""
+
+    run: int
+    stop_run: int | None
+
+
+def read_lease(path: Path) -> Lease:
+    """Read lease.json.
+
+    Raises:
+        OSError: it cannot be read.
+        LeaseError: it is not what the protocol says; the message names the file and the key.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise LeaseError(f"{path}: not JSON ({error})") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise LeaseError(f"{path}: key 'format' must be {FORMAT}")
+    stop = content.get("stop")
+    if stop is not None and not isinstance(stop, dict):
+        raise LeaseError(f"{path}: key 'stop' must be null or an object")
+    return Lease(run=_run(path, content), stop_run=_run(path, stop) if stop else None)
+
+
+def _run(path: Path, content: dict[str, Any]) -> int:
+    run = content.get("run")
+    if type(run) is not int or run < 1:
+        raise LeaseError(f"{path}: key 'run' is {run!r}: it must be a whole number from 1 on")
+    return run
+
+
+class LeaseWatch:
+    """Says why a lease asks this run to stop. A lease that cannot be read asks for nothing: the signal still comes."""
+
+    def __init__(self, path: Path, run: int) -> None:
+        self._path = path
+        self._run = run
+        self._seen: tuple[int, int, int] | None = None
+        self._cause: str | None = None
+        self._warned = False
+
+    def cause(self) -> str | None:
+        """Return `superseded`, `mailbox`, or None; costs one stat when the file has not changed."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if seen != self._seen:
+                self._cause = self._judge(read_lease(self._path))
+                self._seen = seen
+        except (OSError, LeaseError) as error:
+            if not self._warned:
+                log.warning("the lease cannot be read, going on without it: %s", error)
+            self._warned = True
+        return self._cause
+
+    def _judge(self, lease: Lease) -> str | None:
+        if lease.run > self._run:
+            return "superseded"
+        return "mailbox" if lease.stop_run == self._run else None

@@ -1,0 +1,45 @@
+"""How a stopped trainer's process ends: the script's own clean-up runs, the interpreter's teardown does not.
+
+Taking apart a Python that has loaded torch costs a second of CPU time in every process (measured), while the GPUs that
+were asked for stand idle.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import multiprocessing
+import os
+import sys
+from typing import NoReturn
+
+
+class Departure:
+    """The agreed exit of this process, if there is one.
+
+    Exit hooks run last in, first out, so the package makes its instance when it is imported: what a script registers
+    after that has its turn before.
+    """
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+        atexit.register(self._end)
+
+    def begin(self, code: int) -> NoReturn:
+        """Exit by SystemExit, through the script's `finally` clauses and exit hooks."""
+        self._code = code
+        raise SystemExit(code)
+
+    def _end(self) -> None:
+        if self._code is None:
+            return
+        for child in multiprocessing.active_children():
+            if child.daemon:  # what multiprocessing's own hook, registered before this one, would do
+                child.kill()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(self._code)
+
+
+departure = Departure()

@@ -1,0 +1,81 @@
+"""Requests to stop: where they come from, when they were first seen, and how the process then exits."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+from trainer_shim.errors import UsageError
+
+# Where several causes meet, the first in this order is the one that counts.
+CAUSES = ("superseded", "signal", "mailbox", "sigterm")
+
+CHECKPOINTED_EXIT_CODE = 85
+SUPERSEDED_EXIT_CODE = 76
+SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
+
+
+class StopFlag:
+    """What this process has been asked. Requests are idempotent: the first of each cause counts."""
+
+    def __init__(self) -> None:
+        self._requested: dict[str, float] = {}
+
+    def request(self, cause: str) -> None:
+        """Note a request; safe inside a signal handler."""
+        self._requested.setdefault(cause, time.time())
+
+    def votes(self) -> list[int]:
+        """One 0 or 1 for each of CAUSES, to be summed over the ranks."""
+        return [int(cause in self._requested) for cause in CAUSES]
+
+    @property
+    def superseded(self) -> bool:
+        """Whether this trainer must write nothing more."""
+        return "superseded" in self._requested
+
+    @property
+    def noticed(self) -> float | None:
+        """Unix seconds of the first request, None when there was none."""
+        return min(self._requested.values(), default=None)
+
+
+def agreed_cause(votes: list[int]) -> str | None:
+    """The cause that the summed votes of all ranks give, None to go on."""
+    return next((cause for cause, count in zip(CAUSES, votes) if count), None)
+
+
+def exit_code(cause: str, configured: int | None) -> int:
+    """The exit code for a stop.
+
+    With metasched around the trainer, `configured` (METASCHED_EXIT_CODE) asks to be run again. Without it, a SIGTERM
+    ends a script as it ends any program: 143.
+    """
+    if cause == "superseded":
+        return SUPERSEDED_EXIT_CODE
+    if configured is not None:
+        return configured
+    return SIGTERM_EXIT_CODE if cause == "sigterm" else CHECKPOINTED_EXIT_CODE
+
+
+def listen(flag: StopFlag, preemption: signal.Signals) -> None:
+    """Turn the preemption signal and SIGTERM into requests.
+
+    Raises:
+        UsageError: called outside the main thread, where Python takes no signal handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("call trainer_shim.init() in the main thread: signals are handled there")
+    signal.signal(signal.SIGTERM, lambda *_: flag.request("sigterm"))
+    signal.signal(preemption, lambda *_: flag.request("signal"))
+
+
+def turn_deaf(preemption: signal.Signals) -> None:
+    """Ignore all further requests, to the very end of the process.
+
+    `srun --kill-on-bad-exit` sends SIGTERM to the other tasks as soon as one has exited with 85. A Python handler would
+    be gone in the interpreter's last moments, and a task that dies of the signal turns srun's exit code into 143.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(preemption, signal.SIG_IGN)
