@@ -1,0 +1,52 @@
+"""The top command: finds its subcommands only when they are asked for, and turns our errors into one clear message."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from metasched.cli.places import Places
+from metasched.cli.text import clean
+from metasched.errors import MetaschedError
+
+# Each module has one attribute `command`; importing them all would make `metasched status` slow.
+COMMANDS = ("status", "explain", "submit", "daemon", "policies", "db", "devcluster", "demo")
+
+
+class Commands(click.Group):
+    """Subcommands by module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """Names in the order of the help text."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002  click's signature
+        """Import one."""
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"metasched.cli.{name}").command
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run one; what metasched raises on purpose is shown without a traceback, and the exit code is 1."""
+        try:
+            return super().invoke(ctx)
+        except MetaschedError as error:
+            # The message may quote what a user wrote.
+            raise click.ClickException("\n".join(clean(line) for line in str(error).split("\n"))) from None
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="metasched", message="metasched %(version)s")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file [default: $METASCHED_CONFIG, else /etc/metasched/metasched.toml].",
+)
+@click.pass_context
+def main(ctx: click.Context, config: Path | None) -> None:
+    """Schedule deep-learning training on Slurm in rounds, under a policy of your choice."""
+    ctx.obj = Places(config)

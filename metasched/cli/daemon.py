@@ -1,0 +1,22 @@
+"""`metasched daemon`."""
+
+from __future__ import annotations
+
+import click
+
+from metasched.cli.places import Places
+from metasched.cli.text import clean
+
+
+@click.command("daemon", short_help="Schedule the cluster.")
+@click.option("--dry-run", is_flag=True, help="Print what a round would do now, and do nothing.")
+@click.pass_obj
+def command(places: Places, *, dry_run: bool) -> None:
+    """Schedule the cluster until SIGTERM; SIGHUP reads the configuration again. Jobs outlive the daemon."""
+    from metasched import daemon  # noqa: PLC0415  the scheduler's imports are for this command alone
+
+    if dry_run:
+        for line in daemon.dry_run(places.config):
+            click.echo(clean(line))
+    else:
+        daemon.run(places.config)

@@ -1,0 +1,190 @@
+"""`metasched db`: the daemon's database, looked at from outside; only `prune` writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from metasched.cli import past, tables
+from metasched.cli.places import DATABASE, LOCK, Places, state_option
+from metasched.cli.text import echo_json, json_option, listed, size
+from metasched.errors import MetaschedError
+from metasched.lock import DaemonLock
+from metasched.store import DamagedStoreError, JobRecord, Store
+from metasched.store.schema import TABLES
+
+_DAY = 86400.0
+limit_option = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows at most.")
+
+
+class UnknownStoredJobError(MetaschedError):
+    """No job, or several, of that address, uid or name are in the database."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Database:
+    """Where the database is, and what knows where the lock is."""
+
+    path: Path
+    places: Places
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        """Open the store to read."""
+        with Store.open(self.path, read_only=True) as store:
+            yield store
+
+
+@click.group("db", short_help="Look into the daemon's database.")
+@state_option
+@click.pass_context
+def command(ctx: click.Context, state: Path | None) -> None:
+    """Look into the daemon's database (on its host); `prune` forgets old details, nothing else writes."""
+    places = ctx.find_object(Places) or Places()
+    ctx.obj = Database(places.state(state) / DATABASE, places)
+
+
+@command.command("path")
+@json_option
+@click.pass_obj
+def path(database: Database, *, as_json: bool) -> None:
+    """Print where the database is."""
+    if as_json:
+        echo_json({"path": str(database.path), "exists": database.path.exists()})
+    else:
+        click.echo(str(database.path))
+
+
+@command.command("sizes")
+@json_option
+@click.pass_obj
+def sizes(database: Database, *, as_json: bool) -> None:
+    """Print the rows of each table and the size of the file."""
+    with database.reading() as store:
+        rows, total = store.table_sizes(), store.file_bytes()
+    if as_json:
+        echo_json({"rows": rows, "bytes": total})
+        return
+    made = tables.table("TABLE", "ROWS", right=("ROWS",))
+    for name, count in rows.items():
+        tables.row(made, name, count)
+    tables.console().print(made)
+    click.echo(f"{size(total)} on disk")
+
+
+@command.command("check")
+@json_option
+@click.pass_obj
+def check(database: Database, *, as_json: bool) -> None:
+    """Let SQLite check the whole file; exit code 1 if it is damaged."""
+    with database.reading(), _raw(database.path) as raw:
+        problems = [text for (text,) in raw.execute("PRAGMA integrity_check") if text != "ok"]
+        problems += [
+            f"{table}, row {row}: refers to a missing row of {parent}"
+            for table, row, parent, _ in raw.execute("PRAGMA foreign_key_check")
+        ]
+    if as_json:
+        echo_json({"path": str(database.path), "problems": problems})
+        sys.exit(bool(problems))
+    if problems:
+        raise DamagedStoreError(database.path, "; ".join(problems))
+    click.echo(f"{database.path} is whole")
+
+
+@command.command("events")
+@click.option("--job", help="Only those of one job (Slurm's id, uid or name).")
+@limit_option
+@json_option
+@click.pass_obj
+def events(database: Database, *, job: str | None, limit: int, as_json: bool) -> None:
+    """List what happened, the latest first."""
+    with database.reading() as store:
+        found = store.recent_events(limit, None if job is None else _job(store, job).uid)
+    if as_json:
+        echo_json([dataclasses.asdict(event) for event in found])
+    else:
+        tables.console().print(past.events_table(found))
+
+
+@command.command("runs")
+@click.argument("job")
+@json_option
+@click.pass_obj
+def runs(database: Database, *, job: str, as_json: bool) -> None:
+    """List the runs of JOB (Slurm's id, uid or name): when, where, how long, and why each ended."""
+    with database.reading() as store:
+        record = _job(store, job)
+        found = store.runs(record.uid)
+    if as_json:
+        echo_json([dataclasses.asdict(run) for run in found])
+    else:
+        tables.console().print(past.runs_table(found, time.time()))
+
+
+@command.command("prune")
+@click.option(
+    "--before", type=click.FloatRange(0), required=True, metavar="DAYS", help="Forget what was over so many days ago."
+)
+@json_option
+@click.pass_obj
+def prune(database: Database, *, before: float, as_json: bool) -> None:
+    """Forget the details (rounds, actions, events, reports) of what ended long ago; jobs and runs stay.
+
+    Refused while the daemon runs.
+    """
+    with database.reading():
+        pass  # a database that is not there must not be made
+    with DaemonLock(database.places.shared(None) / LOCK), Store.open(database.path) as store:
+        deleted = store.prune(time.time() - before * _DAY)
+    if as_json:
+        echo_json(deleted)
+    else:
+        gone = [f"{count} {name}" for name, count in deleted.items() if count]
+        click.echo(f"deleted {listed(gone, len(gone))}" if gone else "nothing was that old")
+
+
+@command.command("export")
+@click.pass_obj
+def export(database: Database) -> None:
+    """Write every row as a line of JSON, {"table": ..., its columns ...}, to standard output."""
+    with database.reading(), _raw(database.path) as raw:
+        raw.row_factory = sqlite3.Row
+        raw.execute("BEGIN")  # one moment for all tables
+        for table in TABLES:
+            for row in raw.execute(f"SELECT * FROM {table}"):  # noqa: S608  our own names
+                click.echo(json.dumps({"table": table, **dict(row)}))
+
+
+@contextmanager
+def _raw(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file itself, read-only; open it as a store first, which checks whose it is."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as raw:
+            yield raw
+    except sqlite3.DatabaseError as error:
+        raise DamagedStoreError(path, str(error)) from None
+
+
+def _job(store: Store, asked: str) -> JobRecord:
+    """The one job that is meant; the latest, where Slurm used an id again.
+
+    Raises:
+        UnknownStoredJobError: there is none, or several are named so.
+    """
+    found = store.find_jobs(asked)
+    exact = [job for job in found if asked in (job.uid, job.address)]
+    if exact:
+        return exact[0]
+    if len(found) != 1:
+        several = f"several jobs match {asked!r}: {listed([job.address for job in found], 20)}"
+        raise UnknownStoredJobError(several if found else f"no job {asked!r} in {store.path}")
+    return found[0]

@@ -1,0 +1,116 @@
+"""`metasched demo`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from metasched.cli.text import clean, duration, where
+from metasched.cli.words import sizes
+from metasched.errors import MetaschedError
+from metasched.status import JobStatus, Status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from metasched.demo.result import Outcome
+
+
+class BrokenPromiseError(MetaschedError):
+    """The demo ran to its end, and something that it should show did not happen."""
+
+
+@click.command("demo", short_help="Watch real training jobs share a private cluster.")
+@click.option("--keep", is_flag=True, help="Keep the files: outputs, logs, database.")
+@click.option(
+    "--seconds-per-step",
+    type=click.FloatRange(0.08, 0.3),
+    default=0.1,
+    show_default=True,
+    help="Pause in each training step, in place of a larger model.",
+)
+def command(*, keep: bool, seconds_per_step: float) -> None:
+    """Watch real training jobs share a private Slurm cluster on this host: preempted, resized, resumed, finished.
+
+    It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
+    is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized.
+    """
+    from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
+    from metasched.demo import play  # noqa: PLC0415
+
+    out = console()
+    began = time.monotonic()
+    click.echo("Starting a private Slurm cluster (4 nodes with 4 fake GPUs each) and the metasched daemon ...")
+    with _screen(out) as show:
+        played = play.run(show, keep=keep, seconds_per_step=seconds_per_step)
+    _report(out, played.outcomes)
+    if played.base is not None:
+        click.echo(f"The files are kept in {played.base}")
+    click.echo(f"Done in {duration(time.monotonic() - began)}; nothing of it runs any more.")
+    if played.problems:
+        for log in played.logs:
+            click.echo("\n".join(clean(line) for line in log.split("\n")), err=True)
+        raise BrokenPromiseError("the demo did not show what it should: " + "; ".join(played.problems))
+
+
+@contextmanager
+def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
+    """Everything, over and over, on a terminal; else a line for each change."""
+    if not out.is_terminal:
+        yield Lines().show
+        return
+    from rich.live import Live  # noqa: PLC0415
+
+    from metasched.cli.tables import overview  # noqa: PLC0415
+
+    with Live(console=out, auto_refresh=False, transient=True) as live:
+        yield lambda status: live.update(overview(status, time.time(), len(status.jobs)), refresh=True)
+
+
+class Lines:
+    """Prints what changes from one status to the next."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, str] = {}
+        self._began = time.monotonic()
+
+    def show(self, status: Status) -> None:
+        """Say what is new."""
+        for job in (*status.jobs, *status.finished):
+            situation = _situation(job)
+            if self._before.get(job.uid) != situation:
+                self._before[job.uid] = situation
+                at = time.monotonic() - self._began
+                click.echo(f"{at:6.1f} s  {clean(job.name):<8} {situation:<20} {clean(job.reason)}")
+
+
+def _situation(job: JobStatus) -> str:
+    return f"{job.status} {where(job.nodes)}".strip()
+
+
+def _report(out: Console, found: list[Outcome]) -> None:
+    from metasched.cli.tables import row, table  # noqa: PLC0415
+
+    numbers = ("CODE", "WAITED", "RAN", "RUNS", "PREEMPTED", "RESIZED")
+    made = table("JOB", "NAME", "STATE", *numbers, "WORLD SIZES", "FINAL LOSS", right=(*numbers, "FINAL LOSS"))
+    for job in found:
+        row(
+            made,
+            job.address,
+            job.name,
+            job.state,
+            job.exit_code,
+            duration(job.waited_seconds),
+            duration(job.ran_seconds),
+            len(job.world_sizes),
+            job.preemptions,
+            job.resizes,
+            sizes(job.world_sizes),
+            None if job.loss is None else f"{job.loss:.4f}",
+        )
+    out.print()
+    out.print(made)

@@ -1,0 +1,94 @@
+"""`metasched devcluster`: a private, real Slurm cluster on this host."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import click
+
+from metasched.cli.text import echo_json, json_option
+from metasched.demo.installed import slurm_script
+from metasched.devcluster import DevCluster, NodeGroup
+
+_GROUP = re.compile(r"([1-9][0-9]{0,3})x([0-9]{1,2})(?:x(\w+))?")
+
+base_option = click.option(
+    "--base",
+    type=click.Path(path_type=Path),
+    default=Path(".devcluster"),
+    show_default=True,
+    metavar="DIR",
+    help="Directory of the cluster; removed by `down`.",
+)
+
+
+def _group(text: str) -> NodeGroup:
+    match = _GROUP.fullmatch(text)
+    if match is None:
+        msg = f"{text!r}: write NODESxGPUSxTYPE, such as 2x4xv100 (or 2x0 for nodes without GPUs)"
+        raise click.BadParameter(msg)
+    count, gpus, gpu_type = match.groups()
+    return NodeGroup(int(count), int(gpus), *([gpu_type] if gpu_type else []))
+
+
+@click.group("devcluster", short_help="Run a private Slurm cluster on this host.")
+def command() -> None:
+    """Run a private, real Slurm cluster with fake GPUs on this host: no root, no system file, loopback only."""
+
+
+@command.command("up")
+@base_option
+@click.option("--nodes", type=click.IntRange(1, 1000), help="Nodes that are all alike [default: 4].")
+@click.option("--gpus", type=click.IntRange(0, 64), help="GPUs (v100) of each of those [default: 4].")
+@click.option(
+    "--type",
+    "groups",
+    type=_group,
+    metavar="NODESxGPUS[xTYPE]",
+    multiple=True,
+    help="Nodes of one type instead; repeatable.",
+)
+@json_option
+def up(*, base: Path, nodes: int | None, gpus: int | None, groups: tuple[NodeGroup, ...], as_json: bool) -> None:
+    """Start the cluster and print how to use it."""
+    if groups and (nodes is not None or gpus is not None):
+        msg = "--type says nodes and GPUs already: leave out --nodes and --gpus"
+        raise click.UsageError(msg)
+    if not groups:
+        groups = (NodeGroup(4 if nodes is None else nodes, 4 if gpus is None else gpus),)
+    cluster = DevCluster.up(base, groups, job_submit=slurm_script("job_submit.lua"))
+    variables = {name: value for name, value in cluster.env.items() if value != os.environ.get(name)}
+    if as_json:
+        echo_json({"base": str(cluster.base), "nodes": list(cluster.nodes), "environment": variables})
+        return
+    click.echo(
+        f"# {len(cluster.nodes)} nodes are up: {', '.join(cluster.nodes)}. To use them, run these lines in your shell:"
+    )
+    for name, value in variables.items():
+        click.echo(f"export {name}={shlex.quote(value)}")
+    click.echo(f"# and to end them: metasched devcluster down --base {shlex.quote(str(cluster.base))}")
+
+
+@command.command("down")
+@base_option
+def down(*, base: Path) -> None:
+    """End the cluster and its jobs, and remove its files; also after a crash."""
+    DevCluster.attach(base).down()
+    click.echo(f"{base} is down")
+
+
+@command.command("status")
+@base_option
+@json_option
+def status(*, base: Path, as_json: bool) -> None:
+    """Show which of the cluster's daemons run, and its nodes' states."""
+    found = DevCluster.attach(base).status()
+    if as_json:
+        echo_json(found)
+        return
+    for name, pid in found["daemons"].items():
+        state = found["nodes"].get(name, "")
+        click.echo(f"{name:<12} {'not running' if pid is None else f'pid {pid}':<14} {state}".rstrip())

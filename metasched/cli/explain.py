@@ -1,0 +1,124 @@
+"""`metasched explain`: in words, why a job runs or waits."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from metasched import status as published
+from metasched.cli.places import DATABASE, Places, shared_option, state_option
+from metasched.cli.text import clean, echo_json, json_option, listed
+from metasched.cli.words import explanation, history
+from metasched.errors import MetaschedError
+from metasched.status import JobStatus, Status
+from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
+
+_LATEST = 10
+
+
+class NoSuchJobError(MetaschedError):
+    """No job of that address, uid or name."""
+
+    def __init__(self, asked: str) -> None:
+        super().__init__(
+            f"metasched knows no job {asked!r} (asked by Slurm's id, uid or name); is it tagged? see `metasched status`"
+        )
+
+
+class AmbiguousJobError(MetaschedError):
+    """Several jobs have that name."""
+
+    def __init__(self, asked: str, addresses: Sequence[str]) -> None:
+        super().__init__(f"several jobs are named {asked!r}: ask by Slurm's id, one of {listed(addresses, 20)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the database knows of one job; runs in order, the rest latest first."""
+
+    runs: Sequence[RunRecord]
+    decisions: Sequence[DecisionRecord]
+    actions: Sequence[ActionRecord]
+    events: Sequence[EventRecord]
+
+
+@click.command("explain", short_help="Say in words why a job runs or waits.")
+@click.argument("job")
+@shared_option
+@state_option
+@json_option
+@click.pass_obj
+def command(places: Places, *, job: str, shared: Path | None, state: Path | None, as_json: bool) -> None:
+    """Say in words why JOB (Slurm's id, uid or name) runs or waits, what it waits for, and what happened to it.
+
+    On the daemon's host, for those who may read its database, the latest decisions, actions and events follow.
+    """
+    status = published.read(places.shared(shared))
+    found = find(status, job)
+    past = _past(places, state, found.uid)
+    now = time.time()
+    sentences = [*explanation(found, status, now), *history(found, now)]
+    if as_json:
+        details = {} if past is None else dataclasses.asdict(past)
+        echo_json({"job": dataclasses.asdict(found), "words": sentences, **details})
+        return
+    for sentence in sentences:
+        click.echo(clean(sentence))
+    if past is not None:
+        _print(past, now)
+
+
+def find(status: Status, asked: str) -> JobStatus:
+    """The job of that address or uid, else of that name; a live one before a finished one.
+
+    Raises:
+        NoSuchJobError, AmbiguousJobError: as named.
+    """
+    for jobs in (status.jobs, status.finished):
+        for job in jobs:
+            if asked in (job.address, job.uid):
+                return job
+    for jobs in (status.jobs, status.finished):
+        named = [job for job in jobs if job.name == asked]
+        if len(named) > 1:
+            raise AmbiguousJobError(asked, [job.address for job in named])
+        if named:
+            return named[0]
+    raise NoSuchJobError(asked)
+
+
+def _past(places: Places, given: Path | None, uid: str) -> Past | None:
+    """What the database says; None where there is none for us to read, unless it was asked for by --state."""
+    try:
+        with Store.open(places.state(given) / DATABASE, read_only=True) as store:
+            return Past(
+                runs=store.runs(uid),
+                decisions=store.recent_decisions(uid, _LATEST),
+                actions=store.recent_actions(_LATEST, uid),
+                events=store.recent_events(_LATEST, uid),
+            )
+    except (MetaschedError, OSError):
+        if given is not None:
+            raise
+        return None
+
+
+def _print(past: Past, now: float) -> None:
+    from metasched.cli import past as shown  # noqa: PLC0415  --json needs no rich
+    from metasched.cli.tables import console  # noqa: PLC0415
+
+    out = console()
+    for rows, made in (
+        (past.runs, shown.runs_table(past.runs, now)),
+        (past.decisions, shown.decisions_table(past.decisions)),
+        (past.actions, shown.actions_table(past.actions)),
+        (past.events, shown.events_table(past.events, title="Latest events")),
+    ):
+        if rows:
+            out.print()
+            out.print(made)

@@ -1,0 +1,65 @@
+"""`metasched policies`: what can be put under [policy] name, with its parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import click
+
+from metasched.cli.text import echo_json, json_option
+from metasched.policy import Policy, installed_policies
+
+
+@click.command("policies", short_help="List the policies and their parameters.")
+@json_option
+def command(*, as_json: bool) -> None:
+    """List the installed policies with their parameters and defaults."""
+    registry = installed_policies()
+    described = [describe(registry.get(name)) for name in registry.names()]
+    if as_json:
+        echo_json(described)
+        return
+    from rich.text import Text  # noqa: PLC0415  --json needs no rich
+
+    from metasched.cli.tables import console, row, table  # noqa: PLC0415
+
+    out = console()
+    for policy in described:
+        out.print(Text.assemble((policy["name"], "bold"), f": {policy['summary']}"))
+        if policy["parameters"]:
+            made = table("  PARAMETER", "DEFAULT", "MEANING")
+            for name, parameter in policy["parameters"].items():
+                row(made, f"  {name}", parameter["default"], parameter["meaning"])
+            out.print(made)
+        out.print()
+
+
+def describe(policy: type[Policy]) -> dict[str, Any]:
+    """Name, first sentence, and parameters with default and meaning (from the docstring's Attributes)."""
+    meanings = _attributes(policy.Parameters)
+    parameters = {
+        name: {"default": _default(field.get_default(call_default_factory=True)), "meaning": meanings.get(name, "")}
+        for name, field in policy.Parameters.model_fields.items()
+    }
+    summary = (inspect.getdoc(policy) or "").split("\n\n")[0].replace("\n", " ")
+    return {"name": policy.name, "summary": summary, "parameters": parameters}
+
+
+def _default(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _attributes(model: type) -> dict[str, str]:
+    """The texts of a Google-style ``Attributes:`` section by name."""
+    found: dict[str, str] = {}
+    inside, name = False, ""
+    for line in (inspect.getdoc(model) or "").splitlines():
+        if not line.startswith(" "):
+            inside = line == "Attributes:" if line else inside
+        elif inside and line.startswith("     "):
+            found[name] += " " + line.strip()
+        elif inside:
+            name, _, text = line.strip().partition(":")
+            found[name] = text.strip()
+    return found

@@ -1,0 +1,46 @@
+"""`metasched status`: the cluster, its nodes and jobs, from what the daemon publishes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import click
+
+from metasched import status as published
+from metasched.cli.places import Places, shared_option
+from metasched.cli.text import echo_json, json_option
+from metasched.cli.words import is_stale
+
+
+@click.command("status", short_help="Show the cluster, its nodes and jobs.")
+@shared_option
+@click.option("--user", metavar="NAME", help="Only jobs of this user.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Live jobs in the table at most.",
+)
+@json_option
+@click.pass_obj
+def command(places: Places, *, shared: Path | None, user: str | None, limit: int, as_json: bool) -> None:
+    """Show the cluster, its nodes and every job: who runs where, who waits, and why."""
+    status = published.read(places.shared(shared))
+    if user is not None:
+        status = dataclasses.replace(
+            status,
+            jobs=tuple(job for job in status.jobs if job.user == user),
+            finished=tuple(job for job in status.finished if job.user == user),
+        )
+    now = time.time()
+    if as_json:
+        found = dataclasses.asdict(status)
+        echo_json({**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
+    else:
+        from metasched.cli import tables  # noqa: PLC0415  --json needs no rich
+
+        tables.console().print(tables.overview(status, now, limit))

@@ -1,0 +1,78 @@
+"""`metasched submit`: sbatch with the tag written and checked first."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+import click
+
+from metasched.cli.text import clean, echo_json, json_option
+from metasched.errors import MetaschedError
+from metasched.slurm.tags import FIRST_WORD, parse_tag
+
+# The tag's keys; docs/TAGS.md says more.
+HELP = {
+    "min_gpus": "Fewest GPUs that the job can run on.",
+    "max_gpus": "Most GPUs that it can use.",
+    "max_nodes": "Most nodes that it may be spread over.",
+    "gpu_types": "Types that it accepts, with commas, such as v100,a100 [default: any].",
+    "preempt": "How it may be stopped: checkpoint, suspend or no [default: checkpoint].",
+    "weight": "Its share relative to others, above 0 and at most 1 [default: 1].",
+    "total_steps": "Optimizer steps that it needs, if known.",
+}
+_TIMEOUT_SECONDS = 60.0
+_COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)
+
+
+class SubmitError(MetaschedError):
+    """Slurm did not take the job."""
+
+
+def _tag_options(command: Callable[..., None]) -> Callable[..., None]:
+    for key, text in reversed(list(HELP.items())):
+        command = click.option(f"--{key.replace('_', '-')}", key, metavar="VALUE", help=text)(command)
+    return command
+
+
+@click.command("submit", short_help="Submit a job by sbatch, with its tag checked.")
+@_tag_options
+@json_option
+@click.argument("sbatch", nargs=-1, required=True, metavar="-- [SBATCH OPTION]... SCRIPT [ARGUMENT]...")
+def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> None:
+    """Submit a job for metasched: what follows `--` goes to sbatch, with the tag as its comment.
+
+    The tag is checked before sbatch is called. Prints the job's id.
+    """
+    if any(_COMMENT.fullmatch(argument) for argument in sbatch):
+        msg = "leave out sbatch's --comment: metasched submit writes its tag there"
+        raise click.UsageError(msg)
+    comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
+    parse_tag(comment)
+    address = _sbatch(["sbatch", "--parsable", f"--comment={comment}", *sbatch])
+    if as_json:
+        echo_json({"job": address, "comment": comment})
+    else:
+        click.echo(address)
+
+
+def _sbatch(argv: list[str]) -> str:
+    """The new job's id; a script on standard input reaches sbatch.
+
+    Raises:
+        SubmitError: with sbatch's own words.
+    """
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
+    except OSError as error:
+        msg = f"sbatch cannot be run ({error.strerror}); is Slurm installed here and on PATH?"
+        raise SubmitError(msg) from None
+    except subprocess.TimeoutExpired:
+        msg = f"sbatch did not answer within {_TIMEOUT_SECONDS:.0f} s; `squeue --me` says whether the job was taken"
+        raise SubmitError(msg) from None
+    if done.returncode:
+        raise SubmitError(done.stderr.strip() or f"sbatch failed with exit code {done.returncode}")
+    if done.stderr:
+        click.echo(clean(done.stderr.rstrip("\n")), err=True)
+    return done.stdout.strip().partition(";")[0]

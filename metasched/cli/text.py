@@ -1,0 +1,79 @@
+"""Words and numbers for people. What users wrote goes to a terminal only through `clean`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+_KIB = 1024
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def clean(text: str, limit: int | None = None) -> str:
+    r"""The text without anything that acts on a terminal (control and format characters become ``\x1b``, ``\u202e``).
+
+    It is cut after ``limit`` characters. Put it into rich's `Text`, never into a string with markup.
+    """
+    if limit is not None and len(text) > limit:
+        text = text[: limit - 1] + "…"
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: ``45 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; "" if not known."""
+    if seconds is None:
+        return ""
+    whole = max(round(seconds), 0)
+    for unit, name, smaller, smaller_name in (
+        (_DAY, "d", _HOUR, "h"),
+        (_HOUR, "h", _MINUTE, "min"),
+        (_MINUTE, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit} {name} {rest} {smaller_name}" if rest else f"{whole // unit} {name}"
+    return f"{whole} s"
+
+
+def clock(instant: float) -> str:
+    """Local date and time."""
+    return datetime.fromtimestamp(instant, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size(count: float) -> str:
+    """Bytes in binary units: ``12 B``, ``3.4 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < _KIB:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= _KIB
+    return f"{count:.1f} TiB"
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def listed(words: Sequence[str], most: int = 6) -> str:
+    """``a, b and c``; after ``most`` words, how many more there are."""
+    if len(words) > most:
+        return f"{', '.join(words[:most])} and {len(words) - most} more"
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+def where(nodes: Mapping[str, int]) -> str:
+    """GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
+    return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
+
+
+def echo_json(data: Any) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(data, indent=1, default=str))

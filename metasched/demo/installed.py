@@ -1,0 +1,36 @@
+"""Where the files of slurm_scripts/ are: in a checkout, or where pip puts them."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import metasched
+from metasched.errors import MetaschedError
+
+
+class NotInstalledError(MetaschedError):
+    """A file that the distribution brings is not there."""
+
+    def __init__(self, name: str, places: list[Path]) -> None:
+        super().__init__(f"{name} is not in {', '.join(map(str, places))}; install metasched again")
+
+
+def slurm_script(name: str) -> Path:
+    """The path of a file of slurm_scripts/.
+
+    Raises:
+        NotInstalledError: it is nowhere.
+    """
+    folders = [
+        Path(metasched.__file__).parents[1] / "slurm_scripts",
+        Path(sysconfig.get_path("data")) / "share" / "metasched" / "slurm_scripts",
+        Path(sysconfig.get_path("scripts")),
+    ]
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    if (program := shutil.which(name)) is not None:
+        return Path(program)
+    raise NotInstalledError(name, folders)

@@ -1,0 +1,82 @@
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+
+def left_over(directory):
+    """Processes that were started with files of a directory, or that run in it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (process / "cmdline").read_bytes().decode(errors="replace")
+            if str(directory) in argv + str((process / "cwd").readlink()):
+                found.append(argv)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def directory():
+    """Where all files of the demo go; its name is short, because Unix sockets will lie below it."""
+    made = Path(tempfile.mkdtemp(prefix="msd-"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def demo(directory):
+    """Starts the demo."""
+    started = []
+
+    def start(*options):
+        argv = [sys.executable, "-m", "metasched", "demo", *options]
+        environment = {**os.environ, "TMPDIR": str(directory), "COLUMNS": "200"}
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_shows_what_it_promises(demo, directory):
+    """Every job finishes with a loss, one is preempted and one resized, and nothing is left behind."""
+    output, errors = (process := demo()).communicate(timeout=360)
+    assert process.returncode == 0, output + errors
+    table = output[output.index("FINAL LOSS") :].splitlines()
+    rows = [line.split() for line in table if "COMPLETED" in line]
+    assert len(rows) >= 4
+    assert all(row[3] == "0" and re.fullmatch(r"\d+\.\d{4}", row[-1]) for row in rows)
+    assert " → " in output
+    assert list(directory.iterdir()) == []
+    assert left_over(directory) == []
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_cleans_up(demo, directory, number):
+    """Ctrl-C and SIGTERM while jobs run leave neither processes nor files."""
+    process = demo()
+    deadline = time.monotonic() + 90
+    for line in process.stdout:
+        if "running" in line:
+            break
+        assert time.monotonic() < deadline
+    process.send_signal(number)
+    process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert list(directory.iterdir()) == []
+    assert left_over(directory) == []

@@ -1,0 +1,171 @@
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from metasched.cli import main
+from metasched.cli.places import DATABASE, LOCK
+from metasched.lock import DaemonLock
+from metasched.model import Placement
+from metasched.policy import PolicyState
+from metasched.store import EndCause, JobRecord, Store
+
+NOW = time.time()
+DAY = 86400.0
+UID = "0123456789abcdef"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A configuration with a database of one finished job and one round of ten days ago."""
+    state, shared = tmp_path / "state", tmp_path / "shared"
+    shared.mkdir()
+    (tmp_path / "metasched.toml").write_text(f'[paths]\nstate = "{state}"\nshared = "{shared}"\n')
+    at = NOW - 10 * DAY
+    placement = Placement(("n1",), 2, "v100")
+    with Store.open(state / DATABASE) as store:
+        store.add_job(JobRecord(uid=UID, address="12", name="resnet", user="ada", submitted=at))
+        for number in (1, 2):
+            store.commit_round(
+                number,
+                at=at,
+                policy="las",
+                parameters={},
+                state=PolicyState(),
+                targets={UID: placement},
+                reasons={UID: "first"},
+                decide_seconds=0.1,
+            )
+        store.release(UID, 1, placement, at)
+        store.run_started(UID, 1, at + 1, placement)
+        store.run_ended(UID, 1, at + 61, EndCause.FINISHED)
+        store.finish_job(UID, at + 61, "COMPLETED", 0)
+        store.event("finished", "all \x1b[1m well", UID, at=at + 61)
+    return tmp_path
+
+
+@pytest.fixture
+def db(site):
+    """Calls `metasched db`."""
+    return lambda *argv: CliRunner().invoke(
+        main, ["--config", str(site / "metasched.toml"), "db", *map(str, argv)], env={"COLUMNS": "300"}
+    )
+
+
+def test_path(db, site):
+    """The path is the configured state directory's."""
+    assert db("path").output.strip() == str(site / "state" / DATABASE)
+    assert json.loads(db("path", "--json").output)["exists"] is True
+
+
+def test_state_option_wins(db, tmp_path):
+    """--state names another directory than the configuration."""
+    assert db("--state", tmp_path / "other", "path").output.strip() == str(tmp_path / "other" / DATABASE)
+
+
+def test_sizes(db):
+    """Rows of each table, and bytes."""
+    data = json.loads(db("sizes", "--json").output)
+    assert (data["rows"]["jobs"], data["rows"]["rounds"]) == (1, 2)
+    assert data["bytes"] > 0
+    assert "on disk" in db("sizes").output
+
+
+def test_events(db):
+    """Events are listed, of one job if asked, with nothing that acts on the terminal."""
+    assert [event["kind"] for event in json.loads(db("events", "--json").output)] == ["finished"]
+    assert json.loads(db("events", "--job", "resnet", "--json").output)
+    assert r"all \x1b[1m well" in db("events").output
+
+
+def test_runs(db):
+    """A job's runs are found by address, uid and name."""
+    for asked in ("12", UID, "resnet"):
+        (run,) = json.loads(db("runs", asked, "--json").output)
+        assert (run["run"], run["cause"]) == (1, "finished")
+    assert "n1:2" in db("runs", "12").output
+
+
+def test_an_unknown_job_is_an_error(db):
+    """The message names what was asked for."""
+    result = db("runs", "nobody")
+    assert (result.exit_code, "'nobody'" in result.stderr) == (1, True)
+
+
+def test_a_missing_database_is_an_error_and_stays_missing(db, site):
+    """Looking makes nothing."""
+    for command in (["sizes"], ["check"], ["events"], ["export"], ["prune", "--before", "1"]):
+        result = db("--state", site / "none", *command)
+        assert (result.exit_code, str(site / "none") in result.stderr) == (1, True)
+    assert not (site / "none").exists()
+
+
+def test_check_finds_a_whole_file_whole(db):
+    """A sound database passes."""
+    result = db("check")
+    assert (result.exit_code, "is whole" in result.output) == (0, True)
+    assert json.loads(db("check", "--json").output)["problems"] == []
+
+
+def test_check_finds_rows_that_point_nowhere(db, site):
+    """A row of a job that is not there is found, with exit code 1."""
+    with sqlite3.connect(site / "state" / DATABASE) as raw:
+        raw.execute("PRAGMA foreign_keys = OFF")
+        raw.execute("INSERT INTO events (at, uid, kind, text) VALUES (0, 'nobody', 'x', 'y')")
+    raw.close()
+    result = db("check")
+    assert (result.exit_code, "missing row of jobs" in result.stderr) == (1, True)
+    as_json = db("check", "--json")
+    assert (as_json.exit_code, len(json.loads(as_json.stdout)["problems"])) == (1, 1)
+
+
+def test_check_finds_damage(db, site):
+    """Overwritten pages are an error that names the file."""
+    path = site / "state" / DATABASE
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xff" * len(content[4096:])
+    path.write_bytes(content)
+    result = db("check")
+    assert result.exit_code == 1
+    assert str(path) in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_prune_forgets_details_and_keeps_jobs_and_runs(db):
+    """Rounds and events of long ago go; the job and its runs stay."""
+    deleted = json.loads(db("prune", "--before", 5, "--json").output)
+    assert (deleted["rounds"], deleted["events"]) == (1, 1)
+    rows = json.loads(db("sizes", "--json").output)["rows"]
+    assert (rows["jobs"], rows["runs"], rows["events"]) == (1, 1, 0)
+    assert "nothing was that old" in db("prune", "--before", 5).output
+
+
+def test_prune_is_refused_while_the_daemon_runs(db, site):
+    """The daemon is the only writer: while it holds the lock nothing is deleted."""
+    lock = site / "shared" / LOCK
+    with DaemonLock(lock):
+        # A POSIX lock does not keep its own process out, so the attempt is made from another one.
+        code, text = attempt(site)
+    assert code == 1
+    assert str(lock) in text
+    assert json.loads(db("sizes", "--json").output)["rows"]["events"] == 1
+
+
+def attempt(site):
+    argv = [sys.executable, "-m", "metasched", "--config", site / "metasched.toml", "db", "prune", "--before", "5"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+def test_export_gives_every_row(db):
+    """One JSON object a line, with the table's name."""
+    rows = [json.loads(line) for line in db("export").output.splitlines()]
+    counts = json.loads(db("sizes", "--json").output)["rows"]
+    for table, count in counts.items():
+        assert len([row for row in rows if row["table"] == table]) == count
+    (job,) = (row for row in rows if row["table"] == "jobs")
+    assert job["name"] == "resnet"
