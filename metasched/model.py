@@ -111,6 +111,8 @@ class Job:
         cpus_per_unit: CPUs for each GPU (CPU-only: for each node).
         memory_per_unit: bytes for each GPU (CPU-only: for each node).
         features: node features that it needs, all of them.
+        only_nodes: names of the nodes that it may use; empty for any.
+        excluded_nodes: names of the nodes that it must not use.
         weight: its share relative to others, in (0, 1].
         preempt: how it may be stopped.
         status: where it is now.
@@ -151,6 +153,8 @@ class Job:
     cpus_per_unit: int = 1
     memory_per_unit: int = 0
     features: frozenset[str] = frozenset()
+    only_nodes: frozenset[str] = frozenset()
+    excluded_nodes: frozenset[str] = frozenset()
     weight: float = 1.0
     preempt: Preempt = Preempt.CHECKPOINT
     status: Status = Status.HELD
@@ -200,8 +204,15 @@ class Job:
         """GPU-seconds received so far over all types (Tiresias, section 3.1: GPUs x time)."""
         return sum(self.attained.values())
 
+    @property
+    def constraints(self) -> tuple[object, ...]:
+        """What decides which nodes suit it: ``matches`` answers alike for jobs that are alike in this."""
+        return self.gpu_types, self.features, self.partition, self.only_nodes, self.excluded_nodes
+
     def matches(self, node: Node) -> bool:
-        """Whether the node's partition, features and GPU type suit it; capacity is another question."""
+        """Whether the node's name, partition, features and GPU type suit it; capacity is another question."""
+        if node.name in self.excluded_nodes or (self.only_nodes and node.name not in self.only_nodes):
+            return False
         if self.gpus > 0 and (node.gpu_type is None or (self.gpu_types and node.gpu_type not in self.gpu_types)):
             return False
         in_partition = not self.partition or not node.partitions.isdisjoint(self.partition.split(","))

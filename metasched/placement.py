@@ -61,7 +61,7 @@ def _load(job: Job, gpus_per_node: int) -> _Load:
 
 
 class _Group:
-    """Accepting nodes alike in type, features and partitions, sorted by free GPUs and by free CPUs."""
+    """Accepting nodes that no job tells apart, sorted by free GPUs and by free CPUs."""
 
     def __init__(self, example: Node) -> None:
         self.example = example
@@ -75,7 +75,8 @@ class _Free:
     Nodes are numbered in the order of their names.
     """
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], jobs: Iterable[Job]) -> None:
+        named = frozenset[str]().union(*(job.only_nodes | job.excluded_nodes for job in jobs))
         self.nodes = sorted(nodes, key=lambda node: node.name)
         self.number = {node.name: i for i, node in enumerate(self.nodes)}
         self.gpus = [node.gpus for node in self.nodes]
@@ -89,7 +90,7 @@ class _Free:
         for i, node in enumerate(self.nodes):
             group = None
             if node.accepts:
-                key = (node.gpu_type, node.features, node.partitions)
+                key = (node.gpu_type, node.features, node.partitions, node.name if node.name in named else None)
                 if key not in found:
                     found[key] = _Group(node)
                     self.groups.append(found[key])
@@ -102,7 +103,7 @@ class _Free:
 
     def matching(self, job: Job) -> list[_Group]:
         """Groups whose nodes suit the job."""
-        key = (job.gpus > 0, job.gpu_types, job.features, job.partition)
+        key = (job.gpus > 0, *job.constraints)
         if key not in self._matching:
             self._matching[key] = [group for group in self.groups if job.matches(group.example)]
         return self._matching[key]
@@ -151,7 +152,7 @@ class _Placer:
         self.order = [*grants, *fallback]
         self.grants = len(grants)
         self.rank = {grant.uid: i for i, grant in enumerate(self.order)}
-        self.free = _Free(snapshot.nodes)
+        self.free = _Free(snapshot.nodes, snapshot.jobs)
         self.placed: dict[str, Placement] = {}
         self.residue: dict[str, _Load] = {}
         self.movable: list[dict[str, _Load]] = [{} for _ in self.free.nodes]
@@ -335,7 +336,7 @@ class _Placer:
     def _find(self, job: Job, k: int, g: int, gpu_type: str | None) -> list[int] | None:
         """K nodes with room: first those of the previous run, then the tightest."""
         load = _load(job, g)
-        key = (k, load, gpu_type, job.gpu_types, job.features, job.partition)
+        key = (k, load, gpu_type, *job.constraints)
         if key in self.hopeless:
             return None
         groups = self._groups(job, gpu_type)
@@ -487,7 +488,7 @@ class _Placer:
         spreads = job.spreads(gpus)
         types = tuple(self._types(grant, job)) if job.gpus else (None,)
         unit = (job.cpus_per_unit, job.memory_per_unit)
-        key = (gpus, grant.gpus, spreads, types, job.gpu_types, job.features, job.partition, unit)
+        key = (gpus, grant.gpus, spreads, types, *job.constraints, unit)
         if key not in self.words:
             self.words[key] = self._words(job, gpus, spreads, types)
         return self.words[key]

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import structlog
 
+from metasched.config import Config
 from metasched.model import Job, Snapshot, Status
 from metasched.policy import Policy
 from metasched.reconcile import Observation
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 
 class View(Protocol):
     """What the publisher asks of the controller."""
+
+    config: Config
 
     @property
     def policy(self) -> Policy:
@@ -69,6 +72,7 @@ class Publisher:
         self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in seen.seen}
         status = Published(
             published=snapshot.now,
+            poll_seconds=view.config.schedule.poll_seconds,
             cluster=self._cluster,
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -70,11 +70,12 @@ class JobStatus:
 class Status:
     """Everything that the daemon publishes.
 
-    ``slurm`` is "ok", or what keeps the daemon from talking to Slurm. ``jobs`` are the live ones, ``finished`` the
-    latest that ended.
+    A new one is published every ``poll_seconds``. ``slurm`` is "ok", or what keeps the daemon from talking to Slurm.
+    ``jobs`` are the live ones, ``finished`` the latest that ended.
     """
 
     published: float
+    poll_seconds: float
     cluster: str
     host: str
     pid: int

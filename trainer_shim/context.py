@@ -25,7 +25,7 @@ from trainer_shim.job import Job, read_job
 from trainer_shim.lease import LeaseWatch
 from trainer_shim.leave import departure
 from trainer_shim.report import INTERVAL, Reporter, process_age
-from trainer_shim.stop import StopFlag, agreed_cause, exit_code, listen, turn_deaf
+from trainer_shim.stop import StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
 from trainer_shim.world import find_world
 
 if TYPE_CHECKING:
@@ -446,6 +446,7 @@ class Context:
             self._stop_now("superseded")
         self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._loss)
         self._ended = True
+        stop_listening(self._job.signal)
         atexit.register(self._group.close)
         if self.rank == 0:
             log.info("finished after step %d", self._progress.step)

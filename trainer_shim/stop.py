@@ -71,6 +71,15 @@ def listen(flag: StopFlag, preemption: signal.Signals) -> None:
     signal.signal(preemption, lambda *_: flag.request("signal"))
 
 
+def stop_listening(preemption: signal.Signals) -> None:
+    """Training is over and saved: a late request to checkpoint means nothing, and SIGTERM ends the script at once.
+
+    Else a request in the interpreter's last moments, when its handlers are gone, would kill a finished trainer.
+    """
+    signal.signal(preemption, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def turn_deaf(preemption: signal.Signals) -> None:
     """Ignore all further requests, to the very end of the process.
 

@@ -13,7 +13,7 @@ _WAITING = ("held", "queued")
 
 def is_stale(status: Status, now: float) -> bool:
     """Whether the daemon has published nothing for longer than its polls can take."""
-    return now - status.published > STALE_SECONDS
+    return now - status.published > max(STALE_SECONDS, 3 * status.poll_seconds)
 
 
 def explanation(job: JobStatus, status: Status, now: float) -> list[str]:

@@ -16,14 +16,14 @@ class MissingStoreError(StoreError):
     """There is no database to read."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: there is no store here; check state_dir, or start the daemon once to make it")
+        super().__init__(f"{path}: there is no store here; check [paths] state, or start the daemon once to make it")
 
 
 class NotAStoreError(StoreError):
     """The file is no SQLite database, or not one of ours."""
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: not a metasched store ({why}); move the file away or name another state_dir")
+        super().__init__(f"{path}: not a metasched store ({why}); move the file away or name another [paths] state")
 
 
 class DamagedStoreError(StoreError):

@@ -96,7 +96,7 @@ class _Allocator:
         A job without GPUs has the one amount 0 where enough nodes could hold it.
         """
         unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes, self.least(job), job.max_gpus)
-        key = (job.gpus > 0, job.gpu_types, job.features, job.partition, unit)
+        key = (job.gpus > 0, *job.constraints, unit)
         if key not in self._sizes:
             self._sizes[key] = self._find_sizes(job)
         return self._sizes[key]

@@ -21,7 +21,6 @@ from metasched.policy import Policy, PolicyParameters, PolicyState
 from policies.baselines.allocation import allocate
 
 STATE_VERSION = 1
-SECONDS_PER_HOUR = 3600.0
 
 
 class LasParameters(PolicyParameters):
@@ -94,8 +93,8 @@ class Las(Policy):
         levels = len(self.parameters.queue_thresholds_gpu_seconds) + 1
 
         def words(job: Job) -> str:
-            hours = job.attained_service / SECONDS_PER_HOUR
-            return f", in queue {level[job.uid] + 1} of {levels} after {hours:.3g} GPU-hours"
+            # No amounts: a reason that changes in every round would fill the history with itself.
+            return f", in queue {level[job.uid] + 1} of {levels} by the GPU time it has had"
 
         decision = allocate(snapshot, queue, words, strict=False, elastic=self.parameters.elastic)
         return decision, _state(records)

@@ -40,6 +40,16 @@ def make_optimizer(parameters):
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
 
+def finish_asked(args):
+    """The same answer on all ranks: whether any of them sees the file."""
+    if args.finish_file is None:
+        return False
+    seen = torch.tensor([float((args.directory / args.finish_file).exists())])
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(seen)
+    return bool(seen.item())
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
@@ -52,6 +62,7 @@ def main():
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--last-epoch", type=int)
+    parser.add_argument("--finish-file", help="end with the epoch in which this file appears in the directory")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
@@ -79,7 +90,7 @@ def main():
                 log.write(json.dumps({"epoch": epoch, "step": ctx.step_count, "indices": trained}) + "\n")
                 trained = []
                 time.sleep(args.step_seconds)
-        if epoch == args.last_epoch:
+        if epoch == args.last_epoch or finish_asked(args):
             ctx.finish()
             break
     if ctx.rank == 0:

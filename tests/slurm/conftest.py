@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from metasched.devcluster import DevCluster
+from metasched.devcluster import DevCluster, NodeGroup
 from metasched.devcluster.errors import CommandError
+from tests.slurm.site import Site
 
 JOB_SUBMIT = Path(__file__).parents[2] / "slurm_scripts" / "job_submit.lua"
 
@@ -68,3 +69,19 @@ def restore(cluster):
             with suppress(CommandError):
                 cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
     cluster.wait_nodes()
+
+
+@pytest.fixture
+def small_site(make_cluster):
+    """The same on a cluster of its own, of one node with 4 GPUs."""
+    made = Site(make_cluster(groups=(NodeGroup(1, 4, "v100"),), job_submit=JOB_SUBMIT))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def site(clean_cluster):
+    """The daemon's directories and helpers on the session's cluster; the test starts the daemon."""
+    made = Site(clean_cluster)
+    yield made
+    made.close()

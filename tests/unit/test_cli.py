@@ -79,6 +79,7 @@ def published(**changes):
     """A status with both, with changes."""
     fields = {
         "published": time.time(),
+        "poll_seconds": 2.0,
         "cluster": "dev",
         "host": "login1",
         "pid": 42,
