@@ -1,0 +1,1 @@
+"""The real edge: clients of Slurm, parsers, tags."""

@@ -1,0 +1,267 @@
+"""The contract of a Slurm client, and the records that it speaks in."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from metasched.model import Hold
+
+
+class JobState(enum.Enum):
+    """Slurm's base states, as far as they differ for us."""
+
+    PENDING = "PENDING"  # includes SPECIAL_EXIT and REQUEUED
+    RUNNING = "RUNNING"  # includes CONFIGURING and RESIZING
+    SUSPENDED = "SUSPENDED"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"  # includes BOOT_FAIL, DEADLINE, OUT_OF_MEMORY, NODE_FAIL (not requeued)
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job (or one array task) as Slurm tells it.
+
+    Attributes:
+        address: ``123``, or ``123_4`` for an array task, also while the task still shares its master's record.
+        job_id: Slurm's own id of the record (an array's master id for tasks that are not split off yet).
+        array_job_id: the array it belongs to, else None.
+        array_task_id: its index there, else None.
+        name, user, account, partition, qos, comment, admin_comment: as Slurm has them; "" where empty. Hostile text.
+        state: see JobState.
+        slurm_state: the full state text, for people.
+        reason: Slurm's reason for pending.
+        hold: who can release it.
+        submitted: submit time; rewritten by each requeue.
+        eligible: earliest start; None if unset.
+        started: start of the present (or last) run; None if it is pending or never ran.
+        ended: end of the last run; None unless finished.
+        time_limit: seconds; None for unlimited.
+        nodes_requested: fewest nodes.
+        tasks, cpus: totals, requested (pending) or allocated.
+        gpus_per_node: GPUs per node in the request (``--gres``, ``--gpus-per-node``), else None.
+        gpus_total: GPUs in the request (``--gpus``), else None.
+        gpus_per_task: GPUs per task in the request, else None.
+        gpu_type: type named in the request, else None.
+        memory_per_node, memory_per_cpu: bytes in the request, else None.
+        features: required features.
+        required_nodes: node names of ReqNodeList.
+        excluded_nodes: node names of ExcNodeList.
+        exclusive: whether it asked for whole nodes.
+        allocated: GPUs held on each node ({} while pending); a CPU-only job has its nodes with 0. While COMPLETING it
+            is what the request says, because Slurm no longer tells.
+        allocated_gpu_type: type of the GPUs held, else None (or not told).
+        allocated_cpus, allocated_memory: held on each node, CPUs and bytes.
+        restarts: Slurm's restart count.
+        requeue: whether Slurm may requeue it.
+        dependency: unmet dependencies in Slurm's words, "" if none.
+        priority: Slurm's; 0 is a hold.
+        exit_code: of the last run, None while it has none.
+        nodes_max: most nodes in the request, None for no limit.
+        gpus_per_socket: GPUs per socket in the request, else None.
+        cpus_per_gpu: CPUs for each GPU in the request, else None.
+        memory_per_gpu: bytes for each GPU in the request, else None.
+        het: whether it is a component of a heterogeneous job.
+        batch: whether it has a batch script; one without (salloc, srun) cannot be requeued.
+    """
+
+    address: str
+    job_id: int
+    array_job_id: int | None
+    array_task_id: int | None
+    name: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    comment: str
+    admin_comment: str
+    state: JobState
+    slurm_state: str
+    reason: str
+    hold: Hold
+    submitted: float
+    eligible: float | None
+    started: float | None
+    ended: float | None
+    time_limit: float | None
+    nodes_requested: int
+    tasks: int
+    cpus: int
+    gpus_per_node: int | None
+    gpus_total: int | None
+    gpus_per_task: int | None
+    gpu_type: str | None
+    memory_per_node: int | None
+    memory_per_cpu: int | None
+    features: frozenset[str]
+    required_nodes: tuple[str, ...]
+    exclusive: bool
+    allocated: Mapping[str, int]
+    allocated_gpu_type: str | None
+    allocated_cpus: Mapping[str, int]
+    allocated_memory: Mapping[str, int]
+    restarts: int
+    requeue: bool
+    dependency: str
+    priority: int
+    exit_code: int | None
+    nodes_max: int | None = None
+    gpus_per_socket: int | None = None
+    cpus_per_gpu: int | None = None
+    memory_per_gpu: int | None = None
+    het: bool = False
+    batch: bool = True
+    excluded_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """One node as Slurm tells it.
+
+    Attributes:
+        name: node name.
+        gpus: configured GPUs by type ("" for untyped).
+        cpus, memory: configured totals; memory in bytes.
+        cpus_allocated, memory_allocated, gpus_allocated: held by all jobs, ours included.
+        state: Slurm's words ("idle", "mixed+drain", ...).
+        accepts: up, responding, not drained, failing, in maintenance or reserved.
+        features, partitions: names.
+    """
+
+    name: str
+    gpus: Mapping[str, int]
+    cpus: int
+    memory: int
+    cpus_allocated: int
+    memory_allocated: int
+    gpus_allocated: int
+    state: str
+    accepts: bool
+    features: frozenset[str]
+    partitions: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The size and place that a pending job is given before it is released.
+
+    Attributes:
+        nodes: exactly these.
+        gpus_per_node: 0 for a CPU-only job.
+        tasks: total over all nodes, a multiple of their number.
+        cpus: total over all nodes, a multiple of ``tasks``.
+        memory_per_node: bytes; None leaves the request as it is.
+        delay: seconds from now to the earliest start. A requeued job that comes back to a node within the second in
+            which it left it fails there, so this is 1 for such a restart and 0 else.
+        gpu_type: the type that the job's own request names, None where it names none. (Slurm cannot make an untyped
+            request typed; the nodes say the type.)
+    """
+
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    tasks: int
+    cpus: int
+    memory_per_node: int | None = None
+    delay: int = 0
+    gpu_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettings:
+    """What of slurm.conf matters to us.
+
+    Attributes:
+        version: (22, 5, 8).
+        cluster: ClusterName.
+        requeue_exit_hold: exit codes after which Slurm requeues and holds by itself.
+        kill_wait: seconds between SIGTERM and SIGKILL.
+        job_submit_plugins: names.
+    """
+
+    version: tuple[int, ...]
+    cluster: str
+    requeue_exit_hold: frozenset[int]
+    kill_wait: float
+    job_submit_plugins: tuple[str, ...]
+
+
+class SlurmClient(Protocol):
+    """Everything that metasched asks of Slurm.
+
+    Every call has a timeout, says what happened, or raises a ``SlurmError`` (``metasched.slurm.errors``):
+    ``SlurmTimeoutError`` and ``SlurmUnavailableError`` when the controller does not answer, ``NoSuchJobError``,
+    ``WrongJobStateError`` (for example an update of a running job), ``SlurmPermissionError``,
+    ``MalformedOutputError`` (names the record that could not be read), ``SlurmCommandError`` for anything else.
+    Writes are verified by whoever reads next; none is ever retried here.
+    """
+
+    def settings(self) -> SlurmSettings:
+        """Read the settings that matter."""
+
+    def jobs(self) -> Sequence[SlurmJob]:
+        """All jobs that Slurm knows, finished ones of the last minutes included, in one bulk read.
+
+        Array tasks that are not split off yet are listed one by one. A record that cannot be read is left out, and
+        named in a warning: one hostile job must not blind the daemon.
+        """
+
+    def nodes(self) -> Sequence[SlurmNode]:
+        """All nodes, in one bulk read."""
+
+    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
+        """Submit a script with sbatch options before it; the address of the new job."""
+
+    def hold(self, address: str) -> None:
+        """Admin-hold a pending job: its owner cannot release it (whatever hold there was before).
+
+        On a running or suspended job it changes nothing for the run, and holds the job when somebody else requeues it
+        (its owner, a lost node): it comes back with the admin's hold. After a requeue of ours (``requeue_hold``, or an
+        exit code of ``requeue_exit_hold``) it comes back with a user's hold, and must be held again.
+        """
+
+    def release(self, address: str) -> None:
+        """Let Slurm start a held job."""
+
+    def update(self, address: str, geometry: Geometry) -> None:
+        """Give a pending job another size and place; sent whole, because Slurm applies a failed update in part.
+
+        Works for every form of request for which ``metasched.slurm.intake.requirements`` gives an answer. Afterwards
+        the request reads as ``gpus_per_node``, whatever its form was.
+        """
+
+    def stamp(self, address: str, admin_comment: str) -> None:
+        """Write the job's AdminComment, which its owner cannot."""
+
+    def set_requeue(self, address: str) -> None:
+        """Allow Slurm to requeue the job."""
+
+    def signal(self, address: str, signal: str) -> None:
+        """Send a signal (``SIGUSR2``) to every task of every step of a running job, not to the batch shell."""
+
+    def requeue_hold(self, address: str) -> None:
+        """End the run (SIGTERM, SIGKILL after KillWait) and put the job back, held by a user's hold.
+
+        A job that has ended, in whatever way (cancelled too), is put back as well.
+        """
+
+    def suspend(self, address: str) -> None:
+        """SIGSTOP a running job."""
+
+    def resume(self, address: str) -> None:
+        """Let a suspended job go on."""
+
+    def cancel(self, address: str) -> None:
+        """End the job for good; one that has ended, or that Slurm does not know, is left alone without an error."""
+
+    def launch(self, address: str, argv: Sequence[str], timeout: float) -> str:
+        """Run a command as a step of its own inside a running job (srun --overlap); its standard output."""
+
+    def close(self) -> None:
+        """Give back processes and files."""

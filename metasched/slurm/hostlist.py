@@ -1,0 +1,100 @@
+"""Slurm's host lists: ``n[1-4,7],gpu-[08-12]`` and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_MAX_HOSTS = 100_000
+_RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", re.ASCII)
+_NUMBERED = re.compile(r"(.*?)([0-9]{1,12})", re.ASCII)
+
+
+def expand(text: str) -> list[str]:
+    """The names, in their order.
+
+    Raises:
+        ValueError: the text is not a host list, or names more than 100,000 hosts.
+    """
+    names: list[str] = []
+    for item in _items(text):
+        names.extend(_expand_item(item))
+        if len(names) > _MAX_HOSTS:
+            raise ValueError(f"more than {_MAX_HOSTS} hosts")
+    return names
+
+
+def compress(names: Iterable[str]) -> str:
+    """One host list with all the names, each once, runs of numbers folded: shorter than a comma list, same meaning."""
+    groups: dict[tuple[str, int], set[int]] = {}
+    plain: list[str] = []
+    for name in names:
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered:
+            prefix, digits = numbered.groups()
+            groups.setdefault((prefix, len(digits)), set()).add(int(digits))
+        elif name not in plain:
+            plain.append(name)
+    return ",".join([*plain, *(_fold(prefix, width, sorted(group)) for (prefix, width), group in groups.items())])
+
+
+def _items(text: str) -> list[str]:
+    """Split at the commas that are outside brackets."""
+    if not text:
+        return []
+    items, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        elif character == "," and depth == 0:
+            items.append(text[start:position])
+            start = position + 1
+        if not 0 <= depth <= 1:
+            break
+    if depth != 0:
+        raise ValueError(f"unbalanced brackets in {text[:80]!r}")
+    return [*items, text[start:]]
+
+
+def _expand_item(item: str) -> list[str]:
+    """Names of ``a[1-2]b[3,5]``: every bracket multiplies."""
+    if not item:
+        raise ValueError("an empty name")
+    names = [""]
+    for part in re.split(r"(\[[^\]]*\])", item):
+        choices = _ranges(part[1:-1]) if part.startswith("[") else [part]
+        if len(names) * len(choices) > _MAX_HOSTS:
+            raise ValueError(f"more than {_MAX_HOSTS} hosts")
+        names = [name + choice for name in names for choice in choices]
+    return names
+
+
+def _ranges(text: str) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if not match:
+            raise ValueError(f"{part[:40]!r} is not a range of numbers")
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < _MAX_HOSTS:
+            raise ValueError(f"{part[:40]!r} is not a range of numbers")
+        numbers.extend(str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
+    return numbers
+
+
+def _fold(prefix: str, width: int, numbers: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    parts = [
+        str(first).zfill(width) if first == last else f"{str(first).zfill(width)}-{str(last).zfill(width)}"
+        for first, last in runs
+    ]
+    if len(parts) == 1 and "-" not in parts[0]:
+        return prefix + parts[0]
+    return f"{prefix}[{','.join(parts)}]"

@@ -1,0 +1,134 @@
+"""Read the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8``. docs/TAGS.md documents every key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from metasched.model import Preempt
+from metasched.slurm.errors import TagError
+
+FIRST_WORD = "metasched"
+MAX_LENGTH = 1024
+_MAX_COUNT = 1_000_000
+_MAX_STEPS = 10**15
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What a job's comment asks for; ``None`` and empty where it says nothing.
+
+    Attributes:
+        min_gpus: fewest GPUs.
+        max_gpus: most GPUs.
+        preempt: how it may be stopped.
+        weight: its share relative to others, in (0, 1].
+        max_nodes: most nodes it may be spread over.
+        gpu_types: types that it accepts.
+        total_steps: optimizer steps that it needs in all.
+    """
+
+    min_gpus: int | None = None
+    max_gpus: int | None = None
+    preempt: Preempt = Preempt.CHECKPOINT
+    weight: float = 1.0
+    max_nodes: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    total_steps: int | None = None
+
+
+def is_tagged(comment: str) -> bool:
+    """Whether the comment is a tag: its first word (blanks as C and lua know them) is ``metasched``."""
+    return re.match(rf"\s*{FIRST_WORD}(?:\s|$)", comment, re.ASCII) is not None
+
+
+def parse_tag(comment: str) -> Tag | None:
+    """The tag in a comment, or None where the comment is none of ours (its first word is not ``metasched``).
+
+    Raises:
+        TagError: quotes the offending word and says what to write instead.
+    """
+    if not is_tagged(comment):
+        return None
+    if len(comment) > MAX_LENGTH:
+        raise TagError(f"the comment is {len(comment)} characters long: shorten it to at most {MAX_LENGTH}")
+    if not comment.isprintable():
+        odd = next(character for character in comment if not character.isprintable())
+        raise TagError(
+            f"the comment contains the unprintable character {quote(odd)}: separate key=value pairs by spaces"
+        )
+    values: dict[str, Any] = {}
+    for word in comment.split()[1:]:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise TagError(f"{quote(word)} is not of the form key=value (no spaces around the '=')")
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(KEYS)}"
+            raise TagError(f"{quote(word)}: there is no key {quote(key)}; {hint}")
+        if key in values:
+            raise TagError(f"{quote(word)}: {key} is given twice; keep one of them")
+        values[key] = KEYS[key](word, text)
+    tag = Tag(**values)
+    if tag.min_gpus is not None and tag.max_gpus is not None and tag.min_gpus > tag.max_gpus:
+        raise TagError(
+            f"'min_gpus={tag.min_gpus}' is more than 'max_gpus={tag.max_gpus}': write the smaller number as min_gpus"
+        )
+    return tag
+
+
+def quote(text: str) -> str:
+    """What a user wrote, fit to be shown: quoted, one line, printable ASCII, at most 60 characters of it."""
+    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return ascii(shown)
+
+
+def _integer(most: int) -> Callable[[str, str], int]:
+    def parse(word: str, text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,16}", text, re.ASCII) or not 1 <= int(text) <= most:
+            raise TagError(f"{quote(word)}: write a whole number from 1 to {most}")
+        return int(text)
+
+    return parse
+
+
+def _weight(word: str, text: str) -> float:
+    if not re.fullmatch(r"[0-9]{0,3}\.?[0-9]{1,9}", text, re.ASCII) or not 0 < float(text) <= 1:
+        raise TagError(
+            f"{quote(word)}: write a number above 0 and at most 1, such as 0.5 "
+            "(a tag can lower a job's weight, not raise it)"
+        )
+    return float(text)
+
+
+def _preempt(word: str, text: str) -> Preempt:
+    try:
+        return Preempt(text)
+    except ValueError:
+        raise TagError(f"{quote(word)}: write one of {', '.join(way.value for way in Preempt)}") from None
+
+
+def _gpu_types(word: str, text: str) -> tuple[str, ...]:
+    types = tuple(text.split(","))
+    if not all(re.fullmatch(r"[A-Za-z0-9_.+-]{1,64}", name, re.ASCII) for name in types):
+        raise TagError(
+            f"{quote(word)}: write names of GPU types with commas and no spaces, such as gpu_types=v100,a100"
+        )
+    if len(set(types)) != len(types):
+        raise TagError(f"{quote(word)}: a type is named twice; keep one of them")
+    return types
+
+
+KEYS: Mapping[str, Callable[[str, str], object]] = {
+    "min_gpus": _integer(_MAX_COUNT),
+    "max_gpus": _integer(_MAX_COUNT),
+    "preempt": _preempt,
+    "weight": _weight,
+    "max_nodes": _integer(_MAX_COUNT),
+    "gpu_types": _gpu_types,
+    "total_steps": _integer(_MAX_STEPS),
+}

@@ -1,0 +1,100 @@
+-- Slurm's job_submit plugin for metasched: hold the jobs that metasched schedules, and keep them as they are.
+-- Install beside slurm.conf, with JobSubmitPlugins=lua. slurmctld reads it again whenever it changes.
+-- Edit these three lines. The daemon's configuration must name the same partitions and QOS.
+local PARTITIONS = {}  -- whose batch jobs are all metasched's, such as {"train", "long"}
+local QOS = {}         -- likewise
+local SHARED = nil     -- root of metasched's shared directory, such as "/home/metasched": METASCHED_SHARED in its jobs
+
+local WORD = "metasched"
+local UNCHANGED = {}  -- what Slurm passes for a field that a modification does not name
+for _, name in ipairs({"NO_VAL", "NO_VAL16", "NO_VAL64", "NO_VAL8"}) do
+  if slurm[name] then UNCHANGED[slurm[name]] = true end
+end
+
+-- What an owner must not change of such a job: it would start it, take it away from metasched, or give it another size.
+local KEPT = {
+  "priority", "comment", "partition", "qos", "requeue", "gres", "tres_per_job", "tres_per_task", "tres_per_socket",
+  "min_nodes", "max_nodes", "req_nodes",
+}
+
+-- This runs inside slurmctld, whose own user is SlurmUser; no other way tells lua who that is.
+local function slurm_user()
+  local status = io.open("/proc/self/status")
+  if not status then return nil end
+  local uid = status:read("*a"):match("\nUid:%s+%d+%s+(%d+)")
+  status:close()
+  return tonumber(uid)
+end
+
+local function has(list, name)
+  for _, known in ipairs(list) do
+    if known == name then return true end
+  end
+  return false
+end
+
+local function named(list, names)  -- names may be "a,b"
+  for name in (names or ""):gmatch("[^,]+") do
+    if has(list, name) then return true end
+  end
+  return false
+end
+
+local function is_ours(job, default_partition)
+  return (job.comment or ""):match("^%s*(%S+)") == WORD
+    or named(PARTITIONS, job.partition or default_partition)
+    or has(QOS, job.qos)
+end
+
+local function default_of(part_list)
+  if #PARTITIONS == 0 then return nil end
+  for name, partition in pairs(part_list or {}) do
+    if partition.flag_default == 1 then return name end
+  end
+  return nil
+end
+
+local function submit(job_desc, part_list)
+  if not job_desc.script or not is_ours(job_desc, default_of(part_list)) then
+    return  -- a job without a batch script cannot be requeued: it is left to Slurm
+  end
+  job_desc.priority = 0
+  job_desc.requeue = 1
+  if SHARED and not job_desc.environment["METASCHED_SHARED"] then
+    job_desc.environment["METASCHED_SHARED"] = SHARED
+  end
+  slurm.log_user("metasched schedules this job; see: metasched status")
+end
+
+local function modify(job_desc, job_rec, modify_uid)
+  if modify_uid == 0 or modify_uid ~= job_rec.user_id or modify_uid == slurm_user() or not is_ours(job_rec, nil) then
+    return slurm.SUCCESS  -- of anybody else, Slurm itself lets only operators pass
+  end
+  for _, name in ipairs(KEPT) do
+    local value = job_desc[name]
+    if value ~= nil and not UNCHANGED[value] then
+      slurm.log_user("metasched schedules this job: its %s cannot be changed (scancel ends it)", name)
+      return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
+    end
+  end
+  return slurm.SUCCESS
+end
+
+-- A mistake in here must never keep anybody from submitting: it is logged, and the job passes as it is.
+local function guarded(what, ...)
+  local ok, result = pcall(...)
+  if ok then return result or slurm.SUCCESS end
+  slurm.log_error("metasched: %s: %s", what, tostring(result))
+  return slurm.SUCCESS
+end
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+  return guarded("job_submit", submit, job_desc, part_list)
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+  return guarded("job_modify", modify, job_desc, job_rec, modify_uid)
+end
+
+slurm.log_info("metasched: job_submit.lua loaded")
+return slurm.SUCCESS

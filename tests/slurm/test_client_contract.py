@@ -1,0 +1,193 @@
+"""The client contract on the command-line client and a real cluster."""
+
+import getpass
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from metasched.devcluster import DevCluster, NodeGroup
+from metasched.model import Hold
+from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.client import JobState
+from metasched.slurm.errors import SlurmUnavailableError
+
+pytest.register_assert_rewrite("tests.contract.client_contract")
+from tests.contract.client_contract import ClientContract  # noqa: E402  after the line above
+from tests.slurm.conftest import new_base, restore  # noqa: E402
+
+KILL_WAIT = 2
+SCRIPTS = {
+    "sleep": "exec sleep 600",
+    "deaf": "trap '' TERM\nfor i in $(seq 600); do sleep 0.2; done",
+    "note": "exec srun -n1 --mem=0 {base}/note {base}/noted-$SLURM_JOB_ID",
+    "exit": "sleep 0.2; exit {code}",
+}
+NOTE = "#!/bin/bash\ntrap 'echo USR2 >> $1' USR2\necho > $1.ready\nwhile :; do sleep 0.05; done\n"
+
+
+class RealWorld:
+    """A dev cluster as the contract's world. Jobs belong to an ordinary user where the cluster can run such jobs."""
+
+    kill_wait = KILL_WAIT
+
+    def __init__(self, cluster, base):
+        self.cluster, self.base = cluster, base
+        base.chmod(0o777)
+        self.client = CommandLineClient(cluster.env)
+        (base / "note").write_text(NOTE)
+        (base / "note").chmod(0o755)
+        self.owner = "nobody" if os.geteuid() == 0 else None
+
+    def close(self):
+        self.client.close()
+        shutil.rmtree(self.base)
+
+    def submit(self, *options, does="sleep"):
+        verb, _, code = does.partition(" ")
+        script = self.base / f"{verb}{code}.sh"
+        script.write_text("#!/bin/bash\n" + SCRIPTS[verb].format(base=self.base, code=code) + "\n")
+        as_owner = [f"--uid={self.owner}", "--gid=nogroup"] if self.owner else []
+        return self.client.submit(script, [*as_owner, f"--chdir={self.base}", "--output=/dev/null", *options])
+
+    def started(self, *options, does="sleep"):
+        address = self.submit(*options, does=does)
+        self.wait_state(address, JobState.RUNNING)
+        if does.startswith("note"):
+            self.wait(lambda _: (self.base / f"noted-{address}.ready").exists(), "trainer ready")
+        elif does == "deaf":
+            time.sleep(0.3)  # until bash has set its trap
+        return address
+
+    def job(self, address):
+        return next(job for job in self.client.jobs() if job.address == address)
+
+    def noted(self, address):
+        path = self.base / f"noted-{address}"
+        return path.read_text().split() if path.exists() else []
+
+    def wait(self, condition, why):
+        deadline = time.monotonic() + 30
+        while not condition({job.address: job for job in self.client.jobs()}):
+            assert time.monotonic() < deadline, f"never: {why}\n{self.cluster.run('squeue', '-a', '-t', 'all')}"
+            time.sleep(0.05)
+
+    def wait_state(self, address, state):
+        self.wait(lambda seen: seen[address].state is state, f"job {address} is {state}")
+
+    def pass_time(self, seconds):
+        time.sleep(seconds)
+
+    def _as_owner(self, *argv):
+        if self.owner is None:
+            pytest.skip("the cluster's user and the jobs' owner are the same")
+        subprocess.run(argv, env=self.cluster.env, user=self.owner, group="nogroup", timeout=30, check=False)
+
+    def owner_release(self, address):
+        self._as_owner("scontrol", "release", address)
+
+    def owner_requeue(self, address):
+        self._as_owner("scontrol", "requeue", address)
+
+    def node_down(self, name):
+        self.cluster.run("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
+
+    def node_drain(self, name):
+        self.cluster.run("scontrol", "update", f"nodename={name}", "state=drain", "reason=test")
+
+
+def up(nodes):
+    return DevCluster.up(new_base(), [NodeGroup(nodes)], kill_wait=KILL_WAIT, owner_pid=os.getpid())
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A cluster without our job_submit plugin: the contract is about Slurm alone."""
+    with up(4) as cluster:
+        yield cluster
+
+
+class TestCommandLineClient(ClientContract):
+    @pytest.fixture
+    def world(self, small, tmp_path_factory):
+        made = RealWorld(small, new_base())
+        yield made
+        made.close()
+        restore(small)
+
+    @pytest.fixture
+    def farm(self, request):
+        with up(request.param) as cluster:
+            made = RealWorld(cluster, new_base())
+            yield made
+            made.close()
+
+
+class TestRealSlurmOnly:
+    """What only a real Slurm can get wrong."""
+
+    @pytest.fixture
+    def world(self, small):
+        made = RealWorld(small, new_base())
+        yield made
+        made.close()
+        restore(small)
+
+    def test_hostile_text_reaches_no_other_field(self, world):
+        """Names and comments with anything in them, bytes that are no UTF-8 included, are read back as text."""
+        evil = 'x UserId=root(0) "}],\n{"job_id": 1}, \x1b[31m JobState=RUNNING'
+        script = world.base / "job.sh"
+        script.write_text("#!/bin/bash\nsleep 60\n")
+        argv = ["sbatch", "--parsable", "--hold", "--output=/dev/null", f"--job-name={evil}"]
+        raw = [word.encode() for word in argv] + [b"--comment=metasched \xff\xfe", str(script).encode()]
+        done = subprocess.run(raw, env=world.cluster.env, capture_output=True, timeout=30, check=True)
+        other = world.submit("--hold")
+        job = world.job(done.stdout.decode().strip())
+        assert (job.name, job.comment) == (evil, "metasched \ufffd\ufffd")
+        assert (job.state, job.user) == (JobState.PENDING, getpass.getuser())
+        assert world.job(other).state is JobState.PENDING
+
+    def test_long_array_expressions_are_not_cut(self, world):
+        """Slurm shows 64 characters of them by default."""
+        tasks = ",".join(str(number) for number in range(1, 400, 3))
+        array = world.submit("--hold", f"--array={tasks}")
+        assert sum(str(job.array_job_id) == array for job in world.client.jobs()) == 133
+
+    def test_an_unchanged_queue_costs_one_text_read(self, world, monkeypatch):
+        """And whatever happens to a job makes it a full one."""
+        address = world.submit("--hold")
+        world.client.jobs()
+        commands = []
+        run = world.client._run
+        monkeypatch.setattr(world.client, "_run", lambda argv, *rest: (commands.append(argv), run(argv, *rest))[1])
+        world.client.jobs()
+        assert [argv[0:2] for argv in commands] == [["squeue", "-h"]]
+        world.cluster.run("scontrol", "release", address)
+        world.wait_state(address, JobState.RUNNING)
+
+    def test_a_controller_that_is_not_there_is_unavailable(self, world):
+        """Reads and writes say so, and work again when it is back."""
+        address = world.submit("--hold")
+        world.client.hold(address)
+        conf = world.base / "slurm.conf"
+        text = world.cluster.conf.read_text()
+        conf.write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", text))
+        (world.base / "gres.conf").write_text((world.cluster.conf.parent / "gres.conf").read_text())
+        lost = CommandLineClient({**world.cluster.env, "SLURM_CONF": str(conf)}, timeout=1)
+        for call in (lost.jobs, lost.nodes, lambda: lost.hold(address), lambda: lost.cancel(address)):
+            with pytest.raises(SlurmUnavailableError):
+                call()
+        lost.close()
+        assert world.job(address).hold is Hold.ADMIN
+
+    def test_an_admin_hold_leaves_no_moment_without_a_hold(self, world):
+        """A job that could start at once never does while its user's hold becomes the admin's."""
+        addresses = [world.submit("--hold") for _ in range(10)]
+        for address in addresses:
+            world.client.hold(address)
+        world.pass_time(2)
+        jobs = [world.job(address) for address in addresses]
+        assert {(job.state, job.hold, job.restarts) for job in jobs} == {(JobState.PENDING, Hold.ADMIN, 0)}

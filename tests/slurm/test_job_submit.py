@@ -1,0 +1,221 @@
+"""The job_submit plugin in a real slurmctld."""
+
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from metasched.devcluster import DevCluster, NodeGroup
+from metasched.model import Hold
+from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.client import JobState
+from tests.slurm.conftest import JOB_SUBMIT, new_base, restore
+
+OWNER = "nobody"
+EDITS = {
+    "local PARTITIONS = {}": 'local PARTITIONS = {"train"}',
+    "local QOS = {}": 'local QOS = {"gang"}',
+    "local SHARED = nil": 'local SHARED = "/shared/root"',
+}
+
+
+class Submitter:
+    """The cluster with the plugin, edited as an admin would, its client and a script."""
+
+    def __init__(self, cluster):
+        self.cluster, self.base = cluster, new_base()
+        self.base.chmod(0o777)
+        self.client = CommandLineClient(cluster.env)
+        self.script = self.base / "job.sh"
+        self.script.write_text("#!/bin/bash\nenv > $SLURM_JOB_ID.env\nsleep 60\n")
+        self.edit(EDITS)
+
+    def edit(self, edits):
+        """Change the plugin; slurmctld sees it by the file's time, in whole seconds."""
+        text = JOB_SUBMIT.read_text()
+        for old, new in edits.items():
+            assert old in text
+            text = text.replace(old, new)
+        path = self.cluster.job_submit_lua
+        later = int(path.stat().st_mtime) + 2
+        path.write_text(text)
+        os.utime(path, (later, later))
+
+    def submit(self, *options):
+        address = self.client.submit(self.script, [f"--chdir={self.base}", "--output=/dev/null", *options])
+        return self.job(address)
+
+    def job(self, address):
+        return next(job for job in self.client.jobs() if job.address == address)
+
+    def run(self, *argv, user=OWNER):
+        return subprocess.run(
+            argv,
+            env=self.cluster.env,
+            user=user,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            cwd=self.base,
+        )
+
+    def wait_state(self, address, state):
+        deadline = time.monotonic() + 20
+        while (job := self.job(address)).state is not state:
+            assert time.monotonic() < deadline, job
+            time.sleep(0.05)
+        return job
+
+
+@pytest.fixture(scope="module")
+def plugged():
+    partition = "PartitionName=train Nodes=ALL MaxTime=INFINITE State=UP"
+    with DevCluster.up(
+        new_base(), [NodeGroup(1)], job_submit=JOB_SUBMIT, extra_conf=[partition], owner_pid=os.getpid()
+    ) as up:
+        yield up
+
+
+@pytest.fixture
+def submitter(plugged):
+    made = Submitter(plugged)
+    yield made
+    made.client.close()
+    restore(plugged)
+    shutil.rmtree(made.base)
+
+
+@pytest.fixture
+def owned(submitter):
+    """A tagged job that belongs to an ordinary user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can submit as somebody else")
+    return submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--comment=metasched min_gpus=1", "--gres=gpu:1")
+
+
+@pytest.mark.parametrize(
+    "comment", ["metasched", "  metasched min_gpus=1", "metasched\tweight=0.5", "metasched nonsense"]
+)
+def test_a_tagged_job_is_held_and_may_be_requeued(submitter, comment):
+    """Whatever the rest of the tag says, and whatever the user chose."""
+    job = submitter.submit(f"--comment={comment}", "--no-requeue")
+    assert (job.state, job.hold, job.requeue) == (JobState.PENDING, Hold.USER, True)
+
+
+@pytest.mark.parametrize("options", [["--partition=train"], ["--partition=main,train"]])
+def test_a_partition_that_the_admin_named_is_a_tag(submitter, options):
+    """Nothing changes for the user."""
+    assert submitter.submit(*options).hold is Hold.USER
+
+
+def test_the_default_partition_can_be_the_one_that_the_admin_named(submitter):
+    """A job that names no partition goes to the default one."""
+    submitter.edit({"local PARTITIONS = {}": 'local PARTITIONS = {"main"}'})
+    assert submitter.submit().hold is Hold.USER
+
+
+@pytest.mark.parametrize("comment", ["", "metascheduled", "not metasched", "Metasched", "metasched=1"])
+def test_other_jobs_are_left_alone(submitter, comment):
+    """They start as ever, with the requeue flag as asked, and without our variable."""
+    job = submitter.submit(f"--comment={comment}", "--no-requeue")
+    assert (job.hold, job.requeue) == (Hold.NONE, False)
+    submitter.wait_state(job.address, JobState.RUNNING)
+    assert "METASCHED_SHARED" not in environment(submitter, job)
+
+
+def test_a_job_without_a_script_is_left_alone(submitter):
+    """It cannot be requeued; held, its user's terminal would hang."""
+    done = submitter.run("srun", "--partition=train", "--comment=metasched", "-n1", "true", user=None)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_user_is_told_who_schedules_the_job(submitter):
+    """At submit time, on the terminal."""
+    done = submitter.run(
+        "sbatch", "--hold", "--output=/dev/null", "--comment=metasched", str(submitter.script), user=None
+    )
+    assert "metasched schedules this job" in done.stderr
+
+
+def test_the_shared_root_reaches_the_jobs_environment(submitter):
+    """Unless the user has set it."""
+    job = submitter.submit("--comment=metasched")
+    submitter.client.release(job.address)
+    submitter.wait_state(job.address, JobState.RUNNING)
+    assert environment(submitter, job)["METASCHED_SHARED"] == "/shared/root"
+    own = submitter.submit("--comment=metasched", "--export=METASCHED_SHARED=/mine")
+    submitter.client.release(own.address)
+    submitter.wait_state(own.address, JobState.RUNNING)
+    assert environment(submitter, own)["METASCHED_SHARED"] == "/mine"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["Priority=100", "Comment=mine", "Partition=train", "Requeue=0", "NumNodes=1-1", "Gres=gpu:4", "ReqNodeList=n1"],
+)
+def test_an_owner_cannot_change_what_metasched_decides(submitter, owned, change):
+    """Slurm says that it is denied, and the job stays as it was."""
+    done = submitter.run("scontrol", "update", f"JobId={owned.address}", change)
+    assert "denied" in done.stderr
+    assert submitter.job(owned.address) == owned
+
+
+def test_an_owner_can_neither_release_nor_hold(submitter, owned):
+    """Though the hold is a user's until the daemon has seen the job."""
+    for verb in ("release", "hold", "uhold"):
+        assert "denied" in submitter.run("scontrol", verb, owned.address).stderr
+    assert submitter.job(owned.address) == owned
+
+
+def test_an_owner_can_change_everything_else_and_cancel(submitter, owned):
+    """Names and time limits are none of our business."""
+    assert submitter.run("scontrol", "update", f"JobId={owned.address}", "TimeLimit=5", "Name=new").returncode == 0
+    assert (submitter.job(owned.address).name, submitter.job(owned.address).time_limit) == ("new", 300.0)
+    assert submitter.run("scancel", owned.address).returncode == 0
+    submitter.wait_state(owned.address, JobState.CANCELLED)
+
+
+def test_an_owner_of_an_untagged_job_changes_it_as_ever(submitter):
+    """Also its priority, as far as Slurm allows."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can submit as somebody else")
+    job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--hold")
+    assert submitter.run("scontrol", "update", f"JobId={job.address}", "Comment=mine").returncode == 0
+    assert submitter.run("scontrol", "release", job.address).returncode == 0
+    submitter.wait_state(job.address, JobState.RUNNING)
+
+
+def test_the_daemon_may_do_everything(submitter, owned):
+    """It acts as SlurmUser or root."""
+    submitter.client.hold(owned.address)
+    submitter.client.release(owned.address)
+    submitter.wait_state(owned.address, JobState.RUNNING)
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        {"job_desc.priority = 0\n": "job_desc.priority = 0 + nothing.at_all\n"},
+        {'local WORD = "metasched"': 'local WORD = "metasched"\nslurm.log_user = nil'},
+    ],
+)
+def test_a_mistake_in_the_plugin_keeps_nobody_from_submitting(submitter, break_it):
+    """It is logged, and the job passes."""
+    submitter.edit(break_it)
+    job = submitter.submit("--comment=metasched")
+    assert job.state in (JobState.PENDING, JobState.RUNNING)
+    log = (submitter.cluster.base / "log" / "slurmctld.log").read_text()
+    assert "metasched: job_submit:" in log
+
+
+def environment(submitter, job):
+    """The variables that the job's script saw."""
+    path = submitter.base / f"{job.job_id}.env"
+    deadline = time.monotonic() + 10
+    while not path.exists() or not path.stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
