@@ -298,7 +298,10 @@ class Reconciler:
             self._store.event("started_without_us", text, uid=record.uid, at=now)
         if run is None or run.started is None:
             number = record.run + 1 if run is None else run.run
-            return self._store.run_started(record.uid, number, seen.started, placement)
+            news = self._store.run_started(record.uid, number, seen.started, placement)
+            # Held while it runs, it comes back held if its owner requeues it or its node is lost.
+            self._once(seen.address, "hold", lambda: self._client.hold(seen.address))
+            return news
         return self._follow_suspension(run, status, now)
 
     def _follow_suspension(self, run: RunRecord, status: Status, now: float) -> bool:
@@ -464,7 +467,7 @@ def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status
         preempt=needed.preempt,
         status=status,
         hold=seen.hold if status is Status.HELD else Hold.NONE,
-        placement=observed_placement(seen) if status not in (Status.HELD, Status.QUEUED) else None,
+        placement=_placement(run, seen, status),
         last_placement=record.last_placement,
         last_ended=record.last_ended,
         released=run.released if run is not None and not started else None,
@@ -483,6 +486,14 @@ def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
     )
+
+
+def _placement(run: RunRecord | None, seen: SlurmJob, status: Status) -> Placement | None:
+    if status in (Status.HELD, Status.QUEUED):
+        return None
+    if status is Status.STOPPING and run is not None and run.placement is not None:
+        return run.placement  # Slurm no longer tells a completing job's GPUs
+    return observed_placement(seen)
 
 
 def _usable(node: SlurmNode, others: Sequence[SlurmJob]) -> Node:

@@ -248,7 +248,8 @@ class SlurmClient(Protocol):
     def requeue_hold(self, address: str) -> None:
         """End the run (SIGTERM, SIGKILL after KillWait) and put the job back, held by a user's hold.
 
-        A job that has ended, in whatever way (cancelled too), is put back as well.
+        A job that has failed or is done is put back as well. One that was cancelled is not (WrongJobStateError):
+        somebody wanted it gone.
         """
 
     def suspend(self, address: str) -> None:

@@ -245,6 +245,15 @@ class ClientContract:
         with pytest.raises(WrongJobStateError):
             world.client.requeue_hold(address)
 
+    def test_a_cancelled_job_is_not_brought_back(self, world):
+        """A requeue that comes after its owner's cancellation is refused, and the job stays cancelled."""
+        address = world.started("--gres=gpu:1")
+        world.client.cancel(address)
+        world.wait_state(address, JobState.CANCELLED)
+        with pytest.raises(WrongJobStateError):
+            world.client.requeue_hold(address)
+        assert world.job(address).state is JobState.CANCELLED
+
     def test_a_deaf_job_is_completing_and_holds_its_gpus_until_killed(self, world):
         """SIGTERM is not enough for it: COMPLETING, with its GPUs, until SIGKILL."""
         address = world.started("--gres=gpu:2", does="deaf")

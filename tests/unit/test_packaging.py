@@ -1,0 +1,60 @@
+import shutil
+import subprocess
+import sys
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOPS = ("metasched", "policies", "trainer_shim")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of the tree: building leaves files beside the sources."""
+    work = tmp_path_factory.mktemp("build")
+    tree = work / "tree"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, work], cwd=tree, check=True, timeout=120, stdout=subprocess.DEVNULL)
+    (built,) = work.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        yield archive
+
+
+@pytest.fixture
+def metadata(wheel):
+    (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+    return message_from_bytes(wheel.read(name))
+
+
+def test_the_wheel_holds_the_packages_and_no_others(wheel):
+    """Every source file of the three packages is installed, and nothing of tests/ or contrib/ is."""
+    python = {name for name in wheel.namelist() if name.endswith(".py")}
+    assert python == {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py")}
+    assert not {"tests", "contrib"} & {part for name in wheel.namelist() for part in name.split("/")}
+    assert all(f"{top}/py.typed" in wheel.namelist() for top in TOPS)
+
+
+def test_the_wheel_holds_what_an_admin_installs(wheel):
+    """The wrapper becomes a command; what else lies in slurm_scripts/ goes below share/."""
+    data = {name.split(".data/", 1)[1] for name in wheel.namelist() if ".data/" in name}
+    scripts = {p.name for p in (ROOT / "slurm_scripts").iterdir() if p.is_file()} - {"metasched-run"}
+    assert data == {"scripts/metasched-run", *(f"data/share/metasched/slurm_scripts/{name}" for name in scripts)}
+
+
+def test_the_base_install_asks_for_torch_alone(metadata):
+    """Without extras the distribution needs nothing but torch, on Python 3.9 and later."""
+    base = [need for need in metadata.get_all("Requires-Dist") if "extra ==" not in need]
+    assert [need.split(">")[0] for need in base] == ["torch"]
+    assert metadata["Requires-Python"] == ">=3.9"
+
+
+def test_the_extras_are_there(metadata):
+    """The daemon, its optional Slurm client and the tests are extras; the daemon's ask for Python 3.11."""
+    assert set(metadata.get_all("Provides-Extra")) == {"daemon", "pyslurm", "test"}
+    daemon = [need for need in metadata.get_all("Requires-Dist") if 'extra == "daemon"' in need]
+    assert daemon
+    assert all('python_version >= "3.11"' in need for need in daemon)
