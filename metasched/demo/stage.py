@@ -109,7 +109,9 @@ def stage(*, keep: bool) -> Iterator[Stage]:
 
 @contextmanager
 def _daemon(config: Path, cluster: DevCluster) -> Iterator[subprocess.Popen[bytes]]:
-    argv = [sys.executable, "-m", "metasched", "--config", str(config), "daemon"]
+    # Also where the demo is killed and cannot clean up.
+    tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    argv = [*tied, sys.executable, "-m", "metasched", "--config", str(config), "daemon"]
     with (config.parent / "daemon.log").open("wb") as log:
         # In a session of its own: Ctrl-C is for the demo, which then stops the daemon in order.
         process = subprocess.Popen(

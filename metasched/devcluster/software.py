@@ -70,7 +70,7 @@ def find(mode: str | None = None) -> Software:
     """The Slurm to use.
 
     `mode` (or the environment's METASCHED_SLURM, or "auto"): "system" takes what is installed, "unpacked" what is in
-    the cache ($METASCHED_CACHE or ~/.cache/metasched), filled from Debian's archive when it is not there; "auto" the
+    the cache ($METASCHED_CACHE or ``default_cache()``), filled from Debian's archive when it is not there; "auto" the
     first of these that works. Raises SlurmMissingError, or BadSettingError for another word.
     """
     mode = mode or os.environ.get("METASCHED_SLURM") or "auto"
@@ -86,7 +86,12 @@ def find(mode: str | None = None) -> Software:
                 raise
         else:
             return system
-    return Software(_unpacked(Path(os.environ.get("METASCHED_CACHE") or Path.home() / ".cache" / "metasched")))
+    return Software(_unpacked(Path(os.environ.get("METASCHED_CACHE") or default_cache())))
+
+
+def default_cache() -> Path:
+    """Where Slurm is unpacked to; root's is readable for everybody, because root's cluster runs other users' jobs."""
+    return Path("/var/cache/metasched") if os.geteuid() == 0 else Path.home() / ".cache" / "metasched"
 
 
 def _unpacked(cache: Path) -> Path:

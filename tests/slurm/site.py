@@ -54,7 +54,18 @@ class Site:
     def start(self):
         with (self.base / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
-                [sys.executable, "-m", "metasched", "--config", self.config, "daemon"],
+                # A test run that is killed must not leave a daemon behind.
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    sys.executable,
+                    "-m",
+                    "metasched",
+                    "--config",
+                    self.config,
+                    "daemon",
+                ],
                 env=self.cluster.env,
                 stdout=log,
                 stderr=log,

@@ -422,7 +422,12 @@ def shared_tmp():
         yield Path(name)
 
 
-@pytest.mark.parametrize("place", ["system", "unpacked"])
+installed = pytest.mark.skipif(
+    not shutil.which("slurmctld", path="/usr/sbin:/usr/local/sbin"), reason="Slurm is not installed on this system"
+)
+
+
+@pytest.mark.parametrize("place", [pytest.param("system", marks=installed), "unpacked"])
 @pytest.mark.parametrize("user", [None, pytest.param(OTHER_USER, marks=as_root)], ids=["self", "other"])
 def test_whole_life_of_a_cluster(shared_tmp, user, place):
     """For both kinds of user and of packages: up, a GPU job with a step, the lua plugin, a new controller, down."""

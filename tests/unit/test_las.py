@@ -37,7 +37,9 @@ def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_newcomer():
     rounds = Rounds(policy, nodes(), {0: [job("old")], 1: [job("new")]}).run(5)
     assert runs(rounds, "old") == [True, True, False, False, True]
     assert runs(rounds, "new") == [False, False, True, True, False]
-    assert rounds.reasons[2]["old"].startswith("2nd of 2 in line, in queue 2 of 2 by the GPU time it has had; needs 4 GPUs")
+    assert rounds.reasons[2]["old"].startswith(
+        "2nd of 2 in line, in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
+    )
 
 
 def test_service_is_gpus_times_time():

@@ -1,0 +1,44 @@
+# `make` lists what can be made. Each verb first brings .venv up to date (contrib/bootstrap says what it installs).
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test lint types unit shim slurm bench clean python cluster
+
+BIN := .venv/bin
+PYTEST := $(BIN)/pytest -q -n 2
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
+	$(BIN)/metasched demo
+
+test: lint types unit shim slurm ## everything that must pass: the five below
+
+lint: python ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: python ## mypy, strict
+	$(BIN)/mypy
+
+unit: python ## tests without Slurm and without process groups
+	$(PYTEST) tests/unit
+
+shim: python ## tests with real torch.distributed processes
+	$(PYTEST) tests/shim
+
+slurm: cluster ## tests on a private Slurm cluster on this host
+	$(PYTEST) --dist loadfile tests/slurm
+
+bench: ## which benchmarks there are, and how to run them
+	@cat docs/BENCHMARKS.md
+
+clean: ## remove .venv and everything else that was made here
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+python:
+	@contrib/bootstrap
+
+cluster:
+	@contrib/bootstrap slurm

@@ -1,0 +1,77 @@
+"""Metadata of the distribution: the trainer shim by itself; the scheduler with the extra ``daemon``."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+RUN = "slurm_scripts/metasched-run"
+
+# The shim lives in users' environments and asks for torch alone; the scheduler asks for more, and for a newer Python.
+DAEMON = [
+    "apscheduler>=3.11.3,<4",
+    "click>=8.1",
+    "highspy>=1.15,<2",
+    "pulp>=3.3.2,<4",
+    "pydantic>=2.7",
+    "rich>=13",
+    "scipy>=1.11",
+    "sqlite-utils>=4.2",
+    "structlog>=24.1",
+]
+TEST = [
+    "hypothesis",
+    "mypy",
+    "pre-commit",
+    "pytest>=8",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "setuptools>=70.1",  # a test builds the wheel
+]
+
+setup(
+    name="metasched",
+    version="0.1.0",
+    description="A Slurm meta-scheduler for deep-learning training",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Science/Research",
+        "Intended Audience :: System Administrators",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Topic :: System :: Clustering",
+        "Typing :: Typed",
+    ],
+    python_requires=">=3.9",
+    packages=find_packages(include=["metasched*", "policies*", "trainer_shim*"]),
+    package_data={"": ["py.typed"]},
+    scripts=[RUN],
+    data_files=[
+        (
+            "share/metasched/slurm_scripts",
+            sorted(
+                str(path.relative_to(HERE))
+                for path in (HERE / "slurm_scripts").iterdir()
+                if path.is_file() and path != HERE / RUN
+            ),
+        )
+    ],
+    install_requires=["torch>=2.4"],
+    extras_require={
+        "daemon": [f'{requirement}; python_version >= "3.11"' for requirement in DAEMON],
+        "pyslurm": ["pyslurm"],
+        "test": TEST,
+    },
+    entry_points={
+        "console_scripts": ["metasched = metasched.cli:main"],
+        "metasched.policies": [
+            "fifo = policies.baselines.fifo:Fifo",
+            "las = policies.baselines.las:Las",
+        ],
+    },
+)
