@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,17 @@ def publish(shared: Path, status: Status) -> None:
     """
     temporary = shared / f".{FILE_NAME}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(asdict(status)), encoding="utf-8")
+        temporary.write_text(json.dumps(status, default=_fields), encoding="utf-8")
         temporary.chmod(0o644)
         temporary.replace(shared / FILE_NAME)
     except OSError as error:
         msg = f"cannot publish {shared / FILE_NAME}: {error.strerror}"
         raise StatusError(msg) from None
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """A record's fields, one level deep (``dataclasses.asdict`` copies every value, ten times slower)."""
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def read(shared: Path) -> Status:
