@@ -35,19 +35,15 @@ class BatchPlan(NamedTuple):
         return samples * self.world_size / global_samples
 
     @property
-    def largest_micro_batches(self) -> list[range]:
-        """The micro-batches of the rank with the largest share of a full global batch: rank 0."""
-        return self.micro_batches(self.share(0, self.global_batch))
-
-    @property
     def per_gpu_batch(self) -> int:
-        """The most samples that a GPU sees at once."""
-        return len(self.largest_micro_batches[0])
+        """The most samples that a GPU sees at once: the first rank's, or the last one's, whose share may be uncut."""
+        ends = (self.share(rank, self.global_batch) for rank in (0, self.world_size - 1))
+        return max(len(self.micro_batches(share)[0]) for share in ends)
 
     @property
     def accumulation(self) -> int:
-        """The most micro-batches that a GPU works through for one optimizer step."""
-        return len(self.largest_micro_batches)
+        """The most micro-batches that a GPU works through for one optimizer step: the first rank's."""
+        return len(self.micro_batches(self.share(0, self.global_batch)))
 
 
 def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None) -> BatchPlan:

@@ -118,7 +118,10 @@ class CheckpointStore:
         data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
         with _replacing(data, check) as file:
             summed = _SummedFile(file)
-            torch.save(states, cast("BinaryIO", summed))
+            try:
+                torch.save(states, cast("BinaryIO", summed))
+            except RuntimeError as error:  # torch stumbles once more over what the file has raised
+                raise summed.failure or error from error
         content = {
             "format": FORMAT,
             "bytes": summed.size,
@@ -169,11 +172,16 @@ class _SummedFile:
         self._file = file
         self.size = 0
         self.crc32 = 0
+        self.failure: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.size += len(data)
         self.crc32 = zlib.crc32(data, self.crc32)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()

@@ -87,11 +87,12 @@ class Context:
         self._report = Reporter(job.reports if group.rank == 0 else None, incarnation)
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
 
-        self._wrapped: list[DistributedDataParallel] = []
         self._tracked: dict[str, Stateful] = {}
+        self._wrapped: list[DistributedDataParallel] = []  # what is in them
         self._loader: TrainLoader | None = None
         self._iterable = False
         self._ended = False
+        self._warned = False
 
         self._micro: MicroBatch | None = None
         self._ballot: Ballot | None = None
@@ -100,6 +101,7 @@ class Context:
         self._window = _Window()
         self._mark = self._polled = self._reported = 0.0
         self._checkpointed = time.monotonic()
+        atexit.register(self._leave)
 
     @property
     def rank(self) -> int:
@@ -134,11 +136,7 @@ class Context:
     def wrap(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         """Move `module` to this rank's device and wrap it in DDP, whose further options pass through."""
         on_gpu = self.device.type == "cuda"
-        wrapped = DistributedDataParallel(
-            module.to(self.device), device_ids=[self.device] if on_gpu else None, **options
-        )
-        self._wrapped.append(wrapped)
-        return wrapped
+        return DistributedDataParallel(module.to(self.device), device_ids=[self.device] if on_gpu else None, **options)
 
     def loader(
         self,
@@ -193,6 +191,8 @@ class Context:
                 raise UsageError(
                     f"ctx.track({name}=...): a {type(item).__name__} has no state_dict and load_state_dict"
                 )
+            if isinstance(item, torch.nn.Module):
+                self._wrapped += [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
             # Saved without DDP's prefix, so that any script can load it.
             self._tracked[name] = item.module if isinstance(item, DistributedDataParallel) else item
         if self._resumed is None:
@@ -270,7 +270,7 @@ class Context:
         """
         if not self._ended:
             self._progress = self._progress._replace(finished=True)
-            self._end()
+        self._end()
 
     def __enter__(self) -> Context:  # noqa: PYI034  Self is not in Python 3.9's typing
         return self
@@ -308,11 +308,11 @@ class Context:
         for micro, batch in loader.pairs(self._progress.epoch, self._progress.cursor, self.rank):
             self._micro = micro
             with contextlib.ExitStack() as stack:
+                stack.callback(setattr, self, "_micro", None)  # also when the script leaves its loop here
                 if not micro.last:
                     for wrapped in self._wrapped:
                         stack.enter_context(wrapped.no_sync())
                 yield batch
-            self._micro = None
             if micro.last:
                 if self._ballot is None:
                     raise UsageError("call ctx.step(optimizer) after every ctx.backward(loss)")
@@ -331,7 +331,12 @@ class Context:
         first = self.rank == 0
         if first and now - self._polled >= POLL_INTERVAL:
             self._polled = now
-            self._watch_fence()
+            try:
+                self._watch_fence()
+            except OSError as error:  # a hiccup of the file system: nothing is written until the fence can be read
+                if not self._warned:
+                    log.warning("the fence cannot be read, training goes on: %s", error)
+                self._warned = True
             cause = self._lease.cause() if self._lease else None
             if cause:
                 self._stop.request(cause)
@@ -423,11 +428,12 @@ class Context:
         if self.rank == 0:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, saved, code)
         self._ended = True
-        self._group.close()
         turn_deaf(self._job.signal)
         departure.begin(code)
 
     def _end(self) -> None:
+        if self._ended:
+            return
         if self._ballot is not None:  # the script left its loop right after a step
             self._ballot.result()
             self._ballot = None
@@ -447,9 +453,16 @@ class Context:
         self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._loss)
         self._ended = True
         stop_listening(self._job.signal)
-        atexit.register(self._group.close)
         if self.rank == 0:
             log.info("finished after step %d", self._progress.step)
+
+    def _leave(self) -> None:
+        """Leave the process group, at the very end: a script may do so itself before, or still need it.
+
+        A rank that failed leaves by dying: a farewell could wait for the others in vain.
+        """
+        if self._ended:
+            self._group.close()
 
 
 def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Callable, TypeVar
 
 import torch
@@ -15,6 +16,9 @@ from trainer_shim.errors import ShimError
 
 if TYPE_CHECKING:
     from trainer_shim.world import World
+
+# While a CPU job is suspended gloo's clock goes on, and its next collective must not find that its time is up.
+SUSPENSION = timedelta(days=7)
 
 T = TypeVar("T")
 
@@ -53,7 +57,13 @@ class Group:
         else:
             store, _, _ = next(iter(rendezvous("env://")))
         on_gpu = self.device.type == "cuda"
-        dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=world.rank, world_size=world.size)
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=None if on_gpu else SUSPENSION,
+        )
         self._control = dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD
 
     def vote(self, votes: list[int]) -> Ballot:

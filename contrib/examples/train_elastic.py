@@ -1,7 +1,6 @@
 """A small classifier, trained with DDP by as many processes as torchrun starts."""
 
 import argparse
-import os
 import time
 
 import torch
@@ -17,8 +16,9 @@ parser.add_argument("--samples", type=int, default=4096)
 parser.add_argument("--seconds-per-step", type=float, default=0.0, help="stand in for a larger model")
 args = parser.parse_args()
 
+on_gpu = torch.cuda.is_available()
 ctx = trainer_shim.init("checkpoints")
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
 
 # Spirals, one for each class.
 torch.manual_seed(0)
@@ -29,7 +29,7 @@ points = torch.stack((radius * angle.cos(), radius * angle.sin()), dim=1)
 dataset = data.TensorDataset(points, labels)
 
 net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-model = ctx.wrap(net)
+model = nn.parallel.DistributedDataParallel(net.to(device))
 loader = ctx.loader(dataset, global_batch=64, seed=1)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)

@@ -1,7 +1,6 @@
 """A small classifier, trained with DDP by as many processes as torchrun starts."""
 
 import argparse
-import os
 import time
 
 import torch
@@ -15,8 +14,9 @@ parser.add_argument("--samples", type=int, default=4096)
 parser.add_argument("--seconds-per-step", type=float, default=0.0, help="stand in for a larger model")
 args = parser.parse_args()
 
-dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+on_gpu = torch.cuda.is_available()
+dist.init_process_group("nccl" if on_gpu else "gloo")
+device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
 
 # Spirals, one for each class.
 torch.manual_seed(0)

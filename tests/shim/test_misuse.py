@@ -53,6 +53,7 @@ def test_calls_out_of_order(run):
 refused(UsageError, "come before ctx.epochs", lambda: next(ctx.epochs(1)))
 refused(UsageError, "a dict has no state_dict", lambda: ctx.track(things={}))
 refused(BatchError, "global_batch is 0", lambda: ctx.loader(dataset, global_batch=0))
+assert torch.distributed.group.WORLD._get_backend(torch.device("cpu")).options._timeout.days == 7
 loader = ctx.loader(dataset, global_batch=4)
 refused(UsageError, "once", lambda: ctx.loader(dataset, global_batch=4))
 ctx.track(net=net)
@@ -126,8 +127,58 @@ for epoch in ctx.epochs(9):
     assert "stopped after step 6 (signal), checkpointed: False" in output
 
 
+def test_unreadable_fence(run):
+    """While the fence cannot be read nothing is written, and training goes on."""
+    code, output = run("""
+import trainer_shim.context as context
+def stale(_):
+    raise OSError(116, "Stale file handle")
+context.POLL_INTERVAL, context.highest = 0, stale
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+for epoch in ctx.epochs(2):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+    if epoch == 1:
+        context.highest = lambda _: 1
+""")
+    assert code == 0, output
+    assert output.count("the fence cannot be read") == 1
+    assert "no checkpoint at step 3, the last one stays: [Errno 116]" in output
+    assert "finished after step 6" in output
+
+
+def test_finish_once(run, tmp_path):
+    """finish() ends the training once, whether or not the script breaks out of its loops."""
+    (tmp_path / "reports").mkdir()
+    code, output = run(
+        """
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+with ctx:
+    for epoch in ctx.epochs(9):
+        for (x,) in loader:
+            ctx.backward(net(x).mean())
+            ctx.step(optimizer)
+            if epoch == 1:
+                break
+        refused(UsageError, "belong in", lambda: ctx.step(optimizer))
+        if epoch == 1:
+            ctx.finish()
+torch.distributed.destroy_process_group()
+""",
+        METASCHED_REPORTS=str(tmp_path / "reports" / "uid"),
+    )
+    assert code == 0, output
+    assert "Traceback" not in output
+    lines = (tmp_path / "reports" / "uid" / "incarnation-1.jsonl").read_text()
+    assert lines.count('"end"') == 1
+    assert '"step": 4' in lines.splitlines()[-1]
+
+
 def test_clean_up_of_a_stopped_script(run):
-    """After a stop, the script's finally clauses and exit hooks run, and its output is complete."""
+    """After a stop, the script's finally clauses and exit hooks run as ever, and its output is complete."""
     code, output = run("""
 import atexit, os, signal
 atexit.register(print, "hook", end="")
@@ -140,9 +191,11 @@ try:
             ctx.step(optimizer)
             os.kill(os.getpid(), signal.SIGTERM)
 finally:
+    torch.distributed.destroy_process_group()
     print("finally")
 """)
     assert code == 143
+    assert "Traceback" not in output
     assert output.endswith("finally\nhook")
 
 

@@ -60,7 +60,7 @@ def journey(workplace):
     assert third.wait() == [85] * 2
 
     place.write_lease(run=4)
-    fourth = place.launch(3, "--max-per-gpu", 2, run=4)
+    fourth = place.launch(3, "--max-per-gpu", 3, "--wrap-by-hand", run=4)  # shares of 2 + 2, 3 and 3
     assert fourth.wait() == [0] * 3
 
     place.write_lease(run=5)
@@ -75,7 +75,7 @@ def test_every_sample_once_through_all_sizes(journey):
 
 
 def test_parameters_through_all_sizes(journey, undisturbed):
-    """Stops, sizes, uneven shares and accumulation change the parameters by rounding only."""
+    """Stops, sizes, uneven shares and uneven accumulation change the parameters by rounding only."""
     assert_close(journey, undisturbed)
 
 
@@ -108,7 +108,7 @@ def test_reports_of_an_end(journey):
     """The last trainer reports its batch plan, and the end with all samples."""
     lines = journey.report(4)
     steps = next(line for line in lines if line["kind"] == "steps")
-    assert (steps["global_batch"], steps["per_gpu_batch"], steps["accumulation"]) == (10, 2, 2)
+    assert (steps["global_batch"], steps["per_gpu_batch"], steps["accumulation"]) == (10, 3, 2)
     end = lines[-1]
     assert (end["kind"], end["step"], end["samples"]) == ("end", EPOCHS * STEPS_PER_EPOCH, EPOCHS * SAMPLES)
     assert [line["cause"] for line in lines if line["kind"] == "checkpoint"] == ["final"]

@@ -61,13 +61,15 @@ def main():
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--wrap-by-hand", action="store_true")
     parser.add_argument("--last-epoch", type=int)
     parser.add_argument("--finish-file", help="end with the epoch in which this file appears in the directory")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
     ctx = trainer_shim.init(args.directory / "checkpoints", checkpoint_every=args.checkpoint_every)
-    model = ctx.wrap(make_net(args.dropout))
+    net = make_net(args.dropout)
+    model = nn.parallel.DistributedDataParallel(net) if args.wrap_by_hand else ctx.wrap(net)
     optimizer, schedule = make_optimizer(model.parameters())
     loader = ctx.loader(
         Numbers(args.samples),

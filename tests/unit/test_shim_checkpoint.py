@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import threading
 
 import pytest
@@ -116,6 +117,19 @@ def test_a_failed_save_changes_nothing(store, error):
     with pytest.raises(type(error)):
         save(store, 2, check=fail)
     assert names(store) == before
+
+
+@pytest.mark.parametrize("room", [100, 100_000, 400_000])
+def test_full_disk(store, room):
+    """A disk that fills up, early or late in the data, is an OSError, and leaves nothing behind."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.save({"w": torch.zeros(100_000)}, 1, Progress(step=1), ORDER, lambda: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names(store) == []
 
 
 def test_other_files_are_left_alone(store):

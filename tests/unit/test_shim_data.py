@@ -79,6 +79,8 @@ def test_plan_in_numbers():
     plan = plan_batch(10, 3, 2)
     assert (plan.per_gpu_batch, plan.accumulation) == (2, 2)
     assert [len(plan.share(rank, 10)) for rank in range(3)] == [4, 3, 3]
+    halved = plan_batch(10, 3, 3)  # four in two halves, but three at once
+    assert (halved.per_gpu_batch, halved.accumulation) == (3, 2)
 
 
 @pytest.mark.parametrize(("batch", "world", "limit", "word"), [(3, 4, None, "4 ranks"), (8, 4, 0, "max_per_gpu")])

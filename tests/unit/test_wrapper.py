@@ -160,10 +160,10 @@ def test_environment(slurm):
 
 
 def test_array_task(slurm):
-    """A task of an array has its own address."""
-    slurm.write_lease(address="120_4")
+    """A task of an array has its own address, and its uid says which task it is."""
+    slurm.write_lease(address="120_4", uid=f"{UID}_4")
     assert slurm.run("python", SLURM_ARRAY_JOB_ID="120", SLURM_ARRAY_TASK_ID="4") == (0, "")
-    assert slurm.calls("srun")[0]["environ"]["METASCHED_UID"] == UID
+    assert slurm.calls("srun")[0]["environ"]["METASCHED_UID"] == f"{UID}_4"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_malformed_lease(slurm, changes, word):
     assert "METASCHED_RUN" not in slurm.calls("srun")[0]["environ"]
 
 
-@pytest.mark.parametrize("content", ["", "../../../etc", "0123456789ABCDEF", "\x00\xff"])
+@pytest.mark.parametrize("content", ["", "../../../etc", "0123456789ABCDEF", "0123456789abcdef_", "\x00\xff"])
 def test_malformed_uid(slurm, content):
     """An address that holds no uid leads nowhere."""
     slurm.write_lease()
@@ -203,10 +203,12 @@ def test_malformed_uid(slurm, content):
 
 
 def test_plain_slurm(slurm):
-    """Without metasched the job runs all the same, and nothing of another job's identity comes through."""
-    code, errors = slurm.run("python", METASCHED_RUN="7", METASCHED_LEASE="/elsewhere", FAKE_SRUN="sys.exit(3)")
+    """Without metasched the job runs all the same, and nothing of the job that submitted it comes through."""
+    others = {"METASCHED_RUN": "7", "METASCHED_LEASE": "/elsewhere", "METASCHED_EXIT_CODE": "85"}
+    others |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    code, errors = slurm.run("python", FAKE_SRUN="sys.exit(3)", **others)
     assert (code, errors) == (3, "metasched-run: running as plain Slurm: METASCHED_SHARED is not set\n")
-    assert not {"METASCHED_RUN", "METASCHED_LEASE"} & slurm.calls("srun")[0]["environ"].keys()
+    assert not others.keys() & slurm.calls("srun")[0]["environ"].keys()
 
 
 def test_outside_slurm(slurm):
