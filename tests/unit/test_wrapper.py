@@ -240,11 +240,20 @@ STOP = {"run": 2, "requested": 1.0, "deadline": 2.0, "reason": "preempted"}
         (76, STOP, 76),  # superseded: the job is somebody else's now
     ],
 )
-def test_requeue_by_slurm(slurm, code, stop, expected):
-    """The exit code asks Slurm to requeue exactly when the run was stopped."""
+def test_requeue(slurm, code, stop, expected):
+    """Slurm is asked to requeue exactly when the run was stopped."""
     slurm.write_lease(stop=stop)
-    assert slurm.run("python", FAKE_SRUN=f"sys.exit({code})") == (expected, "")
-    assert slurm.calls("scontrol") == []
+    term = "os.kill(os.getppid(), signal.SIGTERM)"
+    assert slurm.run("python", FAKE_SRUN=f"sys.exit({code})", FAKE_SCONTROL=term) == (expected, "")
+    assert len(slurm.calls("scontrol")) == (expected == 85)
+
+
+def test_requeue_by_exit_code(slurm):
+    """Where scontrol can't be had but the exit code does as well, the job is not kept waiting for it."""
+    slurm.write_lease()
+    code, errors = slurm.run("python", FAKE_SRUN="sys.exit(85)", FAKE_SCONTROL="sys.exit('no answer')")
+    assert (code, errors) == (85, "metasched-run: scontrol requeuehold 123: no answer\n")
+    assert len(slurm.calls("scontrol")) == 1
 
 
 def test_requeue_by_wrapper(slurm):
@@ -284,7 +293,7 @@ def test_preemption_signal_to_the_wrapper(slurm):
     slurm.write_lease()
     ready = slurm.directory / "ready"
     wait = f"signal.signal(signal.SIGUSR2, lambda *_: sys.exit(85)); open({str(ready)!r}, 'w'); time.sleep(60)"
-    process = slurm.start("python", FAKE_SRUN=wait)
+    process = slurm.start("python", FAKE_SRUN=wait, FAKE_SCONTROL="sys.exit(1)")
     end = time.monotonic() + 60
     while not ready.exists():
         assert time.monotonic() < end
