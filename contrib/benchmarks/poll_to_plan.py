@@ -1,0 +1,256 @@
+"""What one look at Slurm costs the daemon, with many held jobs: time by stage, calls made to Slurm, memory."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import resource
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from bench import arguments, environment, finish, positive, private_cluster, say
+
+from metasched import controller as heart
+from metasched.actuate import Actuator
+from metasched.cli.tables import console, row, table
+from metasched.config import Config
+from metasched.controller import Controller
+from metasched.devcluster import DevCluster, NodeGroup
+from metasched.engine import run_round
+from metasched.mailbox import Mailbox
+from metasched.model import Snapshot, Status
+from metasched.plan import Limits, plan
+from metasched.policy import Policy, installed_policies
+from metasched.publish import Publisher
+from metasched.reconcile import Reconciler
+from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.scontrol import ScontrolPipe
+from metasched.store import Store
+
+NODES = NodeGroup(64, 8)
+POLICIES = ("fifo", "las")
+SIZES = (1, 2, 4, 8, 1, 2, 16, 4)
+SUBMITTERS = 4
+STEADY_POLLS = 5
+FILL_SECONDS = 60.0
+# A stage is a function that the daemon calls at each poll: where it is found, and its name.
+STAGES: Mapping[str, tuple[Any, str]] = {
+    "observe": (Reconciler, "observe"),
+    "decide": (heart, "run_round"),
+    "commit": (Store, "commit_round"),
+    "plan": (heart, "plan"),
+    "act": (Actuator, "perform"),
+    "publish": (Publisher, "publish"),
+    "processes": (subprocess, "run"),
+    "commands": (ScontrolPipe, "command"),
+}
+SLURM = ("processes", "commands")
+
+
+class Stopwatch:
+    """Seconds spent in each stage and how often it was entered, since the last reset."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self.last: dict[str, tuple[Any, ...]] = {}
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.calls = dict.fromkeys(STAGES, 0)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Measure the stages while the context lasts."""
+        self.reset()
+        originals = {stage: getattr(owner, name) for stage, (owner, name) in STAGES.items()}
+        for stage, (owner, name) in STAGES.items():
+            setattr(owner, name, self._timed(stage, originals[stage]))
+        try:
+            yield
+        finally:
+            for stage, (owner, name) in STAGES.items():
+                setattr(owner, name, originals[stage])
+
+    def _timed(self, stage: str, function: Any) -> Any:
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.last[stage] = args
+            begun = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[stage] += time.perf_counter() - begun
+                self.calls[stage] += 1
+
+        return timed
+
+
+def submit(cluster: DevCluster, shared: Path, script: Path, *options: str) -> str:
+    """Submit one tagged job; its id."""
+    argv = ["sbatch", "--parsable", f"--chdir={script.parent}", "--output=/dev/null", *options, str(script)]
+    done = subprocess.run(
+        argv, env=environment(cluster, shared), capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+def request(number: int) -> tuple[str, ...]:
+    """Sizes from a list; every other job is elastic."""
+    gpus = SIZES[number % len(SIZES)]
+    tag = f"metasched min_gpus=1 max_gpus={2 * gpus}" if number % 2 else "metasched"
+    return (f"--gpus={gpus}", f"--comment={tag}")
+
+
+def milliseconds(watch: Stopwatch, total: float) -> dict[str, float]:
+    """One poll, in ms, with the number of calls; "ours" is what was not spent waiting for Slurm's commands."""
+    slurm = sum(watch.seconds[stage] for stage in SLURM)
+    found = {stage: watch.seconds[stage] for stage in STAGES if stage not in SLURM}
+    found |= {"total": total, "slurm": slurm, "ours": total - slurm}
+    return {name: round(1000 * value, 1) for name, value in found.items()} | {
+        stage: watch.calls[stage] for stage in SLURM
+    }
+
+
+def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
+    """Poll once."""
+    watch.reset()
+    begun = time.perf_counter()
+    controller.poll()
+    return milliseconds(watch, time.perf_counter() - begun)
+
+
+def median(samples: list[dict[str, float]]) -> dict[str, float]:
+    """Of several polls."""
+    return {name: round(statistics.median(sample[name] for sample in samples), 1) for name in samples[0]}
+
+
+def policy_named(name: str) -> Policy:
+    """With its defaults."""
+    return installed_policies().get(name)()
+
+
+def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
+    """Decide and plan as if no job held anything: the most that there can be to hand out."""
+    jobs = tuple(job for job in snapshot.jobs if job.status is Status.HELD)
+    emptied = replace(snapshot, jobs=jobs)
+    begun = time.perf_counter()
+    result = run_round(emptied, policy, None)
+    decided = time.perf_counter()
+    actions = plan(emptied, result.targets, Limits(grace_seconds=120, start_seconds=60))
+    ended = time.perf_counter()
+    return {
+        "decide": round(1000 * (decided - begun), 1),
+        "plan": round(1000 * (ended - decided), 1),
+        "starts": len(actions),
+    }
+
+
+def measure(base: Path, held: int) -> dict[str, Any]:
+    """Everything for one number of held jobs, in a process of its own, because peak memory is of a process."""
+    structlog.configure(processors=[lambda *_: _drop()])
+    cluster = DevCluster.attach(base / "c")
+    shared, script = base / "shared", base / "job.sh"
+    watch = Stopwatch()
+    result: dict[str, Any] = {"polls": {}, "free": {}}
+    polls = result["polls"]
+    config = Config.model_validate(
+        {
+            "paths": {"state": base / "state", "shared": shared},
+            "schedule": {"round_seconds": 1e6, "min_round_seconds": 1e-6},
+        }
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    client = CommandLineClient(cluster.env)
+    with Store.open(base / "state" / "metasched.db") as store, watch.watching():
+        controller = Controller(config, client, store, Mailbox(shared), policy_named("fifo"))
+        # One job that cannot be preempted takes all GPUs, so that the others wait.
+        filler = submit(
+            cluster, shared, script, "--nodes=64", "--gres=gpu:8", "--comment=metasched preempt=no", "--job-name=filler"
+        )
+        deadline = time.monotonic() + FILL_SECONDS
+        while cluster.run("squeue", "-h", "-o", "%T", "-j", filler).strip() != "RUNNING":
+            if time.monotonic() > deadline:
+                message = f"the job that fills the cluster does not run after {FILL_SECONDS:g} s"
+                raise TimeoutError(message)
+            controller.poll()
+            time.sleep(0.1)
+        controller.poll()
+        say(f"{held} jobs: submitting")
+        with ThreadPoolExecutor(SUBMITTERS) as pool:
+            ids = list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(held)))
+        say(f"{held} jobs: polling")
+        polls["first (intake)"] = polled(controller, watch)
+        polls["after our writes"] = polled(controller, watch)
+        polls["steady"] = median([polled(controller, watch) for _ in range(STEADY_POLLS)])
+        cluster.run("scancel", ids.pop())
+        polls["one job ended"] = polled(controller, watch)
+        ids.append(submit(cluster, shared, script, *request(0)))
+        polls["one job came"] = polled(controller, watch)
+        controller.poll()
+        for name in POLICIES:
+            controller.reconfigure(config, policy_named(name))
+            polls[f"round, {name}"] = polled(controller, watch)
+            snapshot = watch.last["decide"][0]
+            result["free"][name] = on_free_gpus(snapshot, policy_named(name))
+        result["jobs"] = len(snapshot.jobs) - 1
+    client.close()
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result["memory_mib"] = {"before": round(before / 1024), "peak": round(after / 1024)}
+    return result
+
+
+def _drop() -> Any:
+    raise structlog.DropEvent
+
+
+def show(held: int, found: Mapping[str, Any]) -> None:
+    """One number of jobs as a table."""
+    columns = ("total", "ours", "slurm", *STAGES)
+    memory = found["memory_mib"]
+    title = f"{held} held jobs: ms; memory {memory['before']} MiB without jobs, {memory['peak']} MiB at most"
+    shown = table("poll", *columns, title=title, right=columns)
+    for name, poll in found["polls"].items():
+        row(shown, name, *(f"{poll[column]:.0f}" for column in columns))
+    for name, free in found["free"].items():
+        cells = {"decide": f"{free['decide']:.0f}", "plan": f"{free['plan']:.0f}"}
+        words = f"{name}, if all GPUs were free: {free['starts']} actions"
+        row(shown, words, *(cells.get(column, "") for column in columns))
+    console().print(shown)
+    console().print()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument(
+        "--jobs",
+        type=lambda text: [positive(part) for part in text.split(",")],
+        default=[10, 1000, 5000],
+        metavar="N,N,...",
+        help="how many held jobs (default 10,1000,5000)",
+    )
+    options = parser.parse_args()
+    result: dict[str, Any] = {"benchmark": "poll_to_plan", "unit": "ms", "jobs": {}}
+    for held in options.jobs:
+        with private_cluster(NODES) as (_, base):
+            (base / "shared").mkdir()
+            (base / "job.sh").write_text("#!/bin/bash\nexec sleep 100000\n")
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                result["jobs"][held] = process.submit(measure, base, held).result()
+    for held, found in result["jobs"].items():
+        show(held, found)
+    finish(result, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

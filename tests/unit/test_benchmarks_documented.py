@@ -1,0 +1,50 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+
+
+def benchmarks():
+    """The programs in contrib/benchmarks; what only helps them has no main()."""
+    return [path for path in sorted((ROOT / "contrib" / "benchmarks").glob("*.py")) if "def main(" in path.read_text()]
+
+
+def test_the_search_finds_benchmarks():
+    """The search itself works: the known ones are among what it finds."""
+    assert {"preemption", "poll_to_plan"} <= {path.stem for path in benchmarks()}
+
+
+@pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
+def test_every_benchmark_is_listed_with_its_command(path):
+    """It has a row in the table, a section of its own, and in that the command that runs it."""
+    assert f"| [{path.stem}](#{path.stem}) |" in PAGE
+    _, found, rest = PAGE.partition(f"\n## {path.stem}\n")
+    assert found
+    assert f".venv/bin/python contrib/benchmarks/{path.name}" in rest.partition("\n## ")[0]
+
+
+def test_the_page_lists_no_benchmark_that_is_not_there():
+    """Every program that the page runs exists."""
+    assert set(re.findall(r"contrib/benchmarks/(\w+\.py)", PAGE)) == {path.name for path in benchmarks()}
+
+
+@pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
+def test_every_benchmark_explains_itself_and_offers_json(path):
+    """--help works without Slurm, and the options on the page, --json among them, are its own."""
+    done = subprocess.run(
+        [sys.executable, str(path), "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--json" in done.stdout
+    used = {
+        option
+        for line in PAGE.splitlines()
+        if f"contrib/benchmarks/{path.name}" in line
+        for option in re.findall(r"--[a-z-]+", line.partition("#")[0])
+    }
+    assert used <= set(re.findall(r"--[a-z-]+", done.stdout))
