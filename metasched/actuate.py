@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -70,7 +70,7 @@ class Actuator:
         self._client = client
         self._store = store
         self._mailbox = mailbox
-        self._by_slurm = config.slurm.exit_code in settings.requeue_exit_hold
+        self._settings = settings
         self._not_before: dict[str, float] = {}
 
     @property
@@ -88,7 +88,7 @@ class Actuator:
         done = 0
         now = seen.snapshot.now
         for action in actions:
-            if self._not_before.get(action.uid, 0.0) > now:
+            if 0 < self._not_before.get(action.uid, now) - now <= RETRY_SECONDS:  # no longer, if the clock is set back
                 continue
             kind = KINDS[type(action)]
             entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
@@ -109,17 +109,19 @@ class Actuator:
         return done
 
     def renew(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
-        """Write a new round into the leases of the runs that go on.
+        """Write a new round into the leases of the runs that go on, and nothing else: trainers read the rest once.
 
         A run that Slurm began without us keeps the lease that it may have found: a higher run number would supersede
         its trainer. Where there is none yet, it gets one.
         """
         for job in jobs:
-            lease = self._mailbox.read_lease(job.uid)
+            lease = self._lease_of(job)
             if job.placement is None or (lease is not None and lease.run != job.run):
                 continue
+            if lease is None:
+                lease = self._new_lease(job, job.placement, job.run, round_facts)
             try:
-                self._mailbox.write_lease(self._lease(job, job.placement, job.run, round_facts))
+                self._mailbox.write_lease(replace(lease, round=round_facts.number, round_end=round_facts.end))
             except MailboxError as error:
                 log.warning("lease_not_renewed", job=job.address, error=str(error))
 
@@ -162,25 +164,36 @@ class Actuator:
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
         self._mailbox.write_address(job.address, job.uid)
-        self._mailbox.write_lease(self._lease(job, action.placement, run, round_facts))
+        self._mailbox.write_lease(self._new_lease(job, action.placement, run, round_facts))
         self._client.update(job.address, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay))
         self._client.release(job.address)
 
     def _stop(self, job: Job, action: Stop, seen: Observation) -> None:
         now = seen.snapshot.now
         self._store.stop_requested(job.uid, job.run, now)
-        lease = self._mailbox.read_lease(job.uid)
+        lease = self._lease_of(job)
         if job.trainer_ready and lease is not None and lease.run == job.run:
-            self._mailbox.request_stop(
-                job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
-            )
-            self._client.signal(job.address, self.config.slurm.signal)
+            try:
+                self._mailbox.request_stop(
+                    job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
+                )
+            except MailboxError as error:  # a full disk, say: the signal alone is enough
+                log.warning("stop_not_written", job=job.address, error=str(error))
+            self._client.signal(job.address, lease.signal)
         else:
             # No trainer of ours has said that it listens: our signal would kill a script that does not know it, and
             # the job would count as failed. Slurm's own requeue never loses a job, and its SIGTERM is a request too.
             self._client.requeue_hold(job.address)
 
-    def _lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
+    def _lease_of(self, job: Job) -> Lease | None:
+        """The lease that the job has; None also where it cannot be read."""
+        try:
+            return self._mailbox.read_lease(job.uid)
+        except MailboxError as error:
+            log.warning("lease_not_read", job=job.address, error=str(error))
+            return None
+
+    def _new_lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
         return Lease(
             uid=job.uid,
             address=job.address,
@@ -190,7 +203,7 @@ class Actuator:
             gpus=placement.gpus,
             gpu_type=placement.gpu_type,
             nodes=dict.fromkeys(placement.nodes, placement.gpus_per_node),
-            requeue_by="slurm" if self._by_slurm else "wrapper",
+            requeue_by="slurm" if self.config.slurm.exit_code in self._settings.requeue_exit_hold else "wrapper",
             exit_code=self.config.slurm.exit_code,
             signal=self.config.slurm.signal,
         )

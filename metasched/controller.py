@@ -19,7 +19,7 @@ from metasched.publish import Publisher
 from metasched.reconcile import Observation, Reconciler
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmError
-from metasched.store import Store
+from metasched.store import Store, StoreError
 
 log = structlog.get_logger()
 
@@ -65,8 +65,9 @@ class Controller:
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
         self._reasons: Mapping[str, str] = store.current_reasons()
-        self._owes_round = False
-        self._quiet_until = 0.0
+        self._owes_round = True  # much may have changed while nobody looked
+        self._accepting: frozenset[str] | None = None
+        self._back_at: float | None = None
         self._trouble: str | None = None
 
     def reconfigure(self, config: Config, policy: Policy) -> None:
@@ -88,6 +89,8 @@ class Controller:
         """
         now = self._clock()
         schedule = self.config.schedule
+        if self._lock is not None:
+            self._lock.check()
         try:
             seen = self._reconciler.observe(now, self._round)
         except SlurmError as error:
@@ -97,12 +100,10 @@ class Controller:
             # After a controller's restart its picture may be some seconds old: watch before acting on it.
             log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
             self._trouble = None
-            self._quiet_until = now + self.config.slurm.settle_seconds
-        if now < self._quiet_until:
-            return min(schedule.poll_seconds, self._quiet_until - now)
+            self._back_at = now
         self._note_events(seen)
-        if self._lock is not None:
-            self._lock.check()
+        if self._back_at is not None and 0 <= now - self._back_at < self.config.slurm.settle_seconds:
+            return min(schedule.poll_seconds, self._back_at + self.config.slurm.settle_seconds - now)
         if self._round_due(now):
             self._decide(seen.snapshot)
         try:
@@ -149,11 +150,17 @@ class Controller:
         return seen.snapshot, self._plan(seen.snapshot)
 
     def _note_events(self, seen: Observation) -> None:
-        wanted = (seen.arrived and self.policy.wakes_on_arrival) or (seen.completed and self.policy.wakes_on_completion)
+        accepting = frozenset(node.name for node in seen.snapshot.nodes if node.accepts)
+        wanted = (
+            (seen.arrived and self.policy.wakes_on_arrival)
+            or (seen.completed and self.policy.wakes_on_completion)
+            or accepting != self._accepting
+        )
+        self._accepting = accepting
         self._owes_round = self._owes_round or bool(wanted)
 
     def _round_due(self, now: float) -> bool:
-        if self._round_at is None or now >= self.next_round:
+        if self._round_at is None or not self._round_at <= now < self.next_round:  # before it: the clock was set back
             return True
         return self._owes_round and now - self._round_at >= self.config.schedule.min_round_seconds
 
@@ -168,24 +175,25 @@ class Controller:
         begun = time.perf_counter()
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
+            self._store.commit_round(
+                number,
+                at=seen.now,
+                policy=self.policy.name,
+                parameters=self.policy.parameters.model_dump(mode="json"),
+                state=result.state,
+                targets=result.targets,
+                reasons=result.reasons,
+                decide_seconds=time.perf_counter() - begun,
+                summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
+            )
+        except StoreError:
+            raise
         except Exception as error:  # a policy may be third-party code: it must not take the daemon down
             log.exception("policy_failed", policy=self.policy.name, round=number)
             self._store.event(
                 "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=seen.now
             )
             return
-        seconds = time.perf_counter() - begun
-        self._store.commit_round(
-            number,
-            at=seen.now,
-            policy=self.policy.name,
-            parameters=self.policy.parameters.model_dump(mode="json"),
-            state=result.state,
-            targets=result.targets,
-            reasons=result.reasons,
-            decide_seconds=seconds,
-            summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
-        )
         self._round = number
         self._targets = result.targets
         self._reasons = result.reasons
@@ -211,4 +219,5 @@ class Controller:
             log.warning("slurm_unreachable", error=str(error))
             self._store.event("slurm_unreachable", str(error), at=now)
         self._trouble = str(error)
+        self._owes_round = True  # arrivals of a look that broke off are not told again
         self._publisher.say(self)

@@ -85,6 +85,18 @@ class Pace(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
         return None if pause is None else dt.datetime.now(dt.UTC) + dt.timedelta(seconds=max(pause, 0.001))
 
 
+class Clockwork(BlockingScheduler):  # type: ignore[misc]  # apscheduler has no types
+    """A scheduler that goes on when the clock is set back, where others wait until it is as late again."""
+
+    def _process_jobs(self) -> float | None:
+        wait: float | None = super()._process_jobs()
+        if wait is None or wait <= 2 * TICK_SECONDS:
+            return wait
+        for job in self.get_jobs():
+            job.modify(next_run_time=dt.datetime.now(dt.UTC))
+        return 0.0
+
+
 class Daemon:
     """Polls until it is told to stop. SIGTERM and SIGINT end it and leave jobs running; SIGHUP reloads the file.
 
@@ -101,7 +113,7 @@ class Daemon:
         self._reload = False
         self._due = 0.0
         self._failure: Exception | None = None
-        self._scheduler = BlockingScheduler(executors={"default": DebugExecutor()}, timezone=dt.UTC)
+        self._scheduler = Clockwork(executors={"default": DebugExecutor()}, timezone=dt.UTC)
 
     def run(self) -> None:
         """Poll until a signal ends it.

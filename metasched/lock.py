@@ -46,10 +46,13 @@ class DaemonLock:
             raise LockFileError(path, error) from None
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             holder = os.read(self._fd, 200).decode(errors="replace").strip()
             os.close(self._fd)
             raise LockHeldError(path, holder) from None
+        except OSError as error:  # a file system without locks
+            os.close(self._fd)
+            raise LockFileError(path, error) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"host {socket.gethostname()} pid {os.getpid()}\n".encode(), 0)
 

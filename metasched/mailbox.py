@@ -144,14 +144,14 @@ class Mailbox:
 
     def write_address(self, address: str, uid: str) -> None:
         """Say which job has an address now."""
-        _checked(_UID, uid)
-        _replace(self._address_path(address), f"{uid}\n".encode())
+        _replace(self._address_path(address), _address_content(uid))
 
-    def remove_address(self, address: str) -> None:
-        """Forget an address; one that is not there is no error."""
-        path = self._address_path(address)
-        with _naming(path):
-            path.unlink(missing_ok=True)
+    def remove_address(self, address: str, uid: str) -> None:
+        """Forget that a job has an address, unless another job has it by now: Slurm reuses ids."""
+        path, content = self._address_path(address), _address_content(uid)
+        with _naming(path), suppress(FileNotFoundError):
+            if path.read_bytes() == content:
+                path.unlink()
 
     def write_lease(self, lease: Lease) -> bool:
         """Replace a job's lease atomically; whether it differed from what was there."""
@@ -206,6 +206,10 @@ class Mailbox:
 
     def _address_path(self, address: str) -> Path:
         return self._addresses / _checked(_ADDRESS, address)
+
+
+def _address_content(uid: str) -> bytes:
+    return f"{_checked(_UID, uid)}\n".encode()
 
 
 def _checked(pattern: re.Pattern[str], name: str) -> str:

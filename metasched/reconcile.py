@@ -9,6 +9,7 @@ from __future__ import annotations
 import pwd
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,10 +19,10 @@ import structlog
 from pydantic import TypeAdapter
 
 from metasched.config import Config
-from metasched.mailbox import Mailbox
+from metasched.mailbox import Mailbox, MailboxError
 from metasched.model import Hold, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.slurm.client import JobState, SlurmClient, SlurmJob, SlurmNode
-from metasched.slurm.errors import SlurmError, TagError
+from metasched.slurm.errors import SlurmError, SlurmUnavailableError, TagError
 from metasched.slurm.intake import Requirements, is_ours, requirements
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord, Store
@@ -32,6 +33,10 @@ STAMP = re.compile(r"metasched:([0-9a-f]{16})(?:\s|$)")
 SUSPEND_SECONDS = 10.0
 # A job that Slurm does not show for so long is gone.
 MISSING_SECONDS = 30.0
+# Slurm's reason where it holds a released job itself, since it could never start it.
+NEVER = "BadConstraints"
+# At its end, so many budgets of a job's reports are read at most: a file can be made endless.
+LAST_READS = 64
 _REQUIREMENTS = TypeAdapter(Requirements)
 _NOTHING = Requirements(  # stands for what a malformed tag asks for: such a job is blocked, and stays so
     gpus=0,
@@ -109,19 +114,22 @@ class Reconciler:
         self._store = store
         self._mailbox = mailbox
         self._written: set[tuple[str, str]] = set()
+        self._shared: frozenset[int] = frozenset()
         self._missing: dict[str, float] = {}
 
     def observe(self, now: float, round_number: int) -> Observation:
         """Look once.
 
         Raises:
-            SlurmError: Slurm could not be read; nothing was changed.
+            SlurmError: Slurm does not answer; the next look goes on from what was done.
         """
         self._written.clear()
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
         gpu_types = frozenset(kind for node in listed_nodes for kind in node.gpus)
         records = {record.uid: record for record in self._store.live_jobs()}
         ours, others = self._identify(listed, records, now)
+        tasks = Counter(job.job_id for job in listed)
+        self._shared = frozenset(job_id for job_id, count in tasks.items() if count > 1)
         live: dict[str, SeenJob] = {}
         arrived = completed = 0
         for uid, slurm_job in ours.items():
@@ -134,8 +142,8 @@ class Reconciler:
             seen = self._sync(record, slurm_job, gpu_types, now)
             if seen is None:
                 completed += 1
-            elif seen.job.active and seen.job.placement is None:
-                others.append(slurm_job)  # uneven: it keeps what it has until it ends, like a job that is not ours
+            elif _odd(seen):
+                others.append(slurm_job)  # it keeps what it has until it ends, like a job that is not ours
             else:
                 live[uid] = seen
         completed += self._count_vanished([records[uid] for uid in records.keys() - ours.keys()], now)
@@ -215,7 +223,6 @@ class Reconciler:
                 self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
                 if error is not None:
                     self._store.event("bad_tag", error, uid=uid, at=now)
-            self._mailbox.write_address(job.address, uid)
         return self._record(uid)
 
     def _record(self, uid: str) -> JobRecord:
@@ -228,15 +235,17 @@ class Reconciler:
         """See to address, tag, stamp and requeue flag; a write that fails is repeated by the next poll."""
         if record.address != job.address:
             self._store.update_job(record.uid, address=job.address)
-            self._mailbox.write_address(job.address, record.uid)
             record = self._record(record.uid)
-        if record.error is not None and record.requirements.get("comment") != job.comment:
+        if record.error is not None and job.state is JobState.PENDING:
+            # The owner may have mended the tag, or the admin the cluster; until then it is not changed by us.
             needed, error = _requirements(job, gpu_types)
-            self._store.update_job(record.uid, requirements=needed, error=error, total_steps=needed.get("total_steps"))
-            record = self._record(record.uid)
+            if error != record.error:
+                total = needed.get("total_steps")
+                self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
+                record = self._record(record.uid)
         stamp = f"metasched:{record.uid.partition('_')[0]}" + (f" {record.error}" if record.error else "")
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
-        shared = job.array_task_id is not None and job.job_id == job.array_job_id
+        shared = job.job_id in self._shared
         address = str(job.job_id) if shared else job.address
         if _canonical(job.admin_comment) != _canonical(stamp):
             self._once(address, "stamp", lambda: self._client.stamp(address, stamp))
@@ -254,6 +263,8 @@ class Reconciler:
         self._written.add((address, what))
         try:
             write()
+        except SlurmUnavailableError:
+            raise
         except SlurmError as error:
             log.warning("intake_write_failed", what=what, job=address, error=str(error))
 
@@ -284,7 +295,11 @@ class Reconciler:
                 return False
             if run.started is None:
                 # Held again before we saw it start (it may have come and gone between two polls).
-                return self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+                self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+                if seen.reason == NEVER:
+                    self._store.update_job(record.uid, not_before=now + self.config.schedule.round_seconds)
+                    self._store.event("not_started", f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
+                return True
             self._close_run(record, run, now)
             return True
         placement = observed_placement(seen)
@@ -333,6 +348,8 @@ class Reconciler:
             return False
         try:
             self._client.requeue_hold(seen.address)
+        except SlurmUnavailableError:
+            raise  # it has not ended before it could be tried
         except SlurmError as error:
             log.warning("rescue_failed", job=seen.address, error=str(error))
             return False
@@ -342,13 +359,23 @@ class Reconciler:
         return True
 
     def _finish(self, record: JobRecord, seen: SlurmJob, now: float) -> None:
-        if record.current is not None:
-            self._ingest(record, now, last=True)
         at = seen.ended if seen.ended is not None else now
+        run = record.current
+        if run is not None:
+            if run.started is None and run.released is not None and seen.started is not None and seen.started < at:
+                self._store.run_started(record.uid, run.run, seen.started, run.released)  # all of it between two looks
+            self._ingest(record, now, last=True)
         self._store.finish_job(record.uid, at, seen.state.value, seen.exit_code)
         self._store.event("finished", f"ended as {seen.slurm_state}", uid=record.uid, at=now)
-        self._mailbox.clear(record.uid)
-        self._mailbox.remove_address(record.address)
+        self._clear(record)
+
+    def _clear(self, record: JobRecord) -> None:
+        """Empty the mailbox of a job that has ended."""
+        try:
+            self._mailbox.clear(record.uid)
+            self._mailbox.remove_address(record.address, record.uid)
+        except MailboxError as error:
+            log.warning("mailbox_not_cleared", job=record.address, error=str(error))
 
     def _count_vanished(self, missing: Sequence[JobRecord], now: float) -> int:
         """End what Slurm has not shown for a while; how many.
@@ -366,29 +393,28 @@ class Reconciler:
         self._ingest(record, now, last=True)
         self._store.finish_job(record.uid, now, "GONE", None)
         self._store.event("gone", "Slurm no longer knows it", uid=record.uid, at=now)
-        self._mailbox.clear(record.uid)
-        self._mailbox.remove_address(record.address)
+        self._clear(record)
 
     def _ingest(self, record: JobRecord, now: float, *, last: bool = False) -> JobRecord:
-        """Read new reports: one budget of them, or with ``last`` all that there are."""
-        owner = _owner_number(record.user)
-        if owner is None:
+        """Read new reports: one budget of them, or with ``last`` all that there are (within reason)."""
+        try:
+            owner = _user_number(record.user)
+        except KeyError:
+            self._store.event_once("unknown_user", f"no user {record.user} is known here", record.uid, at=now)
             return record
         read = 0
-        while True:
+        for _ in range(LAST_READS if last else 1):
             result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
             read += result.lines
-            if not (result.more and last):
-                return self._record(record.uid) if read else record
+            if not result.more:
+                break
+        return self._record(record.uid) if read else record
 
 
 @cache
-def _owner_number(user: str) -> int | None:
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except KeyError:
-        log.warning("unknown_user", user=user, effect="its reports are not read")
-        return None
+def _user_number(user: str) -> int:
+    """Raises KeyError for a user who is not known (now), which is not remembered."""
+    return pwd.getpwnam(user).pw_uid
 
 
 def _requirements(job: SlurmJob, gpu_types: frozenset[str]) -> tuple[Mapping[str, Any], str | None]:
@@ -399,15 +425,25 @@ def _requirements(job: SlurmJob, gpu_types: frozenset[str]) -> tuple[Mapping[str
     try:
         needed = requirements(job, parse_tag(job.comment) or Tag(), gpu_types)
     except TagError as error:
-        return {"comment": job.comment}, str(error)
-    return {"comment": job.comment, **_REQUIREMENTS.dump_python(needed, mode="json")}, None
+        return {}, str(error)
+    return _REQUIREMENTS.dump_python(needed, mode="json"), None
 
 
 def _needed(record: JobRecord) -> Requirements:
     if record.error is not None:
         return _NOTHING
-    values = {key: value for key, value in record.requirements.items() if key != "comment"}
-    return _REQUIREMENTS.validate_python(values)
+    return _REQUIREMENTS.validate_python(record.requirements)
+
+
+def _odd(seen: SeenJob) -> bool:
+    """Whether it holds what no plan can ask for again, so that a restart would not help.
+
+    Uneven numbers of GPUs, or more of them than it asked for (whole nodes, by its own wish or its partition's).
+    """
+    job = seen.job
+    if not job.active or seen.record.error is not None:
+        return job.active and job.placement is None
+    return job.placement is None or not job.min_gpus <= job.placement.gpus <= job.max_gpus
 
 
 def _canonical(comment: str) -> str:

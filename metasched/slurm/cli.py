@@ -174,8 +174,8 @@ class CommandLineClient:
         """See SlurmClient."""
         # Slurm would bring a cancelled job back: its owner may have ended it since it was last read.
         _, state, _ = self._look(address)
-        if state == "CANCELLED":
-            raise WrongJobStateError(f"job {address} was cancelled: it is not requeued")
+        if state in {"CANCELLED", "COMPLETING"}:  # what completes may have been cancelled
+            raise WrongJobStateError(f"job {address} is {state}: it is not requeued")
         self._control("requeuehold", _address(address))
 
     def suspend(self, address: str) -> None:

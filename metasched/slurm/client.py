@@ -56,7 +56,7 @@ class SlurmJob:
         exclusive: whether it asked for whole nodes.
         allocated: GPUs held on each node ({} while pending); a CPU-only job has its nodes with 0. While COMPLETING it
             is what the request says, because Slurm no longer tells.
-        allocated_gpu_type: type of the GPUs held, else None (or not told).
+        allocated_gpu_type: type of the GPUs held, "" for untyped ones; None without any (or not told).
         allocated_cpus, allocated_memory: held on each node, CPUs and bytes.
         restarts: Slurm's restart count.
         requeue: whether Slurm may requeue it.
@@ -249,7 +249,7 @@ class SlurmClient(Protocol):
         """End the run (SIGTERM, SIGKILL after KillWait) and put the job back, held by a user's hold.
 
         A job that has failed or is done is put back as well. One that was cancelled is not (WrongJobStateError):
-        somebody wanted it gone.
+        somebody wanted it gone; nor is one that is COMPLETING, because it may have been cancelled.
         """
 
     def suspend(self, address: str) -> None:

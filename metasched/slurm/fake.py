@@ -220,8 +220,8 @@ class FakeSlurm:
     def requeue_hold(self, address: str) -> None:
         """See SlurmClient."""
         for job in self._touch("requeue_hold", address):
-            if job.shown.state is JobState.CANCELLED:
-                raise WrongJobStateError(f"job {address} was cancelled: it is not requeued")
+            if job.shown.state in {JobState.CANCELLED, JobState.COMPLETING}:
+                raise WrongJobStateError(f"job {address} is {job.shown.slurm_state}: it is not requeued")
             self._requeue(job, Hold.USER)
 
     def suspend(self, address: str) -> None:

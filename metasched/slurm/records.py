@@ -281,7 +281,7 @@ def _allocation(fields: _Fields) -> _Allocation:
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
     total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)
-    types = {kind for node in gpus for kind in node if kind}
+    types = {kind for node in gpus for kind in node}
     return _Allocation(
         gpus={name: sum(node.values()) for (name, _, _), node in zip(nodes, gpus, strict=True)},
         gpu_type=types.pop() if len(types) == 1 else None,

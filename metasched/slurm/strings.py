@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 _GPU = re.compile(
-    r"(?:gres[:/])?gpu(?:[:/](?P<type>[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*))?"
+    r"(?:gres[:/])?gpu"
+    r"(?:[:/](?P<type>[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*|\(null\)))?"
     r"(?:[:=](?P<count>[0-9]{1,9}))?(?:\(.*\))?",
     re.ASCII,
 )
@@ -42,7 +43,7 @@ def gpus(text: str) -> dict[str, int]:
         match = _GPU.fullmatch(item)
         if not match:
             raise ValueError(f"{item[:60]!r} is not a number of GPUs")
-        kind = match["type"] or ""
+        kind = (match["type"] or "").replace("(null)", "")  # some releases spell out that there is no type
         counts[kind] = counts.get(kind, 0) + int(match["count"] or 1)
     if len(counts) > 1:
         counts.pop("", None)

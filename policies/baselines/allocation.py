@@ -70,7 +70,8 @@ def allocate(
         elif not allocator.possible(job):
             waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {allocator.wish(job)}"
         elif not strict:
-            fallback.append(Grant(job.uid, job.gpus if elastic else least, reason, min(least, job.gpus)))
+            most = max(amounts[-1] for amounts in allocator.sizes(job).values())  # a request may be beyond all nodes
+            fallback.append(Grant(job.uid, min(job.gpus, most) if elastic else least, reason, least))
         elif behind.get(job.uid) is None:
             waits[job.uid] = f"{reason}; waits for {allocator.wish(job)}, {allocator.free(job)}"
         else:

@@ -254,6 +254,15 @@ class ClientContract:
             world.client.requeue_hold(address)
         assert world.job(address).state is JobState.CANCELLED
 
+    def test_a_job_that_its_owner_is_just_ending_is_not_brought_back(self, world):
+        """Also while a deaf job that was cancelled still completes, a requeue is refused."""
+        address = world.started("--gres=gpu:2", does="deaf")
+        world.client.cancel(address)
+        world.wait_state(address, JobState.COMPLETING)
+        with pytest.raises(WrongJobStateError):
+            world.client.requeue_hold(address)
+        world.wait_state(address, JobState.CANCELLED)
+
     def test_a_deaf_job_is_completing_and_holds_its_gpus_until_killed(self, world):
         """SIGTERM is not enough for it: COMPLETING, with its GPUs, until SIGKILL."""
         address = world.started("--gres=gpu:2", does="deaf")

@@ -113,13 +113,15 @@ def test_stop_without_a_lease_is_an_error(mailbox):
 
 
 def test_addresses_are_written_replaced_and_removed(mailbox, shared):
-    """An address names the job that has it now."""
+    """An address names the job that has it now, and only that job takes it away."""
     path = shared / "mailbox" / "address" / "123"
     mailbox.write_address("123", "f" * 16)
     mailbox.write_address("123", f"{UID}_4")
     assert path.read_text() == f"{UID}_4\n"
-    mailbox.remove_address("123")
-    mailbox.remove_address("123")
+    mailbox.remove_address("123", "f" * 16)
+    assert path.exists()
+    mailbox.remove_address("123", f"{UID}_4")
+    mailbox.remove_address("123", f"{UID}_4")
     assert not path.exists()
 
 
@@ -154,11 +156,13 @@ def test_bad_lease_is_named_and_replaced(mailbox, shared, content):
 @pytest.mark.parametrize("name", ["../../etc", "", "x", "ABCDEF0123456789", f"{UID}/..", f"{UID}\n", "."])
 def test_no_name_leaves_the_tree(mailbox, name):
     """What is no uid and no address never becomes a path."""
-    for call in (mailbox.read_lease, mailbox.clear, mailbox.remove_address):
+    for call in (mailbox.read_lease, mailbox.clear):
         with pytest.raises(BadNameError):
             call(name)
-    with pytest.raises(BadNameError):
-        mailbox.write_address("123", name)
+    for call in (mailbox.write_address, mailbox.remove_address):
+        for address, uid in (("123", name), (name, UID)):
+            with pytest.raises(BadNameError):
+                call(address, uid)
 
 
 @pytest.mark.parametrize("name", ["mailbox", "mailbox/address", "reports"])

@@ -181,6 +181,13 @@ def test_an_ending_job_holds_what_it_asked_for():
     assert job(RUNNING_22, **ending, tres_per_job="").allocated == {"n3": 0, "n4": 0}
 
 
+def test_untyped_gpus_have_the_type_that_nodes_tell():
+    """The type of a GPU without a type is "" in jobs as in nodes; without GPUs there is none."""
+    untyped = {"gres_detail": ["gpu:2(IDX:0-1)", "gpu:2(IDX:0-1)"], "tres_per_job": "gres:gpu:4"}
+    assert job(RUNNING_22, **untyped).allocated_gpu_type == ""
+    assert job(RUNNING_22, gres_detail=[], tres_per_job="").allocated_gpu_type is None
+
+
 def test_unsplit_array_tasks_become_jobs():
     """All with their master's id."""
     parsed = read(PENDING_22 | {"array_job_id": 22, "array_task_string": "1-5:2,9%1"})

@@ -71,6 +71,7 @@ def test_expanding_undoes_compressing(names):
         ("gpu:v100:4(S:0-1),gpu:p100:2(S:0,1)", {"v100": 4, "p100": 2}),
         ("gpu:v100:0(IDX:N/A)", {"v100": 0}),
         ("gpu:2(IDX:0,2)", {"": 2}),
+        ("gpu:(null):2(IDX:0-1)", {"": 2}),
         ("gpu:3g.20gb:2", {"3g.20gb": 2}),
         ("cpu=4,mem=1G,node=1,billing=4,gres/gpu=2", {"": 2}),
         ("gres/gpu=2,gres/gpu:v100=2", {"v100": 2}),

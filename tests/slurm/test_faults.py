@@ -1,0 +1,35 @@
+"""What only real Slurm can show of jobs that it treats in a way of its own."""
+
+import time
+
+
+def test_tasks_of_an_array_run_under_their_leases(site):
+    """Each task of an array is told its own uid and run."""
+    site.start()
+    array = site.submit(
+        "exec metasched-run bash -c 'echo $METASCHED_UID $METASCHED_RUN'", "--array=0-1", "--gres=gpu:1"
+    )
+    for task in range(2):
+        uid = site.wait_status(f"{array}_{task}", "completed").uid
+        assert uid.endswith(f"_{task}")
+        assert f"{uid} 1\n" in (site.base / "job-1" / "out.txt").read_text()
+
+
+def test_a_job_that_slurm_gives_whole_nodes_runs_once(site):
+    """--exclusive gives it all GPUs of its node; it is not stopped for that."""
+    site.start()
+    job = site.submit("sleep 8", "--exclusive", "--gres=gpu:2")
+    assert site.wait_status(job, "completed", 90).runs == 1
+
+
+def test_a_job_with_constraints_that_no_node_meets_is_not_released_again_and_again(site):
+    """Slurm holds it with BadConstraints; it is tried once a round, and says why."""
+    site.start()
+    job = site.submit("sleep 1", "--gres=gpu:1", "--sockets-per-node=3")
+    site.wait(lambda: f"start {job}" in site.log())
+    before = site.log().count(f"start {job}")
+    time.sleep(5)
+    assert site.log().count(f"start {job}") - before <= 3
+    with site.store() as store:
+        events = [event.text for event in store.recent_events(100, site.job(job).uid)]
+    assert any("BadConstraints" in text for text in events)

@@ -1,0 +1,458 @@
+"""What goes wrong around the daemon, and must not cost a job its life or the daemon its own."""
+
+import datetime as dt
+import errno
+import json
+import os
+import pwd
+import threading
+from types import SimpleNamespace
+
+import pytest
+import time_machine
+from apscheduler.events import EVENT_JOB_REMOVED
+from apscheduler.executors.debug import DebugExecutor
+
+from metasched import mailbox as mailboxes
+from metasched import reconcile
+from metasched.controller import Controller
+from metasched.daemon import Clockwork, Pace
+from metasched.lock import DaemonLock, LockFileError, LockLostError
+from metasched.mailbox import Mailbox
+from metasched.model import Hold, Job, Node, Snapshot
+from metasched.policy import PolicyState
+from metasched.slurm.client import JobState
+from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.fake import FakeNode, FakeSlurm
+from metasched.store import EndCause
+from policies.baselines.fifo import Fifo
+from policies.baselines.las import Las, LasParameters
+from tests.unit.site import ME, FakeSite
+
+LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = FakeSite(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def las(tmp_path):
+    """One node under LAS, where a newcomer preempts a job that has had 100 GPU-seconds."""
+    made = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    made.parameters = LAS
+    made.start()
+    yield made
+    made.close()
+
+
+def completed(site, *addresses):
+    def seen():
+        return set(addresses) <= {r.address for r in site.store.recent_jobs(100) if r.end_state == "COMPLETED"}
+
+    return seen
+
+
+def runs(site, address):
+    return site.store.runs(site.record(address).uid)
+
+
+def lease_of(site, address):
+    return site.base / "shared" / "mailbox" / site.record(address).uid / "lease.json"
+
+
+class Failing:
+    """A client one of whose methods raises as often as told."""
+
+    def __init__(self, client, name, error, times=1):
+        self._client, self._name, self._error, self.left = client, name, error, times
+
+    def __getattr__(self, name):
+        if name == self._name and self.left:
+            self.left -= 1
+            raise self._error
+        return getattr(self._client, name)
+
+
+# -- mailbox
+
+
+def test_a_torn_lease_is_written_again(site):
+    """A lease that a power failure left empty ends neither the daemon nor the job: the next round replaces it."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run(5)
+    lease_of(site, job).write_bytes(b"")
+    site.run(15)
+    assert json.loads(lease_of(site, job).read_text())["run"] == 1
+    site.run_until(completed(site, job))
+    assert len(runs(site, job)) == 1
+
+
+def test_a_stop_whose_lease_cannot_be_read_is_slurms_requeue(las):
+    """Nobody can be asked through a torn lease: the job is put back by Slurm, and its heirs do not wait."""
+    first = las.add("--gres=gpu:4", seconds=100)
+    las.run(30)
+    lease_of(las, first).write_bytes(b"torn")
+    las.controller.poll = lambda poll=las.controller.poll: (lease_of(las, first).write_bytes(b"torn"), poll())[1]
+    second = las.add("--gres=gpu:4", seconds=5)
+    las.run_until(lambda: las.state(second) is JobState.RUNNING, 15)
+    assert ("requeue_hold", first) in las.slurm.calls
+
+
+def test_a_full_shared_disk_ends_neither_daemon_nor_jobs(site, monkeypatch):
+    """While nothing can be written there jobs that run go on, others wait; afterwards everything goes on."""
+    running = site.add("--gres=gpu:1", seconds=30)
+    site.run(5)
+
+    def full(path, data):
+        raise mailboxes.MailboxError(os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mailboxes, "_replace", full)
+        waiting = site.add("--gres=gpu:1", seconds=5)
+        site.run(20)
+    site.run_until(completed(site, running, waiting))
+
+
+def test_a_stop_reaches_a_trainer_though_the_disk_is_full(las, monkeypatch):
+    """Where the stop request cannot be written, the signal alone is enough."""
+    first = las.add("--gres=gpu:4", seconds=100)
+    las.run(30)
+    second = las.add("--gres=gpu:4", seconds=5)
+
+    def full(*_arguments, **_options):
+        raise mailboxes.MailboxError(os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Mailbox, "request_stop", full)
+    las.run_until(completed(las, second), 60)
+    assert [name for _, name in las.slurm.trainer(first).signals] == ["SIGUSR2"]
+
+
+def test_a_mailbox_that_cannot_be_cleared_ends_nothing(site, monkeypatch):
+    """A job that ended is ended, whatever the shared file system says."""
+    job = site.add("--gres=gpu:1", seconds=5)
+    site.run(3)
+
+    def refuse(_self, _uid):
+        raise mailboxes.MailboxError(os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Mailbox, "clear", refuse)
+    site.run_until(completed(site, job))
+
+
+def test_a_forgotten_job_leaves_the_next_one_its_address(site):
+    """When the old job of a reused id ends as gone, the address still names the new one."""
+    lost = site.add("--hold", "--gres=gpu:1", "--begin=now+1000")
+    site.run(2)
+    site.slurm.crash()
+    again = site.add("--gres=gpu:1", seconds=1000)
+    assert again == lost
+    site.run(50)
+    (uid,) = (record.uid for record in site.store.live_jobs())
+    assert (site.base / "shared" / "mailbox" / "address" / again).read_text().strip() == uid
+
+
+def test_a_running_trainer_is_asked_by_the_signal_that_it_knows(las):
+    """After a reload with another signal, jobs that started before still get the one that they listen for."""
+    first = las.add("--gres=gpu:4", seconds=100)
+    las.run(30)
+    slurm = las.config.slurm.model_copy(update={"signal": "SIGUSR1", "exit_code": 86})
+    las.controller.reconfigure(las.config.model_copy(update={"slurm": slurm}), las.controller.policy)
+    las.run(15)
+    assert json.loads(lease_of(las, first).read_text())["requeue"] == {"by": "slurm", "exit_code": 85}
+    second = las.add("--gres=gpu:4", seconds=5)
+    las.run_until(completed(las, second))
+    assert [name for _, name in las.slurm.trainer(first).signals] == ["SIGUSR2"]
+    assert runs(las, first)[0].cause is EndCause.PREEMPTED
+
+
+def test_who_requeues_follows_the_exit_code_of_a_reload(site):
+    """A new exit code that Slurm does not requeue by itself is the wrapper's to requeue."""
+    slurm = site.config.slurm.model_copy(update={"exit_code": 86})
+    site.controller.reconfigure(site.config.model_copy(update={"slurm": slurm}), site.controller.policy)
+    job = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    assert json.loads(lease_of(site, job).read_text())["requeue"] == {"by": "wrapper", "exit_code": 86}
+
+
+# -- Slurm
+
+
+@pytest.mark.parametrize("error", [SlurmTimeoutError, SlurmUnavailableError])
+def test_a_rescue_that_slurm_does_not_answer_is_tried_again(las, error):
+    """A run that failed on our stop is not given up because the controller was away for a moment."""
+    clumsy = las.add("--gres=gpu:4", seconds=100, stop_exit_code=1)
+    las.run(40)
+    las.start(Failing(las.slurm, "requeue_hold", error("away"), times=3))
+    second = las.add("--gres=gpu:4", seconds=5)
+    las.run_until(completed(las, second, clumsy))
+
+
+def test_whole_nodes_are_kept_not_stopped_and_started_again_and_again(las):
+    """A job that Slurm gives more GPUs than it asked for (--exclusive) runs to its end in one run."""
+    job = las.add("--exclusive", "--gres=gpu:2", seconds=60)
+    other = las.add("--gres=gpu:2", seconds=5)
+    las.run_until(completed(las, job, other))
+    assert len(las.slurm.trainer(job).starts) == 1
+
+
+def test_untyped_gpus_are_scheduled(tmp_path):
+    """On a cluster whose GPUs have no type, a job that runs where it should is left alone."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpu_type=""), FakeNode("n2", gpu_type=""))))
+    jobs = [site.add("--gres=gpu:4", seconds=40) for _ in range(3)]
+    elastic = site.add("--gres=gpu:1", tag="min_gpus=1 max_gpus=4", seconds=40)
+    site.run_until(completed(site, *jobs, elastic))
+    assert all(len(site.slurm.trainer(job).starts) == 1 for job in jobs)
+    site.close()
+
+
+def test_what_slurm_can_never_start_is_not_released_again_at_once(site):
+    """Slurm holds a job with bad constraints: it is tried again a round later, with the reason kept."""
+    job = site.add("--gres=gpu:1")
+    release = site.slurm.release
+
+    def refuse(address):
+        release(address)
+        site.slurm._show(site.slurm._one(address), hold=Hold.USER, priority=0, reason="BadConstraints")
+
+    site.slurm.release = refuse
+    site.run(40)
+    assert site.slurm.calls.count(("release", job)) <= 5
+    events = {event.kind: event.text for event in site.store.recent_events(100, site.record(job).uid)}
+    assert "BadConstraints" in events["not_started"]
+
+
+def test_a_dead_controller_is_asked_once_not_for_every_new_job(site):
+    """When Slurm goes away during intake, the look ends there: each further call would wait for its timeout."""
+    for _ in range(20):
+        site.add("--gres=gpu:1")
+    client = Failing(site.slurm, "stamp", SlurmTimeoutError("away"), times=1000)
+    site.start(client)
+    site.controller.poll()
+    assert client.left >= 998
+    client.left = 0
+    site.run_until(lambda: all(job.admin_comment for job in site.slurm.jobs()))
+
+
+def test_arrivals_during_an_outage_wake_a_round(tmp_path):
+    """What came while Slurm settled after an outage does not wait for a whole round."""
+    site = FakeSite(tmp_path, round_seconds=1000.0)
+    site.run(5)
+    with site.slurm.outage():
+        site.run(5)
+    site.run(2)
+    job = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(job) is JobState.RUNNING, 30)
+    site.close()
+
+
+def test_a_restart_decides_anew(tmp_path):
+    """A daemon that starts does not act for a whole round on what one before it decided."""
+    site = FakeSite(tmp_path, round_seconds=1000.0)
+    site.run(5)
+    job = site.add("--gres=gpu:1")
+    site.controller._reconciler.observe(site.slurm.now, 0)  # taken in, and then the daemon dies
+    site.start()
+    site.run_until(lambda: site.state(job) is JobState.RUNNING, 30)
+    site.close()
+
+
+def test_a_lost_node_wakes_a_round(tmp_path):
+    """Jobs of a node that goes down are placed elsewhere at once, not on the same node until the round ends."""
+    site = FakeSite(tmp_path, round_seconds=1000.0)
+    job = site.add("--gres=gpu:4", seconds=60)
+    site.run(10)
+    (node,) = site.slurm.job(job).allocated
+    site.slurm.node_down(node)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING, 30)
+    assert node not in site.slurm.job(job).allocated
+    site.close()
+
+
+def test_a_draining_node_keeps_its_jobs(site):
+    """A job on a node that is drained runs on where it is."""
+    job = site.add("--gres=gpu:4", seconds=60)
+    site.run(10)
+    (node,) = site.slurm.job(job).allocated
+    site.slurm.node_drain(node)
+    site.run_until(completed(site, job))
+    assert len(site.slurm.trainer(job).starts) == 1
+
+
+def test_a_run_that_nobody_saw_counts(site):
+    """A job that started and ended while the daemon was away has had its run and its service."""
+    job = site.add("--gres=gpu:2", seconds=50)
+    site.run_until(lambda: ("release", job) in site.slurm.calls)
+    site.store.close()
+    site.slurm.tick(100)
+    site.store = None
+    site.start()
+    site.run_until(completed(site, job))
+    (run,) = runs(site, job)
+    assert run.cause is EndCause.FINISHED
+    assert site.record(job).attained == {"v100": pytest.approx(100, abs=2)}
+
+
+def test_a_job_cancelled_while_it_pends_had_no_run(site):
+    """A released job that is cancelled before it started is withdrawn."""
+    blocker = site.slurm.add("--gres=gpu:4", "-N4", user="somebody")
+    site.slurm.tick(1)
+    site.slurm.node_drain("n1")
+    job = site.add("--gres=gpu:1")
+    site.slurm._nodes_for = lambda job: None
+    site.slurm.cancel(blocker)
+    site.slurm.tick(31)
+    site.run_until(lambda: ("release", job) in site.slurm.calls)
+    site.slurm.cancel(job)
+    site.run(5)
+    assert [run.cause for run in runs(site, job)] == [EndCause.WITHDRAWN]
+
+
+def test_a_cluster_that_gets_the_gpu_type_mends_the_job(site):
+    """A type that no node has is an error until a node has it; the user need not edit anything."""
+    job = site.add("--gres=gpu:1", tag="gpu_types=a100", seconds=5)
+    site.run(5)
+    assert site.record(job).error
+    site.slurm._nodes["n5"] = FakeNode("n5", gpu_type="a100")
+    site.run_until(completed(site, job))
+
+
+def test_the_last_task_of_an_array_is_held_alone(site):
+    """That task has the array's own id, by which Slurm would hold the others too."""
+    array = site.add("--array=0-1", "--gres=gpu:4", seconds=30)
+    site.run_until(lambda: site.state(f"{array}_0") is JobState.RUNNING)
+    assert site.slurm.job(f"{array}_0").job_id == int(array)
+    site.slurm.exit(f"{array}_0", 85)
+    site.run_until(completed(site, f"{array}_0", f"{array}_1"))
+    assert not [call for call in site.slurm.calls if call == ("hold", array)]
+
+
+# -- clock
+
+
+def test_rounds_go_on_when_the_clock_is_set_back(site):
+    """A clock that was an hour ahead does not keep new jobs waiting for an hour."""
+    site.run(5)
+    site.slurm.now -= 3600
+    job = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(job) is JobState.RUNNING, 30)
+
+
+def test_the_daemon_ticks_on_when_the_clock_is_set_back():
+    """Its scheduler goes by the clock on the wall, and must not sleep until that is as late again."""
+    ticks = []
+
+    def tick():
+        ticks.append(dt.datetime.now(dt.UTC))
+        if len(ticks) == 2:
+            threading.Timer(0.1, clock.shift, [-3600]).start()
+
+    scheduler = Clockwork(executors={"default": DebugExecutor()}, timezone=dt.UTC)
+    scheduler.add_listener(lambda _: scheduler.shutdown(wait=False), EVENT_JOB_REMOVED)
+    scheduler.add_job(tick, Pace(lambda: 0.4 if len(ticks) < 4 else None), misfire_grace_time=None)
+    with time_machine.travel(dt.datetime(2030, 1, 1, tzinfo=dt.UTC)) as clock:
+        scheduler.start()
+    assert (ticks[2] - ticks[1]).total_seconds() < -3000
+
+
+# -- policies
+
+
+def test_a_state_that_cannot_be_stored_is_the_policys_failure(site, monkeypatch):
+    """NaN in a policy's state leaves the last round in force, and the daemon alive."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run(5)
+    decide = site.controller.policy.decide
+    monkeypatch.setattr(
+        site.controller.policy,
+        "decide",
+        lambda snapshot, state: (decide(snapshot, state)[0], PolicyState(1, {"x": float("nan")})),
+    )
+    site.run(30)
+    assert site.state(job) is JobState.RUNNING
+    assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
+
+
+def test_an_absurd_request_does_not_stall_the_round():
+    """A hundred thousand GPUs, asked for elastically, are offered as many as there are."""
+    nodes = tuple(Node(f"n{i}", "v100", 4, 16, 64000, partitions=frozenset({"main"})) for i in range(4))
+    jobs = [
+        Job(uid, uid, uid, "ann", 0.0, gpus, least, gpus, memory_per_unit=1)
+        for uid, gpus, least in (("all", 16, 16), ("huge", 100_000, 1))
+    ]
+    decision, _ = Las(LasParameters()).decide(Snapshot(0.0, 1, 60.0, nodes, tuple(jobs)), PolicyState())
+    offered = {grant.uid: grant.gpus for grant in (*decision.grants, *decision.fallback)}
+    assert offered["huge"] <= 16
+
+
+# -- users
+
+
+def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
+    """What a user's sparse file pretends to hold is read to a limit when the job ends."""
+    job = site.add("--gres=gpu:1", seconds=5)
+    site.run(3)
+    directory = site.base / "shared" / "reports" / site.record(job).uid
+    with (directory / "incarnation-1.jsonl").open("r+b") as file:
+        file.truncate(2**40)
+    reads = []
+    ingest = reconcile.ingest
+    monkeypatch.setattr(reconcile, "ingest", lambda *a: reads.append(1) or ingest(*a))
+    site.run_until(completed(site, job))
+    assert len(reads) < 100
+
+
+def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
+    """An unknown user is not remembered as unknown: reports are read as soon as the name is found."""
+    reconcile._user_number.cache_clear()
+    numbers = pwd.getpwnam
+    asked = []
+
+    def flaky(name):
+        asked.append(name)
+        if len(asked) < 5:
+            raise KeyError(name)
+        return numbers(name)
+
+    monkeypatch.setattr(reconcile, "pwd", SimpleNamespace(getpwnam=flaky))
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run(20)
+    assert site.record(job).current.ready_at is not None
+    assert asked == [ME] * 5
+
+
+# -- lock
+
+
+def test_nothing_is_written_once_the_lock_is_lost(site, tmp_path):
+    """Even intake asks the lock first: another daemon may have taken over."""
+    with DaemonLock(tmp_path / "lock") as lock:
+        controller = Controller(
+            site.config,
+            site.slurm,
+            site.store,
+            Mailbox(tmp_path / "shared"),
+            Fifo(),
+            lock=lock,
+            clock=lambda: site.slurm.now,
+        )
+        site.add("--gres=gpu:1")
+        (tmp_path / "lock").unlink()
+        before = len(site.slurm.calls)
+        with pytest.raises(LockLostError):
+            controller.poll()
+        assert len(site.slurm.calls) == before
+
+
+def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
+    """ENOLCK is no other daemon."""
+
+    def refuse(*_arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("metasched.lock.fcntl.lockf", refuse)
+    with pytest.raises(LockFileError):
+        DaemonLock(tmp_path / "lock")
