@@ -83,7 +83,7 @@ class Schedule(_Section):
         round_seconds: time between decisions.
         min_round_seconds: an arrival or completion may bring the next round forward, but no closer than this.
         poll_seconds: time between looks at Slurm.
-        busy_poll_seconds: the same while runs are being stopped or started.
+        busy_poll_seconds: the same while runs are being stopped or started; never less than a look itself takes.
         grace_seconds: how long a trainer may take to checkpoint before its job is requeued without its consent.
         start_seconds: how long a released job may wait for Slurm to start it, beyond the grace of those it replaces.
     """
@@ -91,7 +91,7 @@ class Schedule(_Section):
     round_seconds: Seconds = 360.0
     min_round_seconds: Seconds = 10.0
     poll_seconds: Seconds = 2.0
-    busy_poll_seconds: Seconds = 0.2
+    busy_poll_seconds: Seconds = 0.05
     grace_seconds: Seconds = 120.0
     start_seconds: Seconds = 60.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -65,6 +66,12 @@ class Controller:
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
         self._reasons: Mapping[str, str] = store.current_reasons()
+        # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop come back by
+        # themselves, because the next look still shows what they are to change.
+        unfinished = store.unfinished_actions()
+        self._stops_to_repeat = frozenset(action.uid for action in unfinished if action.kind == "stop")
+        for action in unfinished:
+            store.end_action(action.id, "the daemon died before it knew", None)
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[str] | None = None
         self._back_at: float | None = None
@@ -112,8 +119,8 @@ class Controller:
             self._lost_sight(error, now)
             done = 0
         self._publisher.publish(self, seen)
-        pause = schedule.busy_poll_seconds if done or seen.busy else schedule.poll_seconds
-        return min(pause, max(self.next_round - now, schedule.busy_poll_seconds))
+        least = max(schedule.busy_poll_seconds, self._clock() - now)  # we ask of slurmctld at most half its time
+        return least if done or seen.busy else min(schedule.poll_seconds, max(self.next_round - now, least))
 
     @property
     def round_number(self) -> int:
@@ -208,6 +215,12 @@ class Controller:
         self._actuator.renew(kept, self._round_facts())
 
     def _plan(self, snapshot: Snapshot) -> Sequence[Action]:
+        if self._stops_to_repeat:
+            jobs = (
+                replace(job, stop_requested=None) if job.uid in self._stops_to_repeat else job for job in snapshot.jobs
+            )
+            snapshot = replace(snapshot, jobs=tuple(jobs))
+            self._stops_to_repeat = frozenset()
         limits = Limits(grace_seconds=self.config.schedule.grace_seconds, start_seconds=self._actuator.start_limit)
         return plan(snapshot, self._targets, limits)
 

@@ -43,6 +43,9 @@ class ReadOnlyClient:
     def stamp(self, address: str, admin_comment: str) -> None:
         """Nothing is done."""
 
+    def adopt(self, address: str, admin_comment: str) -> None:
+        """Nothing is done."""
+
     def set_requeue(self, address: str) -> None:
         """Nothing is done."""
 

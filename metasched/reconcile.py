@@ -113,7 +113,8 @@ class Reconciler:
         self._client = client
         self._store = store
         self._mailbox = mailbox
-        self._written: set[tuple[str, str]] = set()
+        self._written: dict[tuple[str, str], bool] = {}
+        self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
         self._shared: frozenset[int] = frozenset()
         self._missing: dict[str, float] = {}
 
@@ -130,15 +131,15 @@ class Reconciler:
         ours, others = self._identify(listed, records, now)
         tasks = Counter(job.job_id for job in listed)
         self._shared = frozenset(job_id for job_id, count in tasks.items() if count > 1)
+        new = {uid: job for uid, job in ours.items() if uid not in records and job.state not in ENDED}
+        with self._store.transaction():  # all of them before the first write to Slurm
+            records.update((uid, self._take_in(uid, job, gpu_types, now)) for uid, job in new.items())
         live: dict[str, SeenJob] = {}
-        arrived = completed = 0
+        completed = 0
         for uid, slurm_job in ours.items():
             record = records.get(uid)
             if record is None:
-                if slurm_job.state in ENDED:
-                    continue
-                record = self._take_in(uid, slurm_job, gpu_types, now)
-                arrived += 1
+                continue  # it ended before we knew it
             seen = self._sync(record, slurm_job, gpu_types, now)
             if seen is None:
                 completed += 1
@@ -159,7 +160,7 @@ class Reconciler:
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
             for job in jobs
         )
-        return Observation(snapshot=snapshot, seen=live, arrived=arrived, completed=completed, busy=busy)
+        return Observation(snapshot=snapshot, seen=live, arrived=len(new), completed=completed, busy=busy)
 
     # intake
 
@@ -199,9 +200,8 @@ class Reconciler:
         """Remember a job before anything is written to Slurm, so that a crash in between mints no second uid."""
         previous = self._store.job(uid)
         if previous is not None:  # it had ended, and somebody requeued it
-            with self._store.transaction():
-                self._store.revive_job(uid)
-                self._store.event("revived", "it had ended and is in the queue again", uid=uid, at=now)
+            self._store.revive_job(uid)
+            self._store.event("revived", "it had ended and is in the queue again", uid=uid, at=now)
         else:
             needed, error = _requirements(job, gpu_types)
             record = JobRecord(
@@ -218,11 +218,10 @@ class Reconciler:
                 # After a requeue the begin time is Slurm's delay, not the user's wish.
                 not_before=job.eligible if job.restarts == 0 else None,
             )
-            with self._store.transaction():
-                self._store.add_job(record)
-                self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
-                if error is not None:
-                    self._store.event("bad_tag", error, uid=uid, at=now)
+            self._store.add_job(record)
+            self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
+            if error is not None:
+                self._store.event("bad_tag", error, uid=uid, at=now)
         return self._record(uid)
 
     def _record(self, uid: str) -> JobRecord:
@@ -232,7 +231,7 @@ class Reconciler:
         return record
 
     def _keep_marked(self, record: JobRecord, job: SlurmJob, gpu_types: frozenset[str]) -> tuple[JobRecord, SlurmJob]:
-        """See to address, tag, stamp and requeue flag; a write that fails is repeated by the next poll."""
+        """See to address, tag, stamp, hold and requeue flag; a write that fails is repeated by the next poll."""
         if record.address != job.address:
             self._store.update_job(record.uid, address=job.address)
             record = self._record(record.uid)
@@ -245,28 +244,39 @@ class Reconciler:
                 record = self._record(record.uid)
         stamp = f"metasched:{record.uid.partition('_')[0]}" + (f" {record.error}" if record.error else "")
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
-        shared = job.job_id in self._shared
-        address = str(job.job_id) if shared else job.address
-        if _canonical(job.admin_comment) != _canonical(stamp):
+        address = str(job.job_id) if job.job_id in self._shared else job.address
+        stamped = job.admin_comment == stamp or _canonical(job.admin_comment) == _canonical(stamp)
+        if not stamped and job.state is JobState.PENDING:
+            if self._once(address, "adopt", lambda: self._client.adopt(address, stamp)):
+                job = replace(job, hold=Hold.ADMIN)
+        elif not stamped:
             self._once(address, "stamp", lambda: self._client.stamp(address, stamp))
-        if not job.requeue:
+        elif not job.requeue:
             self._once(address, "set_requeue", lambda: self._client.set_requeue(address))
-        if shared and job.hold is Hold.USER:
-            self._once(address, "hold", lambda: self._client.hold(address))
-            job = replace(job, hold=Hold.ADMIN)
         return record, job
 
-    def _once(self, address: str, what: str, write: Callable[[], None]) -> None:
-        """Write, unless this poll has done so already for another task of the same array."""
-        if (address, what) in self._written:
-            return
-        self._written.add((address, what))
-        try:
-            write()
-        except SlurmUnavailableError:
-            raise
-        except SlurmError as error:
-            log.warning("intake_write_failed", what=what, job=address, error=str(error))
+    def _once(self, address: str, what: str, write: Callable[[], None]) -> bool:
+        """Write, unless this poll has done so already for another task of the same array; whether that went well."""
+        if (address, what) not in self._written:
+            try:
+                write()
+            except SlurmUnavailableError:
+                raise
+            except SlurmError as error:
+                log.warning("intake_write_failed", what=what, job=address, error=str(error))
+                self._written[address, what] = False
+            else:
+                self._written[address, what] = True
+        return self._written[address, what]
+
+    def _needed(self, record: JobRecord) -> Requirements:
+        if record.error is not None:
+            return _NOTHING
+        stored, needed = self._requirements.get(record.uid, (None, _NOTHING))
+        if stored != record.requirements:
+            needed = _REQUIREMENTS.validate_python(record.requirements)
+            self._requirements[record.uid] = (record.requirements, needed)
+        return needed
 
     # one job, seen again
 
@@ -278,13 +288,13 @@ class Reconciler:
                 return None
             status = Status.STOPPING
         else:
-            status = _status(seen)
             record, seen = self._keep_marked(record, seen, gpu_types)
+            status = _status(seen)
             if record.current is not None and record.current.started is not None:
                 record = self._ingest(record, now)  # before its run is closed: they say how it ended
             if self._follow_run(record, seen, status, now):
                 record = self._record(record.uid)
-        needed = _needed(record)
+        needed = self._needed(record)
         return SeenJob(_job(record, needed, seen, status, now), seen, record, needed)
 
     def _follow_run(self, record: JobRecord, seen: SlurmJob, status: Status, now: float) -> bool:
@@ -371,6 +381,7 @@ class Reconciler:
 
     def _clear(self, record: JobRecord) -> None:
         """Empty the mailbox of a job that has ended."""
+        self._requirements.pop(record.uid, None)
         try:
             self._mailbox.clear(record.uid)
             self._mailbox.remove_address(record.address, record.uid)
@@ -427,12 +438,6 @@ def _requirements(job: SlurmJob, gpu_types: frozenset[str]) -> tuple[Mapping[str
     except TagError as error:
         return {}, str(error)
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
-
-
-def _needed(record: JobRecord) -> Requirements:
-    if record.error is not None:
-        return _NOTHING
-    return _REQUIREMENTS.validate_python(record.requirements)
 
 
 def _odd(seen: SeenJob) -> bool:

@@ -148,9 +148,17 @@ class CommandLineClient:
 
     def stamp(self, address: str, admin_comment: str) -> None:
         """See SlurmClient."""
+        self._comment(address, admin_comment)
+
+    def adopt(self, address: str, admin_comment: str) -> None:
+        """See SlurmClient."""
+        # By root or SlurmUser, priority 0 is an admin's hold.
+        self._comment(address, admin_comment, "Priority=0", "Requeue=1")
+
+    def _comment(self, address: str, admin_comment: str, *more: str) -> None:
         if not admin_comment.isprintable() or len(admin_comment) > _MAX_COMMENT:
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment[:80]!a}")
-        words = ("update", f"JobId={_address(address)}", f"AdminComment={admin_comment}")
+        words = ("update", f"JobId={_address(address)}", f"AdminComment={admin_comment}", *more)
         if fits(words):
             self._control(*words)
         else:  # blanks and quotes need a process of their own: on the pipe, scontrol keeps the quotes around a text

@@ -239,6 +239,9 @@ class SlurmClient(Protocol):
     def stamp(self, address: str, admin_comment: str) -> None:
         """Write the job's AdminComment, which its owner cannot."""
 
+    def adopt(self, address: str, admin_comment: str) -> None:
+        """Stamp a pending job, admin-hold it and allow Slurm to requeue it, at once."""
+
     def set_requeue(self, address: str) -> None:
         """Allow Slurm to requeue the job."""
 

@@ -205,6 +205,15 @@ class FakeSlurm:
         for job in self._touch("stamp", address, ended=False):
             self._show(job, admin_comment=admin_comment)
 
+    def adopt(self, address: str, admin_comment: str) -> None:
+        """See SlurmClient."""
+        if not admin_comment.isprintable():
+            raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
+        for job in self._touch("adopt", address, JobState.PENDING):
+            self._show(
+                job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin"
+            )
+
     def set_requeue(self, address: str) -> None:
         """See SlurmClient."""
         for job in self._touch("set_requeue", address, ended=False):

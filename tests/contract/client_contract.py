@@ -404,10 +404,23 @@ class ClientContract:
         stamps = {job.admin_comment for job in world.client.jobs() if str(job.array_job_id) == array}
         assert stamps == {"metasched:0123456789abcdef"}
 
+    @pytest.mark.parametrize("held", [["--hold"], []])
+    @pytest.mark.parametrize("text", ["metasched:0123456789abcdef", "metasched:0123456789abcdef 'min' is no key"])
+    def test_adoption_is_stamp_hold_and_requeue_flag_in_one(self, world, held, text):
+        """Held before or not, its owner can afterwards neither release it nor keep it from being requeued."""
+        world.submit("--gres=gpu:4", "-N4")
+        world.pass_time(1.5)
+        address = world.submit("--no-requeue", "--gres=gpu:4", "-N4", *held)
+        world.client.adopt(address, text)
+        job = world.job(address)
+        assert (job.admin_comment, job.hold, job.requeue, job.state) == (text, Hold.ADMIN, True, JobState.PENDING)
+
     def test_control_characters_are_no_stamp(self, world):
         """A line break could begin another command."""
         with pytest.raises(InvalidArgumentError):
             world.client.stamp(world.submit("--hold"), "a\nupdate JobId=1 Priority=5")
+        with pytest.raises(InvalidArgumentError):
+            world.client.adopt(world.submit("--hold"), "a\nupdate JobId=1 Priority=5")
 
     def test_the_requeue_flag_can_be_set(self, world):
         """A job submitted with --no-requeue could not be preempted."""

@@ -334,6 +334,30 @@ def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
 
 
+def test_a_stop_that_died_on_its_way_is_sent_again(tmp_path):
+    """Killed between noting a stop and sending it, the daemon does not make others wait for a whole grace."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las", grace_seconds=1000.0)
+    site.parameters = LAS
+    site.start()
+    first = site.add("--gres=gpu:4", seconds=1000)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=20)
+
+    def die(address, signal):
+        raise Killed
+
+    site.slurm.signal = die
+    with pytest.raises(Killed):
+        site.run(20)
+    del site.slurm.signal
+    restarted = site.slurm.now
+    site.start()
+    site.run_until(lambda: site.state(second) is JobState.RUNNING)
+    assert site.slurm.now - restarted < 60
+    assert causes(site, first) == [EndCause.PREEMPTED]
+    site.close()
+
+
 def scenario(site):
     """Three jobs on one node with a preemption and a resize; yields their addresses."""
     site.parameters = LAS
