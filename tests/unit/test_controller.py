@@ -354,6 +354,7 @@ def test_a_stop_that_died_on_its_way_is_sent_again(tmp_path):
     site.start()
     site.run_until(lambda: site.state(second) is JobState.RUNNING)
     assert site.slurm.now - restarted < 60
+    site.run(2)
     assert causes(site, first) == [EndCause.PREEMPTED]
     site.close()
 
