@@ -17,13 +17,13 @@ from metasched.mailbox import Lease, Mailbox, MailboxError
 from metasched.model import Action, HoldJob, Job, Placement, Requeue, Resume, Snapshot, Start, Status, Stop, Suspend
 from metasched.reconcile import Observation
 from metasched.slurm.client import SlurmClient, SlurmSettings
-from metasched.slurm.errors import SlurmError, SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.errors import SlurmError, SlurmTimeoutError, SlurmUnavailableError, WrongJobStateError
 from metasched.slurm.intake import geometry
 from metasched.store import EndCause, Store
 
-# Back on a node within the second in which it left, a job fails there ("Job already killed").
-SAME_NODE_SECONDS = 3.0
 RETRY_SECONDS = 5.0
+SAME_NODE_SECONDS = 3.0
+DELAY_SECONDS = 1.1
 
 KINDS: Mapping[type[Action], str] = {
     HoldJob: "hold",
@@ -52,6 +52,17 @@ def placement_text(placement: Placement) -> str:
     return f"{nodes} ({len(placement.nodes)} x {placement.gpus_per_node} {placement.gpu_type or 'gpu'})"
 
 
+def _leaves_there(job: Job, placement: Placement, now: float) -> bool:
+    """Whether it goes back to a node in the second in which it left: slurmd refuses that ("Job already killed")."""
+    if (
+        job.last_placement is None
+        or job.last_ended is None
+        or set(job.last_placement.nodes).isdisjoint(placement.nodes)
+    ):
+        return False
+    return now - job.last_ended < SAME_NODE_SECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
     """What a lease says of the round that it was written in."""
@@ -72,6 +83,7 @@ class Actuator:
         self._mailbox = mailbox
         self._settings = settings
         self._not_before: dict[str, float] = {}
+        self._delayed: dict[str, float] = {}
 
     @property
     def start_limit(self) -> float:
@@ -87,6 +99,7 @@ class Actuator:
         """
         done = 0
         now = seen.snapshot.now
+        self._remind(seen)
         for action in actions:
             if 0 < self._not_before.get(action.uid, now) - now <= RETRY_SECONDS:  # no longer, if the clock is set back
                 continue
@@ -107,6 +120,23 @@ class Actuator:
             log.info("action", action=describe(action, seen.snapshot))
             done += 1
         return done
+
+    def _remind(self, seen: Observation) -> None:
+        """Release again what had to be released with a delay, once that is over.
+
+        Slurm would start it when it next looks by itself, which with its default parameters can be half a minute later;
+        a release makes it look.
+        """
+        for uid, since in list(self._delayed.items()):
+            job = seen.snapshot.job.get(uid)
+            if job is None or job.status is not Status.QUEUED:
+                del self._delayed[uid]
+            elif seen.snapshot.now - since > DELAY_SECONDS:
+                del self._delayed[uid]
+                try:
+                    self._client.release(job.address)
+                except WrongJobStateError:
+                    log.debug("started_meanwhile", job=job.address)
 
     def renew(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
         """Write a new round into the leases of the runs that go on, and nothing else: trainers read the rest once.
@@ -158,15 +188,15 @@ class Actuator:
 
     def _start(self, job: Job, action: Start, seen: Observation, round_facts: RoundFacts) -> None:
         now = seen.snapshot.now
-        left_nodes = job.last_placement.nodes if job.last_placement is not None else ()
-        left_lately = job.last_ended is not None and now - job.last_ended < SAME_NODE_SECONDS
-        delay = 1 if left_lately and set(left_nodes) & set(action.placement.nodes) else 0
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
         self._mailbox.write_address(job.address, job.uid)
         self._mailbox.write_lease(self._new_lease(job, action.placement, run, round_facts))
+        delay = 1 if _leaves_there(job, action.placement, now) else 0
         self._client.update(job.address, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay))
         self._client.release(job.address)
+        if delay:
+            self._delayed[job.uid] = now
 
     def _stop(self, job: Job, action: Stop, seen: Observation) -> None:
         now = seen.snapshot.now

@@ -61,7 +61,10 @@ class DeclareReport:
 
 @dataclass(frozen=True, slots=True)
 class StepsReport:
-    """``steps`` optimizer steps over ``samples`` samples took ``seconds``; ``step`` is the last one."""
+    """``steps`` optimizer steps over ``samples`` samples took ``seconds``; ``step`` is the last one.
+
+    Of the seconds, ``data_seconds`` waited for data and ``sync_seconds`` for other ranks, None where not said.
+    """
 
     at: float
     step: int
@@ -73,17 +76,21 @@ class StepsReport:
     global_batch: int
     per_gpu_batch: int
     accumulation: int
+    data_seconds: float | None = None
+    sync_seconds: float | None = None
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A checkpoint of ``size`` bytes was written in ``seconds``."""
+    """A checkpoint of ``size`` bytes was written in ``seconds``; training stood still for ``stall_seconds`` of them."""
 
     at: float
     step: int
     seconds: float
     size: int
     cause: str
+    stall_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,9 @@ class _Fields:
             raise RefusedLineError(f"key {key!r} must be a number from {low:g} to {high:g}")
         return float(value)
 
+    def optional_number(self, key: str, low: float, high: float) -> float | None:
+        return None if self._values.get(key) is None else self.number(key, low, high)
+
     def loss(self) -> float | None:
         if "loss" not in self._values:
             raise RefusedLineError("key 'loss' must be a number or null")
@@ -224,6 +234,9 @@ def _steps(fields: _Fields, at: float) -> StepsReport:
         global_batch=fields.integer("global_batch", 1, MAX_BATCH),
         per_gpu_batch=fields.integer("per_gpu_batch", 1, MAX_BATCH),
         accumulation=fields.integer("accumulation", 1, MAX_BATCH),
+        data_seconds=fields.optional_number("data_seconds", 0.0, MAX_SECONDS),
+        sync_seconds=fields.optional_number("sync_seconds", 0.0, MAX_SECONDS),
+        peak_bytes=fields.optional_integer("peak_bytes", 0, MAX_BYTES),
     )
     if report.steps > report.seconds * MAX_STEPS_PER_SECOND or report.samples > report.seconds * MAX_SAMPLES_PER_SECOND:
         raise RefusedLineError(
@@ -239,6 +252,7 @@ def _checkpoint(fields: _Fields, at: float) -> CheckpointReport:
         seconds=fields.number("seconds", 0.0, MAX_SECONDS),
         size=fields.integer("bytes", 0, MAX_BYTES),
         cause=fields.word("cause", _CHECKPOINT_CAUSES),
+        stall_seconds=fields.optional_number("stall_seconds", 0.0, MAX_SECONDS),
     )
 
 
