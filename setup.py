@@ -28,6 +28,7 @@ TEST = [
     "pytest-xdist",
     "ruff",
     "setuptools>=70.1",  # a test builds the wheel
+    "time-machine",
 ]
 
 setup(

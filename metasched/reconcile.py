@@ -343,7 +343,7 @@ class Reconciler:
         if run.stop_requested is None:
             cause = EndCause.LOST
             self._store.event("lost", "its run ended without our asking; it goes on", uid=record.uid, at=at)
-        elif run.ready_at is not None and not run.checkpointed:
+        elif run.ready_at is not None and run.stop_noticed is None:
             cause = EndCause.DEAF
         elif record.uid in self._store.targets():
             cause = EndCause.RESIZED

@@ -2,7 +2,8 @@
 
 A checkpoint is a data file, `incarnation-3-step-120.pt`, which plain torch.load reads, and a manifest of the same
 name with `.json`, written last: a checkpoint without a manifest does not exist. The manifest has the size and the
-checksum of the data, and the position in the training.
+checksum of the data, and the position in the training. A second one of the same step, whose position is a later one
+(the next epoch's beginning, the end), is called `incarnation-3-step-120-2`: it never touches the first.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import re
+import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Callable, NamedTuple, cast
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 KEPT = 2
 
-_NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)\.(json|pt)(\.partial)?")
+_NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt)(\.partial)?")
+_PATIENCE = (0.5, 1.0, 2.0)  # seconds before each further attempt to read, because shared file systems have hiccups
 _CHUNK = 1 << 22
 
 log = logging.getLogger("trainer_shim")
@@ -65,31 +68,33 @@ class CheckpointStore:
 
     def newest_incarnation(self) -> int:
         """The highest incarnation that has left a file, 0 when there is none."""
-        return max((incarnation for incarnation, _, _ in self._files()), default=0)
+        return max((rank[0] for rank, _ in self._files()), default=0)
 
     def latest(self) -> Checkpoint | None:
         """Return the highest whole checkpoint by (incarnation, step), None when there is no checkpoint at all.
 
-        Damaged ones above it are set aside as `*.json.damaged`, with a warning.
+        Damaged ones above it are set aside as `*.json.damaged`, with a warning. One that cannot be read, at several
+        attempts, is passed over with a warning, and stays where it is.
 
         Raises:
             CheckpointError: there are checkpoints and none is whole, or one was written by a newer version.
         """
-        damaged = []
-        for manifest in self._manifests():
+        damaged: list[Path] = []
+        manifests = self._manifests()
+        for manifest in manifests:
             try:
-                checkpoint = _read_manifest(manifest)
-                _verify(checkpoint)
+                checkpoint = _read_whole(manifest)
             except (_DamagedError, OSError) as error:
                 log.warning("checkpoint %s is skipped: %s", manifest, error)
-                damaged.append(manifest)
+                if isinstance(error, _DamagedError):
+                    damaged.append(manifest)
                 continue
             for skipped in damaged:
                 skipped.replace(f"{skipped}.damaged")
             return checkpoint
-        if damaged:
+        if manifests:
             raise CheckpointError(
-                f"{self.directory}: none of its {len(damaged)} checkpoints is whole; "
+                f"{self.directory}: none of its {len(manifests)} checkpoints is whole; "
                 "restore one, or move them away to start from the beginning"
             )
         return None
@@ -115,6 +120,9 @@ class CheckpointStore:
             OSError: it could not be written; the older checkpoints are untouched.
         """
         stem = self.directory / f"incarnation-{incarnation}-step-{progress.step}"
+        before = [rank[2] for rank, path in self._files() if rank[:2] == (incarnation, progress.step) and _whole(path)]
+        if before:
+            stem = stem.with_name(f"{stem.name}-{max(before) + 1}")
         data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
         with _replacing(data, check) as file:
             summed = _SummedFile(file)
@@ -135,7 +143,8 @@ class CheckpointStore:
         self._remove_old(incarnation)
         return summed.size
 
-    def _files(self) -> Iterator[tuple[int, int, Path]]:
+    def _files(self) -> Iterator[tuple[tuple[int, int, int], Path]]:
+        """Every file of a checkpoint, with what orders them: incarnation, step, number in the step from 1."""
         try:
             paths = list(self.directory.iterdir())
         except FileNotFoundError:
@@ -143,11 +152,11 @@ class CheckpointStore:
         for path in paths:
             match = _NAME.fullmatch(path.name)
             if match:
-                yield int(match[1]), int(match[2]), path
+                yield (int(match[1]), int(match[2]), int(match[3] or 1)), path
 
     def _manifests(self) -> list[Path]:
         """Newest first."""
-        return [path for _, _, path in sorted(self._files(), reverse=True) if path.suffix == ".json"]
+        return [path for _, path in sorted(self._files(), reverse=True) if _whole(path)]
 
     def _remove_old(self, incarnation: int) -> None:
         """Remove all but the newest KEPT, and what earlier incarnations left unfinished."""
@@ -155,10 +164,15 @@ class CheckpointStore:
         for manifest in manifests[KEPT:]:
             manifest.unlink(missing_ok=True)  # first: data without a manifest is not a checkpoint
         kept = {manifest.stem for manifest in manifests[:KEPT]}
-        for owner, _, path in self._files():
+        for (owner, _, _), path in self._files():
             stem = path.name.partition(".")[0]
             if owner <= incarnation and stem not in kept:
                 path.unlink(missing_ok=True)
+
+
+def _whole(path: Path) -> bool:
+    """Whether the file says that a checkpoint exists."""
+    return path.suffix == ".json"
 
 
 class _DamagedError(Exception):
@@ -211,6 +225,23 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def _read_whole(manifest: Path) -> Checkpoint:
+    """Read the manifest and verify the data, with patience for a file system that fails for a moment."""
+    pauses = iter(_PATIENCE)
+    while True:
+        try:
+            checkpoint = _read_manifest(manifest)
+            _verify(checkpoint)
+        except OSError as error:  # noqa: PERF203  a few turns
+            pause = next(pauses, None)
+            if pause is None or isinstance(error, FileNotFoundError):
+                raise
+            log.warning("checkpoint %s cannot be read, trying again in %.1f s: %s", manifest, pause, error)
+            time.sleep(pause)
+        else:
+            return checkpoint
+
+
 def _read_manifest(manifest: Path) -> Checkpoint:
     try:
         content = json.loads(manifest.read_bytes())
@@ -233,7 +264,10 @@ def _read_manifest(manifest: Path) -> Checkpoint:
 
 
 def _verify(checkpoint: Checkpoint) -> None:
-    size = checkpoint.data.stat().st_size
+    try:
+        size = checkpoint.data.stat().st_size
+    except FileNotFoundError:
+        raise _DamagedError("its data is missing") from None
     if size != checkpoint.size:
         raise _DamagedError(f"its data has {size} bytes instead of {checkpoint.size}")
     crc32 = 0

@@ -6,18 +6,19 @@ import atexit
 import contextlib
 import functools
 import logging
+import math
 import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpoint import CheckpointStore, Progress
-from trainer_shim.data import MicroBatch, Order, TrainLoader, ignore_in_worker
+from trainer_shim.data import MicroBatch, Order, TrainLoader, deaf_iterator, ignore_in_worker
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
 from trainer_shim.group import Ballot, Group
 from trainer_shim.incarnation import claim, highest
@@ -25,16 +26,22 @@ from trainer_shim.job import Job, read_job
 from trainer_shim.lease import LeaseWatch
 from trainer_shim.leave import departure
 from trainer_shim.report import INTERVAL, Reporter, process_age
-from trainer_shim.stop import StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
+from trainer_shim.saver import Saver
+from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
 from trainer_shim.world import find_world
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sized
+    from collections.abc import Iterable, Iterator, Sized
     from types import TracebackType
 
+    from trainer_shim.ahead import Ahead
     from trainer_shim.checkpoint import Checkpoint
 
 POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
+YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
+LONG_EVALUATION = 5.0  # seconds from which on it is worth a checkpoint, so that a stop need not await its end
+
+T = TypeVar("T")
 
 log = logging.getLogger("trainer_shim")
 
@@ -56,6 +63,8 @@ class _Window:
         self.steps = 0
         self.samples = 0
         self.seconds = 0.0
+        self.data_seconds = 0.0  # of `seconds`, those that waited for data, and for the other ranks
+        self.sync_seconds = 0.0
 
 
 class Context:
@@ -83,8 +92,9 @@ class Context:
         self._incarnation = incarnation
         self._resumed = resumed
         self._checkpoint_every = checkpoint_every
-        self._progress = self._saved = resumed.progress if resumed else Progress()
+        self._progress = resumed.progress if resumed else Progress()
         self._report = Reporter(job.reports if group.rank == 0 else None, incarnation)
+        self._saver = Saver(store, incarnation, resumed, self._check_fence, self._report)
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
 
         self._tracked: dict[str, Stateful] = {}
@@ -96,11 +106,16 @@ class Context:
 
         self._micro: MicroBatch | None = None
         self._ballot: Ballot | None = None
+        self._data: Ahead[Any] | None = None  # where the loop's batches come from
+        self._data_late = False  # on any rank, when the last boundary was voted on
+        self._evaluation = 0.0  # seconds of evaluation since the last boundary
+        self._between: float | None = None  # the same between the last two epochs
+        self._before_stop: list[Callable[[str], object]] = []
+        self._after_stop: list[Callable[[str], object]] = []
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=group.device)
         self._loss: float | None = None  # the mean over the last window
         self._window = _Window()
         self._mark = self._polled = self._reported = 0.0
-        self._checkpointed = time.monotonic()
         atexit.register(self._leave)
 
     @property
@@ -164,7 +179,7 @@ class Context:
             UsageError: there is a training loader already.
         """
         if self._loader is not None:
-            raise UsageError("ctx.loader() is for the training data, once; evaluate with a plain DataLoader")
+            raise UsageError("ctx.loader() is for the training data, once; evaluate with ctx.evaluate(...)")
         plan = plan_batch(global_batch, self.size, max_per_gpu)
         order = Order(seed, len(dataset), shuffle)
         if self._resumed and self._resumed.order != order._asdict():
@@ -172,8 +187,7 @@ class Context:
                 f"{self._resumed.data}: made with {self._resumed.order}, and this script has {order._asdict()}; "
                 "use another checkpoint directory for other data"
             )
-        deaf = (signal.SIGTERM, self._job.signal)
-        options["worker_init_fn"] = functools.partial(ignore_in_worker, deaf, options.get("worker_init_fn"))
+        options["worker_init_fn"] = functools.partial(ignore_in_worker, self._deaf, options.get("worker_init_fn"))
         self._loader = TrainLoader(dataset, order, plan, self._iterate, options)
         return self._loader
 
@@ -223,20 +237,93 @@ class Context:
             yield self._progress.epoch
             self._iterable = False
             self._progress = self._progress._replace(epoch=self._progress.epoch + 1, cursor=0)
+            self._between, self._evaluation = self._evaluation, 0.0
         self._end()
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def evaluate(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches, for an evaluation; the ranks may have different numbers of them.
+
+        The ranks go in step and agree before every batch on whether to stop. They stop at once where a checkpoint says
+        all that was trained: in a long evaluation behind the loop over the training batches. Elsewhere a stop waits for
+        the end of the evaluation, unless its deadline or a SIGTERM after the first signal says otherwise. A
+        DataLoader's workers do not hear the stop signals. All ranks call this alike.
+
+        Raises:
+            SystemExit: a stop was agreed.
+        """
+        if self._ended:
+            yield from batches
+            return
+        started = time.monotonic()
+        source = deaf_iterator(batches, self._deaf)
+        together = True  # until a rank has left its loop early: then nobody waits for it
+        try:
+            while True:
+                everybody_done = False
+                while together:
+                    waiting = not source.ready(POLL_INTERVAL)
+                    done = not waiting and source.ended
+                    waits, unfinished, left = self._look_away(int(waiting), int(not done), 0)
+                    together = not left
+                    everybody_done = not unfinished
+                    if not waits:
+                        break
+                if everybody_done:
+                    break
+                if not source.ended:
+                    yield source.take()
+                elif not together:
+                    break
+        except GeneratorExit:  # the script has left its loop
+            if together:
+                self._vote(0, 0, 0, 0, 1)  # the others hear it in their next vote, which is this one
+            source.close(wait=True)
+            raise
+        finally:
+            seconds = time.monotonic() - started
+            self._evaluation += seconds
+            self._mark += seconds  # it is no part of the training's throughput
+
+    def poll(self) -> None:
+        """Stop if that was asked: for long work outside the loops. Called by all ranks alike.
+
+        It stops as `evaluate` does: where a checkpoint says all that was trained, or where there is no time left.
+
+        Raises:
+            SystemExit: a stop was agreed.
+        """
+        if not self._ended:
+            self._look_away()
+
+    def on_stop(
+        self, before: Callable[[str], object] | None = None, after: Callable[[str], object] | None = None
+    ) -> None:
+        """Have functions called at a stop, on every rank, with its cause: `before` and `after` the checkpoint.
+
+        What `before` changes is in the checkpoint. It is not called where nothing may or can be saved. An exception is
+        logged, and changes nothing.
+        """
+        self._before_stop += [before] if before else []
+        self._after_stop += [after] if after else []
+
+    def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Add the gradient of `loss`, the mean over the micro-batch in hand, with its weight in the global batch.
+
+        With a `scaler` the gradient is scaled by it; the reports have the loss as it is.
 
         Raises:
             UsageError: outside a loop over the training loader.
         """
         micro = self._in_hand()
         self._loss_sum += loss.detach() * micro.samples
-        (loss * micro.weight).backward()  # type: ignore[no-untyped-call]
+        weighted = loss * micro.weight
+        (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, *optimizers: torch.optim.Optimizer) -> bool:
+    def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
         """At the end of a global batch, step and clear the optimizers, and return True; else do nothing.
+
+        With a `scaler` the steps go through it, and it is updated. A step that it skips, because gradients overflowed,
+        counts like any other: its batch was trained on, to no effect.
 
         Stops and checkpoints happen when the loop asks for its next batch, so that they include what the script does
         after a step, such as a schedule's own step.
@@ -251,8 +338,13 @@ class Context:
             raise UsageError("ctx.step() is called once for a batch: give it all optimizers in one call")
         self._call_vote()
         for optimizer in optimizers:
-            optimizer.step()
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
             optimizer.zero_grad()
+        if scaler is not None:
+            scaler.update()
         self._progress = self._progress._replace(
             cursor=self._progress.cursor + micro.global_samples,
             step=self._progress.step + 1,
@@ -281,6 +373,11 @@ class Context:
         if kind is None:
             self.finish()
 
+    @property
+    def _deaf(self) -> tuple[int, ...]:
+        """What a loader's workers do not hear."""
+        return signal.SIGTERM, self._job.signal
+
     def _begin(self, total: int) -> None:
         if self._loader is None or not self._tracked:
             raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
@@ -305,7 +402,10 @@ class Context:
         if not self._iterable:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
         self._mark = time.monotonic()
-        for micro, batch in loader.pairs(self._progress.epoch, self._progress.cursor, self.rank):
+        asked = self._mark
+        self._data_late = True  # as far as anybody knows
+        for micro, batch in loader.pairs(self._progress.epoch, self._progress.cursor, self.rank, self._await_data):
+            self._window.data_seconds += time.monotonic() - asked
             self._micro = micro
             with contextlib.ExitStack() as stack:
                 stack.callback(setattr, self, "_micro", None)  # also when the script leaves its loop here
@@ -318,18 +418,34 @@ class Context:
                     raise UsageError("call ctx.step(optimizer) after every ctx.backward(loss)")
                 self._window.seconds += time.monotonic() - self._mark
                 self._close_step()
+                self._evaluation = 0.0
                 self._mark = time.monotonic()
+            asked = time.monotonic()
+        self._data = None
+        if self.rank == 0 and (self._between is None or self._between >= LONG_EVALUATION):
+            self._saver.begin(self._states, self._progress, loader.order._asdict())
+
+    def _await_data(self, data: Ahead[Any]) -> None:
+        """Wait until every rank has its next batch, or a stop is agreed: this is still the boundary."""
+        self._data = data
+        while self._data_late:
+            waits = not data.ready(POLL_INTERVAL)
+            ballot = self._vote(int(waits))
+            cause, hurried, (late,) = _counted(ballot.result())
+            if cause:
+                self._report_steps()
+                self._stop_now(cause, hurried=hurried)
+            self._data_late = late > 0
 
     def _in_hand(self) -> MicroBatch:
         if self._micro is None:
             raise UsageError("ctx.backward() and ctx.step() belong in `for ... in loader`")
         return self._micro
 
-    def _call_vote(self) -> None:
-        """Begin to agree with the other ranks on what to do at this boundary; `_close_step` awaits the answer."""
+    def _vote(self, *flags: int) -> Ballot:
+        """Begin to sum over the ranks who has been asked to stop, who to hurry, and `flags`."""
         now = time.monotonic()
-        first = self.rank == 0
-        if first and now - self._polled >= POLL_INTERVAL:
+        if self.rank == 0 and now - self._polled >= POLL_INTERVAL:
             self._polled = now
             try:
                 self._watch_fence()
@@ -340,22 +456,55 @@ class Context:
             cause = self._lease.cause() if self._lease else None
             if cause:
                 self._stop.request(cause)
+        return self._group.vote([*self._stop.votes(), int(self._stop.hurried), *flags])
+
+    def _call_vote(self) -> None:
+        """Begin to agree with the other ranks on what to do at this boundary; `_close_step` awaits the answer."""
+        now = time.monotonic()
+        first = self.rank == 0
         report_due = first and now - self._reported >= INTERVAL
-        save_due = first and now - self._checkpointed >= self._checkpoint_every
-        self._ballot = self._group.vote([*self._stop.votes(), int(report_due), int(save_due)])
+        save_due = first and self._saver.due(self._checkpoint_every)
+        data_late = self._data is not None and not self._data.ready(0)
+        self._ballot = self._vote(int(report_due), int(save_due), int(data_late))
 
     def _close_step(self) -> None:
         """Do what was agreed on for this boundary."""
         assert self._ballot is not None  # noqa: S101  every caller has called the vote
-        *causes, report_due, save_due = self._ballot.result()
+        asked = time.monotonic()
+        cause, hurried, (report_due, save_due, data_late) = _counted(self._ballot.result())
+        waited = time.monotonic() - asked
+        self._window.sync_seconds += waited
+        self._window.seconds += waited
         self._ballot = None
-        cause = agreed_cause(causes)
+        self._data_late = data_late > 0
         if report_due or cause:
             self._report_steps()
         if cause:
-            self._stop_now(cause)
-        if save_due and self.rank == 0:
-            self._save_or_warn("periodic")
+            self._stop_now(cause, hurried=hurried)
+        if self.rank == 0 and self._loader:
+            self._saver.settle(wait=False)
+            if save_due:
+                self._saver.begin(self._states, self._progress, self._loader.order._asdict())
+
+    def _look_away(self, *flags: int) -> list[int]:
+        """Stop between two boundaries, if that was asked and is right; else return the sums of `flags`.
+
+        The script may have changed what is tracked since the last boundary, so nothing can be saved here.
+        """
+        first = self.rank == 0
+        safe = first and self._saver.covers(self._progress)
+        late = first and self._seconds_left() < (self._saver.slowest or 0)
+        cause, hurried, (is_safe, is_late, *sums) = _counted(self._vote(int(safe), int(late), *flags).result())
+        someone_left = len(sums) == 3 and sums[2]  # noqa: PLR2004  who is not there to hear the outcome
+        if cause and not someone_left and (is_safe or is_late or hurried or cause == "superseded"):
+            self._report_steps()
+            self._stop_now(cause, may_save=False)
+        return sums
+
+    def _seconds_left(self) -> float:
+        """Until the deadline of the stop request, as far as rank 0 knows of one."""
+        deadline = self._lease.deadline if self._lease else None
+        return math.inf if deadline is None else deadline - time.time()
 
     def _report_steps(self) -> None:
         """Write the `steps` line; collective, because the loss is everybody's."""
@@ -364,7 +513,9 @@ class Context:
         if not window.steps:
             return
         assert self._loader is not None  # noqa: S101  there was a step
-        self._loss = self._group.total(self._loss_sum) / window.samples
+        waits = torch.tensor([window.data_seconds, window.sync_seconds], dtype=torch.float64, device=self.device)
+        loss_sum, data_seconds, sync_seconds = self._group.totals(torch.cat((self._loss_sum.reshape(1), waits)))
+        self._loss = loss_sum / window.samples
         self._loss_sum.zero_()
         plan = self._loader.plan
         self._report.emit(
@@ -373,6 +524,9 @@ class Context:
             steps=window.steps,
             samples=window.samples,
             seconds=window.seconds,
+            data_seconds=data_seconds / self.size,
+            sync_seconds=sync_seconds / self.size,
+            peak_bytes=self._group.peak_bytes(),
             loss=self._loss,
             world_size=self.size,
             global_batch=plan.global_batch,
@@ -390,23 +544,16 @@ class Context:
         if self._stop.superseded:
             raise SupersededError("a newer incarnation has started on this checkpoint directory")
 
-    def _save(self, cause: str) -> None:
-        """Write a checkpoint, unless the last one says the same."""
-        self._checkpointed = time.monotonic()
-        if self._progress == self._saved or not self._loader:
-            return
-        self._check_fence()
-        states = {name: item.state_dict() for name, item in self._tracked.items()}
-        order = self._loader.order._asdict()
-        size = self._store.save(states, self._incarnation, self._progress, order, self._check_fence)
-        self._saved = self._progress
-        seconds = time.monotonic() - self._checkpointed
-        self._checkpointed = time.monotonic()
-        self._report.emit("checkpoint", step=self._progress.step, seconds=seconds, bytes=size, cause=cause)
+    def _states(self) -> dict[str, Any]:
+        return {name: item.state_dict() for name, item in self._tracked.items()}
 
-    def _save_or_warn(self, cause: str) -> bool:
+    def _save(self, cause: str) -> None:
+        if self._loader:
+            self._saver.save(self._states, self._progress, self._loader.order._asdict(), cause)
+
+    def _save_for_stop(self) -> bool:
         try:
-            self._save(cause)
+            self._save("stop")
         except SupersededError:
             return False  # the next vote ends it
         except OSError as error:
@@ -414,14 +561,25 @@ class Context:
             return False
         return True
 
-    def _stop_now(self, cause: str) -> NoReturn:
+    def _stop_now(self, cause: str, *, hurried: bool = False, may_save: bool = True) -> NoReturn:
         noticed = self._group.earliest(self._stop.noticed)
 
+        def decide() -> bool:
+            self._saver.settle()
+            return may_save and cause != "superseded" and self._worth_saving(hurried)
+
+        saves = self._group.from_first(decide)
+        if saves:
+            for callback in self._before_stop:
+                _call(callback, cause)
+
         def save() -> tuple[str, bool]:
-            saved = cause != "superseded" and self._save_or_warn("stop")
+            saved = self._save_for_stop() if saves else cause != "superseded" and self._progress == self._saver.saved
             return ("superseded" if self._stop.superseded else cause), saved
 
         cause, saved = self._group.from_first(save)
+        for callback in self._after_stop:
+            _call(callback, cause)
         step = self._progress.step
         self._report.emit("stop", step=step, cause=cause, noticed=noticed, checkpointed=saved)
         code = exit_code(cause, self._job.exit_code)
@@ -430,6 +588,19 @@ class Context:
         self._ended = True
         turn_deaf(self._job.signal)
         departure.begin(code)
+
+    def _worth_saving(self, hurried: bool) -> bool:  # noqa: FBT001  as in the vote
+        """Whether there is something to save, and time for it as far as the earlier checkpoints tell."""
+        if self._progress == self._saver.saved:
+            return False
+        left, slowest, age = self._seconds_left(), self._saver.slowest, self._saver.age
+        if slowest is not None and left < slowest:
+            log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", slowest, left)
+            return False
+        if hurried and age < YOUNG:
+            log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
+            return False
+        return True
 
     def _end(self) -> None:
         if self._ended:
@@ -499,6 +670,19 @@ def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Co
         resumed=resumed,
         checkpoint_every=checkpoint_every,
     )
+
+
+def _counted(sums: list[int]) -> tuple[str | None, bool, list[int]]:
+    """What a vote's sums say: the cause to stop if any, whether to hurry, and the sums of the other flags."""
+    causes, (hurried, *flags) = sums[: len(CAUSES)], sums[len(CAUSES) :]
+    return agreed_cause(causes), hurried > 0, flags
+
+
+def _call(callback: Callable[[str], object], cause: str) -> None:
+    try:
+        callback(cause)
+    except Exception:
+        log.exception("a function given to ctx.on_stop() failed")
 
 
 def _log_somewhere() -> None:

@@ -6,6 +6,7 @@ only then are they split over the ranks: so a position in an epoch is one number
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import signal
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
+from trainer_shim.ahead import Ahead
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from trainer_shim.batch import BatchPlan
 
@@ -101,18 +104,41 @@ class TrainLoader:
         """Optimizer steps in an epoch, the same at every world size: what a learning-rate schedule counts in."""
         return -(-self.order.size // self.plan.global_batch)
 
-    def pairs(self, epoch: int, cursor: int, rank: int) -> Iterator[tuple[MicroBatch, Any]]:
-        """Each micro-batch with its data.
+    def pairs(
+        self, epoch: int, cursor: int, rank: int, await_data: Callable[[Ahead[Any]], None]
+    ) -> Iterator[tuple[MicroBatch, Any]]:
+        """Each micro-batch with its data; before each global batch, `await_data` gets the data's source.
 
         torch's randomness (dropout, augmentation) starts anew for each, from the seed and the position: a restart draws
         the same numbers without any generator's state in the checkpoint.
         """
         order = self.order.of_epoch(epoch)
-        ahead = (micro.indices for micro in micro_batches(order, cursor, self.plan, rank))
-        batches = iter(DataLoader(self._dataset, batch_sampler=ahead, **self._options))
-        for micro in micro_batches(order, cursor, self.plan, rank):
-            torch.manual_seed(mix(self.order.seed, epoch, micro.position))
-            yield micro, next(batches)
+        indices = (micro.indices for micro in micro_batches(order, cursor, self.plan, rank))
+        loader = DataLoader(self._dataset, batch_sampler=indices, **self._options)
+        batches = Ahead(iter(loader), waits=loader.num_workers > 0)
+        first = True
+        try:
+            for micro in micro_batches(order, cursor, self.plan, rank):
+                if first:
+                    await_data(batches)
+                first = micro.last
+                torch.manual_seed(mix(self.order.seed, epoch, micro.position))
+                yield micro, batches.take()
+        except GeneratorExit:  # the script has left its loop
+            batches.close(wait=False)
+            raise
+
+
+def deaf_iterator(batches: Iterable[Any], signals: tuple[int, ...]) -> Ahead[Any]:
+    """Begin to iterate over `batches`; the workers of a DataLoader are deaf to the stop signals."""
+    if not (isinstance(batches, DataLoader) and batches.num_workers):
+        return Ahead(iter(batches), waits=False)
+    own = batches.worker_init_fn
+    batches.worker_init_fn = functools.partial(ignore_in_worker, signals, own)
+    try:
+        return Ahead(iter(batches), waits=True)
+    finally:
+        batches.worker_init_fn = own
 
 
 def ignore_in_worker(signals: tuple[int, ...], then: Callable[[int], None] | None, worker: int) -> None:

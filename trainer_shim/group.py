@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from datetime import timedelta
 from typing import TYPE_CHECKING, Callable, TypeVar
 
@@ -76,10 +77,16 @@ class Group:
         dist.all_reduce(least, dist.ReduceOp.MIN, group=self._control)
         return least.item() if least.isfinite() else None
 
-    def total(self, value: torch.Tensor) -> float:
-        """The sum over the ranks of a scalar on this rank's device."""
-        dist.all_reduce(value)
-        return value.item()
+    def totals(self, values: torch.Tensor) -> list[float]:
+        """The sums over the ranks of values on this rank's device, in place."""
+        dist.all_reduce(values)
+        return values.tolist()
+
+    def peak_bytes(self) -> int:
+        """The most memory that this rank has used so far: of its GPU, or without one what was resident."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def from_first(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 and return its result on every rank, all of them waiting.

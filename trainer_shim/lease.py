@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_shim.errors import LeaseError
@@ -17,10 +18,11 @@ log = logging.getLogger("trainer_shim")
 
 
 class Lease(NamedTuple):
-    """What a trainer needs of a lease: the run that it is for, and the run that a stop request names, if any."""
+    """What a trainer needs of a lease: its run, and a stop request's run and deadline (unix seconds), if any."""
 
     run: int
     stop_run: int | None
+    deadline: float | None
 
 
 def read_lease(path: Path) -> Lease:
@@ -39,7 +41,11 @@ def read_lease(path: Path) -> Lease:
     stop = content.get("stop")
     if stop is not None and not isinstance(stop, dict):
         raise LeaseError(f"{path}: key 'stop' must be null or an object")
-    return Lease(run=_run(path, content), stop_run=_run(path, stop) if stop else None)
+    return Lease(
+        run=_run(path, content),
+        stop_run=_run(path, stop) if stop else None,
+        deadline=_deadline(path, stop) if stop else None,
+    )
 
 
 def _run(path: Path, content: dict[str, Any]) -> int:
@@ -47,6 +53,16 @@ def _run(path: Path, content: dict[str, Any]) -> int:
     if type(run) is not int or run < 1:
         raise LeaseError(f"{path}: key 'run' is {run!r}: it must be a whole number from 1 on")
     return run
+
+
+def _deadline(path: Path, stop: dict[str, Any]) -> float | None:
+    deadline: Any = stop.get("deadline")
+    if deadline is None:
+        return None
+    # The bounds come before the conversion: an integer may lie beyond the range of a float.
+    if type(deadline) not in (int, float) or not -math.inf < deadline < 1e300:  # noqa: PLR2004  no clock shows that
+        raise LeaseError(f"{path}: key 'deadline' is {deadline!r}: it must be unix seconds")
+    return float(deadline)
 
 
 class LeaseWatch:
@@ -57,6 +73,7 @@ class LeaseWatch:
         self._run = run
         self._seen: tuple[int, int, int] | None = None
         self._cause: str | None = None
+        self.deadline: float | None = None  # of the stop that was asked of this run, unix seconds
         self._warned = False
 
     def cause(self) -> str | None:
@@ -76,4 +93,7 @@ class LeaseWatch:
     def _judge(self, lease: Lease) -> str | None:
         if lease.run > self._run:
             return "superseded"
-        return "mailbox" if lease.stop_run == self._run else None
+        if lease.stop_run != self._run:
+            return None
+        self.deadline = lease.deadline
+        return "mailbox"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
+import multiprocessing.util  # registers its exit hook before ours, which must run first
 import os
 import sys
 from typing import NoReturn

@@ -11,6 +11,10 @@ from trainer_shim.errors import UsageError
 # Where several causes meet, the first in this order is the one that counts.
 CAUSES = ("superseded", "signal", "mailbox", "sigterm")
 
+# One request may arrive by several signals, and be sent again; a SIGTERM this many seconds after the first signal is
+# Slurm's last word before SIGKILL.
+HURRY_AFTER = 2.0
+
 CHECKPOINTED_EXIT_CODE = 85
 SUPERSEDED_EXIT_CODE = 76
 SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
@@ -21,10 +25,20 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._requested: dict[str, float] = {}
+        self._signalled: float | None = None  # on the monotonic clock
+        self.hurried = False
 
     def request(self, cause: str) -> None:
         """Note a request; safe inside a signal handler."""
         self._requested.setdefault(cause, time.time())
+
+    def signal(self, cause: str) -> None:
+        """Note a request that came as a signal: a SIGTERM well after the first one says to hurry."""
+        now = time.monotonic()
+        if self._signalled is None:
+            self._signalled = now
+        self.hurried = self.hurried or (cause == "sigterm" and now - self._signalled >= HURRY_AFTER)
+        self.request(cause)
 
     def votes(self) -> list[int]:
         """One 0 or 1 for each of CAUSES, to be summed over the ranks."""
@@ -67,8 +81,8 @@ def listen(flag: StopFlag, preemption: signal.Signals) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("call trainer_shim.init() in the main thread: signals are handled there")
-    signal.signal(signal.SIGTERM, lambda *_: flag.request("sigterm"))
-    signal.signal(preemption, lambda *_: flag.request("signal"))
+    signal.signal(signal.SIGTERM, lambda *_: flag.signal("sigterm"))
+    signal.signal(preemption, lambda *_: flag.signal("signal"))
 
 
 def stop_listening(preemption: signal.Signals) -> None:

@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+
+from trainer_shim.data import Order
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -35,13 +38,16 @@ KINDS = {
         "steps": int,
         "samples": int,
         "seconds": float,
+        "data_seconds": float,
+        "sync_seconds": float,
+        "peak_bytes": int,
         "loss": (float, type(None)),
         "world_size": int,
         "global_batch": int,
         "per_gpu_batch": int,
         "accumulation": int,
     },
-    "checkpoint": {"step": int, "seconds": float, "bytes": int, "cause": str},
+    "checkpoint": {"step": int, "seconds": float, "bytes": int, "cause": str, "stall_seconds": float},
     "stop": {"step": int, "cause": str, "noticed": float, "checkpointed": bool},
     "end": {"step": int, "samples": int, "loss": (float, type(None))},
 }
@@ -131,8 +137,10 @@ class Workplace:
         self.started.append(trainers)
         return trainers
 
-    def write_lease(self, run, stop_run=None):
-        stop = stop_run and {"run": stop_run, "requested": 1.0, "deadline": 2.0, "reason": "a test"}
+    def write_lease(self, run, stop_run=None, seconds=60.0):
+        """Replace the lease; a stop has its deadline so many seconds from now."""
+        now = time.time()
+        stop = stop_run and {"run": stop_run, "requested": now, "deadline": now + seconds, "reason": "a test"}
         partial = self.lease.with_suffix(".partial")
         partial.write_text(json.dumps({"format": 1, "uid": self.reports.name, "run": run, "stop": stop}))
         partial.replace(self.lease)
@@ -147,8 +155,18 @@ class Workplace:
     def last_step(self, incarnation, rank="*"):
         return max((line["step"] for line in self.trained(incarnation, rank)), default=0)
 
+    @staticmethod
+    def wait_for(condition, what):
+        """Wait until `condition` returns something true, and return that."""
+        return wait_for(condition, what)
+
     def wait_for_step(self, incarnation, step):
         wait_for(lambda: self.last_step(incarnation) >= step, f"step {step} of incarnation {incarnation}")
+
+    def evaluated(self, incarnation, rank=0):
+        """What the rank has written of its evaluations."""
+        path = self.directory / f"evaluated-{incarnation}-{rank}.txt"
+        return path.read_text().splitlines() if path.exists() else []
 
     def report(self, incarnation):
         """The report lines of an incarnation; fails where one is not what the protocol says."""
@@ -199,3 +217,21 @@ def workplace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def script():
     return load_script()
+
+
+@pytest.fixture(scope="module")
+def plain_training(script):
+    """The final parameters by plain torch: one process, one backward for each global batch."""
+
+    def train(samples, global_batch, epochs):
+        dataset, net = script.Numbers(samples), script.make_net(0.0)
+        optimizer, schedule = script.make_optimizer(net.parameters())
+        for epoch in range(epochs):
+            for batch in Order(1, samples, shuffle=True).of_epoch(epoch).split(global_batch):
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(net(dataset.features[batch]), dataset.targets[batch]).backward()
+                optimizer.step()
+                schedule.step()
+        return net.state_dict()
+
+    return train

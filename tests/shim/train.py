@@ -3,6 +3,7 @@
 import argparse
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +28,21 @@ class Numbers(torch.utils.data.Dataset):
         return index, self.features[index], self.targets[index]
 
 
+class Slow(Numbers):
+    """The same, but reading takes so long, and sample 50 is not read before the file `stuck` is gone."""
+
+    def __init__(self, size, directory, seconds):
+        super().__init__(size)
+        self.stuck = directory / "stuck"
+        self.seconds = seconds
+
+    def __getitem__(self, index):
+        while index == 50 and self.stuck.exists():
+            time.sleep(0.05)
+        time.sleep(self.seconds)
+        return super().__getitem__(index)
+
+
 def make_net(dropout):
     """The same weights in every process that calls it."""
     torch.manual_seed(3)
@@ -40,8 +56,27 @@ def make_optimizer(parameters):
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
 
-def finish_asked(args):
-    """The same answer on all ranks: whether any of them sees the file."""
+class Metric:
+    """A running mean, as metric libraries keep one."""
+
+    def __init__(self):
+        self.total, self.count = torch.zeros((), dtype=torch.float64), 0
+
+    def update(self, value):
+        self.total += value
+        self.count += 1
+
+    def state_dict(self):
+        return {"total": self.total, "count": self.count}
+
+    def load_state_dict(self, state):
+        self.total, self.count = state["total"], state["count"]
+
+
+def finish_asked(args, epoch):
+    """The same answer on all ranks: whether this was to be the last epoch, or any of them sees the file."""
+    if epoch == args.last_epoch:
+        return True
     if args.finish_file is None:
         return False
     seen = torch.tensor([float((args.directory / args.finish_file).exists())])
@@ -50,7 +85,28 @@ def finish_asked(args):
     return bool(seen.item())
 
 
-def main():
+@torch.no_grad()
+def evaluate(ctx, args, net, name):
+    """As many batches as `--evaluate` says and one more on each further rank, half a second each; written down."""
+    wanted = "epoch" if args.evaluate_at is None else f"step {args.evaluate_at}"
+    if not args.evaluate or not (name + " ").startswith(wanted + " "):
+        return
+    net[0].weight.mul_(2)  # what a script may do to evaluate, such as averaged weights
+    data = torch.utils.data.TensorDataset(torch.arange(args.evaluate + ctx.rank))
+    with (args.directory / f"evaluated-{ctx.incarnation}-{ctx.rank}.txt").open("a", buffering=1) as file:
+        for (number,) in ctx.evaluate(torch.utils.data.DataLoader(data, num_workers=args.workers)):
+            file.write(f"{name} {number.item()}\n")
+            time.sleep(args.evaluate_seconds)
+            if number.item() == args.evaluate_break == ctx.rank:
+                break
+        file.write(f"{name} whole\n")
+    if torch.distributed.is_initialized():  # what a script does with its metrics
+        torch.distributed.all_reduce(torch.ones(()))
+    net[0].weight.div_(2)
+
+
+def parse():
+    """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--epochs", type=int, default=3)
@@ -64,39 +120,81 @@ def main():
     parser.add_argument("--wrap-by-hand", action="store_true")
     parser.add_argument("--last-epoch", type=int)
     parser.add_argument("--finish-file", help="end with the epoch in which this file appears in the directory")
-    args = parser.parse_args()
+    parser.add_argument("--evaluate", type=int, help="batches of an evaluation behind each epoch")
+    parser.add_argument("--evaluate-seconds", type=float, default=0.5, help="per batch")
+    parser.add_argument("--evaluate-break", type=int, help="the rank of this number leaves at the batch of this number")
+    parser.add_argument("--evaluate-at", type=int, help="evaluate after this step, and not behind the epochs")
+    parser.add_argument("--scaler", action="store_true", help="scale gradients")
+    parser.add_argument("--overflow-at", type=int, help="the loss is infinite in the step after this one")
+    parser.add_argument("--read-seconds", type=float, default=0.0, help="per sample")
+    parser.add_argument("--slow-disk", type=float, default=0.0, help="seconds that a checkpoint takes")
+    return parser.parse_args()
+
+
+def slow_down(ctx, seconds):
+    """Let each checkpoint take so long."""
+    save = ctx._store.save
+
+    def slow(*arguments):
+        time.sleep(seconds)
+        return save(*arguments)
+
+    ctx._store.save = slow
+
+
+def main():
+    args = parse()
     torch.set_num_threads(1)
 
     ctx = trainer_shim.init(args.directory / "checkpoints", checkpoint_every=args.checkpoint_every)
+    slow_down(ctx, args.slow_disk)
     net = make_net(args.dropout)
     model = nn.parallel.DistributedDataParallel(net) if args.wrap_by_hand else ctx.wrap(net)
     optimizer, schedule = make_optimizer(model.parameters())
     loader = ctx.loader(
-        Numbers(args.samples),
+        Slow(args.samples, args.directory, args.read_seconds),
         global_batch=args.global_batch,
         seed=1,
         max_per_gpu=args.max_per_gpu,
         num_workers=args.workers,
     )
-    ctx.track(model=model, optimizer=optimizer, schedule=schedule)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4, enabled=args.scaler)
+    average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    metric = Metric()
+    ctx.track(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, average=average, metric=metric)
     log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    ctx.on_stop(
+        lambda cause: sys.stdout.write(f"before {cause} on {ctx.rank}\n"),
+        lambda cause: sys.stdout.write(f"after {cause} on {ctx.rank}\n"),
+    )
+    ctx.on_stop(lambda _: 1 / 0)
     trained = []
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
             if ctx._micro.samples:  # not a filler
                 trained += index.tolist()
             loss = nn.functional.mse_loss(model(x), y)
-            ctx.backward(loss)
-            if ctx.step(optimizer):
+            if ctx.step_count == args.overflow_at:
+                loss = loss * torch.inf
+            ctx.backward(loss, scaler)
+            if ctx.boundary:
+                scaler.unscale_(optimizer)
+            if ctx.step(optimizer, scaler=scaler):
                 schedule.step()
+                average.update_parameters(net)
+                metric.update(ctx.step_count)
                 log.write(json.dumps({"epoch": epoch, "step": ctx.step_count, "indices": trained}) + "\n")
                 trained = []
                 time.sleep(args.step_seconds)
-        if epoch == args.last_epoch or finish_asked(args):
+                evaluate(ctx, args, net, f"step {ctx.step_count}")
+        evaluate(ctx, args, net, f"epoch {epoch}")
+        if finish_asked(args, epoch):
             ctx.finish()
             break
     if ctx.rank == 0:
         torch.save(model.module.state_dict(), args.directory / "final.pt")
+        states = {"scaler": scaler.state_dict(), "metric": metric.state_dict()} | average.state_dict()
+        torch.save(states, args.directory / "others.pt")
 
 
 if __name__ == "__main__":

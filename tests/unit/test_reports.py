@@ -64,6 +64,15 @@ def test_every_kind_is_read():
     assert parse_line(line("end"), NOW) == EndReport(NOW, 1000, 64000, None)
 
 
+def test_optional_keys_are_read():
+    """What a trainer may say besides is read where it is there."""
+    steps = parse_line(line("steps", data_seconds=0.25, sync_seconds=0, peak_bytes=2**30), NOW)
+    assert steps == StepsReport(NOW, 110, 10, 640, 1.25, 0.5, 4, 64, 8, 2, 0.25, 0.0, 2**30)
+    assert parse_line(line("steps", data_seconds=None), NOW) == parse_line(line("steps"), NOW)
+    stalled = parse_line(line("checkpoint", stall_seconds=0.125), NOW)
+    assert stalled == CheckpointReport(NOW, 110, 0.5, 1024, "stop", 0.125)
+
+
 def test_unknown_kinds_and_keys_are_ignored():
     """A newer shim may say more than this daemon knows."""
     assert parse_line(b'{"v": 1, "t": 1732118400, "kind": "gradient", "noise": 3}', NOW) is None
@@ -100,6 +109,10 @@ def test_a_missing_key_is_refused(kind):
         ("steps", {"loss": math.inf}),
         ("steps", {"loss": "0.5"}),
         ("steps", {"world_size": 0}),
+        ("steps", {"data_seconds": -0.5}),
+        ("steps", {"sync_seconds": "1"}),
+        ("steps", {"peak_bytes": 1.5}),
+        ("checkpoint", {"stall_seconds": math.inf}),
         ("start", {"resumed": 1}),
         ("start", {"run": 0}),
         ("start", {"init_seconds": -0.5}),

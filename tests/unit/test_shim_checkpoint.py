@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+from trainer_shim import checkpoint
 from trainer_shim.checkpoint import CheckpointStore, Progress
 from trainer_shim.errors import CheckpointError, SupersededError
 from trainer_shim.incarnation import claim, highest
@@ -23,6 +24,10 @@ def store(tmp_path):
 
 def save(store, step, incarnation=1, check=lambda: None):
     return store.save({"model": {"w": torch.full((100,), step)}}, incarnation, Progress(step=step), ORDER, check)
+
+
+def fails():
+    raise OSError("full")
 
 
 def names(store, pattern="*"):
@@ -85,6 +90,63 @@ def test_none_is_whole(store):
     for _ in range(2):
         with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
             store.latest()
+
+
+def failing(monkeypatch, times):
+    """The first reads of any data fail."""
+    failures = iter([OSError(116, "Stale file handle")] * times)
+    verify = checkpoint._verify
+
+    def fail(found):
+        error = next(failures, None)
+        if error:
+            raise error
+        verify(found)
+
+    monkeypatch.setattr(checkpoint, "_verify", fail)
+    monkeypatch.setattr(checkpoint.time, "sleep", lambda _: None)
+
+
+def test_a_read_that_fails_for_a_moment(store, monkeypatch):
+    """A good checkpoint is used although its first reads fail."""
+    save(store, 1)
+    save(store, 2)
+    failing(monkeypatch, 2)
+    assert store.latest().progress.step == 2
+
+
+def test_an_unreadable_checkpoint_stays(store, monkeypatch, caplog):
+    """A checkpoint that cannot be read is passed over with a message, and is not set aside."""
+    save(store, 1)
+    save(store, 2)
+    before = names(store)
+    failing(monkeypatch, 4)
+    assert store.latest().progress.step == 1
+    assert "incarnation-1-step-2.json is skipped: [Errno 116]" in caplog.text
+    assert names(store) == before
+
+
+def test_the_same_step_again(store):
+    """A later checkpoint of the same step is the newer one, and leaves the files of the first as they are."""
+    save(store, 3)
+    first = {path.name: (path.stat().st_ino, path.read_bytes()) for path in store.directory.iterdir()}
+    final = Progress(epoch=1, step=3, finished=True)
+    for _ in range(2):
+        before = names(store)
+        with pytest.raises(OSError, match="full"):
+            store.save({}, 1, final, ORDER, fails)
+        assert names(store) == before
+    store.save({"w": torch.zeros(1)}, 1, final, ORDER, lambda: None)
+    assert {
+        name: ((store.directory / name).stat().st_ino, (store.directory / name).read_bytes()) for name in first
+    } == first
+    assert store.latest().progress == final
+    os.truncate(store.latest().data, 5)
+    assert store.latest().progress == Progress(step=3)
+    store.save({}, 1, final, ORDER, lambda: None)
+    store.save({"w": 1}, 1, final._replace(epoch=2), ORDER, lambda: None)
+    assert names(store, "*.json") == ["incarnation-1-step-3-2.json", "incarnation-1-step-3-3.json"]
+    assert store.latest().progress.epoch == 2
 
 
 def test_newer_format(store):

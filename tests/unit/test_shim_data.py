@@ -101,7 +101,7 @@ def test_randomness_follows_the_position():
     loader = TrainLoader(list(range(20)), Order(5, 20, shuffle=True), plan_batch(4, 1, None), iter, {})
 
     def draws(cursor):
-        return [torch.rand(()).item() for _ in loader.pairs(0, cursor, 0)]
+        return [torch.rand(()).item() for _ in loader.pairs(0, cursor, 0, lambda _: None)]
 
     assert draws(0)[2:] == draws(8)
     assert len(set(draws(0))) == 5

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -30,10 +32,12 @@ def test_lease_asks_its_run_only(write):
     """A stop counts for the run that it names, from the moment it is there."""
     watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None}), run=2)
     assert watch.cause() is None
-    write({"format": 1, "run": 2, "stop": {"run": 1}})
+    write({"format": 1, "run": 2, "stop": {"run": 1, "deadline": 5}})
     assert watch.cause() is None
-    write({"format": 1, "run": 2, "stop": {"run": 2}})
+    assert watch.deadline is None
+    write({"format": 1, "run": 2, "stop": {"run": 2, "deadline": 1732118393}})
     assert watch.cause() == "mailbox"
+    assert watch.deadline == 1732118393.0
 
 
 def test_higher_run_supersedes(write):
@@ -62,6 +66,9 @@ def test_unreadable_lease(write, caplog):
         '{"format": 1, "run": true}',
         '{"format": 1, "run": 1, "stop": 1}',
         '{"format": 1, "run": 1, "stop": {"reason": "x"}}',
+        '{"format": 1, "run": 1, "stop": {"run": 1, "deadline": "soon"}}',
+        '{"format": 1, "run": 1, "stop": {"run": 1, "deadline": NaN}}',
+        '{"format": 1, "run": 1, "stop": {"run": 1, "deadline": 1' + "0" * 400 + "}}",
     ],
 )
 def test_malformed_lease(write, content):
@@ -85,6 +92,20 @@ def test_votes():
     flag.request("superseded")
     assert agreed_cause([2 * vote for vote in flag.votes()]) == "superseded"
     assert len(flag.votes()) == len(CAUSES)
+
+
+def test_a_second_signal_says_to_hurry(monkeypatch):
+    """Signals at once, and the preemption signal sent again, are one request; a SIGTERM well after it says to hurry."""
+    clock = iter([100.0, 101.0, 110.0, 110.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    flag = StopFlag()
+    flag.signal("signal")
+    flag.signal("sigterm")
+    flag.signal("signal")
+    assert not flag.hurried
+    flag.signal("sigterm")
+    assert flag.hurried
+    assert agreed_cause(flag.votes()) == "signal"
 
 
 @pytest.mark.parametrize(
@@ -125,3 +146,24 @@ def test_signals_in_a_thread():
     thread.start()
     thread.join()
     assert "main thread" in str(caught[0])
+
+
+def test_a_stopped_process_does_not_wait_for_deaf_workers():
+    """Loader workers ignore SIGTERM; a stopped trainer leaves without them, whatever it imported first."""
+    script = """
+import signal, sys, time
+import trainer_shim
+from trainer_shim.leave import departure
+import multiprocessing
+
+def work():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    multiprocessing.Process(target=work, daemon=True).start()
+    time.sleep(0.3)
+    departure.begin(85)
+"""
+    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert done.returncode == 85

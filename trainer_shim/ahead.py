@@ -1,0 +1,82 @@
+"""Waiting for data without going blind: the next item is fetched beside the main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+
+class Ahead(Generic[T]):
+    """The items of an iterator, one fetched ahead in a thread.
+
+    Only where it `waits` for other processes: an iterator that computes its items itself may use torch's generator, and
+    is left in the main thread, where an item is fetched when it is asked for.
+    """
+
+    def __init__(self, items: Iterator[T], *, waits: bool) -> None:
+        self._items = items
+        self._held: tuple[list[T], BaseException | None] | None = None
+        self._found: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="trainer_shim data", daemon=True) if waits else None
+        if self._thread:
+            self._wanted.put("next")
+            self._thread.start()
+
+    def ready(self, seconds: float) -> bool:
+        """Whether an item, or the end, or a failure, is there within so many seconds; without a thread always."""
+        if self._thread and self._held is None:
+            with contextlib.suppress(queue.Empty):
+                self._held = self._found.get(timeout=seconds)
+        return self._thread is None or self._held is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is no further item; waits for it."""
+        return isinstance(self._hold()[1], StopIteration)
+
+    def take(self) -> T:
+        """The next item; waits for it.
+
+        Raises:
+            BaseException: what the iterator raised instead.
+        """
+        items, error = self._hold()
+        if error is not None:
+            raise error
+        self._held = None
+        if self._thread:
+            self._wanted.put("next")
+        return items[0]
+
+    def close(self, *, wait: bool) -> None:
+        """Fetch no more; to `wait` for the item that is on its way leaves the iterator to others."""
+        if self._thread:
+            self._wanted.put("end")
+            if wait:
+                self._thread.join()
+
+    def _hold(self) -> tuple[list[T], BaseException | None]:
+        if self._held is None:
+            self._held = self._found.get() if self._thread else self._fetch()
+        return self._held
+
+    def _fetch(self) -> tuple[list[T], BaseException | None]:
+        try:
+            return [next(self._items)], None
+        except BaseException as error:  # noqa: BLE001  it is raised again where the item is taken
+            return [], error
+
+    def _work(self) -> None:
+        while self._wanted.get() == "next":
+            fetched = self._fetch()
+            self._found.put(fetched)
+            if fetched[1] is not None:
+                return

@@ -1,0 +1,181 @@
+"""The command: `python -m trainer_shim.rehearse [options] train.py [arguments]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainer_shim.rehearse.causes import likely_causes
+from trainer_shim.rehearse.compare import Verdict, compare
+from trainer_shim.rehearse.errors import RehearsalError
+from trainer_shim.rehearse.history import read_history
+from trainer_shim.rehearse.launch import Stage, run_start
+from trainer_shim.rehearse.plan import Event, Start, plan_disturbance
+from trainer_shim.rehearse.state import default_tolerance
+
+if TYPE_CHECKING:
+    from trainer_shim.rehearse.history import History
+
+EQUAL, DIFFERENT, FAILED = 0, 1, 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Rehearse; return 0 where the results are equal, 1 where they differ, 2 where the script failed."""
+    args = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    scratch = Path(tempfile.mkdtemp(prefix="rehearse-"))
+    try:
+        return _rehearse(args, scratch)
+    except RehearsalError as error:
+        if args.json:
+            _show(json.dumps({"result": "failed", "error": str(error)}))
+        else:
+            _show(str(error))
+            if not args.here and "No such file" in str(error):
+                _show("The script ran in an empty directory of its own; with --here it runs in this one.")
+        return FAILED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        if args.keep:
+            _tell(f"kept: {scratch}")
+        else:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer_shim.rehearse",
+        description="Run a script undisturbed, then through stops, resizes and kills, and compare the results.",
+        epilog="Exit code: 0 the results are equal, 1 they differ, 2 the script failed.",
+    )
+    parser.add_argument("--sizes", type=_sizes, default=[1, 4, 2, 3], help="world sizes, in turn (default: 1,4,2,3)")
+    parser.add_argument("--kills", type=_count, default=2, help="how often a rank is killed (default: 2)")
+    parser.add_argument("--steps", type=_positive, help="rehearse only the first STEPS optimizer steps")
+    parser.add_argument("--seed", type=int, default=0, help="of the steps and ranks that are hit (default: 0)")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="largest difference that counts as rounding, relative to the largest magnitude in a tensor or 1 (default: "
+        "the square root of the coarsest floating type's epsilon, 3.5e-4 for float32)",
+    )
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each start (default: 600)")
+    parser.add_argument("--here", action="store_true", help="run in this directory, instead of an empty one")
+    parser.add_argument("--keep", action="store_true", help="keep outputs, records and checkpoints, and say where")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    parser.add_argument("script", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    return parser
+
+
+def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
+    script = args.script.resolve()
+    if not script.is_file():
+        raise RehearsalError(f"{args.script}: there is no such script")
+    limit = Event(args.steps, 0, kill=False) if args.steps else None
+
+    calm = _run("undisturbed", [Start(args.sizes[0], limit)], script, args, scratch)
+    if limit and limit.step not in calm.steps:
+        limit = None  # it ended by itself before that
+    starts = plan_disturbance(args.sizes, args.kills, calm.last_steps, args.seed)
+    starts[-1] = starts[-1]._replace(event=limit)
+    disturbed = _run("disturbed", starts, script, args, scratch)
+
+    leaves = [leaf for state in calm.state.values() for leaf in state.values()]
+    tolerance = default_tolerance(leaves) if args.tolerance is None else args.tolerance
+    checks = compare(calm, disturbed, tolerance)
+    causes = likely_causes(calm, disturbed, checks, tolerance)
+    equal = all(check.verdict is not Verdict.DIFFERS for check in checks)
+    if args.json:
+        report: dict[str, Any] = {
+            "result": "equal" if equal else "differs",
+            "seed": args.seed,
+            "tolerance": tolerance,
+            "starts": [
+                {"size": start.size, "from": begin, "event": start.event._asdict() if start.event else None}
+                for start, begin in zip(starts, disturbed.begins)
+            ],
+            "checks": [check._asdict() for check in checks],
+            "causes": causes,
+        }
+        _show(json.dumps(report))
+    else:
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            _show(f"{check.name:{width}}  {check.verdict.value}: {check.text}")
+        for cause in causes:
+            _show(f"\nLikely cause: {cause}")
+        same = (
+            "the stops, resizes and kills changed nothing" if equal else "the result is not that of the undisturbed run"
+        )
+        _show(f"\n{'EQUAL' if equal else 'DIFFERS'}: {same} (tolerance {tolerance:.2g}).")
+    return EQUAL if equal else DIFFERENT
+
+
+def _run(name: str, starts: list[Start], script: Path, args: argparse.Namespace, scratch: Path) -> History:
+    directory = scratch / name
+    work = Path.cwd() if args.here else directory / "work"
+    directory.mkdir()
+    work.mkdir(exist_ok=True)
+    (directory / "tmp").mkdir()
+    stage = Stage(directory, script, args.arguments, work, args.timeout)
+    for number, start in enumerate(starts, start=1):
+        begun = time.monotonic()
+        early = run_start(stage, number, start)
+        event = start.event
+        if event is None or early:
+            how = "finished"
+        elif event.kill:
+            how = f"rank {event.rank} killed after step {event.step}"
+        else:
+            how = f"rank {event.rank} asked to stop, stopped after step {event.step}"
+        _tell(f"{name}, start {number}, world size {start.size}: {how} ({time.monotonic() - begun:.1f} s)")
+        if early and number < len(starts):
+            raise RehearsalError(
+                f"start {number} finished the training without ending at step {event.step if event else 0}: "
+                "the undisturbed run was longer, or the script replaced the shim's signal handler"
+            )
+    return read_history(stage, starts)
+
+
+def _sizes(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return int(text)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _tell(text: str) -> None:
+    """Progress, apart from the report."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Where runs differ: what is likely to be the reason, in words that say what to change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer_shim.rehearse.compare import Check, Verdict, first_inexact_step
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from trainer_shim.rehearse.history import History
+
+_ROUNDING = 1e-2  # of the tolerance: a first difference below that is no more than rounding
+
+
+def likely_causes(calm: History, disturbed: History, checks: list[Check], tolerance: float) -> list[str]:
+    """The likely causes, the likeliest first; empty where nothing differs."""
+    differing = {check.name: check for check in checks if check.verdict is Verdict.DIFFERS}
+    if not differing:
+        return []
+    first = first_inexact_step(calm, disturbed)
+    if first is not None and disturbed.undisturbed_until(first[0]):
+        itself = (
+            f"The two runs differ already at step {first[0]}, before anything was disturbed, so the script does not "
+            "repeat itself: it depends on the time, on a generator that it seeds from the system, or on the order of "
+            "threads or loader workers. Make that repeatable, then rehearse again."
+        )
+        return [itself, *_drawn(disturbed)]
+    found = _known_causes(disturbed, differing)
+    if found:
+        return found
+    if first is not None and first[1].within(tolerance * _ROUNDING):
+        rounding = (
+            f"The difference begins as rounding (at step {first[0]}) and grows, as sums are added in another order at "
+            "another size. To be sure, rehearse in float64, or at one size (--sizes 2,2,2), or fewer --steps."
+        )
+        return [rounding]
+    unknown = (
+        "Something that the training depends on is not in ctx.track(...) and starts anew with the script: an average, "
+        "a counter, a buffer, a generator of its own, or data that is made without a fixed seed."
+    )
+    return [unknown]
+
+
+def _known_causes(disturbed: History, differing: Collection[str]) -> list[str]:
+    """The causes that leave a trace: in the probe's remarks, or in which checks differ."""
+    topics: dict[str, list[str]] = {}
+    for remark in disturbed.remarks:
+        topic, _, detail = remark.partition(": ")
+        topics.setdefault(topic, []).append(detail)
+    resized = len({start.size for start in disturbed.starts}) > 1
+    found = [
+        f"The script has a {what} that is not in ctx.track(...): its state is lost at every stop. Add it there."
+        for what in topics.get("untracked", [])
+    ]
+    if "samples" in differing or "steps" in differing:
+        found.append(
+            "The two runs did not train on the same samples: the script leaves its loop over ctx.loader(...) by a "
+            "count or a condition of its own, which begins anew at every start. Count by ctx.step_count."
+        )
+    if "learning rate" in differing and not topics.get("untracked"):
+        found.append(
+            "The learning rate depends on something that starts anew with the script, such as a counter of its own: "
+            "compute it from ctx.step_count, or track its schedule."
+        )
+    if resized and "batchnorm" in topics:
+        found.append(
+            f"BatchNorm ({_some(topics['batchnorm'])}) sees micro-batches, whose size depends on the world size: use "
+            "SyncBatchNorm, GroupNorm or LayerNorm, or a max_per_gpu that divides every rank's share."
+        )
+    if resized and "dropout" in topics:
+        found.append(
+            f"Dropout ({_some(topics['dropout'])}) draws one mask for each micro-batch, whose bounds depend on the "
+            "world size: the result is another draw of the same training. To compare the rest, rehearse with dropout "
+            "0, or at one size (--sizes 2,2,2)."
+        )
+    return found + _drawn(disturbed)
+
+
+def _drawn(history: History) -> list[str]:
+    return [
+        f"The training draws from {name}, whose state is lost at every stop: draw from torch, or seed it for each "
+        "sample from its index."
+        for name in history.drawn
+    ]
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

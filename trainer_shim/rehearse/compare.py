@@ -1,0 +1,152 @@
+"""The checks: what of the disturbed run equals the undisturbed one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+from trainer_shim.rehearse.state import Difference, differ
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trainer_shim.rehearse.history import History, Step
+
+_NAMED = 3  # of many differing leaves, how many are named
+
+
+class Verdict(str, Enum):
+    """How equal, the best first."""
+
+    BITWISE = "equal bitwise"
+    TOLERANCE = "equal within tolerance"
+    DIFFERS = "differs"
+
+
+class Check(NamedTuple):
+    """One thing that was compared. `step` is where it differs first, as far as that is known."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    step: int | None = None
+
+
+def compare(calm: History, disturbed: History, tolerance: float) -> list[Check]:
+    """All checks: steps, samples, learning rate, losses, then the final state by tracked name."""
+    return [
+        _check_count(calm, disturbed),
+        _check_samples(calm, disturbed),
+        _check_values("learning rate", calm, disturbed, tolerance, lambda step: step.lr),
+        _check_values("loss of each step", calm, disturbed, tolerance, lambda step: [step.loss]),
+        *(
+            _check_state(name, calm.state.get(name, {}), disturbed.state.get(name, {}), tolerance)
+            for name in sorted({*calm.state, *disturbed.state})
+        ),
+    ]
+
+
+def first_inexact_step(calm: History, disturbed: History) -> tuple[int, Difference] | None:
+    """The first step whose losses are not the same to the last bit, and their difference."""
+    for number in sorted(calm.steps.keys() & disturbed.steps.keys()):
+        found = differ(calm.steps[number].loss, disturbed.steps[number].loss)
+        if found.gap != 0:
+            return number, found
+    return None
+
+
+def _check_count(calm: History, disturbed: History) -> Check:
+    ours, theirs = max(calm.steps), max(disturbed.steps)
+    if ours == theirs:
+        return Check("steps", Verdict.BITWISE, f"{ours}")
+    return Check("steps", Verdict.DIFFERS, f"{ours} undisturbed, {theirs} disturbed", min(ours, theirs) + 1)
+
+
+def _check_samples(calm: History, disturbed: History) -> Check:
+    ours, theirs = _seen(calm.steps.values()), _seen(disturbed.steps.values())
+    if ours == theirs:
+        whole = set(range(calm.samples))
+        epochs = Counter(epoch for epoch, _ in ours)
+        once = set(ours.values()) == {1} and all(
+            epochs[epoch] == calm.samples and whole == {index for of, index in ours if of == epoch} for epoch in epochs
+        )
+        text = f"each of the {calm.samples} exactly once in every epoch" if once else "the same ones in every epoch"
+    else:
+        lost, more = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
+        parts = []
+        for what, found in (("lost", lost), ("too many", more)):
+            if found:
+                epoch, index = found[0]
+                parts.append(f"{len(found)} {what}, the first in epoch {epoch}: sample {index}")
+        text = "; ".join(parts)
+    step = next(
+        (
+            number
+            for number in sorted(calm.steps.keys() & disturbed.steps.keys())
+            if calm.steps[number].indices != disturbed.steps[number].indices
+        ),
+        None,
+    )
+    if ours == theirs and step is not None:
+        text = f"the same in every epoch, in another order from step {step} on"
+    return Check("samples", Verdict.BITWISE if ours == theirs and step is None else Verdict.DIFFERS, text, step)
+
+
+def _seen(steps: Iterable[Step]) -> Counter[tuple[int, int]]:
+    return Counter((step.epoch, index) for step in steps for index in step.indices)
+
+
+def _check_values(
+    name: str, calm: History, disturbed: History, tolerance: float, values: Callable[[Step], list[float]]
+) -> Check:
+    worst, exact_to = Difference(0.0, 1.0, ""), None
+    common = sorted(calm.steps.keys() & disturbed.steps.keys())
+    for number in common:
+        ours, theirs = values(calm.steps[number]), values(disturbed.steps[number])
+        if len(ours) != len(theirs):
+            return Check(name, Verdict.DIFFERS, f"{len(ours)} and {len(theirs)} of them at step {number}", number)
+        for one, other in zip(ours, theirs):
+            found = differ(one, other)
+            if not found.within(tolerance):
+                text = (
+                    f"first at step {number}{_where(disturbed, number)}: {one:.8g} undisturbed, {other:.8g} disturbed"
+                )
+                return Check(name, Verdict.DIFFERS, text, number)
+            if found.gap and exact_to is None:
+                exact_to = number - 1
+            worst = max(worst, found, key=lambda difference: difference.gap or 0.0)
+    if exact_to is None:
+        return Check(name, Verdict.BITWISE, f"all {len(common)} steps")
+    text = f"at most {worst.gap:.2g} apart; bitwise up to step {exact_to}"
+    return Check(name, Verdict.TOLERANCE, text)
+
+
+def _where(history: History, number: int) -> str:
+    """What a step is within its run, as words to follow its number."""
+    start = history.steps[number].start
+    if history.undisturbed_until(number):
+        return ", before anything was disturbed"
+    after = number - history.begins[start - 1]
+    return f" (start {start}, world size {history.starts[start - 1].size}, its step {after})"
+
+
+def _check_state(name: str, calm: dict[str, Any], disturbed: dict[str, Any], tolerance: float) -> Check:
+    title = f"final {name}"
+    missing = sorted(calm.keys() ^ disturbed.keys())
+    if missing:
+        return Check(title, Verdict.DIFFERS, f"only one of the two has {', '.join(missing[:_NAMED])}")
+    found = {path: differ(calm[path], disturbed[path]) for path in calm}
+    apart = {path: difference for path, difference in found.items() if not difference.within(tolerance)}
+    if apart:
+        # What cannot be compared comes first, then the farthest apart.
+        order = sorted(apart, key=lambda path: -1.0 if (gap := apart[path].gap) is None else 1 / gap)
+        named = [f"{path} ({apart[path].text})" for path in order[:_NAMED]]
+        more = f" and {len(apart) - _NAMED} more" if len(apart) > _NAMED else ""
+        return Check(title, Verdict.DIFFERS, f"{len(apart)} of {len(found)}: {', '.join(named)}{more}")
+    inexact = {path: difference for path, difference in found.items() if difference.gap}
+    if not inexact:
+        return Check(title, Verdict.BITWISE, f"all {len(found)} values")
+    worst = max(inexact, key=lambda path: inexact[path].gap or 0.0)
+    text = f"{len(inexact)} of {len(found)} at most {inexact[worst].gap:.2g} apart ({worst})"
+    return Check(title, Verdict.TOLERANCE, text)

@@ -1,0 +1,177 @@
+"""Starts a script's ranks on this host's CPU, waits for them, and leaves none behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import trainer_shim
+from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.rehearse.errors import RehearsalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_shim.rehearse.plan import Start
+
+STOPPED = 85
+
+_GRACE = 5.0  # seconds that the other ranks have to fail by themselves, and show why
+_TAIL = 20  # lines of output shown of a script that failed
+_POLL = 0.02
+_ROOT = Path(trainer_shim.__file__).resolve().parent.parent
+# torch first, as in most scripts: it brings the exit hooks of multiprocessing, which then run after the shim's.
+_BOOT = "import sys, torch; sys.path[0] = sys.argv.pop(1); from trainer_shim.rehearse.probe import main; main()"
+
+
+class Stage(NamedTuple):
+    """What all starts of one run share.
+
+    `directory` holds its checkpoints, records and outputs; the script runs in `cwd`. `timeout` is in seconds, for
+    each start.
+    """
+
+    directory: Path
+    script: Path
+    arguments: list[str]
+    cwd: Path
+    timeout: float
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the script's checkpoints go, whatever directory it names."""
+        return self.directory / "checkpoints"
+
+    def records(self, number: int, rank: int) -> Path:
+        """What a rank of start `number` (from 1) records."""
+        return self.directory / f"start-{number}-rank-{rank}.jsonl"
+
+    def output(self, number: int, rank: int) -> Path:
+        """What a rank of start `number` prints."""
+        return self.directory / f"start-{number}-rank-{rank}.txt"
+
+
+def run_start(stage: Stage, number: int, start: Start) -> bool:
+    """Start the script for the `number`th time, and wait; return whether it ended before its event came.
+
+    Raises:
+        RehearsalError: it failed, hung, or was asked to stop and went on.
+    """
+    with _started(stage, number, start) as processes:
+        codes, first = _wait(stage, start, processes)
+    event = start.event
+    if event and event.kill and codes[event.rank] == -signal.SIGKILL:
+        return False
+    if event and not event.kill and set(codes) == {STOPPED}:
+        return False
+    if set(codes) == {0}:
+        return True
+    if None in codes:
+        rank = first if first is not None else codes.index(None)
+        what = f"did not end within {stage.timeout:g} s" if first is None else _how(codes[rank])
+    else:
+        rank = first if first is not None else next(rank for rank, code in enumerate(codes) if code)
+        what = _how(codes[rank])
+    lines = stage.output(number, rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
+    output = "\n".join(f"    {line}" for line in lines) or "    (no output)"
+    raise RehearsalError(f"the script {what}: start {number}, rank {rank} of {start.size}\n{output}")
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "did not end"
+    return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _wait(stage: Stage, start: Start, processes: list[subprocess.Popen[bytes]]) -> tuple[list[int | None], int | None]:
+    """The exit codes by rank, None for one that still runs, and the first rank that failed."""
+    first, end = None, time.monotonic() + stage.timeout
+    while True:
+        codes = [process.poll() for process in processes]
+        if first is None:
+            first = next((rank for rank, code in enumerate(codes) if code not in (None, 0, STOPPED)), None)
+            if first is not None:
+                end = min(end, time.monotonic() + _GRACE)
+                if start.event and start.event.kill and first == start.event.rank:
+                    return codes, first  # as srun --kill-on-bad-exit: the others follow it
+        if None not in codes or time.monotonic() > end:
+            return codes, first
+        time.sleep(_POLL)
+
+
+@contextlib.contextmanager
+def _started(stage: Stage, number: int, start: Start) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """The processes by rank, each in a session of its own; all that they have started is killed at the end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    event = start.event
+    # A start from the beginning draws what the first one drew, so that random initial weights are no difference. One
+    # that resumes draws anew, as in reality, so that what is drawn without being saved is found out.
+    seed = number if CheckpointStore(stage.checkpoints).latest() else 1
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(start.size):
+            mine = event is not None and event.rank == rank
+            orders = {
+                "records": str(stage.records(number, rank)),
+                "checkpoints": str(stage.checkpoints),
+                "seed": seed * 1000 + rank,
+                "stop_at": event.step if event and mine and not event.kill else None,
+                "kill_at": event.step if event and mine and event.kill else None,
+            }
+            command = [sys.executable, "-c", _BOOT, str(_ROOT), json.dumps(orders), str(stage.script), *stage.arguments]
+            with stage.output(number, rank).open("wb") as output:
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=_environment(stage, number, seed, (rank, start.size, port)),
+                        cwd=stage.cwd,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                )
+        yield processes
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):  # else loader workers may have outlived their trainer
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _environment(stage: Stage, run: int, seed: int, world: tuple[int, int, int]) -> dict[str, str]:
+    """What torchrun would set, for a CPU, with the loopback interface alone and one thread for each rank."""
+    rank, size, port = world
+    foreign = ("METASCHED_", "SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    if "PYTHONPATH" in environ:  # the script may run in another directory
+        paths = environ["PYTHONPATH"].split(os.pathsep)
+        environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in paths if path)
+    return {
+        **environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "METASCHED_RUN": str(run),
+        "METASCHED_EXIT_CODE": str(STOPPED),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "TMPDIR": str(stage.directory / "tmp"),
+        "PYTHONHASHSEED": str(seed),
+        "PYTHONUNBUFFERED": "1",
+    }

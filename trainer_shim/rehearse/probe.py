@@ -1,0 +1,191 @@
+"""Inside each rank: runs the user's script with a context that also records, and that stops or dies as it is told.
+
+The driver starts `main` with its orders as JSON, the script and the script's arguments. Records are JSON lines: one
+`ready` when the training loop begins, then a `step` before each optimizer step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
+
+from trainer_shim import context
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Orders(NamedTuple):
+    """What the driver tells a rank; `stop_at` and `kill_at` are steps."""
+
+    records: str
+    checkpoints: str
+    seed: int
+    stop_at: int | None
+    kill_at: int | None
+
+
+class RecordingContext(context.Context):
+    """A context whose four calls of the training loop also record."""
+
+    def __init__(self, orders: Orders, **options: Any) -> None:
+        super().__init__(**options)
+        self._orders = orders
+        self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  till the end
+        self._loss_total = 0.0
+        self._trained: list[int] = []
+        self._drawn = _generators()
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """As of `Context`, after a `ready` record."""
+        self._record(
+            "ready",
+            step=self.step_count,
+            samples=self._loader.order.size if self._loader else None,
+            tracked={name: type(item).__name__ for name, item in self._tracked.items()},
+            remarks=sorted(self._remarks()),
+        )
+        self._drawn = _generators()
+        yield from super().epochs(total)
+
+    def backward(self, loss: torch.Tensor, *rest: Any, **options: Any) -> None:
+        """As of `Context`, and note what was trained."""
+        super().backward(loss, *rest, **options)
+        micro = self._in_hand()
+        self._loss_total += loss.item() * micro.samples
+        if micro.samples:  # else it is a filler
+            self._trained += micro.indices
+
+    def step(self, *optimizers: torch.optim.Optimizer, **options: Any) -> bool:
+        """As of `Context`, with a `step` record before, and the ordered end."""
+        if self.boundary:
+            step = self.step_count + 1
+            # Before the step's vote: what a checkpoint holds, all ranks have then recorded.
+            self._record(
+                "step",
+                step=step,
+                epoch=self._progress.epoch,
+                indices=self._trained,
+                loss=self._loss_total,
+                lr=[float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups],
+                drawn=[name for name, state in _generators().items() if state != self._drawn.get(name, state)],
+            )
+            self._loss_total, self._trained = 0.0, []
+            if step == self._orders.stop_at:
+                signal.raise_signal(self._job.signal)
+        stepped = super().step(*optimizers, **options)
+        if stepped and self.step_count == self._orders.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return stepped
+
+    def _record(self, kind: str, **values: Any) -> None:
+        self._records.write(json.dumps({"kind": kind, **values}) + "\n")
+
+    def _remarks(self) -> Iterator[str]:
+        """What may make runs differ, as `topic: detail`; the topics are those of `causes`."""
+        tracked = list(self._tracked.values())
+        modules = [item for item in tracked if isinstance(item, torch.nn.Module)]
+        for module in modules:
+            for name, part in module.named_modules():
+                kind = type(part).__name__
+                if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
+                    yield f"batchnorm: {kind} {name!r}"
+                if isinstance(part, _DropoutNd) and part.p > 0:
+                    yield f"dropout: {kind} {name!r}"
+        for name in _untracked(tracked):
+            yield f"untracked: {name}"
+
+
+def _untracked(tracked: list[Any]) -> Iterator[str]:
+    """The classes of living objects that training changes and that no tracked object holds."""
+    held, open_ends = set(), list(tracked)
+    while open_ends:
+        item = open_ends.pop()
+        if id(item) in held:
+            continue
+        held.add(id(item))
+        if isinstance(item, LRScheduler):  # it refers to its optimizer, and does not save it
+            open_ends += getattr(item, "_schedulers", [])
+        elif isinstance(item, torch.nn.Module):
+            held.update(id(part) for part in item.modules())
+        elif hasattr(item, "__dict__"):  # an object of the script's own, which may hold others
+            open_ends += _contents(vars(item).values())
+
+    living = gc.get_objects()
+    nested = {
+        id(part) for item in living if issubclass(type(item), LRScheduler) for part in getattr(item, "_schedulers", [])
+    }
+    for item in living:
+        kind = type(item)
+        if id(item) in held or id(item) in nested:
+            continue
+        if issubclass(kind, (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, AveragedModel)):
+            yield kind.__name__
+        elif issubclass(kind, DistributedDataParallel) and id(item.module) not in held:
+            yield f"{type(item.module).__name__} in DistributedDataParallel"
+
+
+def _contents(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (torch.nn.Module, torch.optim.Optimizer, LRScheduler)):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _contents(value)
+        elif isinstance(value, dict):
+            yield from _contents(value.values())
+
+
+def _generators() -> dict[str, int]:
+    """The states of the process's generators that the shim does not seed, as hashes."""
+    states = {"Python's random": hash(random.getstate())}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        _, keys, position, *_ = numpy.random.get_state()
+        states["numpy.random"] = hash((keys.tobytes(), position))
+    return states
+
+
+def _seed(seed: int) -> None:
+    """Seed every generator that a script might forget."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")  # torch imports it where it is installed
+    if numpy is not None:
+        numpy.random.seed(seed)
+
+
+def main() -> None:
+    """Run the script as `__main__`, in this very module's place."""
+    orders, script, *arguments = sys.argv[1:]
+    # A driver that is killed must leave no trainers behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    told = Orders(**json.loads(orders))
+    start = context.start
+    # The user's own checkpoints are never touched, wherever the script has them.
+    context.start = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
+    context.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,misc]
+    _seed(told.seed)
+
+    module = sys.modules["__main__"]
+    module.__dict__.update(__file__=script, __spec__=None, __cached__=None)
+    sys.argv[:] = [script, *arguments]
+    sys.path.append(sys.path[0])  # where the driver's trainer_shim lies
+    sys.path[0] = str(Path(script).parent)
+    code = compile(Path(script).read_bytes(), script, "exec")
+    exec(code, module.__dict__)  # noqa: S102  the user's own script

@@ -1,0 +1,149 @@
+"""When and how rank 0 saves: in the background while training goes on, or at once where the trainer ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable
+
+from trainer_shim.checkpoint import Progress
+from trainer_shim.errors import SupersededError
+from trainer_shim.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from trainer_shim.checkpoint import Checkpoint, CheckpointStore
+    from trainer_shim.report import Reporter
+
+log = logging.getLogger("trainer_shim")
+
+
+class Saver:
+    """Saves one incarnation's states, one at a time. Lives in rank 0's main thread; `check` must do in any thread."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        incarnation: int,
+        resumed: Checkpoint | None,
+        check: Callable[[], None],
+        report: Reporter,
+    ) -> None:
+        self._store = store
+        self._incarnation = incarnation
+        self._check = check
+        self._report = report
+        self._write: _Write | None = None
+        self._tried = time.monotonic()
+        self._saved_at = self._tried if resumed else None
+        self.saved = resumed.progress if resumed else Progress()  # what the newest checkpoint says
+        self.slowest: float | None = None  # seconds from the beginning of a save to its end
+
+    @property
+    def age(self) -> float:
+        """Seconds since the newest checkpoint was there, or was resumed from; infinite where there is none."""
+        return math.inf if self._saved_at is None else time.monotonic() - self._saved_at
+
+    def due(self, every: float) -> bool:
+        """Whether the last save ended so many seconds ago."""
+        return self._write is None and time.monotonic() - self._tried >= every
+
+    def covers(self, progress: Progress) -> bool:
+        """Whether a checkpoint says this, or one that is being written will."""
+        return progress == self.saved or (self._write is not None and self._write.progress == progress)
+
+    def begin(self, states: Callable[[], dict[str, Any]], progress: Progress, order: dict[str, Any]) -> None:
+        """Copy the states to CPU memory, and write them in the background; first awaits a save that is under way.
+
+        One that fails is an error in the log, when it is settled.
+        """
+        self.settle()
+        started = self._tried = time.monotonic()
+        if progress == self.saved:
+            return
+        copied = snapshot(states())
+
+        def write() -> int:
+            self._check()
+            return self._store.save(copied, self._incarnation, progress, order, self._check)
+
+        self._write = _Write(write, progress, started)
+
+    def settle(self, *, wait: bool = True) -> None:
+        """Note how the save under way has ended, if it has; else await it or leave it at that.
+
+        Raises:
+            Exception: what the save raised, where that was neither the disk's fault nor a newer incarnation's.
+        """
+        write = self._write
+        if write is None or (not wait and not write.ended):
+            return
+        self._write = None
+        self._tried = time.monotonic()
+        try:
+            size = write.result()
+        except SupersededError:
+            return  # the next vote ends it
+        except OSError as error:
+            log.error("no checkpoint at step %d, the last one stays: %s", write.progress.step, error)  # noqa: TRY400
+            return
+        self._note(write.progress, write.seconds, size, "periodic", write.stall)
+
+    def save(self, states: Callable[[], dict[str, Any]], progress: Progress, order: dict[str, Any], cause: str) -> None:
+        """Save now, unless the newest checkpoint says the same; first awaits a save that is under way.
+
+        Raises:
+            SupersededError: a newer incarnation has started.
+            OSError: it could not be written.
+        """
+        self.settle()
+        if progress == self.saved:
+            return
+        self._tried = started = time.monotonic()
+        self._check()
+        size = self._store.save(states(), self._incarnation, progress, order, self._check)
+        self._tried = time.monotonic()
+        seconds = self._tried - started
+        self._note(progress, seconds, size, cause, seconds)
+
+    def _note(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
+        self.saved = progress
+        self._saved_at = time.monotonic()
+        self.slowest = max(seconds, self.slowest or 0.0)
+        self._report.emit(
+            "checkpoint", step=progress.step, seconds=seconds, bytes=size, cause=cause, stall_seconds=stall
+        )
+
+
+class _Write:
+    """A save under way. `stall` is how long the training stood still for it, `seconds` how long it took in all."""
+
+    def __init__(self, write: Callable[[], int], progress: Progress, started: float) -> None:
+        self.progress = progress
+        self.stall = time.monotonic() - started
+        self.seconds = self.stall
+        self._write = write
+        self._started = started
+        self._size = 0
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="trainer_shim checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def result(self) -> int:
+        """The checkpoint's size in bytes; raises what writing it raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._size
+
+    def _run(self) -> None:
+        try:
+            self._size = self._write()
+        except BaseException as error:  # noqa: BLE001  it is raised again in the main thread
+            self._error = error
+        self.seconds = time.monotonic() - self._started
