@@ -10,6 +10,7 @@ import atexit
 import logging
 import multiprocessing.util  # registers its exit hook before ours, which must run first
 import os
+import shutil
 import sys
 from typing import NoReturn
 
@@ -36,6 +37,9 @@ class Departure:
         for child in multiprocessing.active_children():
             if child.daemon:  # what multiprocessing's own hook, registered before this one, would do
                 child.kill()
+        sockets = getattr(multiprocessing.current_process(), "_config", {}).get("tempdir")
+        if sockets is not None:  # the loader workers' directory in /tmp: another would be left there by every stop
+            shutil.rmtree(sockets, ignore_errors=True)
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()

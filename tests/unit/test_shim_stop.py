@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -149,7 +150,7 @@ def test_signals_in_a_thread():
 
 
 def test_a_stopped_process_does_not_wait_for_deaf_workers():
-    """Loader workers ignore SIGTERM; a stopped trainer leaves without them, whatever it imported first."""
+    """Loader workers ignore SIGTERM; a stopped trainer leaves without them and their files, at any import order."""
     script = """
 import signal, sys, time
 import trainer_shim
@@ -161,9 +162,11 @@ def work():
     time.sleep(600)
 
 if __name__ == "__main__":
+    print(multiprocessing.util.get_temp_dir())
     multiprocessing.Process(target=work, daemon=True).start()
     time.sleep(0.3)
     departure.begin(85)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 85
+    assert not Path(done.stdout.strip()).exists()
