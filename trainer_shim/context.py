@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
 YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
 LONG_EVALUATION = 5.0  # seconds from which on it is worth a checkpoint, so that a stop need not await its end
+GOODBYE_SECONDS = 0.1  # between the last collective and the end of a process
 
 T = TypeVar("T")
 
@@ -634,6 +635,10 @@ class Context:
         """
         if self._ended:
             self._group.close()
+            if not departure.begun:
+                # gloo's threads let go of the last collective's tensors a moment after it is done, and need Python for
+                # that: an interpreter that is taken apart meanwhile aborts (seen on a crowded machine).
+                time.sleep(GOODBYE_SECONDS)
 
 
 def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Context:

@@ -26,6 +26,11 @@ class Departure:
         self._code: int | None = None
         atexit.register(self._end)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the process ends without the interpreter's teardown."""
+        return self._code is not None
+
     def begin(self, code: int) -> NoReturn:
         """Exit by SystemExit, through the script's `finally` clauses and exit hooks."""
         self._code = code
