@@ -17,13 +17,13 @@ from metasched.mailbox import Lease, Mailbox, MailboxError
 from metasched.model import Action, HoldJob, Job, Placement, Requeue, Resume, Snapshot, Start, Status, Stop, Suspend
 from metasched.reconcile import Observation
 from metasched.slurm.client import SlurmClient, SlurmSettings
-from metasched.slurm.errors import SlurmError, SlurmTimeoutError, SlurmUnavailableError, WrongJobStateError
+from metasched.slurm.errors import SlurmError, SlurmUnavailableError, WrongJobStateError
 from metasched.slurm.intake import geometry
 from metasched.store import EndCause, Store
 
-RETRY_SECONDS = 5.0
-SAME_NODE_SECONDS = 3.0
-DELAY_SECONDS = 1.1
+RETRY_SECONDS = 5.0  # after an action that failed
+SAME_NODE_SECONDS = 3.0  # a run that we saw end longer ago certainly ended in an earlier second
+DELAY_SECONDS = 1.1  # after which a start with StartTime=now+1 may happen
 
 KINDS: Mapping[type[Action], str] = {
     HoldJob: "hold",
@@ -94,8 +94,7 @@ class Actuator:
         """Do them in order; how many were done.
 
         Raises:
-            SlurmUnavailableError: the controller does not answer; the rest is left to the next poll.
-            SlurmTimeoutError: likewise.
+            SlurmUnavailableError: the controller does not answer (in time); the rest is left to the next poll.
         """
         done = 0
         now = seen.snapshot.now
@@ -111,7 +110,7 @@ class Actuator:
             except (SlurmError, MailboxError) as error:
                 self._store.end_action(entry, str(error), time.monotonic() - begun)
                 log.warning("action_failed", action=describe(action, seen.snapshot), error=str(error))
-                if isinstance(error, SlurmUnavailableError | SlurmTimeoutError):
+                if isinstance(error, SlurmUnavailableError):
                     raise
                 self._not_before[action.uid] = now + RETRY_SECONDS
                 continue

@@ -13,11 +13,10 @@ from typing import Protocol
 import structlog
 
 from metasched.config import Config
-from metasched.model import Job, Snapshot, Status
+from metasched.model import Job, Snapshot
 from metasched.policy import Policy
 from metasched.reconcile import Observation
-from metasched.status import JobStatus, NodeStatus, StatusError, publish
-from metasched.status import Status as Published
+from metasched.status import JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
 
 FINISHED_SHOWN = 50
@@ -61,7 +60,7 @@ class Publisher:
         self._store = store
         self._shared = shared
         self._cluster = cluster
-        self._last: Published | None = None
+        self._last: Status | None = None
         self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._failed = False
 
@@ -69,8 +68,9 @@ class Publisher:
         """Publish what was just seen."""
         snapshot = seen.snapshot
         ended = [record for record in self._store.recent_jobs(FINISHED_SHOWN) if record.finished is not None]
-        self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in seen.seen}
-        status = Published(
+        shown = seen.seen.keys() | {record.uid for record in ended}
+        self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
+        status = Status(
             published=snapshot.now,
             poll_seconds=view.config.schedule.poll_seconds,
             cluster=self._cluster,
@@ -92,7 +92,7 @@ class Publisher:
         if self._last is not None:
             self._write(replace(self._last, published=time.time(), slurm=view.trouble or "ok"))
 
-    def _write(self, status: Published) -> None:
+    def _write(self, status: Status) -> None:
         self._last = status
         try:
             publish(self._shared, status)
@@ -122,7 +122,7 @@ class Publisher:
             name=job.name,
             user=job.user,
             account=job.account,
-            status="queued" if job.status is Status.QUEUED else job.status.value,
+            status=job.status.value,
             gpus=job.gpus,
             min_gpus=job.min_gpus,
             max_gpus=job.max_gpus,
