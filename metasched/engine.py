@@ -7,7 +7,7 @@ that somebody else suspended) is taken off the nodes first, so neither policy no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metasched.errors import MetaschedError
 from metasched.model import Decision, Grant, Job, Node, Placement, Snapshot, Status
@@ -36,12 +36,14 @@ class RoundResult:
         state: what the policy carries to the next round.
         targets: where each job that should run now belongs, most important first.
         reasons: for every live job, in words, why it runs or waits.
+        shares: by uid, the other job on the same GPUs, for both of each pair.
     """
 
     decision: Decision
     state: PolicyState
     targets: Mapping[str, Placement]
     reasons: Mapping[str, str]
+    shares: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> RoundResult:

@@ -82,7 +82,9 @@ class Publisher:
             next_round=view.next_round,
             slurm="ok",
             nodes=_nodes(snapshot),
-            jobs=tuple(self._job(job, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs),
+            jobs=tuple(
+                self._job(job, snapshot.now, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs
+            ),
             finished=tuple(self._ended(record) for record in ended),
         )
         self._write(status)
@@ -113,7 +115,7 @@ class Publisher:
             known = self._sizes[record.uid] = (started, sizes)
         return known[1]
 
-    def _job(self, job: Job, record: JobRecord, reason: str) -> JobStatus:
+    def _job(self, job: Job, now: float, record: JobRecord, reason: str) -> JobStatus:
         placement = job.placement
         sizes = self._world_sizes(record)
         return JobStatus(
@@ -128,7 +130,7 @@ class Publisher:
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
             reason=job.blocked or reason,
-            nodes=dict.fromkeys(placement.nodes, placement.gpus_per_node) if placement is not None else {},
+            nodes=dict(placement.shares) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             submitted=job.submitted,
             run_started=job.run_started,
@@ -136,9 +138,9 @@ class Publisher:
             preemptions=job.preemptions,
             attained_service=job.attained_service,
             ran_seconds=job.ran_seconds,
-            waited_seconds=job.waited_seconds,
-            progress_steps=job.progress_steps,
-            total_steps=job.total_steps,
+            waited_seconds=job.waited_seconds(now),
+            progress_steps=record.progress_steps,
+            total_steps=record.total_steps,
             steps_per_second=job.steps_per_second,
             loss=record.loss,
             world_sizes=sizes,

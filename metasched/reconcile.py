@@ -520,7 +520,6 @@ def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status
         suspended_by_us=run is not None and run.suspended_by_us,
         attained=record.attained_at(now),
         ran_seconds=record.ran_at(now),
-        waited_seconds=max(0.0, now - record.submitted - record.ran_at(now)),
         preemptions=record.preemptions,
         blocked=_blocked(record, seen, now),
         progress_steps=record.progress_steps,

@@ -105,12 +105,12 @@ class Las(Policy):
             if not job.active and job.ran_seconds <= 0:
                 return None
             start = job.run_started if job.run_started is not None else now
-            return _Record(first_start=start, waited=job.waited_seconds)
+            return _Record(first_start=start, waited=job.waited_seconds(now))
         knob = self.parameters.promote_knob
-        ran, waited = job.ran_seconds - record.ran, job.waited_seconds - record.waited
+        ran, waited = job.ran_seconds - record.ran, job.waited_seconds(now) - record.waited
         starved = knob is not None and not job.active and ran > 0 and waited >= knob * ran
         if starved and self._level(job, {job.uid: record}) > 0:
-            return _Record(record.first_start, job.attained_service, job.ran_seconds, job.waited_seconds)
+            return _Record(record.first_start, job.attained_service, job.ran_seconds, job.waited_seconds(now))
         return record
 
     def _level(self, job: Job, records: Mapping[str, _Record]) -> int:

@@ -49,8 +49,7 @@ class Rounds:
     def advance(self, job, place):
         if place is None:
             last = job.placement or job.last_placement
-            waited = job.waited_seconds + ROUND
-            return replace(job, status=Status.HELD, placement=None, last_placement=last, waited_seconds=waited)
+            return replace(job, status=Status.HELD, placement=None, last_placement=last)
         units = place.gpus or len(place.nodes)
         kind = place.gpu_type or ""
         return replace(

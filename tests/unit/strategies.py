@@ -80,7 +80,6 @@ def jobs(draw, index):
         hold=draw(st.sampled_from((Hold.ADMIN, Hold.USER))),
         attained={"v100": float(draw(st.sampled_from((0, 100, 5_000, 50_000))))},
         ran_seconds=float(draw(st.sampled_from((0, 100, 5_000)))),
-        waited_seconds=float(draw(st.sampled_from((0, 100, 100_000)))),
     )
 
 

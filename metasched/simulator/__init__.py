@@ -1,0 +1,1 @@
+"""The simulator: the daemon's own engine on a simulated cluster."""
