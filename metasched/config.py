@@ -108,6 +108,16 @@ class PolicyChoice(_Section):
     parameters: PolicyParameters = Field(default_factory=PolicyParameters)
 
 
+class History(_Section):
+    """What is kept of the past.
+
+    Attributes:
+        snapshots_bytes: of what the rounds saw, the newest, for ``metasched replay``; 0 keeps none.
+    """
+
+    snapshots_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
+
+
 class Log(_Section):
     """What the daemon logs, to standard error.
 
@@ -128,6 +138,7 @@ class Config(_Section):
     slurm: SlurmOptions = SlurmOptions()
     schedule: Schedule = Schedule()
     policy: PolicyChoice = PolicyChoice()
+    history: History = History()
     log: Log = Log()
 
 

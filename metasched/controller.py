@@ -9,6 +9,7 @@ from dataclasses import replace
 import structlog
 
 from metasched.actuate import Actuator, RoundFacts
+from metasched.codec import encode
 from metasched.config import Config
 from metasched.engine import run_round
 from metasched.lock import DaemonLock
@@ -191,6 +192,8 @@ class Controller:
                 targets=result.targets,
                 reasons=result.reasons,
                 decide_seconds=time.perf_counter() - begun,
+                snapshot=encode(snapshot),
+                keep_snapshots_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
             )
         except StoreError:

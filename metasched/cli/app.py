@@ -13,7 +13,7 @@ from metasched.cli.text import clean
 from metasched.errors import MetaschedError
 
 # Each module has one attribute `command`; importing them all would make `metasched status` slow.
-COMMANDS = ("status", "explain", "submit", "daemon", "policies", "db", "devcluster", "demo")
+COMMANDS = ("status", "explain", "submit", "daemon", "policies", "replay", "db", "devcluster", "demo")
 
 
 class Commands(click.Group):

@@ -48,6 +48,7 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     with _screen(out) as show:
         played = play.run(show, keep=keep, seconds_per_step=seconds_per_step)
     _report(out, played.outcomes)
+    click.echo(f"{played.rounds} rounds were decided, and replayed.")
     if played.base is not None:
         click.echo(f"The files are kept in {played.base}")
     click.echo(f"Done in {duration(time.monotonic() - began)}; nothing of it runs any more.")

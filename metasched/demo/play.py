@@ -12,11 +12,14 @@ from types import FrameType
 from metasched.demo.jobs import JOBS
 from metasched.demo.result import Outcome, outcomes, problems
 from metasched.demo.stage import DemoError, Stage, stage, tail
+from metasched.policy import installed_policies
+from metasched.replay import replay
 from metasched.status import Status
 from metasched.store import Store
 
 _LOOK_SECONDS = 0.25
 _LONGEST_SECONDS = 300.0
+_ALL_ROUNDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,14 @@ class Played:
 
     Attributes:
         outcomes: a row for each job.
+        rounds: how many were decided, and then replayed on what was recorded of them.
         problems: what was promised and did not happen, in words.
         logs: the ends of all logs, if there are problems.
         base: where the files are, if they were to be kept.
     """
 
     outcomes: list[Outcome]
+    rounds: int
     problems: list[str]
     logs: list[str]
     base: str | None
@@ -47,9 +52,13 @@ def run(show: Callable[[Status], None], *, keep: bool, seconds_per_step: float) 
         addresses = _watch(pieces, show, seconds_per_step)
         with Store.open(pieces.database, read_only=True) as store:
             found = outcomes(store, list(addresses.values()))
-        broken = problems(found, len(JOBS))
+            replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
+        otherwise = [each.record.round for each in replayed if each.differences]
+        broken = problems(found, len(JOBS)) + [
+            f"round {number} is decided otherwise by a replay" for number in otherwise
+        ]
         logs = [tail(path) for path in pieces.logs] if broken else []
-        return Played(found, broken, logs, str(pieces.base) if keep else None)
+        return Played(found, len(replayed), broken, logs, str(pieces.base) if keep else None)
 
 
 def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: float) -> Mapping[str, str]:

@@ -111,7 +111,7 @@ _STATEMENTS = (
 
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
-    *("throughput", "checkpoints", "report_files", "events"),
+    *("throughput", "checkpoints", "report_files", "events", "snapshots"),
 )
 
 
@@ -120,6 +120,11 @@ def _tables(db: Database) -> None:
     for statement in _STATEMENTS:
         db.execute(statement)
     db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+@migrations(name="0002_snapshots")
+def _snapshots(db: Database) -> None:
+    db.execute("CREATE TABLE snapshots (round INTEGER PRIMARY KEY, data BLOB NOT NULL)")
 
 
 def check(db: Database, path: Path) -> bool:

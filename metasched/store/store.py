@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
@@ -215,6 +216,8 @@ class Store(History, ReportRows):
         reasons: Mapping[str, str],
         decide_seconds: float,
         summary: Mapping[str, Any] | None = None,
+        snapshot: bytes = b"",
+        keep_snapshots_bytes: int = 0,
     ) -> None:
         """Commit one round whole: what the policy carries on, who should run where, and why.
 
@@ -231,6 +234,8 @@ class Store(History, ReportRows):
             reasons: for each live job, in words; those that are also in ``targets`` run.
             decide_seconds: how long the policy took.
             summary: of the snapshot, JSON-compatible.
+            snapshot: what the engine saw, encoded; empty to keep none.
+            keep_snapshots_bytes: what all snapshots may take; the oldest go first.
 
         Raises:
             RoundOrderError: the number is not new.
@@ -251,6 +256,7 @@ class Store(History, ReportRows):
                 {uid: (placed.get(uid), reasons.get(uid, "")) for uid in {**reasons, **placed}},
             )
             self._commit_state(number, policy, state)
+            self._commit_snapshot(number, snapshot, keep_snapshots_bytes)
 
     def last_round(self) -> RoundRecord | None:
         """The latest committed round."""
@@ -272,6 +278,11 @@ class Store(History, ReportRows):
             [policy, 2**63 - 1 if number is None else number],
         )
         return None if row is None else PolicyState(row[0], json.loads(row[1]))
+
+    def snapshot(self, number: int) -> bytes | None:
+        """What the engine saw in a round, encoded; None where it was not kept, or is kept no more."""
+        row = self._row("SELECT data FROM snapshots WHERE round = ?", [number])
+        return None if row is None else bytes(row[0])
 
     # actions and events
 
@@ -384,6 +395,15 @@ class Store(History, ReportRows):
             "INSERT INTO decisions (uid, first_round, granted, reason) VALUES (?, ?, ?, ?)",
             [(uid, number, *decisions[uid]) for uid in changed],
         )
+
+    def _commit_snapshot(self, number: int, snapshot: bytes, keep_bytes: int) -> None:
+        if snapshot:
+            self._write("INSERT INTO snapshots (round, data) VALUES (?, ?)", [number, snapshot])
+        sizes = self._rows("SELECT round, LENGTH(data) FROM snapshots ORDER BY round DESC")
+        held = itertools.accumulate(size for _, size in sizes)
+        beyond = next((round_ for (round_, _), total in zip(sizes, held, strict=True) if total > keep_bytes), None)
+        if beyond is not None:
+            self._write("DELETE FROM snapshots WHERE round <= ?", [beyond])
 
     def _commit_state(self, number: int, policy: str, state: PolicyState) -> None:
         data = as_json(state.data)

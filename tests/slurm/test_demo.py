@@ -53,7 +53,7 @@ def demo(directory):
 
 @pytest.mark.timeout(400)
 def test_the_demo_shows_what_it_promises(demo, directory):
-    """Every job finishes with a loss, one is preempted and one resized, and nothing is left behind."""
+    """Every job finishes with a loss, one is preempted, one resized; its rounds replay alike; nothing is left behind."""
     output, errors = (process := demo()).communicate(timeout=360)
     assert process.returncode == 0, output + errors
     table = output[output.index("FINAL LOSS") :].splitlines()
@@ -61,6 +61,7 @@ def test_the_demo_shows_what_it_promises(demo, directory):
     assert len(rows) >= 4
     assert all(row[3] == "0" and re.fullmatch(r"\d+\.\d{4}", row[-1]) for row in rows)
     assert " → " in output
+    assert int(re.search(r"^(\d+) rounds were decided, and replayed", output, re.MULTILINE)[1]) > 5
     assert list(directory.iterdir()) == []
     assert left_over(directory) == []
 

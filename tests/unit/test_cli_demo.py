@@ -96,7 +96,7 @@ def test_the_demos_configuration_is_valid(tmp_path):
 
 def test_a_broken_promise_ends_with_code_1(monkeypatch):
     """The table is shown, then the logs and what is missing."""
-    played = play.Played([GOOD], ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"], None)
+    played = play.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"], None)
     monkeypatch.setattr(play, "run", lambda show, **options: played)
     result = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
     assert result.exit_code == 1

@@ -33,12 +33,14 @@ ROOMS = {
     "throughput": {"model"},
     "mechanism": {"model"},
     "simulator": ENGINE | {"throughput", "mechanism"},
+    "codec": CONTRACT,
+    "replay": ENGINE | {"codec", "store"},
     "dry_run": {"slurm"},
-    "controller": ENGINE | EDGES | CYCLE | {"config", "lock"},
+    "controller": ENGINE | EDGES | CYCLE | {"codec", "config", "lock"},
     "daemon": ENGINE | EDGES | CYCLE | {"config", "lock", "dry_run", "controller"},
     "devcluster": set(),
-    "demo": {"devcluster", "status", "store"},
-    "cli": CONTRACT | EDGES | {"config", "lock", "daemon", "devcluster", "demo"},
+    "demo": {"devcluster", "policy", "replay", "status", "store"},
+    "cli": CONTRACT | EDGES | {"config", "lock", "daemon", "devcluster", "demo", "replay", "simulator"},
     "__main__": {"cli"},
 }
 OPEN = {"errors"}

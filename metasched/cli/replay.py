@@ -1,0 +1,67 @@
+"""`metasched replay`: decide past rounds again, and say what would be different."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from metasched.cli.places import DATABASE, Places, state_option
+from metasched.cli.text import clean, echo_json, json_option
+from metasched.policy import Policy, installed_policies
+from metasched.replay import Replayed, replay
+from metasched.store import Store
+
+DIFFERENT = 3
+
+
+@click.command("replay", short_help="Decide past rounds again, and compare.")
+@state_option
+@click.option("--last", default=100, show_default=True, type=click.IntRange(min=1), help="How many rounds.")
+@click.option("--policy", "name", metavar="NAME", help="Decide by this policy, with its default parameters, instead.")
+@json_option
+@click.pass_obj
+def command(places: Places, *, state: Path | None, last: int, name: str | None, as_json: bool) -> None:
+    """Decide the latest rounds again, from what the daemon saw in them, and compare with what it decided.
+
+    Nothing is changed. Under the policy of the time a difference means that metasched decides otherwise today (another
+    version): the exit code is then 3. Under --policy it shows what that policy would have done.
+    """
+    registry = installed_policies()
+    other: Policy | None = registry.get(name)() if name else None
+    with Store.open(places.state(state) / DATABASE, read_only=True) as store:
+        rounds = list(replay(store, registry, last, other))
+        names = {d.uid: store.find_jobs(d.uid, limit=1) for found in rounds for d in found.differences}
+    if as_json:
+        echo_json([_plain(found) for found in rounds])
+    else:
+        for found in rounds:
+            for difference in found.differences:
+                job = names[difference.uid][0].address if names[difference.uid] else difference.uid
+                words = f"{_place(difference.stored)} -> {_place(difference.replayed)}: {difference.reason}"
+                click.echo(clean(f"round {found.record.round}: job {job}: {words}"))
+        different = sum(1 for found in rounds if found.differences)
+        decided = sum(found.jobs for found in rounds)
+        click.echo(f"{len(rounds)} rounds, {decided} decisions, {different} rounds with differences")
+    if other is None and any(found.differences for found in rounds):
+        raise SystemExit(DIFFERENT)
+
+
+def _place(placement: Any) -> str:
+    if placement is None:
+        return "waits"
+    return ",".join(f"{node}:{gpus}" for node, gpus in placement.shares)
+
+
+def _plain(found: Replayed) -> dict[str, Any]:
+    return {
+        "round": found.record.round,
+        "at": found.record.at,
+        "policy": found.record.policy,
+        "jobs": found.jobs,
+        "differences": [
+            {"uid": d.uid, "stored": _place(d.stored), "replayed": _place(d.replayed), "reason": d.reason}
+            for d in found.differences
+        ],
+    }

@@ -1,0 +1,103 @@
+"""A snapshot as bytes: what the engine saw in a round, so that it can be decided again.
+
+Only what differs from a field's default is written, so new fields with defaults leave old rounds readable. A job's
+``speed`` is an object of its source's, and is not written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from metasched.errors import MetaschedError
+from metasched.model import Hold, Job, Node, Placement, Preempt, Snapshot, Status
+
+FORMAT = 1
+LEFT_OUT = frozenset({"speed"})
+
+_Read = Callable[[Any], Any]
+
+
+class CodecError(MetaschedError):
+    """The bytes are not a snapshot that this version can read."""
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """The snapshot in few bytes."""
+    facts = _fields(snapshot)
+    facts["nodes"] = [_fields(node) for node in snapshot.nodes]
+    facts["jobs"] = [_fields(job) for job in snapshot.jobs]
+    text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_plain, separators=(",", ":"))
+    return zlib.compress(text.encode(), level=1)
+
+
+def decode(data: bytes) -> Snapshot:
+    """What ``encode`` was given.
+
+    Raises:
+        CodecError: it is something else, or a newer version's.
+    """
+    try:
+        content = json.loads(zlib.decompress(data))
+        if content["format"] != FORMAT:
+            raise CodecError(f"format {content['format']!r} is another version's; this one reads {FORMAT}")
+        facts = content["snapshot"]
+        nodes = tuple(Node(**_read(node, _NODE)) for node in facts.pop("nodes"))
+        jobs = tuple(Job(**_read(job, _JOB)) for job in facts.pop("jobs"))
+        return Snapshot(nodes=nodes, jobs=jobs, **facts)
+    except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
+        raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    """The fields of a record that are not what they are by default."""
+    found = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.name in LEFT_OUT or (field.default is not dataclasses.MISSING and value == field.default):
+            continue
+        if field.default_factory is not dataclasses.MISSING and not value:
+            continue
+        found[field.name] = value
+    return found
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, (Status, Hold, Preempt)):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, Placement):
+        return _fields(value)
+    raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
+
+
+def _read(facts: dict[str, Any], readers: Mapping[str, _Read]) -> dict[str, Any]:
+    return {name: readers[name](value) if name in readers else value for name, value in facts.items()}
+
+
+def _placement(facts: Any) -> Placement | None:
+    if facts is None:
+        return None
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return Placement(**found)
+
+
+_NODE: Mapping[str, _Read] = {"features": frozenset, "partitions": frozenset}
+_JOB: Mapping[str, _Read] = {
+    "gpu_types": tuple,
+    "features": frozenset,
+    "only_nodes": frozenset,
+    "excluded_nodes": frozenset,
+    "preempt": Preempt,
+    "status": Status,
+    "hold": Hold,
+    "placement": _placement,
+    "last_placement": _placement,
+    "released": _placement,
+}

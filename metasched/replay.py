@@ -1,0 +1,89 @@
+"""Rounds that the daemon has decided, decided again from what the store kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from metasched.codec import decode
+from metasched.engine import run_round
+from metasched.errors import MetaschedError
+from metasched.model import Placement
+from metasched.policy import Policy, Registry
+from metasched.store import RoundRecord, Store
+
+
+class NoSnapshotError(MetaschedError):
+    """The rounds asked for cannot be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One job about which the two decisions differ; None for a job that waits.
+
+    Attributes:
+        uid: the job.
+        stored: where the daemon wanted it.
+        replayed: where the replay wants it.
+        reason: the replay's, in words.
+    """
+
+    uid: str
+    stored: Placement | None
+    replayed: Placement | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One round, decided again.
+
+    Attributes:
+        record: what the store says of the round.
+        jobs: that it decided about.
+        differences: empty where both decisions are the same.
+    """
+
+    record: RoundRecord
+    jobs: int
+    differences: tuple[Difference, ...]
+
+
+def replay(store: Store, registry: Registry, limit: int, other: Policy | None = None) -> Iterator[Replayed]:
+    """Decide the latest rounds again, the first one first, each from the snapshot that was kept of it.
+
+    Args:
+        store: the daemon's, or a copy.
+        registry: where its policies are found.
+        limit: how many rounds at most.
+        other: a policy to decide in place of the one that did; it carries its own state from round to round.
+
+    Raises:
+        NoSnapshotError: no snapshot is kept of any of these rounds.
+        UnknownPolicyError: a round's policy is not installed.
+        CodecError: a snapshot cannot be read.
+    """
+    kept = [(record, data) for record in store.recent_rounds(limit) if (data := store.snapshot(record.round))]
+    if not kept:
+        raise NoSnapshotError(f"{store.path}: no snapshot of these rounds is kept; see [history] snapshots_bytes")
+    carried = None
+    for record, data in reversed(kept):
+        snapshot = decode(data)
+        if other is None:
+            found = registry.get(record.policy)
+            policy = found(found.Parameters.model_validate(dict(record.parameters)))
+            state = store.policy_state(record.policy, record.round - 1)
+        else:
+            policy, state = other, carried
+        result = run_round(snapshot, policy, state)
+        carried = result.state
+        stored = {d.uid: d.granted for d in store.decisions_of(record.round)}
+        yield Replayed(record, len(stored), _differences(stored, result.targets, result.reasons))
+
+
+def _differences(
+    stored: Mapping[str, Placement | None], targets: Mapping[str, Placement], reasons: Mapping[str, str]
+) -> tuple[Difference, ...]:
+    uids = sorted(stored.keys() | reasons.keys())
+    pairs = ((uid, stored.get(uid), targets.get(uid)) for uid in uids)
+    return tuple(Difference(uid, was, now, reasons.get(uid, "")) for uid, was, now in pairs if was != now)
