@@ -53,7 +53,7 @@ def demo(directory):
 
 @pytest.mark.timeout(400)
 def test_the_demo_shows_what_it_promises(demo, directory):
-    """Every job finishes with a loss, one is preempted, one resized; its rounds replay alike; nothing is left behind."""
+    """Every job finishes with a loss, one is preempted, one resized; the rounds replay alike; nothing is left."""
     output, errors = (process := demo()).communicate(timeout=360)
     assert process.returncode == 0, output + errors
     table = output[output.index("FINAL LOSS") :].splitlines()

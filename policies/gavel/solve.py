@@ -1,0 +1,115 @@
+"""Linear programs over allocations, solved by HiGHS; and the two stages that make an optimum unique enough.
+
+A max-min program fixes only the worst job, so its optimum depends on the solver, and GPUs may idle. A second stage
+keeps the first one's value and makes the most of what is left.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from scipy.optimize import linprog
+
+from metasched.errors import MetaschedError
+from policies.gavel.problem import Bools, Floats, Problem
+
+SLACK = 1e-7
+"""Relative: by so much a later stage may fall short of an earlier one's value; a solver's rounding asks for it."""
+
+LARGE = 500
+"""From so many variables on, HiGHS's interior point method is faster than its simplex method (measured)."""
+
+
+class UnsolvedError(MetaschedError):
+    """HiGHS found no optimum of a program that has one."""
+
+
+class Solution(NamedTuple):
+    """An optimum.
+
+    Attributes:
+        x: the variables.
+        value: of what was maximised.
+        prices: how much the value would grow with each lower bound's fall; not negative; shape (rows of ``at_least``,).
+    """
+
+    x: Floats
+    value: float
+    prices: Floats
+
+
+def maximise(
+    gain: Floats, limits: tuple[sp.csr_array, Floats], at_least: tuple[sp.csr_array, Floats] | None = None
+) -> Solution | None:
+    """Maximise ``gain @ x`` over x >= 0 with A x <= b for ``limits``, C x >= d for ``at_least``; None if impossible.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    matrix, bounds = limits
+    if at_least is not None:
+        matrix = sp.csr_array(sp.vstack([matrix, -at_least[0]]))
+        bounds = np.concatenate([bounds, -at_least[1]])
+    if not len(gain):
+        feasible = at_least is None or bool((at_least[1] <= 0).all())
+        return Solution(np.zeros(0), 0.0, np.zeros(0 if at_least is None else len(at_least[1]))) if feasible else None
+    found = linprog(-gain, A_ub=matrix, b_ub=bounds, method="highs-ipm" if len(gain) > LARGE else "highs-ds")
+    if found.status == 2:  # noqa: PLR2004  scipy's word for infeasible
+        return None
+    if found.status != 0:
+        raise UnsolvedError(f"HiGHS: {found.message}")
+    prices = np.maximum(-found.ineqlin.marginals[limits[0].shape[0] :], 0.0)
+    return Solution(np.maximum(found.x, 0.0), -found.fun, prices)
+
+
+def max_min(problem: Problem, worth: Floats, base: Floats | None = None, among: Bools | None = None) -> Solution:
+    """Maximise the least of ``worth * throughput - base`` over the classes, and say which of them decide.
+
+    Args:
+        problem: the jobs and GPUs.
+        worth: factor on each class's throughput; shape (M,).
+        base: what a class has already; shape (M,); zeros by default.
+        among: whether a class counts, shape (M,), bool; all by default. The others keep at least their base.
+
+    Returns:
+        The solution; its value is the least surplus, its prices are those of the classes.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    scaled = sp.csr_array(problem.throughput.multiply(worth[:, None]))
+    size = len(worth)
+    base = np.zeros(size) if base is None else base
+    counted = np.ones(size) if among is None else among.astype(float)
+    matrix, bounds = problem.limits
+    wider = sp.csr_array(sp.hstack([matrix, sp.csr_array((matrix.shape[0], 1))]))
+    rows = sp.csr_array(sp.hstack([scaled, sp.csr_array(-counted[:, None])]))
+    gain = np.zeros(wider.shape[1])
+    gain[-1] = 1.0
+    found = maximise(gain, (wider, bounds), (rows, base - SLACK * np.abs(base)))
+    if found is None:
+        raise UnsolvedError("the base that was found before is not possible any more")
+    return Solution(found.x[:-1], found.value, found.prices)
+
+
+def make_the_most(problem: Problem, floors: Floats, gains: Floats) -> Floats:
+    """The second stage: keep every class's throughput at its floor, and maximise the sum of ``gains * throughput``.
+
+    Args:
+        problem: the jobs and GPUs.
+        floors: throughput of one job of each class, steps/s, that is possible; shape (M,).
+        gains: factor for one job; shape (M,).
+
+    Returns:
+        The variables.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    total = problem.throughput.T @ (gains * problem.counts)
+    found = maximise(total, problem.limits, (problem.throughput, floors * (1.0 - SLACK)))
+    if found is None:
+        raise UnsolvedError("the floors that were found before are not possible any more")
+    return found.x

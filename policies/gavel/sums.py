@@ -1,0 +1,90 @@
+"""Objectives that are sums over the jobs: FIFO, shortest job first, throughput, and what it costs (section 4.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+
+from policies.gavel.problem import Floats, Problem
+from policies.gavel.solve import UnsolvedError, make_the_most, max_min, maximise
+
+
+def in_order(problem: Problem, order: Floats) -> Floats:
+    """FIFO (section 4.2): maximise the sum of throughput / throughput(X^fastest) x (M - m).
+
+    Args:
+        problem: the jobs and GPUs; each class is one job.
+        order: position of each job in the queue, from 0, shape (M,). By arrival it is FIFO; by duration on the fastest
+            type it is shortest job first, which so minimises the duration of the shortest, then of the next.
+
+    Returns:
+        The variables.
+    """
+    with np.errstate(divide="ignore"):
+        worth = np.where(problem.fastest > 0, (len(order) - order) / problem.fastest, 0.0)
+    return make_the_most(problem, np.zeros(len(order)), worth)
+
+
+def least_cost(problem: Problem, prices: Floats, needs: Floats) -> tuple[Floats, Floats]:
+    """Maximise throughput by cost, subject to what the jobs need (section 4.2).
+
+    The sum of throughputs over the cost per time is a ratio of linear functions; with y = x / cost and s = 1 / cost it
+    is a linear program (Charnes and Cooper). Throughputs are taken relative to the fastest type, so that a step of one
+    job can be added to another's. A job that needs more than it can have alone is let off; where all needs together are
+    not possible, each gets the largest common part of its own.
+
+    Args:
+        problem: the jobs and GPUs.
+        prices: of one GPU of each type for an hour, above 0; shape (J,).
+        needs: throughput that one job of each class needs to meet its SLO, steps/s, 0.0 for none; shape (M,).
+
+    Returns:
+        The variables, and the needs that they meet.
+    """
+    combination, kind = problem.columns
+    size = len(problem.rates)
+    first = np.array([*range(size), *(pair.first for pair in problem.pairs)], dtype=np.int64)
+    cost = prices[kind] * problem.scale[first[combination]]
+    with np.errstate(divide="ignore"):
+        worth = np.where(problem.fastest > 0, 1.0 / problem.fastest, 0.0)
+    gain = problem.throughput.T @ (worth * problem.counts)
+    possible = np.minimum(needs, problem.fastest) * (needs <= problem.fastest * (1 + 1e-9))
+    for part in (1.0, *_parts(problem, possible)):
+        met = possible * part
+        found = _ratio(problem, gain, cost, met)
+        if found is not None:
+            return found, met
+    raise UnsolvedError("not even an allocation without needs is possible")
+
+
+def _ratio(problem: Problem, gain: Floats, cost: Floats, needs: Floats) -> Floats | None:
+    """The x >= 0 of the best ``gain @ x / cost @ x`` that is valid and meets the needs; None if there is none."""
+    if not len(gain):
+        return np.zeros(0)
+    matrix, bounds = problem.limits
+    # A y <= b s, cost @ y = 1 (<= will do: y and s can be stretched), throughput y >= needs s
+    limits = sp.csr_array(
+        sp.vstack(
+            [
+                sp.hstack([matrix, sp.csr_array(-bounds[:, None])]),
+                sp.hstack([sp.csr_array(cost[None, :]), sp.csr_array((1, 1))]),
+            ]
+        )
+    )
+    at_most = np.zeros(limits.shape[0])
+    at_most[-1] = 1.0
+    rows = sp.csr_array(sp.hstack([problem.throughput, sp.csr_array(-needs[:, None])]))
+    found = maximise(np.append(gain, 0.0), (limits, at_most), (rows, np.zeros(len(needs))))
+    if found is None:
+        return None
+    y, s = found.x[:-1], found.x[-1]
+    return y / s if s > 0 else None
+
+
+def _parts(problem: Problem, needs: Floats) -> tuple[float, ...]:
+    """The largest common part of all needs that is possible, and nothing."""
+    asked = needs > 0
+    if not asked.any():
+        return (0.0,)
+    worth = np.where(asked, 1.0 / np.where(asked, needs, 1.0), 0.0)
+    return (min(1.0, max_min(problem, worth, among=asked).value) * (1 - 1e-6), 0.0)

@@ -1,0 +1,193 @@
+"""The mathematics of Gavel's policies: the paper's examples, and the properties that it claims (section 4.4)."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.gavel.fair import finish_time_fairness, isolated, makespan, max_min_fairness, shares, water_filling
+from policies.gavel.problem import Pair, Problem
+from policies.gavel.solve import maximise
+from policies.gavel.sums import in_order, least_cost
+
+CLOSE = 1e-4
+
+
+def problem(rates, capacity, *, counts=None, scale=None, pairs=()):
+    rates = np.array(rates, dtype=float)
+    ones = np.ones(len(rates))
+    return Problem(
+        rates,
+        ones if counts is None else np.array(counts, dtype=float),
+        ones if scale is None else np.array(scale, dtype=float),
+        np.array(capacity, dtype=float),
+        pairs,
+    )
+
+
+@st.composite
+def problems(draw, *, pairs=False):
+    """Up to six classes of jobs on up to three types."""
+    types = draw(st.integers(1, 3))
+    size = draw(st.integers(1, 6))
+    rate = st.one_of(st.just(0.0), st.floats(0.1, 50.0))
+    rates = [draw(st.lists(rate, min_size=types, max_size=types).filter(any)) for _ in range(size)]
+    scale = draw(st.lists(st.sampled_from((1, 1, 2, 4)), min_size=size, max_size=size))
+    made = problem(
+        rates,
+        draw(st.lists(st.integers(1, 8), min_size=types, max_size=types)),
+        counts=draw(st.lists(st.integers(1, 4), min_size=size, max_size=size)),
+        scale=scale,
+    )
+    if not pairs:
+        return made
+    found = []
+    for a in range(size):
+        for b in range(a, size):
+            enough = a != b or made.counts[a] > 1
+            if enough and scale[a] == scale[b] and draw(st.booleans()):
+                part = draw(st.floats(0.2, 1.0))
+                found.append(Pair(a, b, made.rates[a] * part, made.rates[b] * part))
+    return Problem(made.rates, made.counts, made.scale, made.capacity, found)
+
+
+def valid(made, x):
+    matrix, bounds = made.limits
+    return (x >= 0).all() and (matrix @ x <= bounds * (1 + 1e-6) + 1e-6).all()
+
+
+def least(made, x, weights):
+    worth = shares(made, weights)
+    return float(min((worth * (made.throughput @ x))[made.equal > 0], default=0.0))
+
+
+def test_the_example_of_section_4_1():
+    """Three jobs on a V100 and a K80 get the fractions that the paper prints."""
+    made = problem([[40, 10], [12, 4], [100, 50]], [1, 1])
+    found = made.fractions(max_min_fairness(made, np.ones(3)))
+    assert found == pytest.approx(np.array([[0.45, 0.0], [0.45, 0.09], [0.09, 0.91]]), abs=0.006)
+    gain = (made.throughput @ max_min_fairness(made, np.ones(3))) / isolated(made)
+    assert gain == pytest.approx(np.full(3, 1.09), abs=0.01)
+
+
+def test_the_water_filling_example_of_section_4_3():
+    """Weights 3, 1, 1 and 1 on four GPUs: the heavy job is the first bottleneck, and all get a GPU."""
+    made = problem(np.ones((4, 1)), [4])
+    seen = []
+
+    def weights(growing):
+        seen.append(growing.copy())
+        return np.array([3.0, 1.0, 1.0, 1.0]) * growing
+
+    assert made.throughput @ water_filling(made, weights) == pytest.approx(np.ones(4), abs=CLOSE)
+    assert [list(growing) for growing in seen[:2]] == [[1, 1, 1, 1], [0, 1, 1, 1]]
+
+
+@given(problems(pairs=True), st.data())
+@settings(deadline=None)
+def test_allocations_are_valid(made, data):
+    """No job has more than all of its time, no type more than its GPUs."""
+    size = len(made.rates)
+    positive = st.lists(st.floats(1.0, 1000.0), min_size=size, max_size=size).map(np.array)
+    assert valid(made, max_min_fairness(made, data.draw(positive)))
+    assert valid(made, makespan(made, data.draw(positive)))
+    assert valid(made, finish_time_fairness(made, data.draw(positive), data.draw(positive), data.draw(positive)))
+    assert valid(made, water_filling(made, lambda growing: growing))
+    assert valid(made, in_order(made, np.arange(size, dtype=float)))
+    found, met = least_cost(made, np.ones(len(made.capacity)), data.draw(positive))
+    assert valid(made, found)
+    assert (made.throughput @ found >= met * (1 - CLOSE) - CLOSE).all()
+
+
+@given(problems())
+@settings(deadline=None)
+def test_sharing_incentive(made):
+    """Nobody's least share is below what an equal split of everything would give."""
+    apart = shares(made, np.ones(len(made.rates))) * isolated(made)
+    found = least(made, max_min_fairness(made, np.ones(len(made.rates))), np.ones(len(made.rates)))
+    assert found >= float(min(apart[made.equal > 0])) * (1 - CLOSE)
+
+
+@given(problems(pairs=True))
+@settings(deadline=None)
+def test_colocation_is_never_worse(made):
+    """With pairs to choose from, the least share is at least that without."""
+    alone = Problem(made.rates, made.counts, made.scale, made.capacity)
+    ones = np.ones(len(made.rates))
+    with_pairs = least(made, max_min_fairness(made, ones), ones)
+    assert with_pairs >= least(alone, max_min_fairness(alone, ones), ones) * (1 - CLOSE)
+
+
+@given(problems(pairs=True))
+@settings(deadline=None)
+def test_water_filling_is_pareto_efficient(made):
+    """No class can have more without another one's having less."""
+    reached = made.throughput @ water_filling(made, lambda growing: growing)
+    floors = made.throughput, reached * (1 - 1e-7)
+    for m in range(len(made.rates)):
+        gain = made.throughput[[m]].toarray()[0]
+        assert maximise(gain, made.limits, floors).value <= reached[m] + 10 * CLOSE * made.fastest[m]
+
+
+@given(problems())
+@settings(deadline=None)
+def test_classes_are_as_good_as_single_jobs(made):
+    """Jobs that are alike, counted as one class, have the same least share as on their own."""
+    each = np.repeat(np.arange(len(made.counts)), made.counts.astype(int))
+    single = Problem(made.rates[each], np.ones(len(each)), made.scale[each], made.capacity)
+    one, other = np.ones(len(made.counts)), np.ones(len(each))
+    assert least(made, max_min_fairness(made, one), one) == pytest.approx(
+        least(single, max_min_fairness(single, other), other), rel=CLOSE
+    )
+
+
+@given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=6), st.integers(1, 6))
+@settings(deadline=None)
+def test_on_one_type_it_is_weighted_max_min(weights, gpus):
+    """On a homogeneous cluster the shares of time are those of weighted max-min fairness by filling."""
+    made = problem(np.full((len(weights), 1), 7.0), [gpus])
+    found = made.fractions(water_filling(made, lambda growing: np.array(weights) * growing))[:, 0]
+    left, full, share = float(gpus), set(), {}
+    while len(full) < len(weights):
+        rest = [i for i in range(len(weights)) if i not in full]
+        level = left / sum(weights[i] for i in rest)
+        capped = [i for i in rest if level * weights[i] >= 1]
+        share |= dict.fromkeys(capped, 1.0) if capped else {i: level * weights[i] for i in rest}
+        full |= set(capped or rest)
+        left -= len(capped)
+    assert found == pytest.approx([share[i] for i in range(len(weights))], abs=1e-3)
+
+
+@given(problems(), st.data())
+@settings(deadline=None)
+def test_finish_time_fairness_is_the_least_possible(made, data):
+    """No rho that is smaller by a little is possible."""
+    size = len(made.rates)
+    numbers = st.lists(st.floats(1.0, 1e5), min_size=size, max_size=size).map(np.array)
+    steps, elapsed = data.draw(numbers), data.draw(numbers)
+    ideal = elapsed + steps / isolated(made)
+    found = made.throughput @ finish_time_fairness(made, steps, elapsed, elapsed)
+    rho = float(np.max((elapsed + steps / found) / ideal))
+    room = rho * (1 - 1e-3) * ideal - elapsed
+    if (room > 0).all():
+        needs = steps / room
+        assert maximise(np.zeros(made.throughput.shape[1]), made.limits, (made.throughput, needs)) is None
+
+
+def test_fifo_serves_the_first_on_its_fastest_type():
+    """The first job has all its time on the fastest type, the second what is left."""
+    made = problem([[10, 1], [10, 1], [10, 1]], [1, 1])
+    found = made.fractions(in_order(made, np.array([1.0, 0.0, 2.0])))
+    assert found == pytest.approx(np.array([[0, 1], [1, 0], [0, 0]]), abs=CLOSE)
+
+
+def test_cost():
+    """A slow job takes the cheap type unless its SLO needs the fast one; what is not possible is let off."""
+    made = problem([[3.0, 2.0]], [1, 1])
+    cheap, _ = least_cost(made, np.array([3.0, 1.0]), np.array([0.0]))
+    assert made.fractions(cheap)[0, 0] == pytest.approx(0.0, abs=CLOSE)
+    fast, met = least_cost(made, np.array([3.0, 1.0]), np.array([2.5]))
+    assert made.throughput @ fast == pytest.approx([2.5], rel=CLOSE)
+    assert met == pytest.approx([2.5])
+    _, met = least_cost(made, np.array([3.0, 1.0]), np.array([9.0]))
+    assert met == pytest.approx([0.0])
