@@ -84,7 +84,7 @@ def _read(facts: dict[str, Any], readers: Mapping[str, _Read]) -> dict[str, Any]
 def _placement(facts: Any) -> Placement | None:
     if facts is None:
         return None
-    found = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
+    found: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in facts.items()}
     return Placement(**found)
 
 

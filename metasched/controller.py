@@ -147,6 +147,14 @@ class Controller:
         """Why a job runs or waits, as the present round sees it."""
         return self._reasons.get(uid, "it is new and waits for the next round")
 
+    def look(self) -> Snapshot:
+        """What is now.
+
+        Raises:
+            SlurmError: Slurm could not be read.
+        """
+        return self._reconciler.observe(self._clock(), self._round).snapshot
+
     def plan_of_a_round(self) -> tuple[Snapshot, Sequence[Action]]:
         """Look and decide, and say what would be done (for a dry run on a copy of the store).
 

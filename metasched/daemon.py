@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -215,6 +216,29 @@ def _controller(
             time.sleep(config.schedule.poll_seconds)
 
 
+@contextlib.contextmanager
+def onlooker(path: Path) -> Iterator[tuple[Controller, Store]]:
+    """A controller that can look and decide, on a copy of the store; nothing is written to Slurm, store or mailbox.
+
+    Raises:
+        MetaschedError: the configuration is wrong, or Slurm cannot be read.
+    """
+    registry = installed_policies()
+    config = load(path, registry)
+    configure_logs(config.log.model_copy(update={"level": "error"}))
+    client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
+    with tempfile.TemporaryDirectory(prefix="metasched-look-") as scratch:
+        database = config.paths.state / DATABASE
+        if database.exists():
+            with Store.open(database, read_only=True) as live:
+                live.copy_to(Path(scratch) / DATABASE)
+        with Store.open(Path(scratch) / DATABASE) as store:
+            try:
+                yield Controller(config, client, store, Mailbox(Path(scratch)), make_policy(config, registry)), store
+            finally:
+                client.close()
+
+
 def dry_run(path: Path) -> Sequence[str]:
     """Decide one round and say what would be done; nothing is written to Slurm, the store or the mailbox.
 
@@ -224,21 +248,10 @@ def dry_run(path: Path) -> Sequence[str]:
     Raises:
         MetaschedError: the configuration is wrong, or Slurm cannot be read.
     """
-    registry = installed_policies()
-    config = load(path, registry)
-    configure_logs(config.log.model_copy(update={"level": "error"}))
-    client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
-    with tempfile.TemporaryDirectory(prefix="metasched-dry-run-") as scratch:
-        database = config.paths.state / DATABASE
-        if database.exists():
-            with Store.open(database, read_only=True) as live:
-                live.copy_to(Path(scratch) / DATABASE)
-        with Store.open(Path(scratch) / DATABASE) as store:
-            controller = Controller(config, client, store, Mailbox(Path(scratch)), make_policy(config, registry))
-            snapshot, actions = controller.plan_of_a_round()
-            client.close()
-            idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
-            return [
-                *(describe(action, snapshot) for action in actions),
-                *(f"leave {job.address}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
-            ]
+    with onlooker(path) as (controller, _):
+        snapshot, actions = controller.plan_of_a_round()
+        idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
+        return [
+            *(describe(action, snapshot) for action in actions),
+            *(f"leave {job.address}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
+        ]

@@ -13,7 +13,20 @@ from metasched.cli.text import clean
 from metasched.errors import MetaschedError
 
 # Each module has one attribute `command`; importing them all would make `metasched status` slow.
-COMMANDS = ("status", "explain", "submit", "daemon", "policies", "replay", "db", "devcluster", "demo")
+COMMANDS = (
+    "status",
+    "explain",
+    "submit",
+    "daemon",
+    "policies",
+    "replay",
+    "simulate",
+    "compare",
+    "what-if",
+    "db",
+    "devcluster",
+    "demo",
+)
 
 
 class Commands(click.Group):
@@ -27,7 +40,7 @@ class Commands(click.Group):
         """Import one."""
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"metasched.cli.{name}").command
+        command: click.Command = importlib.import_module(f"metasched.cli.{name.replace('-', '_')}").command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -16,7 +16,7 @@ def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
     made = table("RUN", "STARTED", "RAN", "WHERE", "ENDED", "INIT", title="Runs", right=("RUN", "RAN", "INIT"))
     for run in runs:
         held = run.placement or run.released
-        place = "" if held is None else where(dict.fromkeys(held.nodes, held.gpus_per_node))
+        place = "" if held is None else where(dict(held.shares))
         ended = "goes on" if run.ended is None else run.cause
         ran = None if run.started is None else duration(run.seconds_at(now))
         init = None if run.init_seconds is None else f"{run.init_seconds:.1f} s"

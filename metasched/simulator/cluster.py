@@ -133,12 +133,23 @@ class Cluster:
         self.now = now
 
     def arrive(self, submission: Submission) -> None:
-        """A job is submitted."""
+        """A job is submitted, or it has been before, and goes on with what it has had and holds."""
         live = _Live(submission, self._demand_time)
-        live.job = live.job.evolve(total_steps=submission.training.total, progress_steps=0.0)
-        self._demand += live.job.gpus
+        job = submission.job
+        live.done = live.saved = job.progress_steps or 0.0
+        live.attained, live.ran = job.attained, job.ran_seconds
+        live.job = job.evolve(
+            status=Status.HELD, placement=None, total_steps=submission.training.total, progress_steps=live.done
+        )
+        self._demand += job.gpus
         self._tell_speed(live)
-        self.live[live.job.uid] = live
+        self.live[job.uid] = live
+        if job.placement is not None and self._take(live, job.placement):
+            live.first_started = self.now
+            self._start(live, job.placement)
+            live.trains_from = live.since = self.now
+            live.job = live.job.evolve(run=job.run, run_started=job.run_started)
+            self._set_pace(live)
 
     def happen(self) -> list[JobOutcome]:
         """Do what is due at this instant, and return the jobs that are done."""

@@ -49,6 +49,7 @@ def simulate(
     *,
     window: range | None = None,
     watch: Watcher | None = None,
+    begin: float | None = None,
 ) -> Outcome:
     """Run a workload to its end.
 
@@ -59,8 +60,10 @@ def simulate(
         settings: how the cluster behaves.
         window: positions in the workload; the simulation ends when these jobs are done. None for all of them.
         watch: is shown every round.
+        begin: when to begin, with all jobs that were submitted before; None for the first arrival. Jobs that run then
+            go on where they are.
     """
-    return _Simulation(workload, nodes, policy, settings, window=window, watch=watch).run()
+    return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin).run()
 
 
 class _Simulation:
@@ -75,6 +78,7 @@ class _Simulation:
         *,
         window: range | None,
         watch: Watcher | None,
+        begin: float | None,
     ) -> None:
         self.workload = workload
         self.nodes = tuple(nodes)
@@ -87,6 +91,7 @@ class _Simulation:
         self.state: PolicyState | None = None
         self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
         wanted = self.arrivals if window is None else [self.arrivals[i] for i in window if i < len(self.arrivals)]
+        self.begin = -math.inf if begin is None else begin
         self.awaited = {submission.job.uid for submission in wanted}
         self.arrived = 0
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
@@ -118,7 +123,9 @@ class _Simulation:
     @property
     def next_arrival(self) -> float:
         """When the next job is submitted; infinite after the last."""
-        return self.arrivals[self.arrived].job.submitted if self.arrived < len(self.arrivals) else math.inf
+        if self.arrived == len(self.arrivals):
+            return math.inf
+        return max(self.arrivals[self.arrived].job.submitted, self.begin)
 
     @property
     def round_due(self) -> float:

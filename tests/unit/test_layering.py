@@ -32,7 +32,7 @@ ROOMS = {
     "publish": CONTRACT | EDGES | {"config", "reconcile"},
     "throughput": {"model"},
     "mechanism": {"model"},
-    "simulator": ENGINE | {"throughput", "mechanism"},
+    "simulator": ENGINE | {"throughput", "mechanism", "store"},
     "codec": CONTRACT,
     "replay": ENGINE | {"codec", "store"},
     "dry_run": {"slurm"},

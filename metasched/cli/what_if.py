@@ -1,0 +1,122 @@
+"""`metasched what-if`: the live queue under other policies."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from metasched.cli.places import Places
+from metasched.cli.simulation import parsed
+from metasched.cli.text import duration, echo_json, json_option
+
+
+@click.command("what-if", short_help="Simulate the live queue under other policies.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    required=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="A policy to compare with the configured one; repeat it for more.",
+)
+@click.option(
+    "--assume-hours",
+    default=4.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="How long a job runs of which nothing is known.",
+)
+@click.option(
+    "--speed-up",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Exponent of the growth of speed with the number of GPUs, beyond the sizes that were measured.",
+)
+@click.option(
+    "--restart-seconds",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="From getting its GPUs to a job's first step.",
+)
+@json_option
+@click.pass_obj
+def command(
+    places: Places,
+    *,
+    policies: tuple[str, ...],
+    assume_hours: float,
+    speed_up: float,
+    restart_seconds: float,
+    as_json: bool,
+) -> None:
+    """Simulate the queue and the cluster as they are, from here on: under the configured policy, and under others.
+
+    Nothing is changed. For each job it shows when it would end, and where the estimate of its work comes from: its own
+    reports, earlier jobs of its user and name, or an assumption.
+    """
+    from metasched import daemon  # noqa: PLC0415  `--help` needs none of this
+    from metasched.policy import installed_policies  # noqa: PLC0415
+    from metasched.simulator.records import Settings  # noqa: PLC0415
+    from metasched.simulator.what_if import estimate_all, forecast  # noqa: PLC0415
+
+    registry = installed_policies()
+    chosen = {}
+    for text in policies:
+        name, parameters = parsed(text)
+        found = registry.get(name)
+        chosen[text] = found(found.Parameters.model_validate(parameters))
+    with daemon.onlooker(places.config) as (controller, store):
+        snapshot, current, schedule = controller.look(), controller.policy, controller.config.schedule
+        estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
+        settings = Settings(
+            round_seconds=schedule.round_seconds,
+            min_round_seconds=schedule.min_round_seconds,
+            start_seconds=restart_seconds,
+            restart_seconds=restart_seconds,
+        )
+        now = f"{current.name} (now)"
+        rows = forecast(snapshot, estimates, {now: current, **chosen}, settings)
+    columns = [now, *chosen]
+    if as_json:
+        echo_json([_plain(row) for row in rows])
+        return
+    from metasched.cli.tables import console, row, table  # noqa: PLC0415
+
+    right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in chosen)]
+    made = table("JOB", "NAME", "USER", "WORK FROM", *right, right=right)
+    for one in rows:
+        left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
+        ends = ["never" if left[name] is None else f"in {duration(left[name])}" for name in columns]
+        row(made, one.job.address, one.job.name, one.job.user, one.how, *ends, *(_gap(left, now, n) for n in chosen))
+    out = console()
+    out.print(made)
+    for name in columns:
+        known = [end - one.job.submitted for one in rows if (end := one.ends[name]) is not None]
+        stops = sum(one.preemptions[name] for one in rows)
+        mean = duration(sum(known) / len(known)) if known else "none"
+        click.echo(f"{name}: mean JCT {mean}, {stops} preemptions, {len(rows) - len(known)} jobs never end")
+    click.echo(f"Simulated from {time.strftime('%H:%M:%S', time.localtime(snapshot.now))} on; nothing was changed.")
+
+
+def _gap(left: dict[str, float | None], now: str, name: str) -> str:
+    before, after = left[now], left[name]
+    if before is None or after is None:
+        return ""
+    gap = after - before
+    return f"{'-' if gap < 0 else '+'}{duration(abs(gap))}" if round(gap) else "same"
+
+
+def _plain(one: Any) -> dict[str, Any]:
+    return {
+        "uid": one.job.uid,
+        "address": one.job.address,
+        "name": one.job.name,
+        "user": one.job.user,
+        "work_from": one.how,
+        "ends": dict(one.ends),
+        "preemptions": dict(one.preemptions),
+    }

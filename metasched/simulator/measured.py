@@ -1,0 +1,71 @@
+"""What the store knows of a job's speed and work, as a training to simulate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from metasched.store import JobRecord, Store
+from metasched.throughput.curve import Curve, Scaling, ScalingTraining, ran
+from metasched.throughput.training import Training
+
+ALL = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A measured curve, and a rule for the sizes beyond it.
+
+    Attributes:
+        curve: measured.
+        exponent: of the growth of speed with the number of GPUs, from the nearest measured size on.
+    """
+
+    curve: Curve
+    exponent: float
+
+    def at(self, gpus: int) -> float | None:
+        """Measured, interpolated, or by the rule."""
+        known = self.curve.at(gpus)
+        if known is not None or gpus <= 0:
+            return known
+        size, speed = min(self.curve.points, key=lambda point: abs(math.log(point[0] / gpus)))
+        return speed * math.pow(gpus / size, self.exponent)
+
+
+def curves(store: Store, uid: str, exponent: float) -> Mapping[str, Extended]:
+    """Steps per second by GPU type and number of GPUs, as the job's trainers reported."""
+    types = {run.run: run.placement.gpu_type or "" for run in store.runs(uid) if run.placement is not None}
+    sums: dict[str, dict[int, tuple[int, float]]] = {}
+    for row in store.recent_throughput(uid, ALL):
+        if row.run in types and row.seconds > 0:
+            sizes = sums.setdefault(types[row.run], {})
+            steps, seconds = sizes.get(row.world_size, (0, 0.0))
+            sizes[row.world_size] = (steps + row.steps, seconds + row.seconds)
+    return {
+        kind: Extended(Curve(tuple((n, steps / seconds) for n, (steps, seconds) in sorted(sizes.items()))), exponent)
+        for kind, sizes in sums.items()
+        if all(n > 0 for n in sizes)
+    }
+
+
+def everywhere(found: Mapping[str, Extended]) -> Mapping[str, Scaling]:
+    """The curves, and for types on which it has not run the curve with the most points."""
+    return {"": max(found.values(), key=lambda one: len(one.curve.points)), **found}
+
+
+def training(store: Store, record: JobRecord, gpus: int, exponent: float) -> Training | None:
+    """The whole work of a job that has ended; None where it never ran.
+
+    Args:
+        store: where it is recorded.
+        record: the job.
+        gpus: that it asked for.
+        exponent: of the growth of speed beyond the measured sizes.
+    """
+    found = curves(store, record.uid, exponent)
+    if found and record.progress_steps:
+        return ScalingTraining(float(record.progress_steps), everywhere(found))
+    service = sum(record.attained.values())
+    return ran(service / max(gpus, 1), gpus, exponent) if service > 0 else None

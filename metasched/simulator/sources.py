@@ -1,0 +1,187 @@
+"""Where a scenario's workload comes from: one model for each ``[workload] format``. Paths are relative to the file."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from metasched.model import Node
+from metasched.simulator.records import Workload
+from metasched.simulator.traces.elasticflow import read_curves, read_elasticflow
+from metasched.simulator.traces.gavel import read_gavel
+from metasched.simulator.traces.helios import read_helios
+from metasched.simulator.traces.history import read_history
+from metasched.simulator.traces.microsoft import read_microsoft
+from metasched.simulator.traces.philly import read_philly
+from metasched.simulator.traces.pollux import read_pollux, read_profiles
+from metasched.simulator.traces.sacct import read_sacct
+from metasched.simulator.traces.shockwave import read_shockwave
+from metasched.throughput.table import Table
+
+SpeedUp = Annotated[float, Field(ge=0, le=1)] | None
+
+
+class Source(BaseModel):
+    """Base of all: one ``[workload]`` table."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @abstractmethod
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """The jobs, for a cluster of these nodes.
+
+        Raises:
+            MetaschedError: a file is not what it should be.
+        """
+
+    def files(self, base: Path) -> list[Path]:
+        """The data files that it reads."""
+        del base
+        return []
+
+
+def most_gpus(nodes: Iterable[Node]) -> int:
+    """The most GPUs that one job can have: all of one type."""
+    total: dict[str | None, int] = {}
+    for node in nodes:
+        total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
+    return max(total.values(), default=0)
+
+
+def _inside(path: Path) -> list[Path]:
+    """A file, or all files of a folder."""
+    return sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
+
+
+class TraceSource(Source):
+    """A source with one file.
+
+    Attributes:
+        path: the trace.
+    """
+
+    path: Path
+
+    def files(self, base: Path) -> list[Path]:
+        """The trace, and what else it names."""
+        more = getattr(self, "throughputs", None)
+        return [base / self.path, *(_inside(base / more) if more is not None else ())]
+
+
+class GavelTrace(TraceSource):
+    """``format = "gavel"``.
+
+    Attributes:
+        throughputs: the table of speeds (JSON).
+    """
+
+    format: Literal["gavel"]
+    throughputs: Path
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Read it."""
+        del seed
+        return read_gavel(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
+
+
+class ShockwaveTrace(TraceSource):
+    """``format = "shockwave"``: jobs that change their batch size.
+
+    Attributes:
+        throughputs: the table of speeds (JSON).
+    """
+
+    format: Literal["shockwave"]
+    throughputs: Path
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Read it."""
+        del seed
+        return read_shockwave(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
+
+
+class PolluxTrace(TraceSource):
+    """``format = "pollux"``.
+
+    Attributes:
+        throughputs: the folder with one folder of measurements for each application.
+        gpu_type: what they were measured on.
+    """
+
+    format: Literal["pollux"]
+    throughputs: Path
+    gpu_type: str = "t4"
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Read it."""
+        del seed
+        profiles = read_profiles(base / self.throughputs, gpu_type=self.gpu_type)
+        return read_pollux(base / self.path, profiles, most_gpus=most_gpus(nodes))
+
+
+class ElasticFlowTrace(TraceSource):
+    """``format = "elasticflow"``.
+
+    Attributes:
+        throughputs: the folder with one MODEL.csv for each model.
+        gpu_type: what they were measured on; empty for any type.
+    """
+
+    format: Literal["elasticflow"]
+    throughputs: Path
+    gpu_type: str = ""
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Read it."""
+        del seed
+        curves = read_curves(base / self.throughputs)
+        return read_elasticflow(base / self.path, curves, gpu_type=self.gpu_type, most_gpus=most_gpus(nodes))
+
+
+class DurationTrace(TraceSource):
+    """``format = "microsoft"``, ``"philly"``, ``"helios"`` or ``"sacct"``: how long jobs ran, and on how many GPUs.
+
+    Attributes:
+        speed_up: exponent of the growth of speed with the number of GPUs, with which jobs are elastic from one GPU to
+            twice as many as they had; without it they are rigid.
+    """
+
+    format: Literal["microsoft", "philly", "helios", "sacct"]
+    speed_up: SpeedUp = None
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Read it."""
+        del seed
+        path, most = base / self.path, most_gpus(nodes)
+        match self.format:
+            case "microsoft":
+                return read_microsoft(path, most_gpus=most, speed_up=self.speed_up)
+            case "philly":
+                return read_philly(path, most_gpus=most, speed_up=self.speed_up)
+            case "helios":
+                return read_helios(path, most_gpus=most, speed_up=self.speed_up)
+            case "sacct":
+                return read_sacct(path, most_gpus=most, speed_up=self.speed_up)
+
+
+class HistoryTrace(TraceSource):
+    """``format = "history"``: the daemon's own database, or a copy.
+
+    Attributes:
+        speed_up: exponent of the growth of speed with the number of GPUs, beyond the sizes that were measured.
+    """
+
+    format: Literal["history"]
+    speed_up: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Read it."""
+        del seed
+        return read_history(base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
+
+
+AnySource = GavelTrace | ShockwaveTrace | PolluxTrace | ElasticFlowTrace | DurationTrace | HistoryTrace

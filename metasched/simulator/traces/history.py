@@ -1,0 +1,64 @@
+"""Our own past: the jobs of a daemon's database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metasched.model import Job
+from metasched.simulator.measured import ALL, training
+from metasched.simulator.records import Submission, Workload
+from metasched.simulator.traces.errors import TraceError
+from metasched.store import JobRecord, Store
+
+
+def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 1.0) -> Workload:
+    """The jobs that have ended and have run, with the work that they did at the speeds that they reported.
+
+    The clock begins at the first submission. Requests for nodes, partitions and features are left out, so that the
+    jobs fit other clusters too; GPU types stay.
+
+    Args:
+        path: the database.
+        most_gpus: the most GPUs that one job can have; None for no limit.
+        speed_up: exponent of the growth of speed with the number of GPUs, beyond the sizes that were measured.
+
+    Raises:
+        TraceError: a job's request is not what it should be.
+        StoreError: it is no database of ours.
+    """
+    with Store.open(path, read_only=True) as store:
+        ended = sorted(store.recent_jobs(ALL), key=lambda record: (record.submitted, record.uid))
+        first = ended[0].submitted if ended else 0.0
+        found = []
+        for record in ended:
+            job = _job(path, record, first, most_gpus)
+            work = training(store, record, job.gpus, speed_up)
+            if work is not None:
+                found.append(Submission(job, work))
+    return Workload(path.name, tuple(found))
+
+
+def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> Job:
+    needed = record.requirements
+    try:
+        gpus, least, most = int(needed["gpus"]), int(needed["min_gpus"]), int(needed["max_gpus"])
+        types, weight = tuple(map(str, needed.get("gpu_types", ()))), float(needed.get("weight", 1.0))
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(path, None, "jobs.requirements", f"job {record.uid}: {error!r}", "repair the row") from error
+    if most_gpus is not None and least > most_gpus:
+        fault = f"job {record.uid} takes {least} GPUs at least, and the cluster can give one job {most_gpus}"
+        raise TraceError(path, None, "jobs.requirements", fault, "use a larger cluster")
+    return Job(
+        uid=record.uid,
+        address=record.address,
+        name=record.name,
+        user=record.user,
+        account=record.account,
+        submitted=record.submitted - first,
+        gpus=gpus if most_gpus is None else min(gpus, most_gpus),
+        min_gpus=least,
+        max_gpus=most,
+        gpu_types=types,
+        weight=weight,
+        cpus_per_unit=0,
+    )
