@@ -14,7 +14,10 @@ from metasched.simulator.cluster import Cluster
 from metasched.simulator.records import Failures, JobOutcome, Outcome, RoundOutcome, Settings, Workload
 
 VAIN_ROUNDS = 1000
-"""So many rounds in which nothing runs and nothing arrives end a simulation: the jobs left will never run."""
+"""So many rounds without any progress, and without arrivals to come, end a simulation: the jobs left never end.
+
+They may fit nowhere, or the policy moves them about faster than they restart.
+"""
 
 Watcher = Callable[[Snapshot, RoundResult], object]
 
@@ -179,10 +182,10 @@ class _Simulation:
         result = run_round(snapshot, self.policy, self.state)
         self.engine_seconds += time.perf_counter() - begun
         self.state = result.state
+        self.vain = 0 if cluster.trains else self.vain + 1
         cluster.aim(result.targets, result.shares)
         self.last_round = cluster.now
         self.changed = self.woken = False
-        self.vain = 0 if cluster.busy else self.vain + 1
         gpus = sum(place.gpus for place in result.targets.values())
         self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
         if self.watch is not None:

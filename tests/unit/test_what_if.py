@@ -73,3 +73,12 @@ def test_a_job_that_fits_nowhere_never_ends():
     """It is shown without an end."""
     found = forecast(look(job("a", 0.0, gpus=8)), known(a=300.0), {"f": Fifo()}, SETTINGS)
     assert found[0].ends == {"f": None}
+
+
+def test_a_policy_that_never_lets_jobs_start_is_given_up():
+    """Where jobs are moved about faster than they restart, the simulation ends, and the jobs do not."""
+    settings = Settings(round_seconds=3.0, min_round_seconds=0.0, restart_seconds=60.0)
+    policy = Las(Las.Parameters(queue_thresholds_gpu_seconds=(1.0,), promote_knob=1.0))
+    jobs = look(running("a", 0.0, 5.0), job("b", NOW))
+    found = forecast(jobs, known(a=3000.0, b=3000.0), {"l": policy}, settings)
+    assert None in {one.ends["l"] for one in found}

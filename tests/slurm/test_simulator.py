@@ -1,0 +1,70 @@
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SCENARIO = """
+[[nodes]]
+count = 1
+gpus = 4
+gpu_type = "v100"
+
+[workload]
+format = "sacct"
+path = "jobs.txt"
+"""
+JOBS = """JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES
+1|a|ann|ml|2025-03-01T10:00:00|3600|gres/gpu=4
+2|b|bob|ml|2025-03-01T10:10:00|60|gres/gpu=4
+"""
+
+
+def metasched(site, *argv, config=True):
+    options = ["--config", str(site.config)] if config else []
+    line = [sys.executable, "-m", "metasched", *options, *map(str, argv)]
+    return subprocess.run(
+        line, env=site.cluster.env, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_what_if_of_the_live_queue(small_site):
+    """It says when a running and a waiting job end under each policy, from where they are; Slurm sees no change."""
+    site = small_site
+    site.start()
+    first = site.submit("sleep 600", "--gres=gpu:4")
+    site.wait_status(first, "running")
+    second = site.submit("sleep 600", "--gres=gpu:4")
+    site.wait_status(second, "held")
+    las, now = "las:queue_thresholds_gpu_seconds=[1.0],promote_knob=null", "fifo (now)"
+    argv = ["--policy", las, "--assume-hours", "1", "--restart-seconds", "0", "--json"]
+    done = metasched(site, "what-if", *argv)
+    assert done.returncode == 0, done.stderr
+    one, other = json.loads(done.stdout)
+    assert [one["address"], other["address"]] == [first, second]
+    assert (one["work_from"], other["work_from"]) == ("assumed", "assumed")
+    assert 0 < one["ends"][now] - time.time() < 3600 <= other["ends"][now] - one["ends"][now] < 3610
+    assert one["preemptions"] == {now: 0, las: 1}
+    assert one["ends"][las] > one["ends"][now]
+    assert site.job(first).status == "running"
+    assert site.job(second).status == "held"
+
+
+def test_a_sweep_as_a_job_array(small_site):
+    """Slurm runs the simulations; the same command collects their results, and makes none again."""
+    site = small_site
+    (site.base / "scenario.toml").write_text(SCENARIO)
+    (site.base / "jobs.txt").write_text(JOBS)
+    argv = ["compare", site.base / "scenario.toml", "--policy", "fifo", "--policy", "las", "--out", site.base / "out"]
+    done = metasched(site, *argv, "--slurm", "--ntasks=1 --comment=plain", config=False)
+    assert done.returncode == 0, done.stderr
+    results = site.base / "out" / "results"
+    site.wait(lambda: len(list(results.glob("*.json"))) == 2, seconds=90)
+    times = {path: path.stat().st_mtime_ns for path in results.iterdir()}
+    done = metasched(site, *argv, "--json", config=False)
+    assert done.returncode == 0, done.stderr
+    assert {one["label"] for one in json.loads(done.stdout)} == {"fifo", "las"}
+    assert {path: path.stat().st_mtime_ns for path in results.iterdir()} == times
+    assert (site.base / "out" / "summary.csv").read_text().count("\n") == 3
