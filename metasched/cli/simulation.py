@@ -18,8 +18,21 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Any)
 
+_HOUR = 3600.0
 # How a metric is shown: its heading, and what it is divided by.
-SHOWN: Mapping[str, tuple[str, float]] = {}
+SHOWN: Mapping[str, tuple[str, float]] = {
+    "jct_mean": ("JCT MEAN h", _HOUR),
+    "jct_median": ("MEDIAN h", _HOUR),
+    "jct_p99": ("P99 h", _HOUR),
+    "makespan": ("MAKESPAN h", _HOUR),
+    "queueing_mean": ("QUEUEING h", _HOUR),
+    "utilization": ("UTILISATION", 1.0),
+    "rho_worst_pollux": ("WORST RHO", 1.0),
+    "unfair_pollux": ("UNFAIR", 1.0),
+    "preemptions_mean": ("PREEMPTIONS", 1.0),
+    "cost": ("COST", 1.0),
+    "unfinished": ("UNFINISHED", 1.0),
+}
 
 
 def seed_option(command: _Command) -> _Command:

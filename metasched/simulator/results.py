@@ -33,7 +33,7 @@ class JobResult:
         finished: when; None if not.
         gpu_seconds: held.
         preemptions: stops that it suffered.
-        rho: its finish-time fairness, by the definition that metrics names first; None where that is not defined.
+        rho: its finish-time fairness as Pollux defines it; None where that is not defined.
     """
 
     uid: str

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from metasched.model import Node
+from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
+from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.elasticflow import read_curves, read_elasticflow
 from metasched.simulator.traces.gavel import read_gavel
@@ -184,4 +186,98 @@ class HistoryTrace(TraceSource):
         return read_history(base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
 
 
-AnySource = GavelTrace | ShockwaveTrace | PolluxTrace | ElasticFlowTrace | DurationTrace | HistoryTrace
+class GavelGenerator(Source):
+    """``format = "generate-gavel"``: drawn by the distributions of Gavel's section 7.1.
+
+    Attributes:
+        throughputs: the table of speeds (JSON).
+        jobs: how many.
+        jobs_per_hour: of a Poisson process; without it all jobs are there at 0.
+        multiple: whether some jobs take several GPUs.
+        weights: whether some jobs have a higher weight.
+        slos: whether jobs have deadlines.
+        models: job types to draw from; empty for all of the table.
+    """
+
+    format: Literal["generate-gavel"]
+    throughputs: Path
+    jobs: Annotated[int, Field(ge=1)]
+    jobs_per_hour: Annotated[float, Field(gt=0)] | None = None
+    multiple: bool = False
+    weights: bool = False
+    slos: bool = False
+    models: tuple[str, ...] = ()
+
+    def files(self, base: Path) -> list[Path]:
+        """The table."""
+        return [base / self.throughputs]
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Draw it."""
+        del nodes
+        table = Table.read(base / self.throughputs)
+        models = self.models or None
+        if self.jobs_per_hour is None:
+            return static_jobs(
+                table,
+                jobs=self.jobs,
+                multiple=self.multiple,
+                weights=self.weights,
+                slos=self.slos,
+                seed=seed,
+                models=models,
+            )
+        return continuous_jobs(
+            table,
+            jobs=self.jobs,
+            jobs_per_hour=self.jobs_per_hour,
+            multiple=self.multiple,
+            weights=self.weights,
+            slos=self.slos,
+            seed=seed,
+            models=models,
+        )
+
+
+class PolluxGenerator(Source):
+    """``format = "generate-pollux"``: drawn by the categories of Pollux's section 5.1.
+
+    Attributes:
+        throughputs: the folder with one folder of measurements for each application; without it made-up ones.
+        jobs: how many.
+        hours: in which they arrive.
+        tuned: whether users ask for sizes at which their jobs scale well.
+        gpu_type: what the applications were measured on.
+    """
+
+    format: Literal["generate-pollux"]
+    throughputs: Path | None = None
+    jobs: Annotated[int, Field(ge=1)] = 160
+    hours: Annotated[float, Field(gt=0)] = 8.0
+    tuned: bool = True
+    gpu_type: str = "t4"
+
+    def files(self, base: Path) -> list[Path]:
+        """The measurements."""
+        return [] if self.throughputs is None else _inside(base / self.throughputs)
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Draw it."""
+        del nodes
+        found = self.throughputs
+        profiles = (
+            synthetic_profiles(self.gpu_type) if found is None else read_profiles(base / found, gpu_type=self.gpu_type)
+        )
+        return generate_pollux(seed, jobs=self.jobs, seconds=self.hours * 3600, tuned=self.tuned, profiles=profiles)
+
+
+AnySource = (
+    GavelTrace
+    | ShockwaveTrace
+    | PolluxTrace
+    | ElasticFlowTrace
+    | DurationTrace
+    | HistoryTrace
+    | GavelGenerator
+    | PolluxGenerator
+)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from metasched.policy import Registry, installed_policies
+from metasched.simulator.metrics import measure
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.results import JobResult, Result, read, thinned, write
 from metasched.simulator.run import simulate
@@ -63,7 +64,7 @@ def run_case(scenario: Scenario, case: Case, registry: Registry | None = None) -
     workload = at_load(scenario.workload(case.seed), case.load)
     settings = replace(scenario.settings, seed=case.seed)
     outcome = simulate(workload, scenario.nodes, policy, settings, window=scenario.window)
-    measured = scenario.measure(outcome, workload)
+    measured = measure(outcome, workload, window=scenario.window, prices=scenario.prices or None)
     asked = {one.job.uid: one.job.gpus for one in workload.submissions}
     jobs = tuple(
         JobResult(

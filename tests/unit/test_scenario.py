@@ -1,0 +1,219 @@
+import csv
+import json
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+
+from metasched.cli import main
+from metasched.simulator import results
+from metasched.simulator.plots import cdf, draw
+from metasched.simulator.scenario import ScenarioError, load_scenario
+from metasched.simulator.sweep import Case, at_load, run_case
+
+SCENARIO = """
+[[nodes]]
+count = 2
+gpus = 4
+gpu_type = "v100"
+racks = 2
+
+[workload]
+format = "sacct"
+path = "jobs.txt"
+speed_up = 0.8
+
+[settings]
+round_seconds = 100.0
+restart_seconds = 10.0
+
+[prices]
+v100 = 2.0
+"""
+JOBS = """JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES
+1|a|ann|ml|2025-03-01T10:00:00|3600|gres/gpu=4
+2|b|bob|ml|2025-03-01T10:10:00|600|gres/gpu=8
+3|c|bob|ml|2025-03-01T10:20:00|900|gres/gpu=1
+4|d|ann|ml|2025-03-01T10:30:00|60|gres/gpu=2
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    (tmp_path / "jobs.txt").write_text(JOBS)
+    path = tmp_path / "scenario.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def call(*argv):
+    return CliRunner().invoke(main, [str(word) for word in argv], env={"COLUMNS": "300"})
+
+
+def test_a_scenario_is_read(scenario):
+    """Nodes are numbered and spread over their racks; jobs come from the trace."""
+    found = load_scenario(scenario)
+    assert [(node.name, node.gpus, node.rack) for node in found.nodes] == [("n1", 4, "v100-1"), ("n2", 4, "v100-2")]
+    assert [one.job.name for one in found.workload(0).submissions] == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("count = 2", "count = 0", "count"),
+        ("gpus = 4", "gpu = 4", "[nodes.0] gpu: no such key"),
+        ('format = "sacct"', 'format = "excel"', "workload"),
+        ('path = "jobs.txt"', "", "path: missing"),
+        ("round_seconds = 100.0", "round_seconds = -1", "[settings] round_seconds"),
+        ("[prices]", "[", "is not TOML"),
+    ],
+)
+def test_mistakes_are_named(scenario, before, after, told):
+    """A wrong file is refused with its key."""
+    scenario.write_text(SCENARIO.replace(before, after))
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(scenario)
+    assert told in str(caught.value)
+    assert str(scenario) in str(caught.value)
+
+
+def test_a_missing_trace_is_an_error_of_the_command(scenario):
+    """What a reader refuses is one clear message."""
+    (scenario.parent / "jobs.txt").unlink()
+    done = call("simulate", scenario)
+    assert done.exit_code == 1
+    assert "jobs.txt" in done.output
+
+
+def test_the_same_seed_gives_the_same_result(scenario):
+    """Everything but the time that it took is equal, and a result survives its file."""
+    found = load_scenario(scenario)
+    one, other = (run_case(found, Case("las")) for _ in range(2))
+    times = results.Result.__slots__.index("seconds")
+    assert [getattr(one, n) for n in results.Result.__slots__[:times]] == [
+        getattr(other, n) for n in results.Result.__slots__[:times]
+    ]
+    path = scenario.parent / "r.json"
+    results.write(path, one)
+    assert results.read(path) == one
+
+
+def test_load_makes_jobs_arrive_faster(scenario):
+    """At load 2 jobs arrive in half of the time, with the same work."""
+    workload = load_scenario(scenario).workload(0)
+    twice = at_load(workload, 2.0)
+    for one, other in zip(workload.submissions, twice.submissions, strict=True):
+        assert other.job.submitted == one.job.submitted / 2
+        assert other.training == one.training
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": 2}', "[1]"])
+def test_other_files_are_no_results(tmp_path, content):
+    """A damaged result is named, with what to do."""
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    with pytest.raises(results.ResultError, match="remove it"):
+        results.read(path)
+
+
+def test_simulate(scenario):
+    """The command prints the metrics and what it took; cost is by the scenario's prices."""
+    done = call("simulate", scenario, "--policy", "fifo:elastic=false", "--plots", scenario.parent / "plots")
+    assert done.exit_code == 0, done.output
+    assert "JCT MEAN h" in done.output
+    assert "fifo(elastic=False)" in done.output
+    found = json.loads(call("simulate", scenario, "--policy", "fifo:elastic=false", "--json").output)
+    assert found["metrics"]["cost"] == pytest.approx(2.0 * found["metrics"]["gpu_hours"])
+    assert len(found["jobs"]) == 4
+    assert all(path.read_text().rstrip().endswith("</svg>") for path in (scenario.parent / "plots").iterdir())
+
+
+@pytest.mark.parametrize("policy", ["nobody", "las:elastic", "las:elastic=7", "las:no_such=1"])
+def test_a_wrong_policy_is_refused(scenario, policy):
+    """A policy or a parameter that does not exist is a wrong call."""
+    done = call("simulate", scenario, "--policy", policy)
+    assert (done.exit_code, "--policy" in done.output) == (2, True)
+
+
+def test_compare_goes_on_where_it_was(scenario):
+    """Results that are there are not made again; other data, other parameters make others."""
+    out = scenario.parent / "out"
+    argv = [
+        "compare",
+        scenario,
+        "--policy",
+        "fifo",
+        "--policy",
+        "las",
+        "--seeds",
+        "2",
+        "--out",
+        out,
+        "--processes",
+        "1",
+    ]
+    assert call(*argv, "--plots").exit_code == 0
+    before = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
+    assert len(before) == 4
+    next(iter(before)).unlink()
+    done = call(*argv, "--json")
+    assert len(json.loads(done.stdout)) == 4
+    after = {path: path.stat().st_mtime_ns for path in (out / "results").iterdir()}
+    assert sum(after[path] == before[path] for path in after) == 3
+    with (out / "summary.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["policy"], row["seed"]) for row in rows] == [("fifo", "0"), ("fifo", "1"), ("las", "0"), ("las", "1")]
+    (scenario.parent / "jobs.txt").write_text(JOBS.replace("3600", "3601"))
+    assert call(*argv).exit_code == 0
+    assert len(list((out / "results").iterdir())) == 8
+
+
+def test_compare_in_processes_is_the_same(scenario):
+    """Parallel processes give what one process gives."""
+    found = []
+    for processes in ("1", "2"):
+        out = scenario.parent / processes
+        argv = ["compare", scenario, "--policy", "fifo", "--policy", "las", "--out", out, "--processes", processes]
+        found.append([{**one, "seconds": None} for one in json.loads(call(*argv, "--json").stdout)])
+    assert found[0] == found[1]
+
+
+def test_a_sweep_is_handed_to_slurm(scenario, tmp_path, monkeypatch):
+    """Slurm gets an array with a task for each simulation, and a script that runs one of them."""
+    seen = []
+
+    def sbatch(argv, **options):
+        seen.append((argv, options["input"]))
+        return subprocess.CompletedProcess(argv, 0, "77\n", "")
+
+    monkeypatch.setattr(subprocess, "run", sbatch)
+    out = tmp_path / "a b"
+    done = call("compare", scenario, "--policy", "fifo", "--seeds", "3", "--out", out, "--slurm", "-p cpu")
+    assert done.output == "77\n"
+    (argv, script), *_ = seen
+    assert {"--array=0-2", "-p", "cpu"} <= set(argv)
+    assert f"--out '{out}'" in script
+    assert script.endswith('--only "$SLURM_ARRAY_TASK_ID"\n')
+    monkeypatch.undo()
+    assert call("compare", scenario, "--policy", "fifo", "--seeds", "3", "--out", out, "--only", "1").exit_code == 0
+    assert len(list((out / "results").iterdir())) == 1
+
+
+def test_a_distribution():
+    """Values ascend, and each comes with the fraction that is not larger."""
+    assert cdf([3.0, 1.0]) == ([1.0, 3.0], [0.5, 1.0])
+
+
+def test_equal_results_give_equal_pictures(scenario):
+    """Plots are the same to the byte."""
+    found = [run_case(load_scenario(scenario), Case("fifo"))]
+    pages = [[path.read_bytes() for path in draw(found, scenario.parent / name)] for name in ("a", "b")]
+    assert pages[0] == pages[1]
+
+
+def test_allocations_are_thinned_out():
+    """However long a history is, a few thousand points stay, the last among them."""
+    points = [(float(i), i) for i in range(100_001)]
+    kept = results.thinned(points)
+    assert len(kept) <= 2 * results.POINTS
+    assert kept[-1] == points[-1]
