@@ -79,6 +79,7 @@ def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isola
     throughput = problem.throughput[np.nonzero(able)[0]]
     gain = np.zeros(throughput.shape[1] + 1)
     gain[-1] = -1.0
+    x = np.zeros(len(gain))
     rho = float(np.max((gone + left / problem.fastest[able]) / ideal))
     for _ in range(TURNS):
         needed = left / (rho * ideal - gone)
@@ -88,11 +89,11 @@ def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isola
         found = maximise(gain, wider, (rows, (needed - slope * rho) * unit))
         if found is None:
             raise UnsolvedError("no finish-time fairness is possible at all")
-        rho = max(rho, -found.value)
-        if (throughput @ found.x[:-1] >= left / (rho * ideal - gone) * (1.0 - CLOSE)).all():
+        rho, x = max(rho, -found.value), found.x
+        if (throughput @ x[:-1] >= left / (rho * ideal - gone) * (1.0 - CLOSE)).all():
             break
     floors = np.zeros(len(steps))
-    floors[able] = np.minimum(left / (rho * ideal - gone), throughput @ found.x[:-1])
+    floors[able] = np.minimum(left / (rho * ideal - gone), throughput @ x[:-1])
     return make_the_most(problem, floors, np.where(able, 1.0 / np.where(floors > 0, floors, 1.0), 0.0))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Floats, Problem
-from policies.gavel.solve import UnsolvedError, make_the_most, max_min, maximise
+from policies.gavel.solve import SLACK, UnsolvedError, make_the_most, max_min, maximise
 
 
 def in_order(problem: Problem, order: Floats) -> Floats:
@@ -77,8 +77,11 @@ def _ratio(problem: Problem, gain: Floats, cost: Floats, needs: Floats) -> Float
     found = maximise(np.append(gain, 0.0), (limits, at_most), (rows, np.zeros(len(needs))))
     if found is None:
         return None
-    y, s = found.x[:-1], found.x[-1]
-    return y / s if s > 0 else None
+    # Of all allocations with this ratio, the one that gets most done.
+    best = sp.csr_array((gain - found.value * (1.0 - SLACK) * cost)[None, :])
+    rows = sp.csr_array(sp.vstack([problem.throughput, best]))
+    most = maximise(gain, problem.limits, (rows, np.append(needs * (1.0 - SLACK), 0.0)))
+    return None if most is None else most.x
 
 
 def _parts(problem: Problem, needs: Floats) -> tuple[float, ...]:

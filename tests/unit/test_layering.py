@@ -32,6 +32,8 @@ ROOMS = {
     "publish": CONTRACT | EDGES | {"config", "reconcile"},
     "throughput": {"model"},
     "mechanism": {"model"},
+    "chance": set(),
+    "fractions": CONTRACT | {"mechanism", "chance"},
     "simulator": ENGINE | {"throughput", "mechanism", "store"},
     "codec": CONTRACT,
     "replay": ENGINE | {"codec", "store"},
@@ -44,7 +46,7 @@ ROOMS = {
     "__main__": {"cli"},
 }
 OPEN = {"errors"}
-FOR_POLICIES = {"model", "policy", "throughput", "mechanism"} | OPEN
+FOR_POLICIES = {"model", "policy", "throughput", "mechanism", "fractions", "chance"} | OPEN
 
 
 def sources(top: Path) -> list[Path]:

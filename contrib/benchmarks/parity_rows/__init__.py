@@ -1,0 +1,1 @@
+"""The rows of the parity table, one module for each artifact; see ``row.py``."""

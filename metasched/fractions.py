@@ -1,0 +1,274 @@
+"""The base of policies that give out shares of time: they say what is right, the round mechanism makes it so."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from metasched.chance import Chance
+from metasched.mechanism import LEDGER, MADE_FOR, PRIOR_ROUNDS, Candidate, Ledger, Times, Turn, choose, priorities
+from metasched.model import Decision, Grant, Job, Node, Snapshot, Status
+from metasched.policy import Policy, PolicyParameters, PolicyState
+
+STATE_VERSION = 1
+TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
+
+
+class FractionParameters(PolicyParameters):
+    """What all policies of this kind have.
+
+    Attributes:
+        recompute_seconds: shares are made anew when jobs or GPUs come or go, but no more often than this; 0 for at
+            every such change, as the paper has it.
+        types_in_turn: GPU types that rounds are given away on one after the other, in this order; empty for the highest
+            priority over all types, as the paper has it.
+        shuffle_types: whether that order is shuffled in every round.
+        fill_pairs: whether GPUs that nobody with a share can use go to any two jobs together rather than to jobs alone,
+            and pairs count as owed half a round more: as in the public simulator.
+        seed: of chance.
+    """
+
+    recompute_seconds: float = Field(default=0.0, ge=0)
+    types_in_turn: tuple[str, ...] = ()
+    shuffle_types: bool = False
+    fill_pairs: bool = False
+    seed: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What shares are made for: jobs, and GPUs for them.
+
+    Attributes:
+        jobs: GPU jobs that can be given shares, by submission.
+        capacity: GPUs by type, without those of jobs that neither stop nor move.
+        spreads: by uid, by GPU type, the best placement of the job there as GPUs on each node; only types that accept
+            and can hold it, and where it is not known not to run.
+        sharing: whether two jobs can have the same GPUs.
+        now: unix seconds.
+    """
+
+    jobs: Sequence[Job]
+    capacity: Mapping[str, int]
+    spreads: Mapping[str, Mapping[str, tuple[int, ...]]]
+    sharing: bool
+    now: float
+
+    def speed(self, job: Job, gpu_type: str) -> float | None:
+        """Steps per second at its best on a type that it can have; None where it is not known."""
+        return None if job.speed is None else job.speed.steps_per_second(gpu_type, self.spreads[job.uid][gpu_type])
+
+    def speed_beside(self, job: Job, other: Job, gpu_type: str) -> float | None:
+        """The same with another job on the same GPUs."""
+        if job.speed is None or other.speed is None:
+            return None
+        return job.speed.beside(other.speed, gpu_type, self.spreads[job.uid][gpu_type])
+
+
+class FractionPolicy(Policy):
+    """Makes shares when something has changed, and has the round mechanism realise them.
+
+    Rounds are of fixed length, as in the paper: neither arrivals nor completions begin one early.
+    """
+
+    Parameters: ClassVar[type[PolicyParameters]] = FractionParameters
+    parameters: FractionParameters
+    wakes_on_arrival: ClassVar[bool] = False
+    wakes_on_completion: ClassVar[bool] = False
+    fills: ClassVar[bool] = True  # whether GPUs that nobody with a share can use go to jobs without one
+
+    @abstractmethod
+    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+        """The share of time that each job or pair should have on each GPU type, and what to remember of how it came.
+
+        Args:
+            claims: of the jobs, and the GPUs that there are. Pairs name first who arrived first.
+            memory: JSON-compatible, what the last call gave; empty at the first.
+        """
+
+    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Make shares if they are due, and choose who lags behind them."""
+        data = state.data if state.version == STATE_VERSION else {}
+        ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
+        ledger = ledger.look(snapshot.jobs)
+        claims = _claims(snapshot)
+        memory, made_for = data.get("memory", {}), data.get(MADE_FOR)
+        asked = {"jobs": [job.uid for job in claims.jobs], "gpus": dict(claims.capacity)}
+        if made_for != asked and self._may_renew(ledger, snapshot.now):
+            times, memory = self.shares(claims, memory)
+            ledger, made_for = ledger.renew(times, snapshot.now), asked
+        types, used = self._types(data.get("types_used", 0))
+        candidates = _candidates(claims, ledger)
+        if self.fills and self.parameters.fill_pairs:
+            old = frozenset(made_for["jobs"] if made_for else ())
+            candidates = _with_all_pairs(claims, candidates, old, PRIOR_ROUNDS * snapshot.round_seconds)
+        turns = choose(
+            ledger, candidates, claims.capacity, snapshot.round_seconds, types_in_turn=types, fill=self.fills
+        )
+        ledger = ledger.give(turns)
+        decision = _decision(snapshot, claims, ledger, turns, fill=self.fills)
+        written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
+        return decision, PolicyState(STATE_VERSION, written)
+
+    def _may_renew(self, ledger: Ledger, now: float) -> bool:
+        """Whether the shares are old enough to be made anew."""
+        return ledger.since is None or ledger.expired or now - ledger.since >= self.parameters.recompute_seconds
+
+    def _types(self, used: int) -> tuple[tuple[str, ...], int]:
+        """The order of the types in this round, and how much chance is used up after it."""
+        types = list(self.parameters.types_in_turn)
+        if not self.parameters.shuffle_types:
+            return tuple(types), used
+        chance = Chance.resume(self.parameters.seed + TYPES_SEED, used)
+        chance.shuffle(types)
+        return tuple(types), chance.used
+
+
+def fixed(job: Job) -> bool:
+    """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
+    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
+
+
+def _claims(snapshot: Snapshot) -> Claims:
+    """Who claims what this round."""
+    capacity = dict(snapshot.capacity)
+    for job in snapshot.jobs:
+        if fixed(job) and job.placement is not None and job.placement.gpu_type is not None:
+            for name, gpus in job.placement.shares:
+                if name in snapshot.node and snapshot.node[name].accepts:
+                    capacity[job.placement.gpu_type] -= gpus
+    by_constraints: dict[object, dict[str, tuple[int, ...]]] = {}
+    spreads = {}
+    jobs = []
+    for job in snapshot.jobs:
+        if job.gpus == 0 or fixed(job):
+            continue
+        jobs.append(job)
+        key = (job.constraints, job.gpus, job.nodes, job.max_nodes)
+        if key not in by_constraints:
+            by_constraints[key] = _spreads(job, snapshot.nodes)
+        found = by_constraints[key]
+        if job.speed is not None:
+            speed = job.speed.steps_per_second
+            found = {gpu_type: spread for gpu_type, spread in found.items() if speed(gpu_type, spread) != 0.0}
+        spreads[job.uid] = found
+    return Claims(jobs, {kind: max(gpus, 0) for kind, gpus in capacity.items()}, spreads, snapshot.sharing, snapshot.now)
+
+
+def _spreads(job: Job, nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
+    """By type that could hold it if it were empty, the placement with the fewest nodes."""
+    room: dict[str, list[int]] = {}
+    for node in nodes:
+        if node.accepts and node.gpu_type is not None and job.matches(node):
+            room.setdefault(node.gpu_type, []).append(node.gpus)
+    found = {}
+    for gpu_type, sizes in sorted(room.items()):
+        sizes.sort(reverse=True)
+        ways = (way for way in job.spreads(job.gpus) if way[0] <= len(sizes) and sizes[way[0] - 1] >= way[1])
+        if (way := next(ways, None)) is not None:
+            found[gpu_type] = (way[1],) * way[0]
+    return found
+
+
+def _candidates(claims: Claims, ledger: Ledger) -> list[Candidate]:
+    """Every job, and the pairs that have shares."""
+    found = [Candidate((job.uid,), job.gpus, tuple(claims.spreads[job.uid])) for job in claims.jobs]
+    if claims.sharing:
+        jobs = {job.uid: job for job in claims.jobs}
+        pairs = ((jobs[who[0]], jobs[who[1]]) for who in ledger.shares if len(who) > 1)
+        found += [_pair(claims, one, other) for one, other in pairs]
+    return found
+
+
+def _with_all_pairs(
+    claims: Claims, candidates: Iterable[Candidate], old: Collection[str], credit: float
+) -> list[Candidate]:
+    """All jobs and pairs by the arrival of the later of the two; pairs of old jobs have a credit."""
+    found = []
+    for i, (job, candidate) in enumerate(zip(claims.jobs, candidates, strict=False)):
+        found.append(candidate)
+        for other in claims.jobs[:i] if claims.sharing else ():
+            if other.gpus == job.gpus:
+                extra = credit if other.uid in old and job.uid in old else 0.0
+                found.append(replace(_pair(claims, other, job), credit=extra))
+    return found
+
+
+def _pair(claims: Claims, one: Job, other: Job) -> Candidate:
+    """Two jobs on the same GPUs, in the order of the policy's shares."""
+    return Candidate((one.uid, other.uid), one.gpus, _common_types(claims, one, other))
+
+
+def _common_types(claims: Claims, one: Job, other: Job) -> tuple[str, ...]:
+    """Where two jobs can share GPUs, as far as is known."""
+    return tuple(
+        kind
+        for kind in claims.spreads[one.uid]
+        if kind in claims.spreads[other.uid]
+        and claims.speed_beside(one, other, kind) != 0.0
+        and claims.speed_beside(other, one, kind) != 0.0
+    )
+
+
+def _decision(snapshot: Snapshot, claims: Claims, ledger: Ledger, turns: Sequence[Turn], *, fill: bool) -> Decision:
+    """Grants for those whose turn it is, largest first (section 5: to fragment less)."""
+    grants = [
+        Grant(job.uid, job.placement.gpus, "it runs to its end", gpu_type=job.placement.gpu_type)
+        for job in snapshot.jobs
+        if fixed(job) and job.placement is not None
+    ]
+    words = _Words(ledger)
+    for turn in sorted(turns, key=lambda turn: -turn.gpus):
+        first, *rest = turn.combination
+        reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
+        grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type))
+        grants += [
+            Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].address} on the same GPUs",
+                  gpu_type=turn.gpu_type, shares_with=first)
+            for uid in rest
+        ]  # fmt: skip
+    served = {grant.uid for grant in grants}
+    of = priorities(ledger, snapshot.round_seconds)
+    fallback: list[tuple[float, Grant]] = []
+    waits = {}
+    for job in claims.jobs:
+        if job.uid in served:
+            continue
+        if not claims.spreads[job.uid]:
+            waits[job.uid] = f"even empty, the nodes that accept jobs could not run it on {job.gpus} GPUs"
+            continue
+        priority = of.get((job.uid,), {})
+        best = max(claims.spreads[job.uid], key=lambda kind: priority.get(kind, 0.0))
+        reason = f"not its turn: {words.share(job.uid)}"
+        if fill or priority.get(best, 0.0) > 0:
+            fallback.append((-priority.get(best, 0.0), Grant(job.uid, job.gpus, reason, gpu_type=best)))
+        else:
+            waits[job.uid] = reason
+    fallback.sort(key=lambda entry: entry[0])
+    without = [
+        Grant(job.uid, 0, "it needs no GPU, and runs where CPUs are free")
+        for job in snapshot.jobs
+        if job.gpus == 0 and job.uid not in served
+    ]
+    return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
+
+
+class _Words:
+    """Shares in words."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._shares: dict[str, dict[str, float]] = {}
+        for who, share in ledger.shares.items():
+            for uid in who:
+                mine = self._shares.setdefault(uid, {})
+                for gpu_type, part in share.items():
+                    mine[gpu_type] = mine.get(gpu_type, 0.0) + part
+
+    def share(self, uid: str) -> str:
+        """What a job should have."""
+        parts = [f"{part:.0%} of {kind}" for kind, part in sorted(self._shares.get(uid, {}).items()) if part > 0]
+        return f"its share of time is {', '.join(parts)}" if parts else "it has no share of time now"

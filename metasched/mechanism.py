@@ -1,0 +1,239 @@
+"""Gavel's round mechanism: from the shares of time that jobs should have to who runs this round.
+
+A policy gives each job, or combination of two jobs on the same GPUs, a share of time on each GPU type. The mechanism
+keeps account of the time that they have had, and gives the next round to those that lag most behind (Narayanan et al.,
+OSDI 2020, sections 3.2 and 5, Algorithm 1). All of it is pure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from metasched.model import Job
+
+Combination = tuple[str, ...]
+"""The uid of one job, or the two of a pair that has the same GPUs."""
+
+Times = Mapping[Combination, Mapping[str, float]]
+"""By combination and GPU type; what is not in it is 0."""
+
+LEDGER, MADE_FOR = "ledger", "made_for"
+"""Where policies keep it in the data of their state; and the jobs and GPUs that its shares were made for."""
+
+PRIOR_ROUNDS = 0.5
+"""So many rounds count as received by everybody from the start, so that who has had nothing yet has a priority, too."""
+
+NOISE_DIGITS = 6  # of seconds: finer differences in attained service are rounding, and must not decide who is first
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What combinations should have, and what they have had.
+
+    Attributes:
+        shares: of time, in [0, 1].
+        since: when these shares were made; None before the first.
+        expired: whether they may be made anew whatever their age.
+        received: seconds since then.
+        owed: seconds that were missing (negative: too many) when earlier shares ended.
+        seen: by uid, the GPU-seconds of each type that the job had attained at the last look.
+        ran: the combinations that were given the present round.
+    """
+
+    shares: Times = field(default_factory=dict)
+    since: float | None = None
+    expired: bool = False
+    received: Times = field(default_factory=dict)
+    owed: Times = field(default_factory=dict)
+    seen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    ran: tuple[Combination, ...] = ()
+
+    def look(self, jobs: Iterable[Job]) -> Self:
+        """Write down what has been received since the last look, and forget the jobs that are gone."""
+        live = {job.uid: job for job in jobs if job.gpus > 0}
+        received = {who: dict(times) for who, times in _of(self.received, live).items()}
+        together = {uid: who for who in self.ran if all(uid in live for uid in who) for uid in who}
+        news: dict[Combination, dict[str, float]] = {}
+        for uid, job in live.items():
+            before = self.seen.get(uid, {})
+            who = together.get(uid, (uid,))
+            for gpu_type, attained in job.attained.items():
+                seconds = (attained - before.get(gpu_type, 0.0)) / job.gpus
+                if seconds > 0:
+                    # Two that share GPUs have the same time, not twice as much.
+                    new = news.setdefault(who, {})
+                    new[gpu_type] = max(new.get(gpu_type, 0.0), seconds)
+        for who, times in news.items():
+            had = received.setdefault(who, {})
+            for gpu_type, seconds in times.items():
+                had[gpu_type] = round(had.get(gpu_type, 0.0) + seconds, NOISE_DIGITS)
+        return replace(
+            self,
+            shares=_of(self.shares, live),
+            received=received,
+            owed=_of(self.owed, live),
+            seen={uid: dict(job.attained) for uid, job in live.items()},
+        )
+
+    def renew(self, shares: Times, now: float) -> Self:
+        """Begin with new shares; what the old ones left undone is owed."""
+        elapsed = now - (now if self.since is None else self.since)
+        owed: dict[Combination, dict[str, float]] = {}
+        for who in dict.fromkeys(itertools.chain(self.shares, self.received, self.owed)):
+            should, had, due = self.shares.get(who, {}), self.received.get(who, {}), self.owed.get(who, {})
+            owed[who] = {
+                gpu_type: due.get(gpu_type, 0.0) + should.get(gpu_type, 0.0) * elapsed - had.get(gpu_type, 0.0)
+                for gpu_type in dict.fromkeys(itertools.chain(should, had, due))
+            }
+        return replace(self, shares=shares, since=now, expired=False, received={}, owed=owed)
+
+    def give(self, turns: Iterable[Turn]) -> Self:
+        """Note who has been given the round."""
+        return replace(self, ran=tuple(turn.combination for turn in turns))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON-compatible data."""
+        return {
+            "shares": _rows(self.shares),
+            "since": self.since,
+            "expired": self.expired,
+            "received": _rows(self.received),
+            "owed": _rows(self.owed),
+            "seen": dict(self.seen),
+            "ran": [list(who) for who in self.ran],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """From what ``to_json`` gave."""
+        return cls(
+            shares=_times(data["shares"]),
+            since=data["since"],
+            expired=data["expired"],
+            received=_times(data["received"]),
+            owed=_times(data["owed"]),
+            seen=data["seen"],
+            ran=tuple(tuple(who) for who in data["ran"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A combination that could run this round.
+
+    Attributes:
+        combination: who.
+        gpus: that it needs.
+        types: where it runs.
+        credit: seconds to be added to what it is owed.
+    """
+
+    combination: Combination
+    gpus: int
+    types: tuple[str, ...]
+    credit: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A round on GPUs of a type, for a combination."""
+
+    combination: Combination
+    gpu_type: str
+    gpus: int
+
+
+def priorities(ledger: Ledger, round_seconds: float) -> Times:
+    """Shares over the rounds received since they were made (Figure 5): high for those who lag behind.
+
+    Section 5 divides by a job's part of all time received on the type instead. That orders the jobs of one type alike,
+    but two jobs that have always had one type, and never the other, would not seem to lag behind there.
+    """
+    nothing: Mapping[str, float] = {}
+    found = {}
+    for who, share in ledger.shares.items():
+        had = ledger.received.get(who, nothing)
+        found[who] = {
+            gpu_type: part / (had.get(gpu_type, 0.0) / round_seconds + PRIOR_ROUNDS) for gpu_type, part in share.items()
+        }
+    return found
+
+
+def choose(
+    ledger: Ledger,
+    candidates: Sequence[Candidate],
+    capacity: Mapping[str, int],
+    round_seconds: float,
+    *,
+    types_in_turn: Sequence[str] = (),
+    fill: bool = True,
+) -> tuple[Turn, ...]:
+    """Give a round away by Algorithm 1: highest priority first, each job once, whoever fits.
+
+    Among equal priorities those come first to whom more is owed, then those with the larger share, then in the order of
+    the candidates.
+
+    Args:
+        ledger: what they should have and have had.
+        candidates: who could run, and where.
+        capacity: GPUs by type.
+        round_seconds: a round's length.
+        types_in_turn: fills one type after the other, in this order, and no others; empty for the highest priority over
+            all types.
+        fill: whether GPUs that nobody with a share can use go to those without.
+    """
+    of = priorities(ledger, round_seconds)
+    turn = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
+    entries: list[tuple[int, float, float, float, int, str]] = []
+    nothing: Mapping[str, float] = {}
+    for i, candidate in enumerate(candidates):
+        who = candidate.combination
+        priority, owed = of.get(who, nothing), ledger.owed.get(who, nothing)
+        share = ledger.shares.get(who, nothing)
+        for gpu_type in candidate.types:
+            high = priority.get(gpu_type, 0.0)
+            if (high > 0 or fill) and (not turn or gpu_type in turn):
+                key = (-high, -owed.get(gpu_type, 0.0) - candidate.credit, -share.get(gpu_type, 0.0))
+                entries.append((turn.get(gpu_type, 0), *key, i, gpu_type))
+    entries.sort()
+    free = dict(capacity)
+    busy: set[str] = set()
+    turns = []
+    for *_, i, gpu_type in entries:
+        who, gpus = candidates[i].combination, candidates[i].gpus
+        if gpus <= free.get(gpu_type, 0) and busy.isdisjoint(who):
+            free[gpu_type] -= gpus
+            busy.update(who)
+            turns.append(Turn(who, gpu_type, gpus))
+    return tuple(turns)
+
+
+def expire(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data of a policy's state, its shares to be made anew at the next change whatever their age."""
+    return {**data, LEDGER: {**data[LEDGER], "expired": True}} if LEDGER in data else data
+
+
+def members(data: Mapping[str, Any]) -> Collection[str] | None:
+    """The jobs that the shares in a policy's state were made for; None where it has none."""
+    return frozenset(data[MADE_FOR]["jobs"]) if MADE_FOR in data else None
+
+
+def alone(shares: Mapping[str, Mapping[str, float]]) -> Times:
+    """Shares by uid as shares of combinations of one."""
+    return {(uid,): share for uid, share in shares.items()}
+
+
+def _of(times: Times, live: Mapping[str, object]) -> dict[Combination, Mapping[str, float]]:
+    """Without those whose jobs are gone."""
+    return {who: found for who, found in times.items() if all(uid in live for uid in who)}
+
+
+def _rows(times: Times) -> list[list[Any]]:
+    return [[list(who), found] for who, found in times.items()]
+
+
+def _times(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> Times:
+    return {tuple(who): found for who, found in rows}

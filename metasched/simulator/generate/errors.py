@@ -1,0 +1,9 @@
+"""What an impossible order for a workload is refused with."""
+
+from __future__ import annotations
+
+from metasched.errors import MetaschedError
+
+
+class GeneratorError(MetaschedError):
+    """The workload cannot be made from what was given; the message says what is missing."""

@@ -1,0 +1,80 @@
+"""Gavel's traces (Narayanan et al., OSDI 2020; the public simulator's ``*.trace``): tab-separated, without a header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from metasched.model import Job
+from metasched.simulator.records import Submission, Workload
+from metasched.simulator.traces.rows import Row, plain_rows
+from metasched.throughput.table import Table, TableTraining
+
+COLUMNS = (
+    "job_type",
+    "command",
+    "working_directory",
+    "num_steps_argument",
+    "needs_data_directory",
+    "total_steps",
+    "scale_factor",
+    "priority_weight",
+    "slo",
+    "arrival_seconds",
+)
+
+
+def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, reference: str = "v100") -> Workload:
+    """The jobs of a trace.
+
+    Uids are line numbers. The largest priority weight of the trace becomes weight 1. An SLO is a factor on the job's
+    duration alone on a reference type, as where the traces come from; -1 means none.
+
+    Args:
+        path: the trace.
+        table: the speed of its job types.
+        most_gpus: the most GPUs that one job can have; None for no limit.
+        reference: the GPU type that SLOs are relative to.
+
+    Raises:
+        TraceError: the trace cannot be used as it is.
+    """
+    rows = list(plain_rows(path, COLUMNS))
+    digits = len(str(rows[-1].line)) if rows else 1
+    heaviest = max((row.number("priority_weight") for row in rows), default=1.0)
+    before = 0.0
+    submissions = []
+    for row in rows:
+        submitted = row.number("arrival_seconds")
+        if submitted < before:
+            raise row.refusal("arrival_seconds", f"{submitted:g} is before the line above", "sort by arrival")
+        before = submitted
+        model = row.one_of("job_type", table.models)
+        gpus = row.gpus("scale_factor", most_gpus)
+        if (model, gpus) not in table.kinds:
+            raise row.refusal("scale_factor", f"no speed is known of {model!r} on {gpus} GPUs", "extend the table")
+        steps = row.whole("total_steps", least=1)
+        job = Job(
+            uid=f"{row.line:0{digits}}",
+            address=str(row.line),
+            name=model,
+            user="trace",
+            submitted=submitted,
+            gpus=gpus,
+            min_gpus=gpus,
+            max_gpus=gpus,
+            cpus_per_unit=0,
+            weight=row.number("priority_weight", least=1e-9) / heaviest,
+            slo_seconds=_slo_seconds(row, steps, table.speed(model, reference, (gpus,))),
+        )
+        submissions.append(Submission(job, TableTraining(table, model, steps)))
+    return Workload(path.name, tuple(submissions))
+
+
+def _slo_seconds(row: Row, steps: int, speed: float | None) -> float | None:
+    """How long after its arrival it should be finished."""
+    factor = row.number("slo", least=-1.0)
+    if factor < 0:
+        return None
+    if not speed:
+        raise row.refusal("slo", "the job does not run on the type that SLOs are relative to", "name another type")
+    return factor * steps / speed

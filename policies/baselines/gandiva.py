@@ -1,0 +1,82 @@
+"""Gandiva's packing by trial, as Gavel's authors restate it.
+
+Sources: Gandiva (Xiao et al., OSDI 2018, section 3.2); Gavel (Narayanan et al., OSDI 2020, section 7.3). While the jobs
+fit, everybody has GPUs of its own. Beyond that, jobs of the same size are put together in pairs by chance; a pair that
+turns out slower together than one after the other is parted, and tried otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from metasched.chance import Chance
+from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.mechanism import Times
+from metasched.model import Job
+from policies.baselines.isolated import equal_parts
+
+
+class GandivaParameters(FractionParameters):
+    """Parameters of Gandiva.
+
+    Attributes:
+        least_gain: a pair stays together while the speeds of its two jobs, each relative to its speed alone, add up to
+            at least this, in the mean over the GPU types; 1 is as good as taking turns.
+    """
+
+    least_gain: float = Field(default=1.0, ge=0)
+
+
+class Gandiva(FractionPolicy):
+    """Equal shares for jobs while they fit, and for pairs found by trial when they do not."""
+
+    name: ClassVar[str] = "gandiva"
+    Parameters: ClassVar[type[GandivaParameters]] = GandivaParameters
+    parameters: GandivaParameters
+
+    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+        """Equal parts for jobs and pairs; remembers the pairs, and how much chance is used up."""
+        jobs = {job.uid: job for job in claims.jobs}
+        kept = [
+            (one, other)
+            for one, other in memory.get("pairs", ())
+            if one in jobs and other in jobs and self._pays(claims, jobs[one], jobs[other])
+        ]
+        wanted = sum(job.gpus for job in claims.jobs)
+        if wanted <= sum(claims.capacity.values()) or not claims.sharing:
+            parts = equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs])
+            return parts, {**memory, "pairs": [list(pair) for pair in kept]}
+        chance = Chance.resume(self.parameters.seed, memory.get("used", 0))
+        paired = {uid for pair in kept for uid in pair}
+        single = [job for job in claims.jobs if job.uid not in paired]
+        for _ in range(len(single)):
+            if len(single) < 2:  # noqa: PLR2004  a pair
+                break
+            one, other = chance.sample(single, 2)
+            if one.gpus == other.gpus:
+                single.remove(one)
+                single.remove(other)
+                kept.append((one.uid, other.uid) if _before(one, other) else (other.uid, one.uid))
+        who = [*((pair, jobs[pair[0]].gpus) for pair in kept), *(((job.uid,), job.gpus) for job in single)]
+        return equal_parts(claims, who), {"pairs": [list(pair) for pair in kept], "used": chance.used}
+
+    def _pays(self, claims: Claims, one: Job, other: Job) -> bool:
+        """Whether two jobs together are fast enough; what is not known of them yet is no reason to part them."""
+        gains = []
+        for kind in claims.spreads[one.uid]:
+            for job, beside in ((one, other), (other, one)):
+                if kind not in claims.spreads[job.uid]:
+                    return False
+                together, alone = claims.speed_beside(job, beside, kind), claims.speed(job, kind)
+                if together == 0.0:
+                    return False
+                gains.append(together / alone if together is not None and alone else 0.5)
+        return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
+
+
+def _before(one: Job, other: Job) -> bool:
+    """By submission."""
+    return (one.submitted, one.uid) < (other.submitted, other.uid)

@@ -1,0 +1,71 @@
+"""The most steps per second in all, whoever makes them (Gavel, OSDI 2020, section 4.2 and Table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from metasched.fractions import Claims, FractionPolicy
+from metasched.mechanism import Times, alone
+
+
+class MaxSumThroughput(FractionPolicy):
+    """Maximises the sum of effective throughputs; slow jobs may starve, and are served from what is left."""
+
+    name: ClassVar[str] = "max_sum_throughput"
+
+    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+        """The linear program's solution; remembers nothing.
+
+        Jobs that are alike to it (same GPUs, same speeds) get the same shares: it is solved for groups of jobs.
+        """
+        speeds = _speeds(claims)
+        groups: dict[tuple[int, tuple[tuple[str, float], ...]], list[str]] = {}
+        for job in claims.jobs:
+            if speed := speeds[job.uid]:
+                groups.setdefault((job.gpus, tuple(sorted(speed.items()))), []).append(job.uid)
+        kinds = sorted(claims.capacity)
+        row_of = {kind: len(groups) + i for i, kind in enumerate(kinds)}
+        cells = [(i, gpus, kind, speed) for i, (gpus, pairs) in enumerate(groups) for kind, speed in pairs]
+        if not cells:
+            return {}, memory
+        count = len(cells)
+        at_most = coo_array(
+            (
+                np.concatenate([np.ones(count), [float(gpus) for _, gpus, _, _ in cells]]),
+                (
+                    np.concatenate([[i for i, *_ in cells], [row_of[kind] for _, _, kind, _ in cells]]),
+                    np.tile(np.arange(count), 2),
+                ),
+            ),
+            shape=(len(groups) + len(kinds), count),
+        )
+        members = list(groups.values())
+        limits = [*(float(len(uids)) for uids in members), *(float(claims.capacity[kind]) for kind in kinds)]
+        found = linprog([-speed for *_, speed in cells], A_ub=at_most.tocsr(), b_ub=limits, method="highs-ds")
+        shares: dict[str, dict[str, float]] = {}
+        for (i, _, kind, _), time in zip(cells, found.x, strict=True):
+            for uid in members[i]:
+                shares.setdefault(uid, {})[kind] = min(max(float(time) / len(members[i]), 0.0), 1.0)
+        return alone(shares), memory
+
+
+def _speeds(claims: Claims) -> Mapping[str, Mapping[str, float]]:
+    """Steps per second by uid and type; a job of unknown speed counts as an average one."""
+    known: dict[str, list[float]] = {}
+    found: dict[str, dict[str, float | None]] = {}
+    for job in claims.jobs:
+        found[job.uid] = {kind: claims.speed(job, kind) for kind in claims.spreads[job.uid]}
+        for kind, speed in found[job.uid].items():
+            if speed is not None:
+                known.setdefault(kind, []).append(speed)
+    average = {kind: fmean(speeds) for kind, speeds in known.items()}
+    return {
+        uid: {kind: average.get(kind, 1.0) if speed is None else speed for kind, speed in speeds.items()}
+        for uid, speeds in found.items()
+    }

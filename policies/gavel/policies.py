@@ -1,0 +1,244 @@
+"""Gavel's policies (OSDI'20, Table 1): each says which shares of time are right, the round mechanism makes them so."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.mechanism import Times
+from metasched.model import Job
+from policies.gavel.fair import finish_time_fairness, isolated, makespan, max_min_fairness, water_filling
+from policies.gavel.market import Mark, Market
+from policies.gavel.problem import Floats
+from policies.gavel.sums import in_order, least_cost
+
+
+class GavelParameters(FractionParameters):
+    """What all of Gavel's policies have.
+
+    Attributes:
+        aware: whether a job's speed on each GPU type counts; else the policy is its own heterogeneity-agnostic form.
+        unknown_seconds: how much longer a job is taken to run at its fastest of which nobody knows how long.
+    """
+
+    aware: bool = True
+    unknown_seconds: float = Field(default=3600.0, gt=0)
+
+
+class GavelPolicy(FractionPolicy):
+    """Base: jobs go into classes, a program is solved over them, and its solution is the shares."""
+
+    Parameters: ClassVar[type[GavelParameters]] = GavelParameters
+    parameters: GavelParameters
+
+    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+        """The solution of the policy's program."""
+        market = Market.of(claims, aware=self.parameters.aware, mark=self.mark())
+        if not market.members:
+            return {}, memory
+        x, memory = self.solve(market, claims, memory)
+        return market.times(x), memory
+
+    def mark(self) -> Mark:
+        """What tells jobs apart beside their speeds and their numbers of GPUs."""
+        return lambda job: job.weight
+
+    @abstractmethod
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """The variables of the program, and what to remember."""
+
+    def steps(self, market: Market) -> Floats:
+        """Steps that are left of one job of each class."""
+        left = market.each(lambda job: np.nan if job.remaining_steps is None else job.remaining_steps)
+        return np.where(np.isnan(left), self.parameters.unknown_seconds * market.problem.fastest, left)
+
+
+class GavelLasParameters(GavelParameters):
+    """Parameters of LAS.
+
+    Attributes:
+        fill: whether all shares are raised until nothing can grow (water filling, section 4.3), and not only the least
+            one and then the sum.
+    """
+
+    fill: bool = False
+
+
+class GavelLas(GavelPolicy):
+    """Max-min fairness over weighted effective throughputs (section 4.1): least attained service, aware of speeds."""
+
+    name: ClassVar[str] = "gavel_las"
+    Parameters: ClassVar[type[GavelLasParameters]] = GavelLasParameters
+    parameters: GavelLasParameters
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Max-min fairness."""
+        del claims
+        weights = market.each(lambda job: job.weight)
+        if self.parameters.fill:
+            return water_filling(market.problem, lambda growing: weights * growing), memory
+        return max_min_fairness(market.problem, weights), memory
+
+
+class GavelMakespan(GavelPolicy):
+    """The shortest time until all present jobs are done (section 4.2)."""
+
+    name: ClassVar[str] = "gavel_makespan"
+
+    def mark(self) -> Mark:
+        """Jobs differ in what is left of them."""
+        return lambda job: job.remaining_steps
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Minimise the longest duration."""
+        del claims
+        return makespan(market.problem, self.steps(market)), memory
+
+
+class GavelFinishTimeFairness(GavelPolicy):
+    """The smallest largest rho: the time that a job takes over that with 1/n of the cluster (section 4.2)."""
+
+    name: ClassVar[str] = "gavel_ftf"
+
+    def mark(self) -> Mark:
+        """Every job has a past of its own."""
+        return lambda job: job.uid
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Minimise the largest rho; remembers how long each job's past would have taken on 1/n of the cluster."""
+        apart = isolated(market.problem)
+        past: dict[str, list[float]] = {}
+        for (job, *_), speed in zip(market.members, apart, strict=True):
+            seconds, steps, before = memory.get("isolated", {}).get(job.uid, (0.0, 0.0, 0.0))
+            now = job.progress_steps or 0.0
+            gained = (now - steps) / before if before > 0 else 0.0
+            past[job.uid] = [seconds + max(gained, 0.0), now, float(speed)]
+        elapsed = market.each(lambda job: claims.now - job.submitted)
+        alone = market.each(lambda job: past[job.uid][0])
+        return finish_time_fairness(market.problem, self.steps(market), elapsed, alone), {"isolated": past}
+
+
+class GavelShortestFirst(GavelPolicy):
+    """The shortest job on its fastest type, then the next (section 4.2)."""
+
+    name: ClassVar[str] = "gavel_sjf"
+
+    def mark(self) -> Mark:
+        """Every job has a place in the queue."""
+        return lambda job: job.uid
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Serve in the order of durations."""
+        del claims
+        seconds = self.steps(market) / np.maximum(market.problem.fastest, 1e-300)
+        order = np.argsort(np.argsort(seconds, kind="stable"), kind="stable").astype(float)
+        return in_order(market.problem, order), memory
+
+
+class GavelCostParameters(GavelParameters):
+    """Parameters of the least cost.
+
+    Attributes:
+        prices: by GPU type, what one GPU costs for an hour; a type that is not in it costs 1.
+        slos: whether jobs get the throughput that their deadlines ask for, as far as that is possible.
+    """
+
+    prices: Mapping[str, float] = Field(default_factory=dict)
+    slos: bool = True
+
+
+class GavelCost(GavelPolicy):
+    """The most throughput for what the GPUs cost, with or without deadlines (section 4.2)."""
+
+    name: ClassVar[str] = "gavel_cost"
+    Parameters: ClassVar[type[GavelCostParameters]] = GavelCostParameters
+    parameters: GavelCostParameters
+    fills: ClassVar[bool] = False
+
+    def mark(self) -> Mark:
+        """Jobs with a deadline differ in when that is."""
+        return lambda job: job.uid if self.parameters.slos and job.slo_seconds is not None else None
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Maximise throughput by cost."""
+        prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in market.types])
+        steps = self.steps(market)
+        time = market.each(lambda job: self._left(job, claims.now))
+        needs = np.where(np.isfinite(time) & (time > 0), steps / np.where(time > 0, time, 1.0), 0.0)
+        return least_cost(market.problem, prices, needs)[0], memory
+
+    def _left(self, job: Job, now: float) -> float:
+        """Seconds to its deadline."""
+        if not self.parameters.slos or job.slo_seconds is None:
+            return np.inf
+        return job.submitted + job.slo_seconds - now
+
+
+class Entity(BaseModel):
+    """One entity: a Slurm account.
+
+    Attributes:
+        weight: of its share of the cluster.
+        inside: how its jobs share that: ``fairness`` by their weights, or ``fifo``.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    weight: float = Field(default=1.0, gt=0)
+    inside: Literal["fairness", "fifo"] = "fairness"
+
+
+class GavelHierarchicalParameters(GavelParameters):
+    """Parameters of the hierarchy.
+
+    Attributes:
+        entities: by Slurm account: ``weight`` and ``inside`` (``fairness`` or ``fifo``).
+        others: the same for accounts that are not in it, each on its own.
+    """
+
+    entities: Mapping[str, Entity] = Field(default_factory=dict)
+    others: Entity = Entity()
+
+
+class GavelHierarchical(GavelPolicy):
+    """Fairness between accounts, and fairness or FIFO within each, by water filling (section 4.3)."""
+
+    name: ClassVar[str] = "gavel_hierarchical"
+    Parameters: ClassVar[type[GavelHierarchicalParameters]] = GavelHierarchicalParameters
+    parameters: GavelHierarchicalParameters
+
+    def entity(self, job: Job) -> Entity:
+        """The entity of a job."""
+        return self.parameters.entities.get(job.account or "", self.parameters.others)
+
+    def mark(self) -> Mark:
+        """Jobs differ by account and weight; in a queue each has its place."""
+        return lambda job: (job.account, job.weight, job.uid if self.entity(job).inside == "fifo" else None)
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Fill, handing an account's weight on to those of its jobs that can still grow."""
+        del claims
+        accounts: dict[str | None, list[int]] = {}
+        for number, (job, *_) in enumerate(market.members):
+            accounts.setdefault(job.account, []).append(number)
+        own, counts = market.each(lambda job: job.weight), market.problem.counts
+
+        def weights(growing: Floats) -> Floats:
+            found = np.zeros(len(growing))
+            for numbers in accounts.values():
+                left = [number for number in numbers if growing[number] > 0]
+                entity = self.entity(market.members[numbers[0]][0])
+                if left and entity.inside == "fifo":
+                    first = min(left, key=lambda n: (market.members[n][0].submitted, market.members[n][0].uid))
+                    found[first] = entity.weight
+                elif left:
+                    total = float((own[left] * counts[left]).sum())
+                    found[left] = entity.weight * own[left] / total
+            return found
+
+        return water_filling(market.problem, weights), memory
