@@ -1,0 +1,61 @@
+"""What readers share whose traces say only how long a job ran, and on how many GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from metasched.model import Job
+from metasched.simulator.records import Submission, Workload
+from metasched.throughput.curve import ran
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One job of such a trace.
+
+    Attributes:
+        name: the trace's own id.
+        submitted: seconds, on any clock.
+        gpus: at least 1.
+        seconds: that it ran.
+        user: its owner.
+        account: the group or virtual cluster that it was submitted to, if any.
+    """
+
+    name: str
+    submitted: float
+    gpus: int
+    seconds: float
+    user: str = "trace"
+    account: str | None = None
+
+
+def workload(source: str, runs: Iterable[Run], speed_up: float | None) -> Workload:
+    """The runs as rigid jobs by arrival; the clock begins at the first of them.
+
+    Args:
+        source: in words.
+        runs: in any order; those that arrive together keep it.
+        speed_up: the exponent of the speed-up by which jobs may have other numbers of GPUs, from one to twice as many
+            as they had; None if they may not.
+    """
+    ordered = sorted(runs, key=lambda run: run.submitted)
+    first = ordered[0].submitted if ordered else 0.0
+    digits = len(str(len(ordered)))
+    submissions = []
+    for position, run in enumerate(ordered, start=1):
+        job = Job(
+            uid=f"{position:0{digits}}",
+            address=str(position),
+            name=run.name,
+            user=run.user,
+            account=run.account,
+            submitted=run.submitted - first,
+            gpus=run.gpus,
+            min_gpus=run.gpus if speed_up is None else 1,
+            max_gpus=run.gpus if speed_up is None else 2 * run.gpus,
+            cpus_per_unit=0,
+        )
+        submissions.append(Submission(job, ran(run.seconds, run.gpus, speed_up)))
+    return Workload(source, tuple(submissions))

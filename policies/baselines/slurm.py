@@ -1,0 +1,268 @@
+"""Bare Slurm: what a cluster does without metasched. Priorities by several factors, EASY backfill, no preemption.
+
+Priority (Slurm's priority/multifactor): age, fair share and size, each a factor in [0, 1] times a weight. Fair share is
+Fair Tree with equal shares: users are ranked by the decayed usage of their account first, then by their own. Backfill
+(EASY; Lifka 1995): the first job that does not fit has its GPUs reserved for when the running ones' time limits free
+them, and later jobs start where they do not delay it. There is one reservation for each GPU type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from pydantic import Field
+
+from metasched.model import Decision, Grant, Job, Snapshot
+from metasched.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.allocation import CPU_ONLY, Allocator, Share, ordinal
+
+STATE_VERSION = 1
+DAY = 86400.0
+
+Owner = tuple[str, str]
+"""Account (empty where there is none) and user."""
+
+
+class SlurmParameters(PolicyParameters):
+    """Parameters of bare Slurm.
+
+    Attributes:
+        age_weight: of the time since submission.
+        fairshare_weight: of the rank by past usage.
+        size_weight: of the share of the cluster that is asked for.
+        favor_small: whether small jobs have the larger size factor.
+        max_age_seconds: age beyond which priority grows no more.
+        half_life_seconds: in which past usage counts half.
+        default_limit_seconds: the time limit of jobs that have none.
+        backfill: whether later jobs may start where they do not delay the first that waits for their GPU type.
+    """
+
+    age_weight: float = Field(default=1000.0, ge=0)
+    fairshare_weight: float = Field(default=10000.0, ge=0)
+    size_weight: float = Field(default=1000.0, ge=0)
+    favor_small: bool = False
+    max_age_seconds: float = Field(default=7 * DAY, gt=0)
+    half_life_seconds: float = Field(default=7 * DAY, gt=0)
+    default_limit_seconds: float = Field(default=365 * DAY, gt=0)
+    backfill: bool = True
+
+
+class Slurm(Policy):
+    """Multifactor priority with EASY backfill; jobs get what they asked for, and keep it to their end."""
+
+    name: ClassVar[str] = "slurm"
+    Parameters: ClassVar[type[PolicyParameters]] = SlurmParameters
+    parameters: SlurmParameters
+
+    def initial_state(self, snapshot: Snapshot) -> PolicyState:
+        """What live jobs have had is all the usage that we know of."""
+        ledger = _Ledger(snapshot.now)
+        ledger.charge(snapshot, self.parameters.half_life_seconds)
+        return ledger.state()
+
+    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Charge usage, order the queue, start what fits, and backfill."""
+        ledger = _Ledger.of(state) or _Ledger(snapshot.now)
+        ledger.charge(snapshot, self.parameters.half_life_seconds)
+        priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}))
+        started = [job for job in snapshot.jobs if _started(job)]
+        waiting = [job for job in snapshot.jobs if not _started(job)]
+        waiting.sort(key=lambda job: (-priority[job.uid], job.submitted, job.uid))
+        return _Easy(snapshot, started, waiting, self.parameters).decision(), ledger.state()
+
+    def _priorities(self, snapshot: Snapshot, fair: Mapping[Owner, float]) -> Mapping[str, float]:
+        given = self.parameters
+        gpus, nodes = sum(snapshot.capacity.values()), len(snapshot.nodes)
+        found = {}
+        for job in snapshot.jobs:
+            age = min(max(snapshot.now - job.submitted, 0.0) / given.max_age_seconds, 1.0)
+            part = job.gpus / gpus if job.gpus and gpus else (job.nodes or 1) / max(nodes, 1)
+            size = 1.0 - min(part, 1.0) if given.favor_small else min(part, 1.0)
+            factors = (given.age_weight * age, given.fairshare_weight * fair[_owner(job)], given.size_weight * size)
+            found[job.uid] = sum(factors)
+        return found
+
+
+def _started(job: Job) -> bool:
+    """Whether it has resources, or is about to get those that it was released for."""
+    return job.active or job.released is not None
+
+
+def _owner(job: Job) -> Owner:
+    return job.account or "", job.user
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Decayed usage.
+
+    Attributes:
+        at: when it was last brought up to date.
+        usage: GPU-seconds (CPU-only: node-seconds) by owner.
+        seen: by job, its owner, its service by then, and the GPUs that it had.
+    """
+
+    at: float
+    usage: dict[Owner, float] = field(default_factory=dict)
+    seen: dict[str, tuple[Owner, float, float]] = field(default_factory=dict)
+
+    def charge(self, snapshot: Snapshot, half_life: float) -> None:
+        """Let old usage decay, and add what jobs have had since; who is gone had what it had until now."""
+        passed = max(snapshot.now - self.at, 0.0)
+        fade = math.pow(0.5, passed / half_life)
+        usage = {owner: amount * fade for owner, amount in self.usage.items()}
+        seen = {}
+        for job in snapshot.jobs:
+            owner, service = _owner(job), job.attained_service
+            before = self.seen.pop(job.uid, (owner, 0.0, 0.0))[1]
+            usage[owner] = usage.get(owner, 0.0) + max(service - before, 0.0)
+            holds = (job.placement.gpus or len(job.placement.nodes)) if job.active and job.placement else 0
+            seen[job.uid] = (owner, service, float(holds))
+        for owner, _, holding in self.seen.values():
+            usage[owner] = usage.get(owner, 0.0) + holding * passed
+        self.at, self.seen = snapshot.now, seen
+        self.usage = {owner: amount for owner, amount in usage.items() if amount >= 1.0}
+
+    def factors(self, owners: Iterable[Owner]) -> Mapping[Owner, float]:
+        """Fair Tree with equal shares: 1 for the first in rank; equals have the same."""
+        of_account: dict[str, float] = {}
+        for (account, _), amount in self.usage.items():
+            of_account[account] = of_account.get(account, 0.0) + amount
+        everybody = {*owners, *self.usage}
+        keys = {owner: (of_account.get(owner[0], 0.0), self.usage.get(owner, 0.0)) for owner in everybody}
+        ranks: dict[tuple[float, float], int] = {}
+        for rank, key in enumerate(sorted(keys.values())):
+            ranks.setdefault(key, rank)
+        return {owner: 1.0 - ranks[key] / len(keys) for owner, key in keys.items()}
+
+    def state(self) -> PolicyState:
+        """As JSON-compatible data."""
+        data = {
+            "at": self.at,
+            "usage": [[*owner, amount] for owner, amount in sorted(self.usage.items())],
+            "seen": {uid: [*owner, service, gpus] for uid, (owner, service, gpus) in sorted(self.seen.items())},
+        }
+        return PolicyState(STATE_VERSION, data)
+
+    @classmethod
+    def of(cls, state: PolicyState) -> _Ledger | None:
+        """What ``state`` wrote; None for anything else."""
+        if state.version != STATE_VERSION:
+            return None
+        try:
+            usage = {(str(account), str(user)): float(amount) for account, user, amount in state.data["usage"]}
+            seen = {
+                uid: ((str(account), str(user)), float(service), float(gpus))
+                for uid, (account, user, service, gpus) in state.data["seen"].items()
+            }
+            return cls(float(state.data["at"]), usage, seen)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """For the first job that does not fit: when its resources will be there, and how much more is free then."""
+
+    job: Job
+    kind: str
+    at: float
+    extra: int
+
+
+class _Easy:
+    """One round."""
+
+    def __init__(
+        self, snapshot: Snapshot, started: Sequence[Job], waiting: Sequence[Job], parameters: SlurmParameters
+    ) -> None:
+        self.now = snapshot.now
+        self.parameters = parameters
+        self.waiting = waiting
+        self.started = started
+        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False)
+        self.running: list[tuple[Job, Share]] = []
+        self.reserved: dict[str, _Reservation] = {}
+        self.grants: list[Grant] = []
+        self.waits: dict[str, str] = {}
+
+    def decision(self) -> Decision:
+        """Who runs on, starts, is backfilled, or waits."""
+        for job in self.started:
+            place = job.placement if job.active else job.released
+            assert place is not None  # noqa: S101  that is what started means
+            share = Share(place.gpus, place.gpu_type or CPU_ONLY)
+            self.allocator.give(job, share, anyway=True)
+            self.running.append((job, share))
+            self.grants.append(Grant(job.uid, share.gpus, "it runs to its end", None, place.gpu_type, exact=place))
+        for position, job in enumerate(self.waiting, start=1):
+            turn = f"{ordinal(position)} of {len(self.waiting)} by priority"
+            options = self.allocator.options(job)
+            if not options:
+                wish = self.allocator.wish(job)
+                self.waits[job.uid] = f"{turn}; even empty, the nodes that accept jobs could not give it {wish}"
+            elif not any(self._start(job, share, turn) for share in options):
+                self._wait(job, options, turn)
+        return Decision(tuple(self.grants), (), self.waits)
+
+    def _grant(self, job: Job, share: Share, reason: str) -> bool:
+        if not self.allocator.give(job, share):
+            return False
+        self.running.append((job, share))
+        self.grants.append(Grant(job.uid, share.gpus, reason, None, share.gpu_type or None))
+        return True
+
+    def _end(self, job: Job) -> float:
+        """When its time limit ends it, at the latest; a limit counts anew in every run."""
+        limit = job.time_limit_seconds
+        begun = job.run_started if job.active and job.run_started is not None else self.now
+        return max(begun + (self.parameters.default_limit_seconds if limit is None else limit), self.now)
+
+    def _units(self, job: Job, share: Share, kind: str) -> int:
+        """What it takes of one kind: GPUs of a type, or CPUs."""
+        gpus, cpus = self.allocator.cost(job, share)
+        if kind == CPU_ONLY:
+            return cpus
+        return gpus if share.gpu_type == kind else 0
+
+    def _reserve(self, job: Job, share: Share) -> _Reservation:
+        """When so much will be free of that type, by everybody's time limit."""
+        kind = share.gpu_type
+        pool = self.allocator.pool
+        need = self._units(job, share, kind)
+        free = pool.cpus if kind == CPU_ONLY else pool.gpus.get(kind, 0)
+        at = self.now
+        for end, units in sorted((self._end(one), self._units(one, its, kind)) for one, its in self.running):
+            if free >= need and end > at:
+                break
+            free, at = free + units, end
+        return _Reservation(job, kind, at if free >= need else math.inf, max(free - need, 0))
+
+    def _start(self, job: Job, share: Share, turn: str) -> bool:
+        """Grant it, if it fits and no reservation suffers."""
+        late = {}
+        for kind, reserved in self.reserved.items():
+            extra = reserved.extra - self._units(job, share, kind)
+            if self._end(job) > reserved.at and extra < reserved.extra:
+                late[kind] = replace(reserved, extra=extra)
+        if any(reserved.extra < 0 for reserved in late.values()):
+            return False
+        if not self._grant(job, share, f"{turn}; backfilled" if share.gpu_type in self.reserved else turn):
+            return False
+        self.reserved |= late
+        return True
+
+    def _wait(self, job: Job, options: Sequence[Share], turn: str) -> None:
+        """Have it wait; the first that waits for a type gets the reservation."""
+        first = next((self.reserved[share.gpu_type].job for share in options if share.gpu_type in self.reserved), None)
+        if first is not None:
+            self.waits[job.uid] = f"{turn}; waits behind job {first.address}, which must not be delayed"
+            return
+        self.waits[job.uid] = f"{turn}; waits for {self.allocator.wish(job)}, {self.allocator.free(job)}"
+        soonest = min((self._reserve(job, share) for share in options), key=lambda found: found.at)
+        if not self.parameters.backfill:  # nobody passes it
+            soonest = replace(soonest, at=-math.inf, extra=0)
+        self.reserved[soonest.kind] = soonest

@@ -1,0 +1,25 @@
+"""Shortest remaining service first: remaining time x GPUs, so that a wide job counts for what it keeps from others.
+
+The clairvoyant order that Tiresias (Gu et al., NSDI 2019, sections 2.2 and 3.2) extends to jobs on several GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from metasched.model import Decision, Snapshot
+from metasched.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.srtf import ShortestParameters, shortest_first
+
+
+class Srsf(Policy):
+    """Shortest remaining service first; preemptive. Jobs of which it is not known come last, by submission."""
+
+    name: ClassVar[str] = "srsf"
+    Parameters: ClassVar[type[PolicyParameters]] = ShortestParameters
+    parameters: ShortestParameters
+
+    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Serve jobs by remaining time x the GPUs that they asked for; keeps no state."""
+        words = ", shortest remaining GPU time first"
+        return shortest_first(snapshot, lambda job: job.gpus or job.nodes or 1, words, self.parameters), state

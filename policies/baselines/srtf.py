@@ -1,0 +1,60 @@
+"""Shortest remaining time first: the order that minimises mean completion time where jobs do not scale.
+
+A baseline of Tiresias (Gu et al., NSDI 2019, section 2.2) and of many since; it needs to know how long jobs still run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+from metasched.model import Decision, Job, Snapshot
+from metasched.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.allocation import allocate
+from policies.baselines.remaining import Outlook
+
+UNKNOWN = ", after all whose remaining time is known"
+
+
+class ShortestParameters(PolicyParameters):
+    """Parameters of SRTF and SRSF.
+
+    Attributes:
+        elastic: whether jobs may get other amounts than they asked for.
+    """
+
+    elastic: bool = True
+
+
+class Srtf(Policy):
+    """Shortest remaining time first; preemptive. Jobs of which it is not known come last, by submission."""
+
+    name: ClassVar[str] = "srtf"
+    Parameters: ClassVar[type[PolicyParameters]] = ShortestParameters
+    parameters: ShortestParameters
+
+    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
+        """Serve jobs by remaining time; keeps no state."""
+        decision = shortest_first(snapshot, lambda _: 1, ", shortest remaining time first", self.parameters)
+        return decision, state
+
+
+def shortest_first(
+    snapshot: Snapshot, factor: Callable[[Job], float], words: str, parameters: ShortestParameters
+) -> Decision:
+    """Serve jobs by remaining time, times a factor of each job's own."""
+    outlook = Outlook(snapshot)
+    left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
+
+    def key(job: Job) -> tuple[float, float, str]:
+        seconds = left[job.uid]
+        return (math.inf if seconds is None else seconds * factor(job), job.submitted, job.uid)
+
+    return allocate(
+        snapshot,
+        sorted(snapshot.jobs, key=key),
+        lambda job: UNKNOWN if left[job.uid] is None else words,
+        strict=False,
+        elastic=parameters.elastic,
+    )
