@@ -177,6 +177,7 @@ class Job:
         steps_per_second: latest measured speed of the present run, if reported.
         speed: what is known of its speed elsewhere, at other sizes and beside others.
         slo_seconds: how long after its submission it should be finished, if its user has said so.
+        time_limit_seconds: how long one run may last, if there is a limit.
         shares_with: the job that runs on the very same GPUs now, if one does.
     """
 
@@ -221,6 +222,7 @@ class Job:
     steps_per_second: float | None = None
     speed: Speed | None = None
     slo_seconds: float | None = None
+    time_limit_seconds: float | None = None
     shares_with: str | None = None
 
     def evolve(self, **changes: Any) -> Self:

@@ -525,6 +525,7 @@ def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
+        time_limit_seconds=seen.time_limit,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,9 @@ from metasched.policy import UnknownPolicyError, installed_policies
 if TYPE_CHECKING:
     from metasched.simulator.results import Result
     from metasched.simulator.sweep import Case
+
+# Simulations solve many small problems, for which threads cost more than they bring; processes are what they run in.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _Command = TypeVar("_Command", bound=Any)
 

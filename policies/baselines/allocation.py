@@ -7,7 +7,7 @@ nodes they are on is the placement's business, so a job that does not fit by cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metasched.model import Decision, Grant, Job, Snapshot, Status
@@ -50,37 +50,21 @@ def allocate(
         strict: whether a job that does not fit keeps later ones from the GPUs that it waits for.
         elastic: whether jobs may get other amounts than they asked for.
     """
-    allocator = _Allocator(snapshot, queue, elastic=elastic)
-    for job in queue:
-        allocator.keep_fixed(job)
+    allocator = Allocator(snapshot, queue, elastic=elastic)
     behind = allocator.serve_minimum(strict=strict)
     if elastic:
         for job in queue:
             allocator.grow(job, job.gpus)
         for job in queue:
             allocator.grow(job, job.max_gpus)
-    grants, fallback, waits = [], [], {}
-    for position, job in enumerate(queue, start=1):
-        reason = f"{ordinal(position)} of {len(queue)} in line{words(job)}"
-        share = allocator.pool.shares.get(job.uid)
-        least = allocator.least(job)
-        if share is not None:
-            at_least = min(least, share.gpus) if elastic and not _fixed(job) else share.gpus
-            grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
-        elif not allocator.possible(job):
-            waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {allocator.wish(job)}"
-        elif not strict:
-            most = max(amounts[-1] for amounts in allocator.sizes(job).values())  # a request may be beyond all nodes
-            fallback.append(Grant(job.uid, min(job.gpus, most) if elastic else least, reason, least))
-        elif behind.get(job.uid) is None:
-            waits[job.uid] = f"{reason}; waits for {allocator.wish(job)}, {allocator.free(job)}"
-        else:
-            waits[job.uid] = f"{reason}; waits behind job {behind[job.uid]}, which needs the same resources"
-    return Decision(tuple(grants), tuple(fallback), waits)
+    return allocator.decision(words, behind if strict else None)
 
 
-class _Allocator:
-    """One call of ``allocate``."""
+class Allocator:
+    """GPUs being given away, in the order of a queue that holds all jobs of the snapshot.
+
+    Jobs that can neither stop nor move have what they hold from the beginning.
+    """
 
     def __init__(self, snapshot: Snapshot, queue: Sequence[Job], *, elastic: bool) -> None:
         self.snapshot = snapshot
@@ -88,11 +72,41 @@ class _Allocator:
         self.elastic = elastic
         self.pool = _Pool(dict(snapshot.capacity), sum(node.cpus for node in snapshot.nodes if node.accepts))
         self._sizes: dict[object, Mapping[str, tuple[int, ...]]] = {}
+        for job in queue:
+            self._keep_fixed(job)
+
+    def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
+        """Grants for all who have a share, in the order of the queue.
+
+        Args:
+            words: what to say of a job beside its position in the queue.
+            behind: what ``serve_minimum`` said, if those without a share wait; if None, they are offered as fallback.
+        """
+        grants, fallback, waits = [], [], {}
+        for position, job in enumerate(self.queue, start=1):
+            reason = f"{ordinal(position)} of {len(self.queue)} in line{words(job)}"
+            share = self.pool.shares.get(job.uid)
+            least = self.least(job)
+            if share is not None:
+                at_least = min(least, share.gpus) if self.elastic and not fixed(job) else share.gpus
+                grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
+            elif not self.possible(job):
+                waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {self.wish(job)}"
+            elif behind is None:
+                most = max(amounts[-1] for amounts in self.sizes(job).values())  # a request may be beyond all nodes
+                fallback.append(Grant(job.uid, min(job.gpus, most) if self.elastic else least, reason, least))
+            elif behind.get(job.uid) is None:
+                waits[job.uid] = f"{reason}; waits for {self.wish(job)}, {self.free(job)}"
+            else:
+                waits[job.uid] = f"{reason}; waits behind job {behind[job.uid]}, which needs the same resources"
+        return Decision(tuple(grants), tuple(fallback), waits)
 
     # -- what a job could be given on an empty cluster ------------------------------------------------------------
 
     def sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
         """By type, the amounts that nodes could hold, ascending; beyond the smallest only whole nodes or one.
+
+        Where a cluster realises uneven placements, all amounts between.
 
         A job without GPUs has the one amount 0 where enough nodes could hold it.
         """
@@ -113,13 +127,12 @@ class _Allocator:
                 )
                 room.setdefault((node.gpu_type or "") if job.gpus else CPU_ONLY, []).append(units)
         sizes = {}
+        uneven = self.snapshot.uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
         for gpu_type, units_of in room.items():
             units_of.sort(reverse=True)
-            found: list[int] = []
-            for gpus in range(self.least(job), min(job.max_gpus, sum(units_of)) + 1):
-                ways = [(k, g) for k, g in job.spreads(gpus) if k <= len(units_of) and units_of[k - 1] >= max(g, 1)]
-                if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in ways):
-                    found.append(gpus)
+            most = job.max_gpus if self.elastic else job.gpus
+            amounts = range(self.least(job), min(most, sum(units_of)) + 1)
+            found = list(amounts) if uneven else _even(job, amounts, units_of)
             if found:
                 sizes[gpu_type] = tuple(found)
         return sizes
@@ -134,21 +147,20 @@ class _Allocator:
 
     # -- giving ---------------------------------------------------------------------------------------------------
 
-    def _cost(self, job: Job, share: Share | None) -> tuple[int, int]:
+    def cost(self, job: Job, share: Share | None) -> tuple[int, int]:
         """GPUs and CPUs that a share takes from the pool: what it holds on nodes that accept no jobs is not in it."""
         if share is None:
             return 0, 0
         units = share.gpus if job.gpus else (job.nodes or 1)
         held = job.placement if job.active else None
         if held is not None and (held.gpus, held.gpu_type or CPU_ONLY) == (share.gpus, share.gpu_type):
-            per_node = max(held.gpus_per_node, 1)
             nodes = self.snapshot.node
-            units = per_node * sum(1 for name in held.nodes if name in nodes and nodes[name].accepts)
+            units = sum(max(gpus, 1) for name, gpus in held.shares if name in nodes and nodes[name].accepts)
         return units if job.gpus else 0, units * job.cpus_per_unit
 
-    def _give(self, job: Job, share: Share, *, anyway: bool = False) -> bool:
+    def give(self, job: Job, share: Share, *, anyway: bool = False) -> bool:
         """Change its share, if the pool has enough (for jobs that hold it already: anyway)."""
-        before, after = self._cost(job, self.pool.shares.get(job.uid)), self._cost(job, share)
+        before, after = self.cost(job, self.pool.shares.get(job.uid)), self.cost(job, share)
         gpus, cpus = after[0] - before[0], after[1] - before[1]
         fits = gpus <= self.pool.gpus.get(share.gpu_type, 0) if job.gpus else True
         if not anyway and not (fits and (cpus <= 0 or cpus <= self.pool.cpus)):
@@ -159,10 +171,9 @@ class _Allocator:
         self.pool.shares[job.uid] = share
         return True
 
-    def keep_fixed(self, job: Job) -> None:
-        """Give a job that can neither stop nor move what it holds."""
-        if _fixed(job) and job.placement is not None:
-            self._give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
+    def _keep_fixed(self, job: Job) -> None:
+        if fixed(job) and job.placement is not None:
+            self.give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
 
     def serve_minimum(self, *, strict: bool) -> Mapping[str, str | None]:
         """Give everybody the minimum, in order; by uid of those left out, the job that they wait behind."""
@@ -171,8 +182,8 @@ class _Allocator:
         for job in self.queue:
             if job.uid in self.pool.shares:
                 continue
-            options = self._options(job)
-            if any(share.gpu_type not in heads and self._give(job, share) for share in options):
+            options = self.options(job)
+            if any(share.gpu_type not in heads and self.give(job, share) for share in options):
                 continue
             if strict:
                 behind[job.uid] = next((heads[s.gpu_type] for s in options if s.gpu_type in heads), None)
@@ -180,7 +191,7 @@ class _Allocator:
                     heads.setdefault(share.gpu_type, job.address)
         return behind
 
-    def _options(self, job: Job) -> list[Share]:
+    def options(self, job: Job) -> list[Share]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
         last = job.placement or job.released or job.last_placement
         sizes = dict(self.sizes(job))
@@ -198,10 +209,10 @@ class _Allocator:
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
         share = self.pool.shares.get(job.uid)
-        if share is None or _fixed(job) or share.gpus >= goal:
+        if share is None or fixed(job) or share.gpus >= goal:
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
-            if share.gpus < gpus <= goal and self._give(job, Share(gpus, share.gpu_type)):
+            if share.gpus < gpus <= goal and self.give(job, Share(gpus, share.gpu_type)):
                 return
 
     # -- words ----------------------------------------------------------------------------------------------------
@@ -223,7 +234,17 @@ class _Allocator:
         return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
 
 
-def _fixed(job: Job) -> bool:
+def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int]:
+    """The amounts that nodes with so many units, descending, hold in equal parts; see ``Allocator.sizes``."""
+    found: list[int] = []
+    for gpus in amounts:
+        ways = [(k, g) for k, g in job.spreads(gpus) if k <= len(units_of) and units_of[k - 1] >= max(g, 1)]
+        if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in ways):
+            found.append(gpus)
+    return found
+
+
+def fixed(job: Job) -> bool:
     """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
     return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
 

@@ -4,6 +4,8 @@ A job's attained service is GPUs x time. Queues are bands of attained service: a
 the next when its service passes that queue's threshold. Upper queues preempt lower ones; within a queue, jobs go in the
 order in which they first started, those that never started last, so that equals do not preempt each other in turns.
 A job that waited ``promote_knob`` times as long as it ran goes back to the top, and its service counts anew.
+
+In Pollux's simulator jobs go in the order in which they entered their queue instead; ``order`` chooses.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -30,11 +32,13 @@ class LasParameters(PolicyParameters):
         queue_thresholds_gpu_seconds: upper ends of all queues but the last, increasing.
         promote_knob: waiting time over run time since the last promotion at which a job goes back to the top queue;
             None for never.
+        order: within a queue: by first start, or by when jobs entered the queue.
         elastic: whether jobs may get other amounts than they asked for.
     """
 
     queue_thresholds_gpu_seconds: tuple[float, ...] = (3250.0,)
     promote_knob: float | None = Field(default=8.0, gt=0)
+    order: Literal["start", "entry"] = "start"
     elastic: bool = True
 
     @field_validator("queue_thresholds_gpu_seconds")
@@ -48,15 +52,23 @@ class LasParameters(PolicyParameters):
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What LAS remembers of a job: when it first started (unix time), and its counters at its last promotion.
+    """What LAS remembers of a job that ever started.
 
-    ``waited`` counts from the first start: waiting for that one is no starvation of a job that the queue favours most.
+    Attributes:
+        first_start: unix time.
+        service: attained, at its last promotion.
+        ran: seconds, by then.
+        waited: the same; from the first start on, since waiting for that is no starvation of who is favoured most.
+        level: its queue, 0 for the top one.
+        entered: when it came there (unix time); 0 for jobs that never left the top one.
     """
 
     first_start: float
     service: float = 0.0
     ran: float = 0.0
     waited: float = 0.0
+    level: float = 0.0
+    entered: float = 0.0
 
     @classmethod
     def of(cls, data: Any) -> Self | None:
@@ -87,9 +99,11 @@ class Las(Policy):
         for job in snapshot.jobs:
             record = self._update(job, known.get(job.uid), snapshot.now)
             if record is not None:
-                records[job.uid] = record
-        level = {job.uid: self._level(job, records) for job in snapshot.jobs}
-        queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *_turn(job, records), job.uid))
+                now_at = self._level(job, record)
+                moved = now_at != record.level
+                records[job.uid] = replace(record, level=now_at, entered=snapshot.now) if moved else record
+        level = {job.uid: self._level(job, records.get(job.uid)) for job in snapshot.jobs}
+        queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *self._turn(job, records), job.uid))
         levels = len(self.parameters.queue_thresholds_gpu_seconds) + 1
 
         def words(job: Job) -> str:
@@ -109,21 +123,22 @@ class Las(Policy):
         knob = self.parameters.promote_knob
         ran, waited = job.ran_seconds - record.ran, job.waited_seconds(now) - record.waited
         starved = knob is not None and not job.active and ran > 0 and waited >= knob * ran
-        if starved and self._level(job, {job.uid: record}) > 0:
-            return _Record(record.first_start, job.attained_service, job.ran_seconds, job.waited_seconds(now))
+        if starved and self._level(job, record) > 0:
+            counters = (job.attained_service, job.ran_seconds, job.waited_seconds(now))
+            return _Record(record.first_start, *counters, entered=now)
         return record
 
-    def _level(self, job: Job, records: Mapping[str, _Record]) -> int:
+    def _level(self, job: Job, record: _Record | None) -> int:
         """Its queue, 0 for the top one."""
-        record = records.get(job.uid)
         service = job.attained_service - (record.service if record is not None else 0.0)
         return bisect_right(self.parameters.queue_thresholds_gpu_seconds, service)
 
-
-def _turn(job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
-    """Its place within its queue: by first start, then by submission."""
-    record = records.get(job.uid)
-    return (record.first_start if record is not None else math.inf, job.submitted)
+    def _turn(self, job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
+        """Its place within its queue."""
+        record = records.get(job.uid)
+        if self.parameters.order == "entry":
+            return (max(job.submitted, record.entered if record is not None else 0.0), job.submitted)
+        return (record.first_start if record is not None else math.inf, job.submitted)
 
 
 def _state(records: Mapping[str, _Record]) -> PolicyState:

@@ -179,3 +179,18 @@ def test_a_job_goes_back_to_the_nodes_it_ran_on():
     last = Placement(("n1",), 4, "v100")
     shot = Snapshot(0.0, 1, ROUND, nodes(2), (job("a", last_placement=last, status=Status.HELD),))
     assert run_round(shot, Las(), None).targets["a"].nodes == ("n1",)
+
+
+def test_within_a_queue_jobs_may_go_by_when_they_entered_it():
+    """In the order of their entry, a job that falls comes after those that fell before it, whoever started first."""
+    arrivals = {0: [job("wide", 2), job("narrow", 1)], 3: [job("new", 2)]}
+    given = {"queue_thresholds_gpu_seconds": (1.5 * ROUND,), "promote_knob": None, "elastic": False}
+    by_entry = Rounds(las(**given, order="entry"), nodes(), arrivals).run(4)
+    queue = [uid for uid, _ in sorted(by_entry.reasons[3].items(), key=lambda item: item[1])]
+    assert queue == ["new", "wide", "narrow"]
+    by_start = Rounds(las(**given), nodes(), arrivals).run(4)
+    assert [uid for uid, _ in sorted(by_start.reasons[3].items(), key=lambda item: item[1])] == [
+        "new",
+        "narrow",
+        "wide",
+    ]
