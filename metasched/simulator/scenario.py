@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metasched.errors import MetaschedError
 from metasched.model import Node
-from metasched.simulator.records import Failures, Locality, Settings, Workload
+from metasched.simulator.metrics import Alone
+from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
 from metasched.simulator.sources import AnySource
 
 GIB = 1024**3
@@ -83,6 +84,8 @@ class SettingsSection(_Section):
         cluster_factor: on the speed of a job on several racks.
         uneven: whether jobs may have other numbers of GPUs on each of their nodes.
         sharing: whether two jobs may run on the same GPUs.
+        limit_factor: the time limit of a job that has none is so many times what it takes alone, as users overestimate;
+            0 for no limits. It is what bare Slurm's backfill goes by; nobody is ended by it.
     """
 
     round_seconds: Positive = 360.0
@@ -96,6 +99,7 @@ class SettingsSection(_Section):
     cluster_factor: Annotated[float, Field(gt=0, le=1)] = 1.0
     uneven: bool = False
     sharing: bool = False
+    limit_factor: NotNegative = 0.0
 
 
 class WindowSection(_Section):
@@ -129,6 +133,7 @@ class Scenario:
         settings: how it behaves, with seed 0.
         window: positions of the measured jobs; None for all.
         prices: by GPU type, what one GPU costs for an hour.
+        limit_factor: on what a job takes alone, for a time limit where it has none; 0 for none.
         source: where the workload comes from.
         content: everything that decides the outcome, JSON-compatible: the file's, and a digest of each data file.
     """
@@ -138,6 +143,7 @@ class Scenario:
     settings: Settings
     window: range | None
     prices: Mapping[str, float]
+    limit_factor: float
     source: AnySource
     content: Mapping[str, Any]
 
@@ -147,7 +153,21 @@ class Scenario:
         Raises:
             TraceError: a data file is not what it should be.
         """
-        return self.source.workload(self.path.parent, self.nodes, seed)
+        found = self.source.workload(self.path.parent, self.nodes, seed)
+        return limited(found, self.nodes, self.limit_factor) if self.limit_factor else found
+
+
+def limited(workload: Workload, nodes: Sequence[Node], factor: float) -> Workload:
+    """The jobs, those without a time limit with one: so many times what they take alone where they are slowest."""
+    alone = Alone(nodes)
+
+    def limit(one: Submission) -> Submission:
+        if one.job.time_limit_seconds is not None:
+            return one
+        seconds = max(alone.by_type(one).values(), default=None)
+        return one if seconds is None else replace(one, job=one.job.evolve(time_limit_seconds=seconds * factor))
+
+    return replace(workload, submissions=tuple(map(limit, workload.submissions)))
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -186,6 +206,7 @@ def load_scenario(path: Path) -> Scenario:
         settings=settings,
         window=None if read.window is None else range(read.window.first, read.window.last),
         prices=read.prices,
+        limit_factor=section.limit_factor,
         source=read.workload,
         content=read.model_dump(mode="json") | {"files": _digests(path.parent, read.workload)},
     )

@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from metasched.model import Node
 from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
 from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
+from metasched.simulator.generate.shockwave import shockwave_jobs
+from metasched.simulator.generate.themis import themis_apps
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.elasticflow import read_curves, read_elasticflow
 from metasched.simulator.traces.gavel import read_gavel
@@ -186,11 +188,26 @@ class HistoryTrace(TraceSource):
         return read_history(base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
 
 
-class GavelGenerator(Source):
+class TableGenerator(Source):
+    """A generator that draws models from a table of speeds.
+
+    Attributes:
+        throughputs: the table (JSON).
+        reference: the GPU type that durations hold for.
+    """
+
+    throughputs: Path
+    reference: str = "v100"
+
+    def files(self, base: Path) -> list[Path]:
+        """The table."""
+        return [base / self.throughputs]
+
+
+class GavelGenerator(TableGenerator):
     """``format = "generate-gavel"``: drawn by the distributions of Gavel's section 7.1.
 
     Attributes:
-        throughputs: the table of speeds (JSON).
         jobs: how many.
         jobs_per_hour: of a Poisson process; without it all jobs are there at 0.
         multiple: whether some jobs take several GPUs.
@@ -200,17 +217,12 @@ class GavelGenerator(Source):
     """
 
     format: Literal["generate-gavel"]
-    throughputs: Path
     jobs: Annotated[int, Field(ge=1)]
     jobs_per_hour: Annotated[float, Field(gt=0)] | None = None
     multiple: bool = False
     weights: bool = False
     slos: bool = False
     models: tuple[str, ...] = ()
-
-    def files(self, base: Path) -> list[Path]:
-        """The table."""
-        return [base / self.throughputs]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """Draw it."""
@@ -226,6 +238,7 @@ class GavelGenerator(Source):
                 slos=self.slos,
                 seed=seed,
                 models=models,
+                reference=self.reference,
             )
         return continuous_jobs(
             table,
@@ -236,6 +249,7 @@ class GavelGenerator(Source):
             slos=self.slos,
             seed=seed,
             models=models,
+            reference=self.reference,
         )
 
 
@@ -271,6 +285,48 @@ class PolluxGenerator(Source):
         return generate_pollux(seed, jobs=self.jobs, seconds=self.hours * 3600, tuned=self.tuned, profiles=profiles)
 
 
+class ShockwaveGenerator(TableGenerator):
+    """``format = "generate-shockwave"``: the paper's mix of static, Accordion and GNS jobs.
+
+    Attributes:
+        jobs: how many.
+        gap_seconds: the mean between arrivals.
+    """
+
+    format: Literal["generate-shockwave"]
+    jobs: Annotated[int, Field(ge=1)] = 120
+    gap_seconds: Annotated[float, Field(gt=0)] = 40.0
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Draw it."""
+        del nodes
+        table = Table.read(base / self.throughputs)
+        return shockwave_jobs(
+            table, jobs=self.jobs, mean_gap_seconds=self.gap_seconds, seed=seed, reference=self.reference
+        )
+
+
+class ThemisGenerator(TableGenerator):
+    """``format = "generate-themis"``: hyper-parameter searches with successive halving, as job arrays.
+
+    Attributes:
+        apps: how many.
+        gap_seconds: the mean between arrivals of apps.
+    """
+
+    format: Literal["generate-themis"]
+    apps: Annotated[int, Field(ge=1)] = 20
+    gap_seconds: Annotated[float, Field(gt=0)] = 1200.0
+
+    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
+        """Draw it."""
+        del nodes
+        table = Table.read(base / self.throughputs)
+        return themis_apps(
+            table, apps=self.apps, mean_gap_seconds=self.gap_seconds, seed=seed, reference=self.reference
+        )
+
+
 AnySource = (
     GavelTrace
     | ShockwaveTrace
@@ -280,4 +336,6 @@ AnySource = (
     | HistoryTrace
     | GavelGenerator
     | PolluxGenerator
+    | ShockwaveGenerator
+    | ThemisGenerator
 )

@@ -103,9 +103,9 @@ class Table:
         return tuple(sorted({model for model, _ in self.kinds}))
 
     def sheet(self, gpu_type: str, spread: tuple[int, ...]) -> str:
-        """The sheet that holds for GPUs spread like that."""
+        """The sheet that holds for GPUs spread like that; where nobody has measured spread GPUs, the one sheet."""
         consolidated = len(spread) <= math.ceil(sum(spread) / self.server_gpus)
-        return gpu_type if consolidated else gpu_type + SPREAD
+        return gpu_type if consolidated or gpu_type + SPREAD not in self.alone else gpu_type + SPREAD
 
     def speed(self, model: str, gpu_type: str, spread: tuple[int, ...], other: str | None = None) -> float | None:
         """Steps per second of a model, beside ``other`` if given; None where the table does not say."""

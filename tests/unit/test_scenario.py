@@ -217,3 +217,43 @@ def test_allocations_are_thinned_out():
     kept = results.thinned(points)
     assert len(kept) <= 2 * results.POINTS
     assert kept[-1] == points[-1]
+
+
+def test_jobs_without_a_time_limit_get_one(scenario):
+    """It is so many times what the job takes alone."""
+    scenario.write_text(SCENARIO.replace("round_seconds", "limit_factor = 3.0\nround_seconds"))
+    found = [one.job.time_limit_seconds for one in load_scenario(scenario).workload(0).submissions]
+    assert found == [3 * 3600.0, 3 * 600.0, 3 * 900.0, 3 * 60.0]
+
+
+TABLE = {
+    "v100": {
+        f"('{model} (batch size {batch})', {gpus})": {"null": 10.0 * gpus}
+        for model in ("ResNet-18", "LM", "Recommendation")
+        for batch in (16, 32, 64, 128, 256)
+        for gpus in (1, 2, 4, 8)
+    }
+}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        'format = "generate-gavel"\njobs = 20\njobs_per_hour = 6.0\nmultiple = true\nthroughputs = "table.json"',
+        'format = "generate-gavel"\njobs = 20\nthroughputs = "table.json"',
+        'format = "generate-shockwave"\njobs = 20\nthroughputs = "table.json"',
+        'format = "generate-themis"\napps = 3\nthroughputs = "table.json"',
+        'format = "generate-pollux"\njobs = 20\ngpu_type = "v100"',
+    ],
+)
+def test_generators(scenario, workload):
+    """Each draws the same jobs for the same seed and others for another, and their simulation ends."""
+    (scenario.parent / "table.json").write_text(json.dumps(TABLE))
+    text = SCENARIO.replace('format = "sacct"\npath = "jobs.txt"\nspeed_up = 0.8', workload)
+    scenario.write_text(text)
+    found = load_scenario(scenario)
+    same, again, other = ([one.job for one in found.workload(seed).submissions] for seed in (1, 1, 2))
+    assert [job.evolve(speed=None) for job in same] == [job.evolve(speed=None) for job in again]
+    assert [(job.submitted, job.name) for job in same] != [(job.submitted, job.name) for job in other]
+    result = run_case(found, Case("fifo", seed=1))
+    assert result.metrics["unfinished"] == 0

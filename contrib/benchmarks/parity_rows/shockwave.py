@@ -27,7 +27,8 @@ TRACE = "120_0.2_5_100_40_25_0,0.5,0.5_0.6,0.3,0.09,0.01_multigpu_dynamic.trace"
 DIGITS = 5  # of rho, and of shares where those of the artifact's solver were rounded
 SOLVER = (
     "the artifact's interior point solver (ECOS) leaves shares of 1e-11 to 1e-7 with jobs that should have none, and"
-    " these decide who has the GPUs that are left over; with its shares rounded to 5 digits, the artifact gives what we give"
+    " these decide who has the GPUs that are left over; with its shares rounded to 5 digits, the artifact gives what we"
+    " give, round by round: the next row"
 )
 
 
