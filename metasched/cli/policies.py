@@ -51,10 +51,18 @@ def _default(value: object) -> object:
 
 
 def _attributes(model: type) -> dict[str, str]:
-    """The texts of a Google-style ``Attributes:`` section by name."""
+    """The texts of Google-style ``Attributes:`` sections by name: the class's own, and those of what it builds on."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if base.__doc__ is not None:
+            found |= _own_attributes(inspect.cleandoc(base.__doc__))
+    return found
+
+
+def _own_attributes(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     inside, name = False, ""
-    for line in (inspect.getdoc(model) or "").splitlines():
+    for line in text.splitlines():
         if not line.startswith(" "):
             inside = line == "Attributes:" if line else inside
         elif inside and line.startswith("     "):
