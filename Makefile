@@ -1,18 +1,19 @@
 # `make` lists what can be made. Each verb first brings .venv up to date (contrib/bootstrap says what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit shim slurm bench clean python cluster
+.PHONY: help demo test lint types unit shim integrations slurm test-kills bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
+KILLS ?= 200
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
 
-test: lint types unit shim slurm ## everything that must pass: the five below
+test: lint types unit shim integrations slurm ## everything that must pass: the six below
 
 lint: python ## ruff: rules and format
 	$(BIN)/ruff check
@@ -27,8 +28,14 @@ unit: python ## tests without Slurm and without process groups
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
 
+integrations: python ## tests of the shim inside PyTorch Lightning, the Hugging Face Trainer and Accelerate
+	$(PYTEST) tests/integrations
+
 slurm: cluster ## tests on a private Slurm cluster on this host
 	$(PYTEST) --dist loadfile tests/slurm
+
+test-kills: cluster ## KILLS=200 kills of trainers and of what is round them: every one must leave the training whole
+	$(BIN)/python -m tests.kills --kills $(KILLS)
 
 bench: ## which benchmarks there are, and how to run them
 	@cat docs/BENCHMARKS.md

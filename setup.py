@@ -12,6 +12,7 @@ DAEMON = [
     "apscheduler>=3.11.3,<4",
     "click>=8.1",
     "highspy>=1.15,<2",
+    "numpy>=1.26",
     "pulp>=3.3.2,<4",
     "pydantic>=2.7",
     "rich>=13",
@@ -19,6 +20,8 @@ DAEMON = [
     "sqlite-utils>=4.2",
     "structlog>=24.1",
 ]
+SIMULATOR = ["matplotlib>=3.8"]  # for plots alone
+INTEGRATIONS = ["accelerate>=1.0", "pytorch-lightning>=2.4", "transformers>=4.46"]
 TEST = [
     "hypothesis",
     "mypy",
@@ -65,7 +68,9 @@ setup(
     install_requires=["torch>=2.4"],
     extras_require={
         "daemon": [f'{requirement}; python_version >= "3.11"' for requirement in DAEMON],
+        "integrations": INTEGRATIONS,
         "pyslurm": ["pyslurm"],
+        "simulator": [f'{requirement}; python_version >= "3.11"' for requirement in SIMULATOR],
         "test": TEST,
     },
     entry_points={

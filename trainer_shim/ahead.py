@@ -42,6 +42,17 @@ class Ahead(Generic[T]):
         """Whether there is no further item; waits for it."""
         return isinstance(self._hold()[1], StopIteration)
 
+    def peek(self) -> T | None:
+        """The next item, which stays the next one, None at the end; waits for it.
+
+        Raises:
+            BaseException: what the iterator raised instead.
+        """
+        items, error = self._hold()
+        if error is not None and not isinstance(error, StopIteration):
+            raise error
+        return items[0] if items else None
+
     def take(self) -> T:
         """The next item; waits for it.
 
@@ -71,6 +82,8 @@ class Ahead(Generic[T]):
     def _fetch(self) -> tuple[list[T], BaseException | None]:
         try:
             return [next(self._items)], None
+        except StopIteration:
+            return [], StopIteration()  # without a traceback, whose frames would keep a loader and its workers alive
         except BaseException as error:  # noqa: BLE001  it is raised again where the item is taken
             return [], error
 

@@ -6,9 +6,14 @@ micro-batch's loss is a mean of its own, so a micro-batch of n samples is weight
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import argparse
+import sys
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainer_shim.errors import BatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class BatchPlan(NamedTuple):
@@ -46,7 +51,7 @@ class BatchPlan(NamedTuple):
         return len(self.micro_batches(self.share(0, self.global_batch)))
 
 
-def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None) -> BatchPlan:
+def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = None) -> BatchPlan:
     """Plan a global batch.
 
     Raises:
@@ -60,3 +65,75 @@ def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None) -> B
     if max_per_gpu is not None and max_per_gpu < 1:
         raise BatchError(f"max_per_gpu is {max_per_gpu}: it must be 1 or more")
     return BatchPlan(global_batch, world_size, max_per_gpu)
+
+
+class Split(NamedTuple):
+    """How a global batch falls on one world size; `plan` is None where it cannot be split.
+
+    `even`: all micro-batches of all ranks have the same size, so that every GPU does the same work.
+    """
+
+    world_size: int
+    plan: BatchPlan | None
+    even: bool
+    words: str
+
+
+def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[int] = range(1, 9)) -> list[Split]:
+    """What becomes of a global batch at several world sizes, in words, too.
+
+    Raises:
+        BatchError: `max_per_gpu` allows no sample.
+    """
+    found = []
+    for size in sizes:
+        if not 1 <= size <= global_batch:
+            few = f"cannot be split: {global_batch} samples for {size} ranks"
+            found.append(Split(size, None, even=False, words=few))
+            continue
+        plan = plan_batch(global_batch, size, max_per_gpu)
+        # The first rank has one of the largest shares, the last one one of the smallest.
+        ends = (plan.micro_batches(plan.share(rank, global_batch)) for rank in (0, size - 1))
+        kinds = list(dict.fromkeys(map(_in_words, ends)))
+        even = len(kinds) == 1 and "+" not in kinds[0]
+        where = f"{kinds[0]} on every rank" if len(kinds) == 1 else f"{kinds[0]} on some ranks, {kinds[1]} on others"
+        words = f"{'even' if even else 'uneven'}: {where}"
+        found.append(Split(size, plan, even, words))
+    return found
+
+
+def _in_words(pieces: list[range]) -> str:
+    """The sizes of micro-batches, the larger ones first: "2 x 4 + 3"."""
+    lengths = [len(piece) for piece in pieces]
+    counts = {length: lengths.count(length) for length in lengths}
+    return " + ".join(f"{count} x {length}" if count > 1 else str(length) for length, count in counts.items())
+
+
+def _sizes(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def main() -> int:
+    """Print a table of splits; the exit code is 1 where some size is impossible."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer_shim.batch",
+        description="Show how a global batch is split over world sizes.",
+    )
+    parser.add_argument("global_batch", type=int)
+    parser.add_argument("--max-per-gpu", type=int)
+    parser.add_argument("--sizes", type=_sizes, default=range(1, 9), help="world sizes, such as 1-8 (default) or 6")
+    args = parser.parse_args()
+    try:
+        rows = splits(args.global_batch, args.max_per_gpu, args.sizes)
+    except BatchError as error:
+        parser.error(str(error))
+    sys.stdout.write("ranks  per GPU  accumulation  samples\n")
+    for row in rows:
+        per_gpu, accumulation = (row.plan.per_gpu_batch, row.plan.accumulation) if row.plan else ("-", "-")
+        sys.stdout.write(f"{row.world_size:5}  {per_gpu:>7}  {accumulation:>12}  {row.words}\n")
+    return 1 if any(row.plan is None for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,36 +1,41 @@
 """Checkpoints on disk: atomic, checksummed, the last good ones kept.
 
-A checkpoint is a data file, `incarnation-3-step-120.pt`, which plain torch.load reads, and a manifest of the same
-name with `.json`, written last: a checkpoint without a manifest does not exist. The manifest has the size and the
-checksum of the data, and the position in the training. A second one of the same step, whose position is a later one
+A checkpoint is a data file, `incarnation-3-step-120.pt`, which plain torch.load reads; where states are sharded, a
+directory `incarnation-3-step-120.dcp` of torch.distributed.checkpoint beside it; and a manifest of the same name with
+`.json`, written last: a checkpoint without a manifest does not exist. The manifest has the size and the checksum of
+every other file, and the position in the training. A second checkpoint of the same step, whose position is a later one
 (the next epoch's beginning, the end), is called `incarnation-3-step-120-2`: it never touches the first.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
 import re
+import shutil
 import time
-import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Callable, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import torch
 
+from trainer_shim.durable import FileSum, read_sum, replacing, sync_directory
 from trainer_shim.errors import CheckpointError
+from trainer_shim.sharded import write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import BinaryIO
 
-FORMAT = 1
+    from trainer_shim.team import Team
+
+FORMAT = 2  # 1 knew no shards
 KEPT = 2
 
-_NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt)(\.partial)?")
+_NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt|dcp)(\.partial)?")
 _PATIENCE = (0.5, 1.0, 2.0)  # seconds before each further attempt to read, because shared file systems have hiccups
-_CHUNK = 1 << 22
+_READERS = 8  # files that are verified at once
 
 log = logging.getLogger("trainer_shim")
 
@@ -49,19 +54,36 @@ class Progress(NamedTuple):
     finished: bool = False
 
 
+class States(NamedTuple):
+    """What is saved, by name: `whole` by rank 0, and where there is a `team`, this rank's part of what is `sharded`."""
+
+    whole: dict[str, Any]
+    sharded: dict[str, Any] = {}  # noqa: RUF012  nobody changes it
+    team: Team | None = None
+
+
 class Checkpoint(NamedTuple):
-    """A manifest. `order` is what fixes the order of the samples, as the data side describes it."""
+    """A manifest.
+
+    `files` are by name within the store's directory; `sharded` are the names of the states that `shards` holds, none
+    where there is no such directory; `order` is what fixes the order of the samples, as the data side describes it.
+    """
 
     data: Path
     incarnation: int
-    size: int
-    crc32: int
+    files: dict[str, FileSum]
+    sharded: list[str]
     progress: Progress
     order: dict[str, Any]
 
+    @property
+    def shards(self) -> Path:
+        """The directory of what all ranks have written together."""
+        return self.data.with_suffix(".dcp")
+
 
 class CheckpointStore:
-    """The checkpoints of one directory. Only rank 0 writes."""
+    """The checkpoints of one directory. Only rank 0 writes, but for shards."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -77,7 +99,8 @@ class CheckpointStore:
         attempts, is passed over with a warning, and stays where it is.
 
         Raises:
-            CheckpointError: there are checkpoints and none is whole, or one was written by a newer version.
+            CheckpointError: there are checkpoints and none is whole, the newest was written by another version, or they
+                are a framework's.
         """
         damaged: list[Path] = []
         manifests = self._manifests()
@@ -97,17 +120,21 @@ class CheckpointStore:
                 f"{self.directory}: none of its {len(manifests)} checkpoints is whole; "
                 "restore one, or move them away to start from the beginning"
             )
+        if next(self.directory.glob("incarnation-*/step-*.json"), None) is not None:
+            raise CheckpointError(
+                f"{self.directory}: holds checkpoints of a framework (trainer_shim.attach); use another directory"
+            )
         return None
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The states by name, as they were given to `save`, on the CPU."""
+        """The states by name, as they were given to `save`, on the CPU; without the sharded ones."""
         # weights_only would refuse what a scheduler or a user's own object may keep; the directory is the user's own.
         states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
         return states
 
     def save(
         self,
-        states: dict[str, Any],
+        states: States,
         incarnation: int,
         progress: Progress,
         order: dict[str, Any],
@@ -115,33 +142,88 @@ class CheckpointStore:
     ) -> int:
         """Write a checkpoint, remove the oldest ones beyond KEPT, and return its size in bytes.
 
+        With a team, all ranks call this together; `check` is called on rank 0.
+
         Raises:
-            SupersededError: `check` raised it just before a file would have taken its name; nothing was changed.
+            SupersededError: `check` raised it, at the beginning or just before a file would have taken its name;
+                nothing was changed.
             OSError: it could not be written; the older checkpoints are untouched.
         """
-        stem = self.directory / f"incarnation-{incarnation}-step-{progress.step}"
-        before = [rank[2] for rank, path in self._files() if rank[:2] == (incarnation, progress.step) and _whole(path)]
-        if before:
-            stem = stem.with_name(f"{stem.name}-{max(before) + 1}")
-        data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
-        with _replacing(data, check) as file:
-            summed = _SummedFile(file)
-            try:
-                torch.save(states, cast("BinaryIO", summed))
-            except RuntimeError as error:  # torch stumbles once more over what the file has raised
-                raise summed.failure or error from error
-        content = {
-            "format": FORMAT,
-            "bytes": summed.size,
-            "crc32": summed.crc32,
+        position = {
             "progress": progress._asdict(),
             "order": order,
+            "sharded": sorted(states.sharded),
         }
-        with _replacing(manifest, check) as file:
+        if states.team is not None:
+            return self._save_together(states, states.team, incarnation, position, check)
+        check()
+        return self._publish(self._stem(incarnation, progress.step), states.whole, {}, position, check)
+
+    def _save_together(
+        self,
+        states: States,
+        team: Team,
+        incarnation: int,
+        position: dict[str, Any],
+        check: Callable[[], None],
+    ) -> int:
+        """Make a directory, write into it on every rank, and publish that."""
+
+        def make_room() -> Path:
+            check()
+            stem = self._stem(incarnation, position["progress"]["step"])
+            _remove_shards(stem)  # what a save that failed could not remove
+            _shards(stem, partial=True).mkdir()
+            return stem
+
+        def publish() -> int:
+            directory, partial = _shards(stem), _shards(stem, partial=True)
+            for name in files:
+                if not (partial / name).exists():
+                    raise FileNotFoundError(
+                        f"{partial / name}: another rank has written it, and rank 0 does not find it: "
+                        "the directory must be on a file system that all nodes of the job share"
+                    )
+            sync_directory(partial)
+            check()
+            partial.replace(directory)
+            return self._publish(stem, states.whole, files, position, check)
+
+        stem = team.from_first(make_room)
+        try:
+            files = write_shards(_shards(stem, partial=True), states.sharded, team)
+            return team.from_first(publish)
+        except BaseException:
+            if team.first and not stem.with_suffix(".json").exists():
+                _remove_shards(stem)
+            raise
+
+    def _stem(self, incarnation: int, step: int) -> Path:
+        """The path of a new checkpoint, without its ending."""
+        stem = self.directory / f"incarnation-{incarnation}-step-{step}"
+        before = [rank[2] for rank, path in self._files() if rank[:2] == (incarnation, step) and _whole(path)]
+        return stem.with_name(f"{stem.name}-{max(before) + 1}") if before else stem
+
+    def _publish(
+        self,
+        stem: Path,
+        states: dict[str, Any],
+        written: dict[str, FileSum],
+        position: dict[str, Any],
+        check: Callable[[], None],
+    ) -> int:
+        """Write the data, and the manifest, which makes a checkpoint of it and of what was `written` before."""
+        data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
+        with replacing(data, check) as file:
+            torch.save(states, cast("BinaryIO", file))
+        whole = file.sum
+        content = {"format": FORMAT, **_described(whole), **position}
+        content["shards"] = {name: _described(found) for name, found in written.items()}
+        with replacing(manifest, check) as file:
             file.write(json.dumps(content).encode())
-        _sync_directory(self.directory)
-        self._remove_old(incarnation)
-        return summed.size
+        sync_directory(self.directory)
+        self._remove_old(int(stem.name.split("-")[1]))
+        return whole.size + sum(found.size for found in written.values())
 
     def _files(self) -> Iterator[tuple[tuple[int, int, int], Path]]:
         """Every file of a checkpoint, with what orders them: incarnation, step, number in the step from 1."""
@@ -167,7 +249,10 @@ class CheckpointStore:
         for (owner, _, _), path in self._files():
             stem = path.name.partition(".")[0]
             if owner <= incarnation and stem not in kept:
-                path.unlink(missing_ok=True)
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
 
 
 def _whole(path: Path) -> bool:
@@ -179,50 +264,22 @@ class _DamagedError(Exception):
     """A checkpoint is not whole; says how."""
 
 
-class _SummedFile:
-    """A binary file for torch.save that adds up size and CRC-32 of what passes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.size = 0
-        self.crc32 = 0
-        self.failure: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        self.size += len(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
+def _shards(stem: Path, *, partial: bool = False) -> Path:
+    """Where a checkpoint's shards are, and where they are until all of them are there."""
+    return stem.with_name(f"{stem.name}.dcp{'.partial' if partial else ''}")
 
 
-@contextlib.contextmanager
-def _replacing(path: Path, check: Callable[[], None]) -> Iterator[BinaryIO]:
-    """A new file that takes the name `path` in one instant when it is whole and on disk, or leaves no trace."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        check()
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+def _remove_shards(stem: Path) -> None:
+    for partial in (True, False):
+        shutil.rmtree(_shards(stem, partial=partial), ignore_errors=True)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _described(found: FileSum) -> dict[str, int]:
+    return {"bytes": found.size, "crc32": found.crc32}
+
+
+def _found(described: dict[str, int]) -> FileSum:
+    return FileSum(described["bytes"], described["crc32"])
 
 
 def _read_whole(manifest: Path) -> Checkpoint:
@@ -248,31 +305,41 @@ def _read_manifest(manifest: Path) -> Checkpoint:
         version = content["format"]
     except (ValueError, TypeError, KeyError) as error:
         raise _DamagedError(f"its manifest cannot be read ({error!r})") from error
-    if version != FORMAT:
-        raise CheckpointError(f"{manifest}: format {version!r} was written by another version; this one reads {FORMAT}")
+    if version not in {1, FORMAT}:
+        raise CheckpointError(
+            f"{manifest}: was written by another version of trainer_shim, in format {version!r}, and this one reads "
+            f"{FORMAT}: use that version, or another checkpoint directory"
+        )
+    data, shards = manifest.with_suffix(".pt"), _shards(manifest.with_suffix(""))
     try:
+        parts = {f"{shards.name}/{name}": _found(described) for name, described in content.get("shards", {}).items()}
         return Checkpoint(
-            data=manifest.with_suffix(".pt"),
+            data=data,
             incarnation=int(manifest.name.split("-")[1]),
-            size=content["bytes"],
-            crc32=content["crc32"],
+            files={data.name: _found(content), **parts},
+            sharded=list(content.get("sharded", [])),
             progress=Progress(**content["progress"]),
             order=content["order"],
         )
-    except (TypeError, KeyError) as error:
-        raise _DamagedError(f"its manifest lacks {error}") from error
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
 
 
 def _verify(checkpoint: Checkpoint) -> None:
+    with ThreadPoolExecutor(_READERS) as readers:
+        for _ in readers.map(
+            lambda item: _verify_file(checkpoint.data.parent / item[0], item[1]), checkpoint.files.items()
+        ):
+            pass
+
+
+def _verify_file(path: Path, expected: FileSum) -> None:
     try:
-        size = checkpoint.data.stat().st_size
+        size = path.stat().st_size
     except FileNotFoundError:
-        raise _DamagedError("its data is missing") from None
-    if size != checkpoint.size:
-        raise _DamagedError(f"its data has {size} bytes instead of {checkpoint.size}")
-    crc32 = 0
-    with checkpoint.data.open("rb") as file:
-        for chunk in iter(lambda: file.read(_CHUNK), b""):
-            crc32 = zlib.crc32(chunk, crc32)
-    if crc32 != checkpoint.crc32:
-        raise _DamagedError(f"its data has the checksum {crc32:08x} instead of {checkpoint.crc32:08x}")
+        raise _DamagedError(f"its data is missing ({path.name})") from None
+    if size != expected.size:
+        raise _DamagedError(f"its data has {size} bytes instead of {expected.size} ({path.name})")
+    crc32 = read_sum(path).crc32
+    if crc32 != expected.crc32:
+        raise _DamagedError(f"its data has the checksum {crc32:08x} instead of {expected.crc32:08x} ({path.name})")

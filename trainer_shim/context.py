@@ -11,31 +11,39 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpoint import CheckpointStore, Progress
-from trainer_shim.data import MicroBatch, Order, TrainLoader, deaf_iterator, ignore_in_worker
+from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, ignore_in_worker
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
+from trainer_shim.fsdp import evened, fully_shard
 from trainer_shim.group import Ballot, Group
 from trainer_shim.incarnation import claim, highest
 from trainer_shim.job import Job, read_job
+from trainer_shim.launcher import deadly_signal, leave_word
 from trainer_shim.lease import LeaseWatch
 from trainer_shim.leave import departure
+from trainer_shim.loading import make_loader
+from trainer_shim.logs import log_somewhere
+from trainer_shim.owner import belong
 from trainer_shim.report import INTERVAL, Reporter, process_age
 from trainer_shim.saver import Saver
 from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
-from trainer_shim.world import find_world
+from trainer_shim.stream import check_outlook, outlook
+from trainer_shim.tracked import Stateful, Tracked
+from trainer_shim.watchdog import HUNG_EXIT_CODE
+from trainer_shim.world import find_world, oddity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
+    from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from trainer_shim.ahead import Ahead
-    from trainer_shim.checkpoint import Checkpoint
+    from trainer_shim.checkpoint import Checkpoint, States
 
 POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
 YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
@@ -45,16 +53,6 @@ GOODBYE_SECONDS = 0.1  # between the last collective and the end of a process
 T = TypeVar("T")
 
 log = logging.getLogger("trainer_shim")
-
-
-class Stateful(Protocol):
-    """Anything that a checkpoint can hold."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Take a state back."""
 
 
 class _Window:
@@ -95,18 +93,20 @@ class Context:
         self._checkpoint_every = checkpoint_every
         self._progress = resumed.progress if resumed else Progress()
         self._report = Reporter(job.reports if group.rank == 0 else None, incarnation)
-        self._saver = Saver(store, incarnation, resumed, self._check_fence, self._report)
+        self._saver = Saver(store, incarnation, resumed, self._check_fence, self._report, first=group.rank == 0)
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
 
         self._tracked: dict[str, Stateful] = {}
-        self._wrapped: list[DistributedDataParallel] = []  # what is in them
+        self._contents: Tracked | None = None  # the same, as a checkpoint sees it
+        self._wrapped: list[Any] = []  # the tracked models' parts that exchange gradients
         self._loader: TrainLoader | None = None
         self._iterable = False
         self._ended = False
         self._warned = False
 
         self._micro: MicroBatch | None = None
-        self._ballot: Ballot | None = None
+        self._ballot: Ballot | None = None  # of the boundary that comes
+        self._stepped = False  # for the global batch in hand
         self._data: Ahead[Any] | None = None  # where the loop's batches come from
         self._data_late = False  # on any rank, when the last boundary was voted on
         self._evaluation = 0.0  # seconds of evaluation since the last boundary
@@ -152,73 +152,74 @@ class Context:
     def wrap(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
         """Move `module` to this rank's device and wrap it in DDP, whose further options pass through."""
         on_gpu = self.device.type == "cuda"
-        return DistributedDataParallel(module.to(self.device), device_ids=[self.device] if on_gpu else None, **options)
+        devices = [self.device] if on_gpu else None
+        with self._group.watchdog.over("ctx.wrap"):
+            return DistributedDataParallel(module.to(self.device), device_ids=devices, **options)
+
+    def shard(self, module: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """Apply FSDP2 (`fully_shard`) to `module` in place, over all ranks; its further options pass through.
+
+        As with `fully_shard` itself, the blocks of a model come before the whole, and the optimizer after it.
+        """
+        with self._group.watchdog.over("ctx.shard"):
+            return fully_shard(module, self.device.type, self.size, options)
 
     def loader(
         self,
-        dataset: Sized,
+        dataset: Any,
         *,
         global_batch: int,
         seed: int = 0,
-        shuffle: bool = True,
+        shuffle: bool | None = None,
         max_per_gpu: int | None = None,
         **options: Any,
     ) -> TrainLoader:
         """The training data, as micro-batches of this rank.
 
         Args:
-            dataset: map-style, the same on every rank.
+            dataset: map-style, or a stream (iterable-style); the same on every rank.
             global_batch: samples in an optimizer step, over all ranks, at every world size.
-            seed: of the order and of torch's generator.
-            shuffle: whether each epoch has an order of its own.
+            seed: of the order, and of the generators of torch, `random` and NumPy, for each sample and micro-batch.
+            shuffle: whether each epoch has an order of its own: by default it has, and a stream has its own order.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
             **options: torch's DataLoader's own (`num_workers`, `collate_fn`, `pin_memory`, ...).
 
         Raises:
             BatchError: the global batch cannot be split over this world.
             CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
-            UsageError: there is a training loader already.
+            UsageError: there is a training loader already, or an option has no meaning here.
         """
         if self._loader is not None:
             raise UsageError("ctx.loader() is for the training data, once; evaluate with ctx.evaluate(...)")
         plan = plan_batch(global_batch, self.size, max_per_gpu)
-        order = Order(seed, len(dataset), shuffle)
-        if self._resumed and self._resumed.order != order._asdict():
+        options["worker_init_fn"] = functools.partial(ignore_in_worker, self._deaf, options.get("worker_init_fn"))
+        loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
+        if self._resumed and self._resumed.order != loader.order._asdict():
             raise CheckpointError(
-                f"{self._resumed.data}: made with {self._resumed.order}, and this script has {order._asdict()}; "
+                f"{self._resumed.data}: made with {self._resumed.order}, and this script has {loader.order._asdict()}; "
                 "use another checkpoint directory for other data"
             )
-        options["worker_init_fn"] = functools.partial(ignore_in_worker, self._deaf, options.get("worker_init_fn"))
-        self._loader = TrainLoader(dataset, order, plan, self._iterate, options)
-        return self._loader
+        self._loader = loader
+        return loader
 
     def track(self, **objects: Stateful) -> None:
-        """Name what a checkpoint holds; where there is one, its states are loaded here.
+        """Name what a checkpoint holds; where there is one, its states are loaded here. All ranks call this alike.
 
         Raises:
-            CheckpointError: the checkpoint holds other names.
+            CheckpointError: the checkpoint holds other names, or states that do not fit, or cannot be read.
             UsageError: called twice, or with an object that has no state_dict.
         """
         if self._tracked:
             raise UsageError("ctx.track() names everything in one call")
-        for name, item in objects.items():
-            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
-                raise UsageError(
-                    f"ctx.track({name}=...): a {type(item).__name__} has no state_dict and load_state_dict"
-                )
-            if isinstance(item, torch.nn.Module):
-                self._wrapped += [part for part in item.modules() if isinstance(part, DistributedDataParallel)]
-            # Saved without DDP's prefix, so that any script can load it.
-            self._tracked[name] = item.module if isinstance(item, DistributedDataParallel) else item
-        if self._resumed is None:
-            return
-        states = self._store.load(self._resumed)
-        if states.keys() != self._tracked.keys():
-            raise CheckpointError(
-                f"{self._resumed.data}: holds {sorted(states)}, and ctx.track() was given {sorted(self._tracked)}"
-            )
-        for name, item in self._tracked.items():
-            item.load_state_dict(states[name])
+        with self._group.watchdog.busy():
+            contents = Tracked(objects, first=self.rank == 0)
+            self._wrapped = contents.synchronised()
+            self._saver.together = contents.sharded
+            if self._resumed is not None:
+                resumed = self._resumed
+                states = self._everywhere(lambda: contents.read(self._store, resumed))
+                self._everywhere(lambda: contents.take(states, resumed))
+        self._tracked, self._contents = contents.objects, contents
 
     def epochs(self, total: int) -> Iterator[int]:
         """The epochs that are left of `total`, the first perhaps in its middle; ends the training after the last.
@@ -316,8 +317,10 @@ class Context:
             UsageError: outside a loop over the training loader.
         """
         micro = self._in_hand()
+        if micro.last and self._ballot is None:
+            self._call_vote()  # here, because the votes are counted while the gradients are computed
         self._loss_sum += loss.detach() * micro.samples
-        weighted = loss * micro.weight
+        weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
 
     def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
@@ -335,9 +338,12 @@ class Context:
         micro = self._in_hand()
         if not micro.last:
             return False
-        if self._ballot is not None:
+        if self._stepped:
             raise UsageError("ctx.step() is called once for a batch: give it all optimizers in one call")
-        self._call_vote()
+        self._stepped = True
+        if self._ballot is None:  # the script has a `backward` of its own
+            self._call_vote()
+        self._group.watchdog.disarm()  # the rest of the loop's body is the script's own affair
         for optimizer in optimizers:
             if scaler is None:
                 optimizer.step()
@@ -394,8 +400,8 @@ class Context:
         )
         self._report.emit(
             "declare",
-            total_steps=total * self._loader.steps_per_epoch,
-            total_samples=total * self._loader.order.size,
+            total_steps=_times(total, self._loader.steps_per_epoch),
+            total_samples=_times(total, self._loader.samples_per_epoch),
             global_batch=self._loader.plan.global_batch,
         )
 
@@ -405,17 +411,20 @@ class Context:
         self._mark = time.monotonic()
         asked = self._mark
         self._data_late = True  # as far as anybody knows
-        for micro, batch in loader.pairs(self._progress.epoch, self._progress.cursor, self.rank, self._await_data):
+        pairs = loader.pairs(self._progress.epoch, self._progress.cursor, self._await_data)
+        for micro, batch in evened(pairs, loader.plan.accumulation) if self._saver.together else pairs:
             self._window.data_seconds += time.monotonic() - asked
             self._micro = micro
             with contextlib.ExitStack() as stack:
                 stack.callback(setattr, self, "_micro", None)  # also when the script leaves its loop here
+                stack.callback(self._group.watchdog.disarm)
+                self._group.watchdog.arm(f"step {self._progress.step + 1}")
                 if not micro.last:
                     for wrapped in self._wrapped:
                         stack.enter_context(wrapped.no_sync())
                 yield batch
             if micro.last:
-                if self._ballot is None:
+                if not self._stepped:
                     raise UsageError("call ctx.step(optimizer) after every ctx.backward(loss)")
                 self._window.seconds += time.monotonic() - self._mark
                 self._close_step()
@@ -423,20 +432,26 @@ class Context:
                 self._mark = time.monotonic()
             asked = time.monotonic()
         self._data = None
-        if self.rank == 0 and (self._between is None or self._between >= LONG_EVALUATION):
-            self._saver.begin(self._states, self._progress, loader.order._asdict())
+        worth_it = self._between is None or self._between >= LONG_EVALUATION
+        if self._group.from_first(lambda: worth_it):
+            with self._group.watchdog.busy():
+                self._saver.begin(self._states, self._progress, loader.order._asdict())
 
     def _await_data(self, data: Ahead[Any]) -> None:
         """Wait until every rank has its next batch, or a stop is agreed: this is still the boundary."""
         self._data = data
+        is_stream = self._loader is not None and self._loader.is_stream
+        self._data_late |= is_stream  # whose end has to be agreed on
         while self._data_late:
             waits = not data.ready(POLL_INTERVAL)
-            ballot = self._vote(int(waits))
-            cause, hurried, (late,) = _counted(ballot.result())
+            ballot = self._vote(int(waits), *(outlook(data) if is_stream and not waits else (0, 0)))
+            cause, hurried, (late, *sums) = _counted(ballot.result())
             if cause:
                 self._report_steps()
                 self._stop_now(cause, hurried=hurried)
             self._data_late = late > 0
+        if is_stream:
+            check_outlook(sums, self.size)
 
     def _in_hand(self) -> MicroBatch:
         if self._micro is None:
@@ -477,12 +492,14 @@ class Context:
         self._window.sync_seconds += waited
         self._window.seconds += waited
         self._ballot = None
+        self._stepped = False
+        self._group.watchdog.started = self._window.steps > 0 or self._group.watchdog.started
         self._data_late = data_late > 0
         if report_due or cause:
             self._report_steps()
         if cause:
             self._stop_now(cause, hurried=hurried)
-        if self.rank == 0 and self._loader:
+        if self._loader:
             self._saver.settle(wait=False)
             if save_due:
                 self._saver.begin(self._states, self._progress, self._loader.order._asdict())
@@ -545,8 +562,26 @@ class Context:
         if self._stop.superseded:
             raise SupersededError("a newer incarnation has started on this checkpoint directory")
 
-    def _states(self) -> dict[str, Any]:
-        return {name: item.state_dict() for name, item in self._tracked.items()}
+    def _everywhere(self, action: Callable[[], T]) -> T:
+        """Run `action` on every rank; a CheckpointError of one is an error of all."""
+        try:
+            result, failure = action(), None
+        except CheckpointError as error:
+            failure = error
+        failed = self._group.vote([int(failure is not None)]).result()
+        if failure is not None:
+            raise failure
+        if any(failed):
+            raise CheckpointError(f"{self._store.directory}: another rank could not load the checkpoint, and says why")
+        return result
+
+    def _states(self) -> States:
+        assert self._contents is not None  # noqa: S101  `_begin` has seen to that
+        return self._contents.states()
+
+    def _together(self, action: Callable[[], T]) -> T:
+        """Save on rank 0, or where states are sharded on all ranks; the same outcome on all of them."""
+        return action() if self._saver.together else self._group.from_first(action)
 
     def _save(self, cause: str) -> None:
         if self._loader:
@@ -558,15 +593,17 @@ class Context:
         except SupersededError:
             return False  # the next vote ends it
         except OSError as error:
-            log.error("no checkpoint at step %d, the last one stays: %s", self._progress.step, error)  # noqa: TRY400
+            if self.rank == 0:
+                log.error("no checkpoint at step %d, the last one stays: %s", self._progress.step, error)  # noqa: TRY400
             return False
         return True
 
     def _stop_now(self, cause: str, *, hurried: bool = False, may_save: bool = True) -> NoReturn:
         noticed = self._group.earliest(self._stop.noticed)
+        with self._group.watchdog.busy():
+            self._saver.settle()
 
         def decide() -> bool:
-            self._saver.settle()
             return may_save and cause != "superseded" and self._worth_saving(hurried)
 
         saves = self._group.from_first(decide)
@@ -574,11 +611,13 @@ class Context:
             for callback in self._before_stop:
                 _call(callback, cause)
 
-        def save() -> tuple[str, bool]:
-            saved = self._save_for_stop() if saves else cause != "superseded" and self._progress == self._saver.saved
-            return ("superseded" if self._stop.superseded else cause), saved
+        saved = saves and self._together(self._save_for_stop)
 
-        cause, saved = self._group.from_first(save)
+        def outcome() -> tuple[str, bool]:
+            covered = saved or (not saves and cause != "superseded" and self._progress == self._saver.saved)
+            return ("superseded" if self._stop.superseded else cause), covered
+
+        cause, saved = self._group.from_first(outcome)
         for callback in self._after_stop:
             _call(callback, cause)
         step = self._progress.step
@@ -588,7 +627,8 @@ class Context:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, saved, code)
         self._ended = True
         turn_deaf(self._job.signal)
-        departure.begin(code)
+        # Torchrun would take the code for a failure.
+        departure.begin(0 if leave_word(code, os.environ) else code)
 
     def _worth_saving(self, hurried: bool) -> bool:  # noqa: FBT001  as in the vote
         """Whether there is something to save, and time for it as far as the earlier checkpoints tell."""
@@ -620,8 +660,9 @@ class Context:
                 raise CheckpointError(f"the final checkpoint cannot be written: {error}") from error
             return True
 
-        if not self._group.from_first(save):
+        if not self._together(save):
             self._stop_now("superseded")
+        self._group.watchdog.close()
         self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._loss)
         self._ended = True
         stop_listening(self._job.signal)
@@ -635,29 +676,48 @@ class Context:
         """
         if self._ended:
             self._group.close()
-            if not departure.begun:
-                # gloo's threads let go of the last collective's tensors a moment after it is done, and need Python for
-                # that: an interpreter that is taken apart meanwhile aborts (seen on a crowded machine).
-                time.sleep(GOODBYE_SECONDS)
 
 
-def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Context:
+def start(
+    checkpoint_dir: str | os.PathLike[str], checkpoint_every: float, collective_timeout: float | None = None
+) -> Context:
     """See `trainer_shim.init`."""
-    _log_somewhere()
+    log_somewhere()
+    if collective_timeout is not None and not collective_timeout > 0:
+        raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
     job = read_job(os.environ)
     stop = StopFlag()
     listen(stop, job.signal)
-    group = Group(find_world(os.environ))
+    world = find_world(os.environ)
+    if world.rank == 0:
+        for words in (oddity(os.environ, world), deadly_signal(os.environ, job.signal, os.getppid())):
+            if words:
+                log.warning("%s", words)
+    group = Group(world, collective_timeout)
+    atexit.register(_outlast_gloo)
     store = CheckpointStore(Path(checkpoint_dir))
 
     def enter() -> tuple[int, Checkpoint | None]:
         try:
+            belong(store.directory, job)
             incarnation = claim(store.directory / "incarnations", store.newest_incarnation())
         except OSError as error:
-            raise CheckpointError(f"{store.directory}: the checkpoint directory cannot be written: {error}") from error
+            raise CheckpointError(
+                f"{store.directory}: the checkpoint directory cannot be written ({error}): "
+                "give one that this job can write, on a file system that all its nodes share"
+            ) from error
         return incarnation, store.latest()
 
     incarnation, resumed = group.from_first(enter)
+
+    def code_of_hang() -> int:
+        """To ask for another run makes sense only where it would hang later than this one, if at all."""
+        saved = any(store.directory.glob(f"incarnation-{incarnation}-step-*.json"))
+        code = job.exit_code if saved and job.exit_code is not None else HUNG_EXIT_CODE
+        leave_word(code, os.environ)
+        return code
+
+    group.watchdog.exit_code = code_of_hang
     if group.rank == 0:
         log.info(
             "incarnation %d, run %s, world size %d, %s",
@@ -677,10 +737,24 @@ def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Co
     )
 
 
+def _outlast_gloo() -> None:
+    """Let gloo's threads, at the very end, let go of the last collective's tensors.
+
+    They do so a moment after it is done, and need Python for that: an interpreter that is taken apart meanwhile aborts
+    (seen on a crowded machine).
+    """
+    if not departure.begun:
+        time.sleep(GOODBYE_SECONDS)
+
+
 def _counted(sums: list[int]) -> tuple[str | None, bool, list[int]]:
     """What a vote's sums say: the cause to stop if any, whether to hurry, and the sums of the other flags."""
     causes, (hurried, *flags) = sums[: len(CAUSES)], sums[len(CAUSES) :]
     return agreed_cause(causes), hurried > 0, flags
+
+
+def _times(epochs: int, each: int | None) -> int | None:
+    return None if each is None else epochs * each
 
 
 def _call(callback: Callable[[str], object], cause: str) -> None:
@@ -688,13 +762,3 @@ def _call(callback: Callable[[str], object], cause: str) -> None:
         callback(cause)
     except Exception:
         log.exception("a function given to ctx.on_stop() failed")
-
-
-def _log_somewhere() -> None:
-    """Let the shim's few lines be seen in the job's output where the script has not set up logging."""
-    if not log.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("trainer_shim: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
-        log.setLevel(logging.INFO)

@@ -1,20 +1,21 @@
 """Data: one global cursor over each epoch's order, whatever the world size.
 
-The order of an epoch is a permutation fixed by (seed, epoch). A step takes the next `global_batch` samples of it, and
-only then are they split over the ranks: so a position in an epoch is one number, and means the same to every world.
+The order of an epoch is a permutation fixed by (seed, epoch), or that of a stream (see `stream`). A step takes the next
+`global_batch` samples of it, and only then are they split over the ranks: so a position in an epoch is one number, and
+means the same to every world.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import signal
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainer_shim.ahead import Ahead
+from trainer_shim.randomness import mix, seed_generators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,12 +38,19 @@ class Order(NamedTuple):
         return torch.randperm(self.size, generator=generator)
 
 
+class StreamOrder(NamedTuple):
+    """The same for a stream, whose order is its own, and whose length its end tells."""
+
+    seed: int
+    stream: bool = True
+
+
 class MicroBatch(NamedTuple):
     """What one rank works through at once.
 
-    `position` is where its first sample stands in the epoch. `samples` is 0 for the filler of a rank that has no share
-    of a small last batch: it takes part with weight 0. `last` says that it ends the rank's share of a global batch,
-    which has `global_samples` samples.
+    `position` is where its first sample stands in the epoch, `indices` what a map-style data set calls its samples.
+    `samples` is 0 for the filler of a rank that has no share of a small last batch: it takes part with weight 0. `last`
+    says that it ends the rank's share of a global batch, which has `global_samples` samples.
     """
 
     position: int
@@ -51,12 +59,6 @@ class MicroBatch(NamedTuple):
     weight: float
     last: bool
     global_samples: int
-
-
-def mix(*numbers: int) -> int:
-    """A seed made of several numbers, that no sum or product of them leads to again."""
-    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits from everybody
 
 
 def micro_batches(order: torch.Tensor, cursor: int, plan: BatchPlan, rank: int) -> Iterator[MicroBatch]:
@@ -84,49 +86,135 @@ class TrainLoader:
 
     def __init__(
         self,
-        dataset: Any,
-        order: Order,
+        order: Order | StreamOrder,
         plan: BatchPlan,
+        source: Source,
         iterate: Callable[[TrainLoader], Iterator[Any]],
-        options: dict[str, Any],
     ) -> None:
         self.order = order
         self.plan = plan
-        self._dataset = dataset
+        self._source = source
         self._iterate = iterate
-        self._options = options
 
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(self)
 
     @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in an epoch, the same at every world size: what a learning-rate schedule counts in."""
-        return -(-self.order.size // self.plan.global_batch)
+    def is_stream(self) -> bool:
+        """Whether only the data tell where an epoch ends, so that the ranks have to agree on it."""
+        return isinstance(self.order, StreamOrder)
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Samples in an epoch; None for a stream that does not tell its length."""
+        return self._source.size
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in an epoch, the same at every world size: what a learning-rate schedule counts in.
+
+        None for a stream that does not tell its length.
+        """
+        samples = self.samples_per_epoch
+        return None if samples is None else -(-samples // self.plan.global_batch)
 
     def pairs(
-        self, epoch: int, cursor: int, rank: int, await_data: Callable[[Ahead[Any]], None]
+        self, epoch: int, cursor: int, await_data: Callable[[Ahead[tuple[MicroBatch, Any]]], None]
     ) -> Iterator[tuple[MicroBatch, Any]]:
-        """Each micro-batch with its data; before each global batch, `await_data` gets the data's source.
+        """Each micro-batch with its data; before each global batch and at the end, `await_data` gets the data's source.
 
-        torch's randomness (dropout, augmentation) starts anew for each, from the seed and the position: a restart draws
-        the same numbers without any generator's state in the checkpoint.
+        The generators of this process start anew for each, from the seed and the position: a restart draws the same
+        numbers without any generator's state in the checkpoint.
         """
-        order = self.order.of_epoch(epoch)
-        indices = (micro.indices for micro in micro_batches(order, cursor, self.plan, rank))
-        loader = DataLoader(self._dataset, batch_sampler=indices, **self._options)
-        batches = Ahead(iter(loader), waits=loader.num_workers > 0)
-        first = True
+        loader = self._source.loader
+        ahead = Ahead(self._source.begin(epoch, cursor), waits=loader.num_workers > 0)
+        boundary = True
         try:
-            for micro in micro_batches(order, cursor, self.plan, rank):
-                if first:
-                    await_data(batches)
-                first = micro.last
-                torch.manual_seed(mix(self.order.seed, epoch, micro.position))
-                yield micro, batches.take()
+            while True:
+                if boundary:
+                    await_data(ahead)
+                if ahead.ended:
+                    return
+                micro, batch = ahead.take()
+                boundary = micro.last
+                seed_generators(mix(self.order.seed, epoch, micro.position))
+                yield micro, batch
         except GeneratorExit:  # the script has left its loop
-            batches.close(wait=False)
+            ahead.close(wait=loader.persistent_workers)  # which serve the next epoch, too
             raise
+
+
+class Source(Protocol):
+    """Where a rank's micro-batches come from. `size` is samples in an epoch, None where nobody knows."""
+
+    loader: DataLoader[Any]
+    size: int | None
+
+    def begin(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Read on from `cursor`."""
+
+
+class MapSource:
+    """The micro-batches of a map-style data set."""
+
+    def __init__(self, dataset: Any, order: Order, plan: BatchPlan, rank: int, options: dict[str, Any]) -> None:
+        self.size: int | None = order.size
+        self._order = order
+        self._plan = plan
+        self._rank = rank
+        self._sampler = _Sampler()
+        self.loader: DataLoader[Any] = DataLoader(
+            _Seeded(dataset, order.seed),
+            batch_sampler=self._sampler,  # type: ignore[arg-type]
+            **options,
+        )
+
+    def begin(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Read on from `cursor`."""
+        order = self._order.of_epoch(epoch)
+        # Twice the same, because the data are asked for long before they come.
+        asked, expected = (micro_batches(order, cursor, self._plan, self._rank) for _ in range(2))
+        self._sampler.batches = ((epoch, micro.indices) for micro in asked)
+        # The data come first: the loader has to see its end, which lets the workers go.
+        return ((micro, batch) for batch, micro in zip(self.loader, expected))
+
+
+class _Sampler:
+    """What is fetched next, (epoch, indices) each. One for all epochs, because loader workers may live through them."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[tuple[int, list[int]]] = iter(())
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return self.batches
+
+
+class Wrapped:
+    """What loader workers get instead of the script's `dataset`."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+
+class _Seeded(Wrapped, Dataset[Any]):
+    """A data set whose random numbers for a sample depend on (seed, epoch, index), and not on who fetches it."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        super().__init__(dataset)
+        self._seed = seed
+
+    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
+        epoch, indices = batch
+        whole = getattr(self.dataset, "__getitems__", None)
+        if whole:
+            seed_generators(mix(self._seed, epoch, indices[0]))
+            found: list[Any] = whole(indices)
+            return found
+        found = []
+        for index in indices:
+            seed_generators(mix(self._seed, epoch, index))
+            found.append(self.dataset[index])
+        return found
 
 
 def deaf_iterator(batches: Iterable[Any], signals: tuple[int, ...]) -> Ahead[Any]:
@@ -148,5 +236,8 @@ def ignore_in_worker(signals: tuple[int, ...], then: Callable[[int], None] | Non
     """
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
+    info = get_worker_info()
+    if info is not None and isinstance(info.dataset, Wrapped):
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # the script's own, as its worker_init_fn expects
     if then is not None:
         then(worker)

@@ -9,6 +9,10 @@ class VariableError(ShimError):
     """An environment variable is missing or makes no sense."""
 
 
+class WorldError(ShimError):
+    """The processes that have come are not the world that was announced."""
+
+
 class LeaseError(ShimError):
     """lease.json is not what the protocol says."""
 

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Callable, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import PrefixStore
 
 from trainer_shim.errors import ShimError
+from trainer_shim.meeting import meet
+from trainer_shim.watchdog import Watchdog, tell_first_failure
 
 if TYPE_CHECKING:
     from trainer_shim.world import World
 
 # While a CPU job is suspended gloo's clock goes on, and its next collective must not find that its time is up.
 SUSPENSION = timedelta(days=7)
+# Our watchdog, which tells what happened, comes before NCCL's, which aborts.
+NCCL_MARGIN = 60.0  # seconds
 
 T = TypeVar("T")
 
@@ -27,13 +30,15 @@ T = TypeVar("T")
 class Ballot:
     """Votes that are being summed over the ranks while other work goes on."""
 
-    def __init__(self, votes: list[int], group: dist.ProcessGroup | None) -> None:
+    def __init__(self, votes: list[int], group: dist.ProcessGroup | None, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
         self._votes = torch.tensor(votes)
         self._work = dist.all_reduce(self._votes, group=group, async_op=True)
 
     def result(self) -> list[int]:
         """Wait for every rank's votes; the same sums on all of them."""
-        self._work.wait()
+        with self._watchdog.over("a vote"):
+            self._work.wait()
         return self._votes.tolist()
 
 
@@ -43,7 +48,7 @@ class Group:
     Decisions travel over gloo even where gradients travel over NCCL: a vote must not wait for the GPU's queue.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, collective_timeout: float | None = None) -> None:
         os.environ.update(world.variables())
         self.rank = world.rank
         self.size = world.size
@@ -53,34 +58,43 @@ class Group:
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
-        if world.master is None:
-            store: Store = dist.HashStore()  # type: ignore[attr-defined]
-        else:
-            store, _, _ = next(iter(rendezvous("env://")))
         on_gpu = self.device.type == "cuda"
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            store=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=None if on_gpu else SUSPENSION,
-        )
-        self._control = dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD
+        limit = collective_timeout if world.size > 1 else None
+        self.watchdog = Watchdog(limit, world.rank, world.size, script=not on_gpu)  # NCCL's own clock watches the rest
+        with self.watchdog.over("the start of the process group"):
+            store = meet(world, self.device, os.environ)
+            timeout = SUSPENSION
+            if on_gpu and collective_timeout is not None:
+                timeout = timedelta(seconds=collective_timeout + NCCL_MARGIN)
+            dist.init_process_group(
+                "nccl" if on_gpu else "gloo",
+                store=store,
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timeout,
+            )
+            self._control = dist.new_group(backend="gloo", timeout=SUSPENSION) if on_gpu else dist.group.WORLD
+        if world.size > 1:
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store may outlive its workers
+            self.watchdog.store = PrefixStore(f"trainer_shim/watchdog/{attempt}", store)
+            tell_first_failure(self.watchdog.store, world.rank)
 
     def vote(self, votes: list[int]) -> Ballot:
         """Start to sum `votes` over the ranks."""
-        return Ballot(votes, self._control)
+        return Ballot(votes, self._control, self.watchdog)
 
     def earliest(self, instant: float | None) -> float | None:
         """The least of the ranks' instants, None where all are None."""
         least = torch.tensor(math.inf if instant is None else instant, dtype=torch.float64)
-        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._control)
+        with self.watchdog.over("a vote"):
+            dist.all_reduce(least, dist.ReduceOp.MIN, group=self._control)
         return least.item() if least.isfinite() else None
 
     def totals(self, values: torch.Tensor) -> list[float]:
         """The sums over the ranks of values on this rank's device, in place."""
-        dist.all_reduce(values)
-        return values.tolist()
+        with self.watchdog.over("a sum"):
+            dist.all_reduce(values)
+            return values.tolist()
 
     def peak_bytes(self) -> int:
         """The most memory that this rank has used so far: of its GPU, or without one what was resident."""
@@ -97,10 +111,12 @@ class Group:
         outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
         if self.rank == 0:
             try:
-                outcome = [(action(), None)]
+                with self.watchdog.busy():
+                    outcome = [(action(), None)]
             except (ShimError, OSError) as error:
                 outcome = [(None, error)]
-        dist.broadcast_object_list(outcome, src=0, group=self._control)
+        with self.watchdog.over("what rank 0 decides"):
+            dist.broadcast_object_list(outcome, src=0, group=self._control)
         value, failure = outcome[0]
         if failure is not None:
             raise failure
@@ -108,5 +124,6 @@ class Group:
 
     def close(self) -> None:
         """Leave the process group, unless the script has already done so."""
+        self.watchdog.close()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -20,6 +20,7 @@ class Job(NamedTuple):
     reports: Path | None
     exit_code: int | None
     signal: signal.Signals
+    uid: str | None = None
 
 
 def read_job(environ: Mapping[str, str]) -> Job:
@@ -38,6 +39,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         reports=Path(reports) if reports else None,
         exit_code=integer(environ, "METASCHED_EXIT_CODE"),
         signal=signal.Signals[name],
+        uid=environ.get("METASCHED_UID") or None,
     )
 
 

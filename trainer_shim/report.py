@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,40 +14,78 @@ from typing import Any
 VERSION = 1
 INTERVAL = 1.0  # seconds between `steps` lines
 
+# Seconds to wait for the file system: for a line that others follow, and for one that a process ends with.
+_WRITE_SECONDS = 0.1
+_LAST_SECONDS = 5.0
+_LAST = {"stop", "end"}
 _MOST_BUFFERED = 1 << 20  # bytes that wait for a file system that takes none; older lines are worth less than memory
 
 log = logging.getLogger("trainer_shim")
 
 
 class Reporter:
-    """Appends lines to one incarnation's file; does nothing where `directory` is None."""
+    """Appends lines to one incarnation's file; does nothing where `directory` is None.
+
+    A thread writes them. A line is in the file when `emit` returns, so that it survives whatever comes next, unless the
+    file system takes its time: then training goes on without waiting.
+    """
 
     def __init__(self, directory: Path | None, incarnation: int) -> None:
         self._directory = directory
         self._name = f"incarnation-{incarnation}.jsonl"
         self._file: int | None = None
-        self._waiting = b""
         self._warned = False
+        self._thread: threading.Thread | None = None
+        self._turn = threading.Condition()
+        self._waiting = b""
+        self._lines = 0  # emitted
+        self._tried = 0  # of them, those that the thread has tried to write
+        self._hangs = False
 
     def emit(self, kind: str, **values: Any) -> None:
         """Write one line of this kind; a number that JSON does not know (a loss of NaN) becomes null."""
         if self._directory is None:
             return
         plain = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
-        line = json.dumps({"v": VERSION, "t": time.time(), "kind": kind, **plain})
-        if len(self._waiting) < _MOST_BUFFERED:
-            self._waiting += line.encode() + b"\n"
+        line = json.dumps({"v": VERSION, "t": time.time(), "kind": kind, **plain}).encode() + b"\n"
+        with self._turn:
+            if len(self._waiting) < _MOST_BUFFERED:
+                self._waiting += line
+            self._lines += 1
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, args=(self._directory,), name="trainer_shim reports", daemon=True
+                )
+                self._thread.start()
+            self._turn.notify_all()
+            patience = _LAST_SECONDS if kind in _LAST else 0 if self._hangs else _WRITE_SECONDS
+            self._hangs = not self._turn.wait_for(lambda: self._tried == self._lines, patience)
+
+    def _work(self, directory: Path) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._tried < self._lines)
+                lines, text, self._waiting = self._lines, self._waiting, b""
+            left = self._written(directory, text)
+            with self._turn:
+                # What a full disk leaves of a line is continued by the next write, so a line is never broken for good.
+                self._waiting = left + self._waiting
+                self._tried = lines
+                self._turn.notify_all()
+
+    def _written(self, directory: Path, text: bytes) -> bytes:
+        """Write as much as can be; the rest."""
         try:
             if self._file is None:
-                self._directory.mkdir(mode=0o755, exist_ok=True)
+                directory.mkdir(mode=0o755, exist_ok=True)
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._file = os.open(self._directory / self._name, flags, 0o644)
-            # What a full disk leaves of a line is continued by the next write, so a line is never broken for good.
-            self._waiting = self._waiting[os.write(self._file, self._waiting) :]
+                self._file = os.open(directory / self._name, flags, 0o644)
+            return text[os.write(self._file, text) :]
         except OSError as error:
             if not self._warned:
                 log.warning("reports cannot be written, training goes on without them: %s", error)
             self._warned = True
+            return text
 
 
 def process_age() -> float | None:

@@ -1,4 +1,4 @@
-"""When and how rank 0 saves: in the background while training goes on, or at once where the trainer ends."""
+"""When and how a trainer saves: in the background while training goes on, or at once where the trainer ends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from trainer_shim.errors import SupersededError
 from trainer_shim.snapshot import snapshot
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpoint import Checkpoint, CheckpointStore
+    from trainer_shim.checkpoint import Checkpoint, CheckpointStore, States
     from trainer_shim.report import Reporter
 
 log = logging.getLogger("trainer_shim")
 
 
 class Saver:
-    """Saves one incarnation's states, one at a time. Lives in rank 0's main thread; `check` must do in any thread."""
+    """Saves one incarnation's states, one at a time. Lives in the main thread; `check` must do in any thread.
+
+    Rank 0 saves alone, and decides. Where states are sharded (`together`) all ranks save: each of them makes the same
+    calls with the same positions, and the outcomes are the same.
+    """
 
     def __init__(
         self,
@@ -29,7 +33,11 @@ class Saver:
         resumed: Checkpoint | None,
         check: Callable[[], None],
         report: Reporter,
+        *,
+        first: bool = True,
     ) -> None:
+        self.together = False
+        self._first = first
         self._store = store
         self._incarnation = incarnation
         self._check = check
@@ -53,19 +61,19 @@ class Saver:
         """Whether a checkpoint says this, or one that is being written will."""
         return progress == self.saved or (self._write is not None and self._write.progress == progress)
 
-    def begin(self, states: Callable[[], dict[str, Any]], progress: Progress, order: dict[str, Any]) -> None:
+    def begin(self, states: Callable[[], States], progress: Progress, order: dict[str, Any]) -> None:
         """Copy the states to CPU memory, and write them in the background; first awaits a save that is under way.
 
         One that fails is an error in the log, when it is settled.
         """
         self.settle()
         started = self._tried = time.monotonic()
-        if progress == self.saved:
+        if progress == self.saved or not self._takes_part:
             return
-        copied = snapshot(states())
+        now = states()
+        copied = now._replace(whole=snapshot(now.whole), sharded=snapshot(now.sharded))
 
         def write() -> int:
-            self._check()
             return self._store.save(copied, self._incarnation, progress, order, self._check)
 
         self._write = _Write(write, progress, started)
@@ -86,11 +94,12 @@ class Saver:
         except SupersededError:
             return  # the next vote ends it
         except OSError as error:
-            log.error("no checkpoint at step %d, the last one stays: %s", write.progress.step, error)  # noqa: TRY400
+            if self._first:
+                log.error("no checkpoint at step %d, the last one stays: %s", write.progress.step, error)  # noqa: TRY400
             return
         self._note(write.progress, write.seconds, size, "periodic", write.stall)
 
-    def save(self, states: Callable[[], dict[str, Any]], progress: Progress, order: dict[str, Any], cause: str) -> None:
+    def save(self, states: Callable[[], States], progress: Progress, order: dict[str, Any], cause: str) -> None:
         """Save now, unless the newest checkpoint says the same; first awaits a save that is under way.
 
         Raises:
@@ -98,14 +107,17 @@ class Saver:
             OSError: it could not be written.
         """
         self.settle()
-        if progress == self.saved:
+        if progress == self.saved or not self._takes_part:
             return
         self._tried = started = time.monotonic()
-        self._check()
         size = self._store.save(states(), self._incarnation, progress, order, self._check)
         self._tried = time.monotonic()
         seconds = self._tried - started
         self._note(progress, seconds, size, cause, seconds)
+
+    @property
+    def _takes_part(self) -> bool:
+        return self._first or self.together
 
     def _note(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
         self.saved = progress

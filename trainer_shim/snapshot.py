@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from trainer_shim.dtensor import is_dtensor
+
 
 def snapshot(state: Any) -> Any:
     """A copy of `state` that torch.save writes as it would write the original, with all tensors on the CPU.
@@ -28,6 +30,8 @@ def _copied(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
         return same
     if kind in (list, tuple):
         return kind(_copied(item, storages) for item in value)
+    if is_dtensor(value):
+        return value.detach().to("cpu", copy=True)
     if kind in (str, bytes, int, float, bool, type(None)):
         return value
     return copy.deepcopy(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainer_shim.errors import VariableError
@@ -10,21 +11,35 @@ from trainer_shim.job import integer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FIRST_PORT, PORTS = 20_000, 12_000  # below the ephemeral range
+CANDIDATES = 8  # ports that ranks derive for themselves, lest one is taken on a node that jobs share
+
+
+class Master(NamedTuple):
+    """The meeting point: rank 0 takes the first of the `ports` that is free on `address`, its own host.
+
+    `name` tells one world from another that met on the same host; None where a given port is enough.
+    """
+
+    address: str
+    ports: tuple[int, ...]
+    name: str | None = None
+
 
 class World(NamedTuple):
-    """A process's place. `master` is (address, port) of the meeting point, None for a process that is alone."""
+    """A process's place. `master` is None for a process that is alone."""
 
     rank: int
     size: int
     local_rank: int
-    master: tuple[str, int] | None
+    master: Master | None
 
     def variables(self) -> dict[str, str]:
         """The same as torchrun's variables, for code that reads those."""
-        found = {"RANK": self.rank, "WORLD_SIZE": self.size, "LOCAL_RANK": self.local_rank}
+        found = {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)}
         if self.master:
-            found["MASTER_ADDR"], found["MASTER_PORT"] = self.master  # type: ignore[assignment]
-        return {name: str(value) for name, value in found.items()}
+            found |= {"MASTER_ADDR": self.master.address, "MASTER_PORT": str(self.master.ports[0])}
+        return found
 
 
 def find_world(environ: Mapping[str, str]) -> World:
@@ -50,18 +65,37 @@ def find_world(environ: Mapping[str, str]) -> World:
     return World(rank=rank, size=size, local_rank=rank if local_rank is None else local_rank, master=master)
 
 
-def _master(environ: Mapping[str, str]) -> tuple[str, int]:
+def oddity(environ: Mapping[str, str], world: World) -> str | None:
+    """What looks like a mistake in how this script was started, though it may be meant; None mostly."""
+    if "SLURM_STEP_NUM_TASKS" not in environ:
+        tasks = environ.get("SLURM_NTASKS", "1")
+        if world.size == 1 and "RANK" not in environ and tasks != "1":
+            return f"training alone in a Slurm job of {tasks} tasks: start the script with metasched-run or srun"
+        return None
+    tasks = environ["SLURM_STEP_NUM_TASKS"]
+    launchers = environ.get("GROUP_WORLD_SIZE", str(world.size))  # torchrun's own processes
+    if "RANK" in environ and tasks.isdigit() and launchers.isdigit() and int(launchers) < int(tasks):
+        return (
+            f"the Slurm step has {tasks} tasks, and this is one of several worlds in it, of {world.size} ranks: "
+            "RANK and WORLD_SIZE are set for each task, or torchrun is started once for each GPU instead of each node"
+        )
+    return None
+
+
+def _master(environ: Mapping[str, str]) -> Master:
     address = environ.get("MASTER_ADDR") or environ.get("SLURM_LAUNCH_NODE_IPADDR")
     if not address:
         raise VariableError("MASTER_ADDR is not set: it must name the host of rank 0")
     port = integer(environ, "MASTER_PORT")
-    if port is None:
-        job = integer(environ, "SLURM_JOB_ID")
-        if job is None:
+    if "RANK" in environ:
+        if port is None:
             raise VariableError("MASTER_PORT is not set: it must be a free port of the host of rank 0")
-        # Below the ephemeral range, and the same on every rank without a word between them.
-        port = 20_000 + (job * 64 + (integer(environ, "SLURM_STEP_ID") or 0)) % 12_000
-    return address, port
+        return Master(address, (port,))
+    # The same on every rank of a step without a word between them, and another one's, or an earlier run's, are others.
+    name = ".".join(environ.get(key, "0") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
+    digest = hashlib.blake2b(name.encode(), digest_size=4 * CANDIDATES).digest()
+    derived = [FIRST_PORT + int.from_bytes(digest[at : at + 4], "little") % PORTS for at in range(0, len(digest), 4)]
+    return Master(address, (*([] if port is None else [port]), *derived), name)
 
 
 def _required(environ: Mapping[str, str], name: str) -> int:

@@ -118,6 +118,31 @@ def test_stop_resize_resume(clean_cluster, submit):
     assert "accuracy" in job.output()
 
 
+def test_torchrun_is_stopped_and_resized(clean_cluster, submit):
+    """Torchrun on two nodes is stopped by the signal alone, requeued by its exit code, and ends at another size."""
+    python, train = TRAIN.split(" ", 1)
+    job = submit(clean_cluster, f"{python} -m torch.distributed.run {train} --epochs 12", nodes=2)
+    assert job.wait_report(1, "start")["world_size"] == 4
+    job.wait_report(1, "steps")
+    job.cluster.run("scancel", "-s", "USR2", job.id)
+    job.wait_state("PENDING")
+    assert job.show("Restarts") == "1"
+    stop = job.wait_report(1, "stop")
+    assert (stop["cause"], stop["checkpointed"]) == ("signal", True)
+
+    job.write_lease(run=2)
+    size = ["NumNodes=1-1", "NumTasks=2", "NumCPUs=2", "Gres=gpu:v100:2", "StartTime=now+1"]
+    job.cluster.run("scontrol", "update", f"JobId={job.id}", *size)
+    job.cluster.run("scontrol", "release", job.id)
+    start = job.wait_report(2, "start")
+    assert (start["run"], start["world_size"], start["step"], start["resumed"]) == (2, 2, stop["step"], True)
+    job.wait_report(2, "steps")
+    job.cluster.run("scontrol", "requeuehold", job.id)  # SIGTERM to all processes of the step
+    again = job.wait_report(2, "stop")
+    assert (again["cause"], again["checkpointed"]) == ("sigterm", True)
+    job.wait_state("PENDING")
+
+
 def test_wrapper_requeues(make_cluster, submit):
     """Where Slurm has no exit code for it, the wrapper requeues and holds; a cancelled job it leaves alone."""
     job = submit(make_cluster(requeue_exit=None), requeue_by="wrapper")

@@ -4,14 +4,19 @@ import json
 import os
 import resource
 import threading
+import zlib
 
 import pytest
 import torch
 
-from trainer_shim import checkpoint
-from trainer_shim.checkpoint import CheckpointStore, Progress
+from trainer_shim import checkpoint, durable
+from trainer_shim.checkpoint import FORMAT, CheckpointStore, Progress, States
+from trainer_shim.data import MicroBatch
 from trainer_shim.errors import CheckpointError, SupersededError
+from trainer_shim.fsdp import evened
 from trainer_shim.incarnation import claim, highest
+from trainer_shim.job import read_job
+from trainer_shim.owner import belong
 from trainer_shim.report import Reporter, process_age
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
@@ -23,7 +28,9 @@ def store(tmp_path):
 
 
 def save(store, step, incarnation=1, check=lambda: None):
-    return store.save({"model": {"w": torch.full((100,), step)}}, incarnation, Progress(step=step), ORDER, check)
+    return store.save(
+        States({"model": {"w": torch.full((100,), step)}}), incarnation, Progress(step=step), ORDER, check
+    )
 
 
 def fails():
@@ -134,17 +141,17 @@ def test_the_same_step_again(store):
     for _ in range(2):
         before = names(store)
         with pytest.raises(OSError, match="full"):
-            store.save({}, 1, final, ORDER, fails)
+            store.save(States({}), 1, final, ORDER, fails)
         assert names(store) == before
-    store.save({"w": torch.zeros(1)}, 1, final, ORDER, lambda: None)
+    store.save(States({"w": torch.zeros(1)}), 1, final, ORDER, lambda: None)
     assert {
         name: ((store.directory / name).stat().st_ino, (store.directory / name).read_bytes()) for name in first
     } == first
     assert store.latest().progress == final
     os.truncate(store.latest().data, 5)
     assert store.latest().progress == Progress(step=3)
-    store.save({}, 1, final, ORDER, lambda: None)
-    store.save({"w": 1}, 1, final._replace(epoch=2), ORDER, lambda: None)
+    store.save(States({}), 1, final, ORDER, lambda: None)
+    store.save(States({"w": 1}), 1, final._replace(epoch=2), ORDER, lambda: None)
     assert names(store, "*.json") == ["incarnation-1-step-3-2.json", "incarnation-1-step-3-3.json"]
     assert store.latest().progress.epoch == 2
 
@@ -153,9 +160,20 @@ def test_newer_format(store):
     """A checkpoint of a newer version is refused, not skipped."""
     save(store, 1)
     manifest = store.directory / "incarnation-1-step-1.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": FORMAT + 1}))
     with pytest.raises(CheckpointError, match="another version"):
         store.latest()
+
+
+def test_older_format(store):
+    """A checkpoint of the version that knew no shards is continued."""
+    save(store, 1)
+    manifest = store.directory / "incarnation-1-step-1.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(
+        json.dumps({key: content[key] for key in ("bytes", "crc32", "progress", "order")} | {"format": 1})
+    )
+    assert store.latest().progress.step == 1
 
 
 def test_data_without_manifest_is_no_checkpoint(store):
@@ -188,7 +206,7 @@ def test_full_disk(store, room):
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            store.save({"w": torch.zeros(100_000)}, 1, Progress(step=1), ORDER, lambda: None)
+            store.save(States({"w": torch.zeros(100_000)}), 1, Progress(step=1), ORDER, lambda: None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert names(store) == []
@@ -255,3 +273,98 @@ def test_reports_follow_no_link(tmp_path):
 def test_process_age():
     """The age of a process is positive and less than a day in a test run."""
     assert 0 < process_age() < 86_400
+
+
+FIRST, SECOND = "a" * 16, "b" * 16
+
+
+def test_a_directory_has_one_owner(tmp_path):
+    """The first job with an identity owns a directory; a trainer without one leaves no note, and heeds none."""
+    directory = tmp_path / "deep" / "checkpoints"
+    belong(directory, read_job({}))
+    assert not directory.exists()
+    for _ in range(2):
+        belong(directory, read_job({"METASCHED_UID": FIRST}))
+    with pytest.raises(CheckpointError, match=f"belongs to job {FIRST}.*, and this is job {SECOND}: .* remove .*/job"):
+        belong(directory, read_job({"METASCHED_UID": SECOND}))
+    belong(directory, read_job({}))
+    (directory / "job").unlink()
+    belong(directory, read_job({"METASCHED_UID": SECOND}))
+    assert [path.name for path in directory.iterdir()] == ["job"]
+
+
+def test_a_job_that_has_ended_leaves_its_directory(tmp_path):
+    """A directory goes over to another job when its owner is gone from the mailbox, and not before."""
+    for uid in (FIRST, SECOND):
+        (tmp_path / "mailbox" / uid).mkdir(parents=True)
+    jobs = [
+        read_job({"METASCHED_UID": uid, "METASCHED_LEASE": str(tmp_path / "mailbox" / uid / "lease.json")})
+        for uid in (FIRST, SECOND)
+    ]
+    belong(tmp_path, jobs[0])
+    with pytest.raises(CheckpointError, match="has not ended"):
+        belong(tmp_path, jobs[1])
+    (tmp_path / "mailbox" / FIRST).rmdir()
+    for _ in range(2):
+        belong(tmp_path, jobs[1])
+    with pytest.raises(CheckpointError, match="has not ended"):
+        belong(tmp_path, jobs[0])
+    (tmp_path / "job").write_text("../somebody")
+    with pytest.raises(CheckpointError, match="/somebody"):
+        belong(tmp_path, jobs[1])
+
+
+@pytest.mark.parametrize("sizes", [[10], [70_000, 3, 200_000], [durable._PIECE + 5, 1]])
+def test_what_is_written_is_summed(tmp_path, sizes):
+    """Size and checksum of pieces large and small are those of the file that is read back."""
+    path = tmp_path / "file"
+    with durable.written(path) as file:
+        for number, size in enumerate(sizes):
+            file.write(bytes([number]) * size)
+        assert file.tell() == sum(sizes)
+    content = path.read_bytes()
+    assert file.sum == durable.FileSum(len(content), zlib.crc32(content)) == durable.read_sum(path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "remove all"])
+def test_a_damaged_shard(store, damage, caplog):
+    """A checkpoint one of whose shards is damaged or gone is skipped, and its directory goes when it is old."""
+    save(store, 1)
+    save(store, 2)
+    shards = store.directory / "incarnation-1-step-2.dcp"
+    shards.mkdir()
+    shard = shards / "__7_0.distcp"
+    shard.write_bytes(b"0123456789")
+    manifest = store.directory / "incarnation-1-step-2.json"
+    content = json.loads(manifest.read_text())
+    found = durable.read_sum(shard)
+    content["shards"][shard.name] = {"bytes": found.size, "crc32": found.crc32}
+    manifest.write_text(json.dumps(content))
+    assert store.latest().progress.step == 2
+    if damage == "truncate":
+        os.truncate(shard, 5)
+    elif damage == "flip":
+        shard.write_bytes(b"0123456780")
+    else:
+        shard.unlink()
+    if damage == "remove all":
+        shards.rmdir()
+    assert store.latest().progress.step == 1
+    assert "__7_0.distcp" in caplog.text
+    save(store, 1, 2)
+    assert not shards.exists()
+
+
+def test_fillers():
+    """Every global batch gets as many micro-batches; the fillers come last, and weigh nothing."""
+    micro = MicroBatch(0, [], 2, 0.5, last=False, global_samples=8)
+    last = micro._replace(position=2, last=True)
+    found = list(evened(iter([(micro, "a"), (last, "b"), (last, "c")]), 3))
+    assert [(batch, piece.weight, piece.samples, piece.last) for piece, batch in found] == [
+        ("a", 0.5, 2, False),
+        ("b", 0.5, 2, False),
+        ("b", 0.0, 0, True),
+        ("c", 0.5, 2, False),
+        ("c", 0.0, 0, False),
+        ("c", 0.0, 0, True),
+    ]

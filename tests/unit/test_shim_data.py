@@ -1,13 +1,18 @@
 """The batch plan, and the order in which samples are trained."""
 
+import functools
+import random
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.data import Order, TrainLoader, micro_batches
-from trainer_shim.errors import BatchError
+from trainer_shim.data import Order, ignore_in_worker, micro_batches
+from trainer_shim.errors import BatchError, UsageError
+from trainer_shim.loading import make_loader
 
 worlds = st.integers(1, 9)
 limits = st.none() | st.integers(1, 7)
@@ -90,18 +95,127 @@ def test_bad_plan(batch, world, limit, word):
         plan_batch(batch, world, limit)
 
 
+def make(dataset, global_batch, world=1, rank=0, *, limit=None, shuffle=None, **options):
+    """A rank's training loader."""
+    plan = plan_batch(global_batch, world, limit)
+    return make_loader(dataset, iter, options, seed=5, shuffle=shuffle, plan=plan, rank=rank)
+
+
+def read(loader, epoch=0, cursor=0):
+    return list(loader.pairs(epoch, cursor, lambda _: None))
+
+
 def test_steps_per_epoch():
     """A schedule counts the same steps at every world size, the partial one included."""
-    loaders = [TrainLoader([], Order(0, 21, shuffle=True), plan_batch(10, world, None), iter, {}) for world in (1, 4)]
-    assert [loader.steps_per_epoch for loader in loaders] == [3, 3]
+    assert [make(range(21), 10, world).steps_per_epoch for world in (1, 4)] == [3, 3]
 
 
-def test_randomness_follows_the_position():
-    """What torch draws for a micro-batch is the same whether the epoch began there or earlier."""
-    loader = TrainLoader(list(range(20)), Order(5, 20, shuffle=True), plan_batch(4, 1, None), iter, {})
+def draw():
+    return torch.rand(()).item(), random.random(), np.random.rand()  # noqa: NPY002, S311  what scripts use
 
-    def draws(cursor):
-        return [torch.rand(()).item() for _ in loader.pairs(0, cursor, 0, lambda _: None)]
 
-    assert draws(0)[2:] == draws(8)
-    assert len(set(draws(0))) == 5
+class Augmented(torch.utils.data.Dataset):
+    """Samples with what a script may draw for them."""
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, index):
+        return index, *draw()
+
+
+@pytest.fixture(scope="module")
+def augmented():
+    """{index: draws} of epoch 1, by one process."""
+    return {row[0]: tuple(row) for _, batch in read(make(Augmented(), 6, collate_fn=list), epoch=1) for row in batch}
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 3, "persistent_workers": True}, {}])
+@pytest.mark.parametrize(("world", "cursor"), [(1, 6), (4, 12), (3, 0)])
+def test_augmentation_is_the_samples_own(augmented, options, world, cursor):
+    """What is drawn for a sample does not depend on loader workers, ranks, or where the epoch was taken up."""
+    found = []
+    for rank in range(world):
+        loader = make(Augmented(), 6, world, rank, limit=2, collate_fn=list, **options)
+        if options.get("persistent_workers"):
+            read(loader, epoch=0)
+        for micro, batch in read(loader, epoch=1, cursor=cursor):
+            found += [tuple(row) for row in batch[: micro.samples]]
+    order = Order(5, 23, shuffle=True).of_epoch(1).tolist()[cursor:]
+    assert sorted(found) == sorted(augmented[index] for index in order)
+
+
+def test_augmentation_differs_by_epoch(augmented):
+    """Another epoch draws other numbers for the same sample."""
+    other = [row for _, batch in read(make(Augmented(), 6, collate_fn=list), epoch=2) for row in batch]
+    assert len(other) == 23
+    assert all(row[1:] != augmented[row[0]][1:] for row in other)
+
+
+class InBatches(Augmented):
+    """A data set that fetches many samples at once."""
+
+    def __getitems__(self, indices):
+        return [(index, "together") for index in indices]
+
+
+def test_a_data_set_that_fetches_batches():
+    """A data set's own way to fetch several samples is used."""
+    assert [len(batch) for _, batch in read(make(InBatches(), 6, collate_fn=list))] == [6, 6, 6, 5]
+    assert {row[1] for _, batch in read(make(InBatches(), 6, collate_fn=list)) for row in batch} == {"together"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_randomness_follows_the_position(workers):
+    """What is drawn for a micro-batch is the same wherever the epoch began, and whoever fetches the data."""
+
+    def draws(cursor, **options):
+        loader = make(Augmented(), 4, **options)
+        found = []
+        for micro, _ in loader.pairs(0, cursor, lambda _: None):
+            found.append((micro.position, *draw()))
+        return found
+
+    whole = draws(0)
+    assert draws(8, num_workers=workers) == whole[2:]
+    assert len({row[1:] for row in whole}) == 6
+
+
+def test_the_workers_see_the_script_s_data_set():
+    """A worker_init_fn finds the data set that the script gave, not what the shim made of it."""
+    seen = functools.partial(ignore_in_worker, (), note_dataset)
+    batches = read(make(Augmented(), 23, num_workers=1, worker_init_fn=seen, collate_fn=what_was_noted))
+    assert [batch for _, batch in batches] == ["Augmented"]
+
+
+def note_dataset(worker):
+    note_dataset.found = type(torch.utils.data.get_worker_info().dataset).__name__
+
+
+def what_was_noted(_):
+    return note_dataset.found
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (range(9), {"batch_size": 3}, "batch_size"),
+        (range(9), {"in_order": False}, "in_order"),
+        (3, {}, "a int, which has no __getitem__"),
+        (iter([1]), {"shuffle": True}, "its own order"),
+    ],
+)
+def test_bad_options(dataset, options, words):
+    """What would change the batches behind the shim's back is refused."""
+    with pytest.raises(UsageError, match=words):
+        make(dataset, 3, **options)
+
+
+def test_leaving_an_epoch_early():
+    """A loop left early, with workers that stay, is followed by the next epoch in full."""
+    loader = make(Augmented(), 4, num_workers=2, persistent_workers=True, collate_fn=list)
+    pairs = loader.pairs(0, 0, lambda _: None)
+    next(pairs)
+    pairs.close()
+    rows = [row[0] for _, batch in read(loader, epoch=1) for row in batch]
+    assert rows == Order(5, 23, shuffle=True).of_epoch(1).tolist()

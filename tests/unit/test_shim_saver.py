@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from trainer_shim.checkpoint import CheckpointStore, Progress
+from trainer_shim.checkpoint import CheckpointStore, Progress, States
 from trainer_shim.errors import SupersededError
 from trainer_shim.report import Reporter
 from trainer_shim.saver import Saver
@@ -90,7 +90,7 @@ def make(tmp_path):
 def test_training_goes_on(make, gate, tmp_path):
     """While bytes are written the state may change; the checkpoint has what it was, and is noted when it is there."""
     saver, weights = make(gate.wait), torch.zeros(3)
-    saver.begin(lambda: {"w": weights}, Progress(step=1), ORDER)
+    saver.begin(lambda: States({"w": weights}), Progress(step=1), ORDER)
     weights.add_(1)
     saver.settle(wait=False)
     assert saver.saved == Progress()
@@ -107,12 +107,12 @@ def test_training_goes_on(make, gate, tmp_path):
 def test_a_save_awaits_the_one_before(make, gate, tmp_path):
     """A save that is under way is finished first, and one that says the same is not written again."""
     saver = make(gate.wait)
-    saver.begin(lambda: {"w": 1}, Progress(step=1), ORDER)
+    saver.begin(lambda: States({"w": 1}), Progress(step=1), ORDER)
     gate.set()
-    saver.save(lambda: {"w": 2}, Progress(step=1), ORDER, "stop")
+    saver.save(lambda: States({"w": 2}), Progress(step=1), ORDER, "stop")
     store = CheckpointStore(tmp_path)
     assert store.load(store.latest()) == {"w": 1}
-    saver.save(lambda: {"w": 3}, Progress(step=2), ORDER, "stop")
+    saver.save(lambda: States({"w": 3}), Progress(step=2), ORDER, "stop")
     assert store.load(store.latest()) == {"w": 3}
 
 
@@ -125,11 +125,11 @@ def test_a_failure_is_an_error_in_the_log(make, caplog):
             raise error
 
     saver = make(check)
-    saver.begin(lambda: {"w": 1}, Progress(step=1), ORDER)
+    saver.begin(lambda: States({"w": 1}), Progress(step=1), ORDER)
     saver.settle()
     assert "no checkpoint at step 1, the last one stays: [Errno 28]" in caplog.text
     assert saver.saved == Progress()
-    saver.begin(lambda: {"w": 1}, Progress(step=2), ORDER)
+    saver.begin(lambda: States({"w": 1}), Progress(step=2), ORDER)
     saver.settle()
     assert saver.saved == Progress(step=2)
 
@@ -141,7 +141,7 @@ def test_superseded_in_the_background(make, tmp_path):
         raise SupersededError("newer")
 
     saver = make(check)
-    saver.begin(lambda: {"w": 1}, Progress(step=1), ORDER)
+    saver.begin(lambda: States({"w": 1}), Progress(step=1), ORDER)
     saver.settle()
     assert saver.saved == Progress()
     assert list(tmp_path.iterdir()) == []
@@ -150,6 +150,6 @@ def test_superseded_in_the_background(make, tmp_path):
 def test_what_cannot_be_saved(make):
     """A state that cannot be written is the script's mistake, and is raised."""
     saver = make()
-    saver.begin(lambda: {"f": (lambda: 1)}, Progress(step=1), ORDER)
+    saver.begin(lambda: States({"f": (lambda: 1)}), Progress(step=1), ORDER)
     with pytest.raises(Exception, match="pickle"):
         saver.settle()

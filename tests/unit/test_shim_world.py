@@ -9,7 +9,8 @@ import pytest
 
 from trainer_shim.errors import VariableError
 from trainer_shim.job import Job, read_job
-from trainer_shim.world import World, find_world
+from trainer_shim.launcher import deadly_signal, leave_word
+from trainer_shim.world import Master, World, find_world, oddity
 
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "9"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
@@ -18,26 +19,73 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a
 def test_srun():
     """Under srun the world is the step, and the launching node is the meeting point."""
     found = find_world(SRUN | {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "MASTER_PORT": "77"})
-    assert found == World(rank=3, size=4, local_rank=1, master=("10.0.0.1", 77))
+    assert (found.rank, found.size, found.local_rank) == (3, 4, 1)
+    assert (found.master.address, found.master.ports[0]) == ("10.0.0.1", 77)
 
 
 def test_srun_without_a_port():
-    """Every rank of a step derives the same port, and another job's is another one."""
+    """Every rank of a step derives the same ports, and those of another job, step or run are others."""
     environ = SRUN | {"MASTER_ADDR": "a"}
-    port = find_world(environ).master[1]
-    assert find_world(environ | {"SLURM_PROCID": "0"}).master[1] == port
-    assert find_world(environ | {"SLURM_JOB_ID": "10"}).master[1] != port
-    assert 20_000 <= port < 32_000
+    master = find_world(environ).master
+    assert find_world(environ | {"SLURM_PROCID": "0"}).master == master
+    for other in ({"SLURM_JOB_ID": "384"}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}):
+        different = find_world(environ | other).master
+        assert not set(different.ports) & set(master.ports)
+        assert different.name != master.name
+    assert len(set(master.ports)) > 1
+    assert all(20_000 <= port < 32_000 for port in master.ports)
 
 
 def test_torchrun_before_srun():
     """Torchrun's variables win over those of the srun that started torchrun."""
-    assert find_world(SRUN | TORCHRUN) == World(rank=1, size=2, local_rank=0, master=("a", 5))
+    assert find_world(SRUN | TORCHRUN) == World(rank=1, size=2, local_rank=0, master=Master("a", (5,)))
 
 
 def test_alone():
     """A batch script's own SLURM_PROCID makes no world."""
     assert find_world({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == World(0, 1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "alone in a Slurm job of 4 tasks"),
+        (SRUN | {"RANK": "0", "WORLD_SIZE": "1"}, "one of several worlds"),
+        (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "1"}, "torchrun is started once for each GPU"),
+        (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "4"}, None),
+        (SRUN | {"MASTER_ADDR": "a"}, None),
+        ({"SLURM_NTASKS": "1"}, None),
+        (TORCHRUN, None),
+        ({}, None),
+    ],
+)
+def test_oddities(environ, words):
+    """What looks like a mistake is said, and nothing else."""
+    said = oddity(environ, find_world(environ))
+    assert said is None if words is None else words in said
+
+
+def test_a_signal_that_kills_torchrun():
+    """A launcher that neither hears nor ignores the preemption signal is warned of; others, and none, are not."""
+    torchrun = {"TORCHELASTIC_RUN_ID": "none"}
+    for prelude, expected in [("", True), ("trap '' USR2;", False), ("trap : USR2;", False)]:
+        with subprocess.Popen(["sh", "-c", prelude + "echo; read line"], stdin=-1, stdout=-1) as shell:
+            shell.stdout.readline()  # the trap is set
+            said = deadly_signal(torchrun, signal.SIGUSR2, shell.pid)
+            assert deadly_signal({}, signal.SIGUSR2, shell.pid) is None
+        assert (said is not None) == expected
+    assert deadly_signal(torchrun, signal.SIGUSR2, shell.pid) is None  # it has gone
+
+
+def test_word_of_an_exit_code(tmp_path):
+    """The exit code is left in the file that the wrapper has made, and nowhere else."""
+    path = tmp_path / "exit"
+    assert not leave_word(85, {})
+    assert not leave_word(85, {"METASCHED_EXIT_FILE": str(path)})
+    path.touch()
+    assert leave_word(85, {"METASCHED_EXIT_FILE": str(path)})
+    assert leave_word(85, {"METASCHED_EXIT_FILE": str(path)})
+    assert path.read_text() == "85\n"
 
 
 def test_variables():

@@ -1,5 +1,6 @@
 """The wrapper metasched-run, with stand-ins for srun and scontrol on PATH."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import stat
 import subprocess
 import sys
 import time
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -139,6 +141,85 @@ def test_srun_line_of_a_cpu_job(slurm):
     (call,) = slurm.calls("srun")
     assert call["argv"][4:] == ["--cpus-per-task=4", "python"]
     assert call["environ"]["SLURM_NTASKS"] == "3"
+
+
+TORCHRUN = [
+    ("torchrun", "train.py", "-x"),
+    ("/opt/env/bin/torchrun", "--nproc-per-node=2", "train.py"),
+    ("python", "-m", "torch.distributed.run", "train.py"),
+    ("env", "A=1", "python", "-m", "torch.distributed.launch", "train.py"),
+    ("apptainer", "exec", "image.sif", "torchrun", "train.py"),
+]
+
+
+@pytest.mark.parametrize("command", TORCHRUN)
+def test_torchrun(slurm, command):
+    """Torchrun gets one task for each node with all that is there, and learns where and how many it is."""
+    others = {"TORCHELASTIC_RUN_ID": "outer", "METASCHED_EXIT_FILE": "/outer", "PET_NPROC_PER_NODE": "64"}
+    slurm.write_lease(signal="SIGUSR1")
+    assert slurm.run(*command, **others) == (0, "")
+    (call,) = slurm.calls("srun")
+    assert call["argv"][:8] == [
+        "--nodes=2",
+        "--kill-on-bad-exit=1",
+        "--mpi=none",
+        "--export=ALL",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=9",
+        "--gpus-per-node=4",
+    ]
+    assert call["argv"][8:10] == ["sh", "-c"]
+    assert call["argv"][11:] == ["metasched-run", str(int(signal.SIGUSR1)), *command]
+    environ = call["environ"]
+    assert (environ["PET_NNODES"], environ["PET_NPROC_PER_NODE"]) == ("2", "4")
+    assert environ["PET_MASTER_ADDR"] == environ["MASTER_ADDR"]
+    assert environ["PET_MASTER_PORT"] == environ["MASTER_PORT"]
+    assert not {"TORCHELASTIC_RUN_ID", "METASCHED_EXIT_FILE"} & environ.keys()
+    assert int(environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 3600
+
+
+def test_torchrun_of_a_cpu_job(slurm):
+    """Without GPUs torchrun starts as many processes as Slurm gave tasks to a node; the user's patience counts."""
+    del slurm.environ["SLURM_GPUS_ON_NODE"]
+    slurm.run("torchrun", "train.py", SLURM_TASKS_PER_NODE="3(x2)", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="7")
+    environ = slurm.calls("srun")[0]["environ"]
+    assert (environ["PET_NPROC_PER_NODE"], environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) == ("3", "7")
+
+
+@pytest.mark.parametrize("command", [("python", "train.py", "torchrun"), ("python", "-m", "train"), ("torchruns",)])
+def test_no_torchrun(slurm, command):
+    """What only looks like torchrun is a command like any other."""
+    slurm.run(*command)
+    assert slurm.calls("srun")[0]["argv"][-len(command) :] == list(command)
+    assert "PET_NNODES" not in slurm.calls("srun")[0]["environ"]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("exit 3", 3),
+        ('echo 85 >"$METASCHED_EXIT_FILE"; exit 1', 85),
+        ('echo 85 >"$METASCHED_EXIT_FILE"', 85),
+        ('kill -USR2 $$; kill -USR2 $PPID; kill -TERM $PPID; [ "$PET_NODE_RANK" = 5 ] && exit 4', 4),
+        ("kill -KILL $$", 137),
+        ("exit 0", 0),
+    ],
+)
+def test_shell_round_torchrun(slurm, tmp_path, script, expected):
+    """The shell outlives signals, exits with what the trainers left, or else torchrun's code, and cleans up."""
+    loader = SourceFileLoader("metasched_run", str(WRAPPER))
+    run = importlib.util.module_from_spec(importlib.util.spec_from_loader("metasched_run", loader))
+    loader.exec_module(run)
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        ["sh", "-c", run.TORCHRUN_SHELL, "metasched-run", str(int(signal.SIGUSR2)), "sh", "-c", script],
+        env=os.environ | {"TMPDIR": str(tmp_path / "tmp"), "SLURM_NODEID": "5"},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == expected
+    assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_environment(slurm):

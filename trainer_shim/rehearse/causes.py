@@ -26,7 +26,7 @@ def likely_causes(calm: History, disturbed: History, checks: list[Check], tolera
             "repeat itself: it depends on the time, on a generator that it seeds from the system, or on the order of "
             "threads or loader workers. Make that repeatable, then rehearse again."
         )
-        return [itself, *_drawn(disturbed)]
+        return [itself]
     found = _known_causes(disturbed, differing)
     if found:
         return found
@@ -75,15 +75,7 @@ def _known_causes(disturbed: History, differing: Collection[str]) -> list[str]:
             "world size: the result is another draw of the same training. To compare the rest, rehearse with dropout "
             "0, or at one size (--sizes 2,2,2)."
         )
-    return found + _drawn(disturbed)
-
-
-def _drawn(history: History) -> list[str]:
-    return [
-        f"The training draws from {name}, whose state is lost at every stop: draw from torch, or seed it for each "
-        "sample from its index."
-        for name in history.drawn
-    ]
+    return found
 
 
 def _some(names: list[str]) -> str:

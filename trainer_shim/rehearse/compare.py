@@ -66,8 +66,8 @@ def _check_count(calm: History, disturbed: History) -> Check:
 def _check_samples(calm: History, disturbed: History) -> Check:
     ours, theirs = _seen(calm.steps.values()), _seen(disturbed.steps.values())
     if ours == theirs:
-        whole = set(range(calm.samples))
         epochs = Counter(epoch for epoch, _ in ours)
+        whole = set(range(calm.samples or 0))
         once = set(ours.values()) == {1} and all(
             epochs[epoch] == calm.samples and whole == {index for of, index in ours if of == epoch} for epoch in epochs
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_shim.checkpoint import CheckpointStore
@@ -10,8 +12,7 @@ from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.state import flatten, load
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from trainer_shim.checkpoint import Checkpoint
     from trainer_shim.rehearse.launch import Stage
     from trainer_shim.rehearse.plan import Start
 
@@ -30,16 +31,15 @@ class History(NamedTuple):
     """A whole run.
 
     `begins` is the step that each start resumed from. `state` maps each tracked name to its leaves in the last
-    checkpoint, by path. `remarks` are the probe's, `topic: detail`.
+    checkpoint, by path. `samples` is None for a stream. `remarks` are the probe's, `topic: detail`.
     """
 
     starts: list[Start]
     begins: list[int]
     steps: dict[int, Step]
-    samples: int
+    samples: int | None
     tracked: dict[str, str]
     remarks: list[str]
-    drawn: list[str]
     state: dict[str, dict[str, Any]]
 
     def undisturbed_until(self, step: int) -> bool:
@@ -61,7 +61,6 @@ def read_history(stage: Stage, starts: list[Start]) -> History:
     steps: dict[int, Step] = {}
     begins: list[int] = []
     remarks: set[str] = set()
-    drawn: set[str] = set()
     ready: dict[str, Any] = {}
     for number, start in enumerate(starts, start=1):
         ranks = [_read(stage.records(number, rank)) for rank in range(start.size)]
@@ -75,7 +74,6 @@ def read_history(stage: Stage, starts: list[Start]) -> History:
         for begin, *lines in ranks:
             remarks.update(begin["remarks"])
             for line in lines:
-                drawn.update(line["drawn"])
                 before = steps.get(line["step"], Step(line["epoch"], [], 0.0, line["lr"], number))
                 steps[line["step"]] = before._replace(
                     indices=before.indices + line["indices"], loss=before.loss + line["loss"]
@@ -96,9 +94,20 @@ def read_history(stage: Stage, starts: list[Start]) -> History:
         samples=ready["samples"],
         tracked=ready["tracked"],
         remarks=sorted(remarks),
-        drawn=sorted(drawn),
-        state={name: flatten(state) for name, state in load(checkpoint.data).items()},
+        state={name: flatten(state) for name, state in {**load(checkpoint.data), **_gathered(checkpoint)}.items()},
     )
+
+
+def _gathered(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The sharded states as a single process would have them."""
+    if not checkpoint.sharded:
+        return {}
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: PLC0415  slow to import
+
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch, "whole.pt")
+        dcp_to_torch_save(checkpoint.shards, whole)
+        return load(whole)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -50,18 +50,16 @@ class RecordingContext(context.Context):
         self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  till the end
         self._loss_total = 0.0
         self._trained: list[int] = []
-        self._drawn = _generators()
 
     def epochs(self, total: int) -> Iterator[int]:
         """As of `Context`, after a `ready` record."""
         self._record(
             "ready",
             step=self.step_count,
-            samples=self._loader.order.size if self._loader else None,
+            samples=getattr(self._loader.order, "size", None) if self._loader else None,  # a stream has none
             tracked={name: type(item).__name__ for name, item in self._tracked.items()},
             remarks=sorted(self._remarks()),
         )
-        self._drawn = _generators()
         yield from super().epochs(total)
 
     def backward(self, loss: torch.Tensor, *rest: Any, **options: Any) -> None:
@@ -70,7 +68,7 @@ class RecordingContext(context.Context):
         micro = self._in_hand()
         self._loss_total += loss.item() * micro.samples
         if micro.samples:  # else it is a filler
-            self._trained += micro.indices
+            self._trained += micro.indices or range(micro.position, micro.position + micro.samples)
 
     def step(self, *optimizers: torch.optim.Optimizer, **options: Any) -> bool:
         """As of `Context`, with a `step` record before, and the ordered end."""
@@ -84,7 +82,6 @@ class RecordingContext(context.Context):
                 indices=self._trained,
                 loss=self._loss_total,
                 lr=[float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups],
-                drawn=[name for name, state in _generators().items() if state != self._drawn.get(name, state)],
             )
             self._loss_total, self._trained = 0.0, []
             if step == self._orders.stop_at:
@@ -149,16 +146,6 @@ def _contents(values: Iterable[Any]) -> Iterator[Any]:
             yield from _contents(value)
         elif isinstance(value, dict):
             yield from _contents(value.values())
-
-
-def _generators() -> dict[str, int]:
-    """The states of the process's generators that the shim does not seed, as hashes."""
-    states = {"Python's random": hash(random.getstate())}
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        _, keys, position, *_ = numpy.random.get_state()
-        states["numpy.random"] = hash((keys.tobytes(), position))
-    return states
 
 
 def _seed(seed: int) -> None:

@@ -1,0 +1,194 @@
+"""What the trainer shim costs: a step beside plain DDP's, a checkpoint beside dd, the stall of one in the background.
+
+Two processes with gloo on this machine. See docs/BENCHMARKS.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench import ROOT, arguments, finish, positive, say
+
+TRAINER = Path(__file__).with_name("overhead_trainer.py")
+UID = "0123456789abcdef"
+LIMIT = 900.0  # seconds for anything
+
+
+class BenchmarkError(Exception):
+    """A trainer has not done what it was to do."""
+
+
+class Trainers:
+    """A world of trainers in a directory, with a lease and reports as metasched would have them."""
+
+    def __init__(self, directory: Path, ranks: int, *command: object) -> None:
+        self.directory = directory
+        lease = directory / "lease.json"
+        lease.write_text(json.dumps({"format": 1, "uid": UID, "run": 1, "stop": None}))
+        (directory / "reports").mkdir(exist_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        common = {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "METASCHED_RUN": "1",
+            "METASCHED_LEASE": str(lease),
+            "METASCHED_REPORTS": str(directory / "reports" / UID),
+            "METASCHED_EXIT_CODE": "85",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(ranks),
+        }
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, str(TRAINER), *map(str, command)],
+                cwd=directory,
+                env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.DEVNULL if rank else None,
+            )
+            for rank in range(ranks)
+        ]
+
+    def reports(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind so far."""
+        found = []
+        for path in (self.directory / "reports" / UID).glob("*.jsonl"):
+            found += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return [line for line in found if line["kind"] == kind]
+
+    def wait(self, code: int) -> None:
+        """Wait for all to end with this exit code."""
+        codes = [process.wait(LIMIT) for process in self.processes]
+        if set(codes) != {code}:
+            raise BenchmarkError(f"trainers exited with {codes}")
+
+    def kill(self) -> None:
+        """Leave none behind."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def trainers(base: Path, ranks: int, *command: object) -> Iterator[Trainers]:
+    """Trainers in a directory of their own, which are gone afterwards."""
+    with tempfile.TemporaryDirectory(dir=base) as directory:
+        running = Trainers(Path(directory), ranks, *command)
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[str, Any]:
+    """Blocks of plain and of shim steps in turns, in the same processes."""
+    with trainers(base, 2, "steps", base / "steps.json", seconds, block, pairs) as running:
+        running.wait(0)
+    found = json.loads((base / "steps.json").read_text())
+    ratios = [shim / plain for shim, plain in zip(found["shim"], found["plain"], strict=True)]
+    more = [shim - plain for shim, plain in zip(found["shim"], found["plain"], strict=True)]
+    plain, shim = (statistics.median(found[name]) / block for name in ("plain", "shim"))
+    # that of a median
+    spread = 1.25 * statistics.pstdev(ratios) / len(ratios) ** 0.5
+    return {
+        "computing_ms": round(1000 * seconds),
+        "plain_ms": round(1000 * plain, 3),
+        "shim_ms": round(1000 * shim, 3),
+        "more_us": round(1e6 * statistics.median(more) / block),
+        "overhead_percent": round(100 * (statistics.median(ratios) - 1), 2),
+        "overhead_error_percent": round(100 * spread, 2),
+    }
+
+
+def dd_seconds(base: Path, size: int) -> float:
+    """How long dd takes to write so many bytes and see them on the disk."""
+    path = base / "dd"
+    started = time.perf_counter()
+    subprocess.run(
+        ["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={-(-size // 2**20)}", "conv=fsync"],
+        stderr=subprocess.DEVNULL,
+        timeout=LIMIT,
+        check=True,
+    )
+    taken = time.perf_counter() - started
+    path.unlink()
+    return taken
+
+
+def save_states(base: Path, megabytes: int, kind: str, repeat: int) -> dict[str, Any]:
+    """Checkpoints of a stop, and in the background, with dd in turns."""
+    disk, stops, writes, stalls, size = [], [], [], [], 0
+    for number in range(repeat):
+        say(f"checkpoints, {kind}: {number + 1} of {repeat}")
+        disk.append(dd_seconds(base, megabytes * 2**20))
+        with trainers(base, 2 if kind == "fsdp2" else 1, "states", megabytes, kind) as running:
+            end = time.monotonic() + LIMIT
+            while len([line for line in running.reports("checkpoint") if line["cause"] == "periodic"]) < 3:  # noqa: PLR2004
+                if time.monotonic() > end or running.processes[0].poll() is not None:
+                    raise BenchmarkError("no periodic checkpoints")
+                time.sleep(0.05)
+            running.processes[0].send_signal(signal.SIGUSR2)
+            running.wait(85)
+            lines = running.reports("checkpoint")
+        disk.append(dd_seconds(base, megabytes * 2**20))
+        stops += [line["seconds"] for line in lines if line["cause"] == "stop"]
+        writes += [line["seconds"] for line in lines if line["cause"] == "periodic"]
+        stalls += [line["stall_seconds"] for line in lines if line["cause"] == "periodic"]
+        size = lines[-1]["bytes"]
+    dd, stop, write, stall = map(statistics.median, (disk, stops, writes, stalls))
+    return {
+        "kind": kind,
+        "megabytes": round(size / 2**20),
+        "dd_seconds": round(dd, 3),
+        "stop_seconds": round(stop, 3),
+        "stop_to_dd": round(stop / dd, 2),
+        "background_seconds": round(write, 3),
+        "stall_seconds": round(stall, 3),
+        "stall_to_background": round(stall / write, 3),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows of the same keys."""
+    names = list(rows[0])
+    widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
+    for cells in (names, *([str(row[name]) for name in names] for row in rows)):
+        print("  ".join(text.rjust(width) for text, width in zip(cells, widths, strict=True)), flush=True)
+    print(flush=True)
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = arguments("Measure what the trainer shim costs.")
+    parser.add_argument("--step-ms", type=positive, default=50, help="computing in a step")
+    parser.add_argument("--block", type=positive, default=20, help="steps of one kind in a row")
+    parser.add_argument("--pairs", type=positive, default=30, help="blocks of each kind")
+    parser.add_argument("--megabytes", type=positive, default=512, help="size of the state that is saved")
+    parser.add_argument("--repeat", type=positive, default=5, help="runs of each kind of checkpoint")
+    parser.add_argument("--directory", type=Path, help="where to write checkpoints (default: the temporary directory)")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mbench-", dir=args.directory) as directory:
+        base = Path(directory)
+        say(f"steps: {2 * args.pairs * args.block * args.step_ms / 1000:.0f} s")
+        steps = [compare_steps(base, ms / 1000, args.block, args.pairs) for ms in (args.step_ms, 0)]
+        table(steps)
+        saves = [save_states(base, args.megabytes, kind, args.repeat) for kind in ("pt", "fsdp2")]
+        table(saves)
+    finish({"steps": steps, "checkpoints": saves}, as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Accelerate under metasched: stopped after any step, resumed at any world size.
+
+    shim = ElasticAccelerate("checkpoints", global_batch=64, max_per_gpu=8, seed=1)
+    accelerator = Accelerator(**shim.options())
+    model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, shim.loader(dataset), schedule)
+    shim.start(accelerator, epochs=3)
+    for epoch in shim.epochs():
+        for x, y in shim.batches(loader):
+            with accelerator.accumulate(model):
+                loss = loss_fn(model(x), y)
+                accelerator.backward(loss)
+                optimizer.step()
+                if accelerator.sync_gradients:
+                    schedule.step()
+                optimizer.zero_grad()
+            shim.step(loss)
+
+Copy this file beside the script, or put its directory on PYTHONPATH. docs/INTEGRATIONS.md says what holds and what does
+not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from accelerate import Accelerator, skip_first_batches
+from accelerate.utils import GradientAccumulationPlugin
+from torch.utils.data import DataLoader
+
+from trainer_shim import attach
+from trainer_shim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import torch
+
+    from trainer_shim.even import GlobalOrder
+
+
+class ElasticAccelerate:
+    """Stops, checkpoints and the order of the data. Make it at the top of the script, before the Accelerator.
+
+    Args:
+        checkpoint_dir: a directory of this job alone, on a file system that all its nodes share.
+        global_batch: samples in an optimizer step, at every world size.
+        max_per_gpu: the most samples that fit on a GPU at once.
+        seed: of the order of the samples, and of torch's generator in the steps.
+        checkpoint_every: seconds between periodic checkpoints.
+
+    Raises:
+        BatchError: the global batch cannot be split evenly over this world.
+        CheckpointError: the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        *,
+        global_batch: int,
+        max_per_gpu: int | None = None,
+        seed: int = 0,
+        checkpoint_every: float = 600.0,
+    ) -> None:
+        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every)
+        self.plan = self.companion.plan(global_batch, max_per_gpu)
+        self._seed = seed
+        self._order: GlobalOrder | None = None
+        self._accelerator: Accelerator | None = None
+        self._total = 0  # epochs
+        self._micro = 0  # micro-batches of the step in hand
+        self._loss: torch.Tensor | float = 0.0
+
+    def options(self, **own: Any) -> dict[str, Any]:
+        """What an Accelerator must be given, and the script's own options."""
+        fixed = {
+            "gradient_accumulation_plugin": GradientAccumulationPlugin(
+                num_steps=self.plan.accumulation, sync_with_dataloader=False
+            ),
+            # Accelerate would step a schedule once for each process, so that it would depend on the world size.
+            "step_scheduler_with_optimizer": False,
+        }
+        taken = (fixed.keys() | {"gradient_accumulation_steps"}) & own.keys()
+        if taken:
+            raise UsageError(f"Accelerator({', '.join(sorted(taken))}=...): the shim fixes these")
+        return own | fixed
+
+    def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> DataLoader[Any]:
+        """The training data, for `accelerator.prepare`: map-style, with a DataLoader's further options."""
+        self._order = self.companion.order(len(dataset), seed=self._seed, shuffle=shuffle)
+        loader = DataLoader(dataset, batch_size=self.plan.per_gpu_batch, sampler=self._order, **options)
+        self.companion.deafen(loader)
+        return loader
+
+    def start(self, accelerator: Accelerator, *, epochs: int) -> None:
+        """Load the checkpoint, if there is one, when everything is prepared or registered, and report the start.
+
+        Raises:
+            UsageError: the Accelerator was made without `options`, or there is no loader yet.
+        """
+        if accelerator.gradient_accumulation_steps != self.plan.accumulation or accelerator.split_batches:
+            raise UsageError("make the Accelerator from shim.options(...), without split_batches")
+        if self._order is None:
+            raise UsageError("shim.loader(dataset) comes before shim.start(accelerator)")
+        if self.companion.resume is not None:
+            accelerator.load_state(str(self.companion.resume))
+            accelerator.step = 0  # it counts micro-batches, of which a step may have had more or fewer then
+        self._accelerator, self._total = accelerator, epochs
+        self.companion.begin(epochs * self._order.steps_per_epoch)
+
+    def epochs(self) -> Iterator[int]:
+        """The epochs that are left, the first perhaps in its middle; the final checkpoint comes after the last.
+
+        Raises:
+            SystemExit: a stop was agreed in the last epoch's last step.
+        """
+        yield from range(self._where()[0], self._total)
+        if not self.companion.covered:
+            self._save(final=True)
+        self.companion.finish()
+
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
+        """What is left of the epoch, of a prepared loader."""
+        done = self._where()[1]
+        rest = skip_first_batches(loader, done * self.plan.accumulation) if done else loader
+        for batch in rest:
+            self.companion.seed(self._seed, self._micro)  # after whatever the loader has drawn
+            yield batch
+
+    def step(self, loss: torch.Tensor) -> None:
+        """After each micro-batch. At the end of a step, the ranks agree on whether to stop, and save and stop.
+
+        Raises:
+            SystemExit: a stop was agreed.
+        """
+        self._loss = self._loss + loss.detach() / self.plan.accumulation
+        self._micro += 1
+        if self._micro == self.plan.accumulation:
+            stops = self.companion.should_stop(self._loss)
+            self._micro, self._loss = 0, 0.0
+            if self.companion.should_save:
+                self._save()
+            if stops:
+                self.companion.stop()
+
+    def _where(self) -> tuple[int, int]:
+        """The epoch, and the steps of it that are done."""
+        if self._order is None or self._accelerator is None:
+            raise UsageError("shim.start(accelerator, epochs=...) comes first")
+        return divmod(self.companion.step, self._order.steps_per_epoch)
+
+    def _save(self, *, final: bool = False) -> None:
+        assert self._accelerator is not None  # noqa: S101  `start` came first
+        path = self.companion.directory / f"step-{self.companion.step}"
+        self._accelerator.save_state(str(path))
+        self.companion.saved(path, final=final)

@@ -1,0 +1,264 @@
+"""PyTorch Lightning under metasched: stopped after any step, resumed at any world size.
+
+    shim = ElasticLightning("checkpoints", global_batch=64, max_per_gpu=8, seed=1)
+    trainer = pl.Trainer(**shim.options(max_epochs=3))
+    trainer.fit(module, shim.loader(dataset), ckpt_path=shim.resume)
+
+Copy this file beside the script, or put its directory on PYTHONPATH. docs/INTEGRATIONS.md says what holds and what does
+not.
+"""
+
+# ruff: noqa: ARG002  a framework gives its hooks more than they need
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+
+try:
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins import ClusterEnvironment, TorchCheckpointIO
+except ImportError:
+    import pytorch_lightning as pl
+    from lightning_fabric.plugins import ClusterEnvironment, TorchCheckpointIO
+
+from trainer_shim import attach
+from trainer_shim.errors import SupersededError, UsageError
+
+if TYPE_CHECKING:
+    from trainer_shim.companion import Companion
+
+log = logging.getLogger("trainer_shim")
+
+
+class ElasticLightning:
+    """Everything that a `Trainer` needs. Make it at the top of the script, before the Trainer.
+
+    Args:
+        checkpoint_dir: a directory of this job alone, on a file system that all its nodes share.
+        global_batch: samples in an optimizer step, at every world size.
+        max_per_gpu: the most samples that fit on a GPU at once.
+        seed: of the order of the samples, and of torch's generator in the steps.
+        checkpoint_every: seconds between periodic checkpoints.
+
+    Raises:
+        BatchError: the global batch cannot be split evenly over this world.
+        CheckpointError: the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        *,
+        global_batch: int,
+        max_per_gpu: int | None = None,
+        seed: int = 0,
+        checkpoint_every: float = 600.0,
+    ) -> None:
+        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every)
+        self.plan = self.companion.plan(global_batch, max_per_gpu)
+        self.resume = None if self.companion.resume is None else str(self.companion.resume)
+        self._seed = seed
+
+    def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> DataLoader[Any]:
+        """The training data: map-style, with a DataLoader's further options (`num_workers`, `collate_fn`, ...)."""
+        batches = self.companion.batches(len(dataset), seed=self._seed, shuffle=shuffle)
+        loader = DataLoader(dataset, batch_sampler=batches, **options)
+        self.companion.deafen(loader)
+        return loader
+
+    def options(self, **own: Any) -> dict[str, Any]:
+        """What a Trainer must be given, and the script's own options."""
+        environment = Environment(self.companion)
+        fixed = {
+            "num_nodes": 1,  # the environment knows the ranks; see there
+            "devices": environment.devices,
+            "accumulate_grad_batches": self.plan.accumulation,
+            "use_distributed_sampler": False,
+        }
+        taken = fixed.keys() & own.keys()
+        if taken:
+            raise UsageError(f"Trainer({', '.join(sorted(taken))}=...): the shim fixes these")
+        mine = {
+            "strategy": "ddp" if self.companion.size > 1 else "auto",
+            "callbacks": [*_listed(own.pop("callbacks", None)), ElasticCallback(self.companion, self._seed)],
+            "plugins": [
+                *_listed(own.pop("plugins", None)),
+                environment,
+                CheckpointFiles(self.companion, self.plan.accumulation),
+            ],
+            "enable_checkpointing": False,  # Lightning's own ModelCheckpoint; a script may add one
+        }
+        return mine | own | fixed
+
+
+class Environment(ClusterEnvironment):
+    """The world as the shim has found it, under srun, torchrun or neither.
+
+    It takes the place of Lightning's SLURMEnvironment, so that nobody but metasched requeues the job. Lightning derives
+    ranks from equal numbers of devices on all nodes; here they are what they are, and the nodes need not be equal.
+    """
+
+    def __init__(self, companion: Companion) -> None:
+        super().__init__()
+        self._companion = companion
+        self._local_rank = int(os.environ.get("LOCAL_RANK", "0")) if companion.size > 1 else 0
+        visible = torch.cuda.device_count()
+        self._device = self._local_rank % visible if visible else self._local_rank
+        self.devices = visible if visible and companion.size > 1 else self._device + 1
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Whoever started this process has started the others."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The host of rank 0."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """Its port; the process group is there already."""
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+    @staticmethod
+    def detect() -> bool:
+        """It is given, not found."""
+        return False
+
+    def world_size(self) -> int:
+        """All processes of the job."""
+        return self._companion.size
+
+    def set_world_size(self, size: int) -> None:
+        """It is known."""
+
+    def global_rank(self) -> int:
+        """This process's number."""
+        return self._companion.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is known."""
+
+    def local_rank(self) -> int:
+        """The number of this process's device among those that it sees."""
+        return self._device
+
+    def node_rank(self) -> int:
+        """Not known, and not needed with `num_nodes=1`."""
+        return 0
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Files that are whole or not there, and not written by a trainer that has a successor.
+
+    A full disk is an error in the log, and no end of the training. A checkpoint that is loaded at another world size
+    has its counts of micro-batches converted.
+    """
+
+    def __init__(self, companion: Companion, accumulation: int) -> None:
+        super().__init__()
+        self._companion = companion
+        self._accumulation = accumulation
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write the file, unless the disk or a newer incarnation says no."""
+        if storage_options is not None:
+            raise TypeError("storage_options are not supported")
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with self._companion.writing(path) as file:
+                torch.save(checkpoint, file)
+        except OSError as error:
+            log.error("no checkpoint %s: %s", path, error)  # noqa: TRY400  the message says it
+        except SupersededError:
+            log.warning("no checkpoint %s: a newer trainer has started", path)
+
+    def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:  # noqa: FBT001  Lightning's
+        """Read the file; the one to resume from, with its counts as they are at this world size."""
+        # weights_only would refuse what hyperparameters and callbacks may keep; the directory is the user's own.
+        checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=bool(weights_only))
+        if Path(path) == self._companion.resume:
+            then, now = self._companion.resumed_facts["accumulation"], self._accumulation
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            for counts in (progress["total"], progress["current"]):
+                behind = counts["ready"] - counts["completed"]  # 1 if it was saved by a hook of the last batch
+                for name in ("ready", "started", "processed"):
+                    counts[name] = counts[name] * now // then
+                counts["completed"] = counts["ready"] - behind
+        return checkpoint
+
+
+class ElasticCallback(pl.Callback):
+    """Stops and checkpoints at the ends of steps."""
+
+    def __init__(self, companion: Companion, seed: int) -> None:
+        self._companion = companion
+        self._seed = seed
+        self._loss: torch.Tensor | float = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report the start, and take the stop signals back from Lightning, which has just taken SIGTERM."""
+        if trainer.global_step != self._companion.step:
+            raise UsageError("call trainer.fit(..., ckpt_path=shim.resume); one optimizer, automatic optimization")
+        total = trainer.estimated_stepping_batches
+        self._companion.begin(int(total) if total != float("inf") else None)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Let dropout draw the same numbers after a restart: Lightning's checkpoints hold no generator's state."""
+        self._companion.seed(self._seed, batch_idx % trainer.accumulate_grad_batches)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """At the end of a step, though not of an epoch, agree with the other ranks, save and stop."""
+        if isinstance(outputs, dict) and "loss" in outputs:
+            self._loss = self._loss + outputs["loss"].detach()  # divided by the accumulation already
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 and batch_idx + 1 < trainer.num_training_batches:
+            self._boundary(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The same for the last step of an epoch, after the validation."""
+        self._boundary(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Leave its time out of the reports."""
+        self._companion.rest()
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save what was trained."""
+        if not self._companion.covered:
+            self._save(trainer, final=True)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Report the end, of a job that was finished before, too."""
+        self._companion.begin()
+        self._companion.finish()
+
+    def _boundary(self, trainer: pl.Trainer) -> None:
+        stops = self._companion.should_stop(self._loss)
+        self._loss = 0.0
+        if self._companion.should_save:
+            self._save(trainer)
+        if stops:
+            self._companion.stop()
+
+    def _save(self, trainer: pl.Trainer, *, final: bool = False) -> None:
+        path = self._companion.directory / f"step-{self._companion.step}.ckpt"
+        trainer.save_checkpoint(path)
+        self._companion.saved(path, final=final)
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,0 +1,156 @@
+"""The Hugging Face Trainer under metasched: stopped after any step, resumed at any world size.
+
+    shim = ElasticCallback("checkpoints", global_batch=64, max_per_gpu=8, seed=1)
+    args = TrainingArguments(**shim.arguments(num_train_epochs=3, learning_rate=1e-4))
+    trainer = Trainer(model, args, train_dataset=dataset, callbacks=[shim])
+    trainer.train(resume_from_checkpoint=shim.resume)
+
+Copy this file beside the script, or put its directory on PYTHONPATH. docs/INTEGRATIONS.md says what holds and what does
+not.
+"""
+
+# ruff: noqa: ARG002  a framework gives its hooks more than they need
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import RandomSampler, SequentialSampler
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from trainer_shim import attach
+from trainer_shim.errors import BatchError, UsageError
+
+
+class ElasticCallback(TrainerCallback):
+    """Stops, checkpoints and the order of the data, for a Trainer that does the rest.
+
+    Make it at the top of the script, before anything of Transformers or Accelerate that looks for a process group.
+
+    Args:
+        checkpoint_dir: a directory of this job alone, on a file system that all its nodes share.
+        global_batch: samples in an optimizer step, at every world size.
+        max_per_gpu: the most samples that fit on a GPU at once.
+        seed: of the order of the samples.
+        checkpoint_every: seconds between periodic checkpoints.
+
+    Raises:
+        BatchError: the global batch cannot be split evenly over this world.
+        CheckpointError: the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        checkpoint_dir: str | Path,
+        *,
+        global_batch: int,
+        max_per_gpu: int | None = None,
+        seed: int = 0,
+        checkpoint_every: float = 600.0,
+    ) -> None:
+        self.companion = attach(checkpoint_dir, checkpoint_every=checkpoint_every)
+        self.plan = self.companion.plan(global_batch, max_per_gpu)
+        self.resume = None if self.companion.resume is None else str(self.companion.resume)
+        self._seed = seed
+        self._stopping = False
+        self._loss: float | None = None
+
+    def arguments(self, **own: Any) -> dict[str, Any]:
+        """What TrainingArguments must say, and the script's own ones."""
+        fixed = {
+            "output_dir": str(self.companion.directory),
+            "per_device_train_batch_size": self.plan.per_gpu_batch,
+            "gradient_accumulation_steps": self.plan.accumulation,
+        }
+        taken = fixed.keys() & own.keys()
+        if taken:
+            raise UsageError(f"TrainingArguments({', '.join(sorted(taken))}=...): the callback fixes these")
+        return {"save_strategy": "no"} | own | fixed
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check what would break the promises, put the samples in order, and report the start."""
+        self._check(args, state)
+        loader = kwargs["train_dataloader"]
+        batches = loader.batch_sampler
+        while hasattr(batches, "batch_sampler"):  # Accelerate's share of a rank
+            batches = batches.batch_sampler
+        sampler = batches.sampler
+        if not isinstance(sampler, (RandomSampler, SequentialSampler)):
+            raise UsageError(f"a {type(sampler).__name__} has an order that depends on the world size")
+        samples, batch = len(loader.dataset), self.plan.global_batch
+        if samples % batch:
+            raise BatchError(
+                f"the data set has {samples} samples, and global_batch is {batch}: the Trainer would repeat some at "
+                f"the end of an epoch, others at each world size. Give it torch.utils.data.Subset(dataset, "
+                f"range({samples - samples % batch}))"
+            )
+        loader.set_sampler(self.companion.order(samples, seed=self._seed, shuffle=isinstance(sampler, RandomSampler)))
+        self.companion.deafen(loader)
+        self.companion.begin(state.max_steps)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
+    ) -> None:
+        """Take the loss for the reports."""
+        self._loss = logs.get("loss", self._loss)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Agree with the other ranks on whether to stop, and let the Trainer save where that is due."""
+        self._stopping = self.companion.should_stop(self._loss)
+        if self._stopping:
+            if not self.companion.should_save:
+                self.companion.stop()
+            control.should_save, control.should_evaluate = True, False  # an evaluation may take longer than there is
+        elif self.companion.should_save or control.should_training_stop:
+            control.should_save = True
+        return control
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Save where the evaluation ends the training (early stopping), and leave its time out of the reports."""
+        control.should_save = control.should_save or control.should_training_stop
+        self.companion.rest()
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """From now on the checkpoint counts; then stop, if that was agreed."""
+        best = [Path(state.best_model_checkpoint).resolve()] if state.best_model_checkpoint else []
+        self.companion.saved(
+            self.companion.directory / f"checkpoint-{state.global_step}",
+            final=not self._stopping and (control.should_training_stop or state.global_step >= state.max_steps),
+            spared=best,
+        )
+        if self._stopping:
+            self.companion.stop()
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Do not let the last step's checkpoint be written over."""
+        control.should_save = control.should_save and not self.companion.covered
+        return control
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Report the end."""
+        self.companion.finish()
+
+    def _check(self, args: TrainingArguments, state: TrainerState) -> None:
+        split = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        if split != self.plan.global_batch or args.accelerator_config.split_batches:
+            raise UsageError("make TrainingArguments from shim.arguments(...), without split_batches")
+        if args.save_total_limit is not None:
+            raise UsageError(
+                "save_total_limit would remove checkpoints that are needed: the newest two are kept anyway"
+            )
+        if args.save_only_model or args.ignore_data_skip or args.auto_find_batch_size:
+            raise UsageError("save_only_model, ignore_data_skip and auto_find_batch_size make no exact resuming")
+        if getattr(args, "enable_jit_checkpoint", False):
+            raise UsageError("enable_jit_checkpoint handles SIGTERM by itself: leave that to this callback")
+        if state.global_step != self.companion.step:
+            raise UsageError("call trainer.train(resume_from_checkpoint=shim.resume)")

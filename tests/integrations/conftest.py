@@ -1,0 +1,170 @@
+"""Real trainers of real frameworks: several Python processes on this host, started as torchrun or srun would."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+DEADLINE = 200.0
+LIBRARIES = {"lightning": "pytorch_lightning", "transformers": "transformers", "accelerate": "accelerate"}
+QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def load_script(name):
+    """A file of this folder as a module."""
+    spec = importlib.util.spec_from_file_location(f"integrations_{name}", HERE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wait_for(condition, what):
+    """Wait until `condition` returns something true, and return that."""
+    end = time.monotonic() + DEADLINE
+    while time.monotonic() < end:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.01)
+    pytest.fail(f"waited in vain for {what}")
+
+
+class Job:
+    """A job's directory, and all the trainers that were started on it."""
+
+    def __init__(self, directory, framework):
+        self.directory = directory
+        self.script = HERE / f"train_{framework}.py"
+        self.reports = directory / "reports" / "0123456789abcdef"
+        self.reports.parent.mkdir()
+        self.started = []
+
+    def launch(self, size, *arguments, slurm=False, **variables):
+        """Start the processes of one run, under torchrun's variables or srun's, or alone; returns them."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        run = len(self.started) + 1
+        world = []
+        for rank in range(size):
+            environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "METASCHED_"))}
+            environ |= QUIET | {"PYTHONPATH": f"{ROOT}:{ROOT / 'contrib' / 'integrations'}"}
+            environ |= {
+                "METASCHED_RUN": str(run),
+                "METASCHED_REPORTS": str(self.reports),
+                "METASCHED_EXIT_CODE": "85",
+                "METASCHED_SIGNAL": "SIGUSR2",
+            }
+            family = (
+                ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+                if slurm
+                else ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+            )
+            if size > 1 or slurm:
+                environ |= dict(zip(family, map(str, (rank, size, rank)), strict=True))
+                environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                if slurm:
+                    environ |= {"SLURM_JOB_ID": "1", "SLURM_NTASKS": str(size), "SLURM_JOB_NAME": "a test"}
+            with (self.directory / f"output-{run}-{rank}.txt").open("w") as output:
+                command = [sys.executable, str(self.script), str(self.directory), *map(str, arguments)]
+                world.append(
+                    subprocess.Popen(
+                        command,
+                        env=environ | variables,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        cwd=self.directory,
+                        start_new_session=True,
+                    )
+                )
+        self.started.append(world)
+        return world
+
+    def wait(self, world):
+        """The exit codes by rank."""
+        return [process.wait(DEADLINE) for process in world]
+
+    def output(self, run, rank=0):
+        return (self.directory / f"output-{run}-{rank}.txt").read_text()
+
+    def trained(self, incarnation):
+        """What the incarnation has trained: a list of {step, indices}, from all its ranks."""
+        lines = []
+        for path in self.directory.glob(f"trained-{incarnation}-*.jsonl"):
+            lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return lines
+
+    def last_step(self, incarnation):
+        return max((line["step"] for line in self.trained(incarnation)), default=0)
+
+    def wait_for_step(self, run, step):
+        """Wait until a run trains this step; it may also have ended, which its exit code tells."""
+        world = self.started[run - 1]
+        wait_for(lambda: self.last_step(run) >= step or world[0].poll() is not None, f"step {step} of run {run}")
+
+    def stop_at(self, world, step, rank=0, number=signal.SIGUSR2):
+        """Signal one rank when that step is under way, and return the exit codes."""
+        self.wait_for_step(len(self.started), step)
+        world[rank].send_signal(number)
+        return self.wait(world)
+
+    def report(self, incarnation):
+        path = self.reports / f"incarnation-{incarnation}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def surviving(self):
+        """{step: sorted indices} over the steps that later incarnations built on."""
+        count = len(self.started)
+        begins = [self.report(number)[0]["step"] for number in range(1, count + 1)] + [sys.maxsize]
+        seen = {}
+        for number in range(1, count + 1):
+            for line in self.trained(number):
+                if line["step"] <= begins[number]:
+                    seen.setdefault(line["step"], []).extend(line["indices"])
+        return {step: sorted(indices) for step, indices in seen.items()}
+
+    def checkpoints(self):
+        """The step of every checkpoint that counts."""
+        return sorted(int(path.stem.partition("-")[2]) for path in self.directory.glob("checkpoints/*/step-*.json"))
+
+    def kill(self):
+        for process in (process for world in self.started for process in world):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module", params=LIBRARIES)
+def framework(request):
+    if importlib.util.find_spec(LIBRARIES[request.param]) is None:
+        pytest.skip(f"{LIBRARIES[request.param]} is not installed: pip install 'metasched[integrations]'")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def job(framework, tmp_path_factory):
+    """Make jobs; whatever still runs in them is killed at the end."""
+    made = []
+
+    def make():
+        made.append(Job(tmp_path_factory.mktemp("job"), framework))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.kill()
+
+
+@pytest.fixture(scope="session")
+def common():
+    return load_script("common")

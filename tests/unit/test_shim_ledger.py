@@ -1,0 +1,138 @@
+"""Which checkpoints of a framework count, and which are kept."""
+
+import json
+import logging
+
+import pytest
+
+from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.errors import CheckpointError, SupersededError
+from trainer_shim.ledger import Ledger
+
+
+def nothing():
+    """A fence that nobody has passed."""
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path)
+
+
+def make(ledger, incarnation, step, *, whole=True):
+    """A checkpoint of two files in a directory."""
+    path = ledger.folder(incarnation) / f"checkpoint-{step}"
+    (path / "deep").mkdir(parents=True)
+    (path / "model").write_bytes(b"m" * 100)
+    (path / "deep" / "state").write_bytes(b"s" * 10)
+    if whole:
+        assert ledger.enter(path, incarnation, step, {"global_batch": 8}, nothing) == 110
+    return path
+
+
+def test_the_newest_whole_one(ledger):
+    """The highest incarnation comes before the highest step, and what is not entered does not exist."""
+    assert ledger.latest() is None
+    make(ledger, 1, 9)
+    path = make(ledger, 2, 5)
+    make(ledger, 2, 6, whole=False)
+    found = ledger.latest()
+    assert (found.path, found.incarnation, found.step, found.facts) == (path, 2, 5, {"global_batch": 8})
+    assert ledger.newest_incarnation() == 2
+
+
+def test_a_checkpoint_may_be_one_file(ledger):
+    """A single file is a checkpoint as well."""
+    ledger.folder(1).mkdir()
+    path = ledger.folder(1) / "step-3.ckpt"
+    path.write_bytes(b"all")
+    assert ledger.enter(path, 1, 3, {}, nothing) == 3
+    assert ledger.latest().path == path
+    path.write_bytes(b"al")
+    with pytest.raises(CheckpointError):
+        ledger.latest()
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: (path / "model").unlink(), "model is missing"),
+        (lambda path: (path / "model").write_bytes(b"m" * 99), "model has 99 bytes instead of 100"),
+        (lambda path: (path / "deep" / "state").write_bytes(b"t" * 10), "deep/state has another checksum"),
+        (lambda path: path.with_name("step-7.json").write_text("{"), "its manifest cannot be read"),
+    ],
+)
+def test_a_damaged_one_is_skipped(ledger, caplog, harm, message):
+    """A checkpoint of which a file is missing, short or changed is passed over with a warning that says so."""
+    older = make(ledger, 1, 5)
+    harm(make(ledger, 1, 7))
+    with caplog.at_level(logging.WARNING, "trainer_shim"):
+        assert ledger.latest().path == older
+    assert message in caplog.text
+
+
+def test_none_is_whole(ledger):
+    """Where there are only damaged ones, nothing begins from the beginning without a word."""
+    (make(ledger, 1, 5) / "model").unlink()
+    with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
+        ledger.latest()
+
+
+def test_a_newer_version(ledger):
+    """A checkpoint of another version is an error and no damage."""
+    manifest = make(ledger, 1, 5).with_name("step-5.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
+    with pytest.raises(CheckpointError, match="format 2"):
+        ledger.latest()
+
+
+def test_an_empty_one_is_refused(ledger):
+    """What the framework has not written cannot be entered."""
+    ledger.folder(1).mkdir()
+    with pytest.raises(FileNotFoundError):
+        ledger.enter(ledger.folder(1) / "checkpoint-1", 1, 1, {}, nothing)
+
+
+def test_a_successor_in_the_last_moment(ledger):
+    """A checkpoint whose trainer has a successor by the time that it is written does not count."""
+
+    def fence():
+        raise SupersededError("there is a newer one")
+
+    path = make(ledger, 1, 5, whole=False)
+    with pytest.raises(SupersededError):
+        ledger.enter(path, 1, 5, {}, fence)
+    assert ledger.latest() is None
+    assert sorted(item.name for item in ledger.folder(1).iterdir()) == ["checkpoint-5"]
+
+
+def test_what_is_kept(ledger):
+    """The newest two are kept and what is spared; older ones go, with what earlier incarnations left unfinished."""
+    make(ledger, 1, 1, whole=False)
+    spared = make(ledger, 2, 2)
+    for step in (3, 4):
+        make(ledger, 2, step)
+    make(ledger, 3, 4, whole=False)
+    make(ledger, 4, 5)
+    unfinished = make(ledger, 4, 6, whole=False)
+    newer = make(ledger, 5, 1, whole=False)
+    ledger.tidy(4, [spared])
+    assert sorted(path.relative_to(ledger.root).as_posix() for path in ledger.root.glob("*/checkpoint-*")) == [
+        "incarnation-2/checkpoint-2",
+        "incarnation-2/checkpoint-4",
+        "incarnation-4/checkpoint-5",
+        "incarnation-4/checkpoint-6",
+        "incarnation-5/checkpoint-1",
+    ]
+    assert unfinished.exists()
+    assert newer.exists()
+    assert not ledger.folder(1).exists()
+    assert not ledger.folder(3).exists()
+
+
+def test_a_frameworks_checkpoints_are_not_begun_over(tmp_path):
+    """The shim's own store refuses a directory that holds a framework's checkpoints."""
+    (tmp_path / "incarnation-1").mkdir()
+    (tmp_path / "incarnation-1" / "step-5.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"trainer_shim\.attach"):
+        CheckpointStore(tmp_path).latest()

@@ -1,0 +1,64 @@
+"""Reports on a file system that misbehaves: the training does not notice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainer_shim.report import Reporter
+
+ROOT = Path(__file__).parents[2]
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def hung(tmp_path):
+    """A report file that nobody can write to, because it is a pipe, before it is opened for reading."""
+    path = tmp_path / "incarnation-1.jsonl"
+    os.mkfifo(path)
+    return path
+
+
+def test_a_hung_file_system(hung, tmp_path):
+    """While writes hang, lines cost no time but the first one's; when they return, all are there, in order."""
+    reporter = Reporter(tmp_path, 1)
+    for step in range(1000):
+        reporter.emit("steps", step=step)
+    with hung.open() as file:
+        found = [json.loads(file.readline())["step"] for _ in range(1000)]
+        assert found == list(range(1000))
+        reporter.emit("end", step=1000)
+        assert json.loads(file.readline())["kind"] == "end"
+
+
+def test_what_waits_is_bounded(hung, tmp_path):
+    """For a file system that never comes back, no more than a bounded number of bytes is kept."""
+    reporter = Reporter(tmp_path, 1)
+    for _ in range(300):
+        reporter.emit("steps", text="x" * 10_000)
+    assert 1 << 19 < len(reporter._waiting) < 1.1 * (1 << 20)
+    with hung.open() as file:
+        assert json.loads(file.readline())["text"] == "x" * 10_000
+
+
+def test_the_last_lines_of_a_killed_trainer(tmp_path):
+    """Every line that was emitted before a kill -9 is in the file."""
+    script = """
+import os, signal, sys
+from pathlib import Path
+from trainer_shim.report import Reporter
+reporter = Reporter(Path(sys.argv[1]), 1)
+for step in range(200):
+    reporter.emit("steps", step=step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["step"] for line in lines((tmp_path / "incarnation-1.jsonl").read_text())] == list(range(200))

@@ -1,0 +1,460 @@
+"""For frameworks that own the training loop: they train and save, and a `Companion` says when to stop, and what counts.
+
+The framework calls it at every optimizer step; at those boundaries the ranks agree on whether to stop and whether to
+save. What the framework has saved is a checkpoint from when the companion says so. `contrib/integrations` has
+Lightning, the Hugging Face Trainer and Accelerate.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import math
+import os
+import resource
+import time
+from pathlib import Path
+from signal import SIGTERM
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from trainer_shim.data import Order, ignore_in_worker
+from trainer_shim.durable import replacing
+from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
+from trainer_shim.even import GlobalOrder, RankBatches, plan_evenly
+from trainer_shim.incarnation import claim, highest
+from trainer_shim.job import read_job
+from trainer_shim.launcher import deadly_signal, leave_word
+from trainer_shim.lease import LeaseWatch
+from trainer_shim.leave import departure
+from trainer_shim.ledger import Ledger
+from trainer_shim.logs import log_somewhere
+from trainer_shim.owner import belong
+from trainer_shim.randomness import mix
+from trainer_shim.report import INTERVAL, Reporter, process_age
+from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
+from trainer_shim.together import Together
+from trainer_shim.world import find_world, oddity
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from contextlib import AbstractContextManager
+
+    from torch.utils.data import DataLoader
+
+    from trainer_shim.durable import SummedFile
+    from trainer_shim.even import EvenPlan
+    from trainer_shim.job import Job
+    from trainer_shim.ledger import Entry
+
+POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
+YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
+GOODBYE_SECONDS = 0.1  # between the last collective and the end: gloo's threads need Python that long
+
+log = logging.getLogger("trainer_shim")
+
+
+class Companion:
+    """One trainer: a process among `size`, whose loop belongs to a framework.
+
+    Made by `trainer_shim.attach`. All methods but `seed`, `deafen`, `rest` and `writing` are collective: every rank
+    calls them alike. `directory` is where this incarnation saves. `resume` is the checkpoint to load, None for a fresh
+    start. `step` counts optimizer steps over all runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: Together,
+        job: Job,
+        ledger: Ledger,
+        stop: StopFlag,
+        incarnation: int,
+        resumed: Entry | None,
+        checkpoint_every: float,
+    ) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.incarnation = incarnation
+        self.directory = ledger.folder(incarnation)
+        self.resume = resumed.path if resumed else None
+        self.resumed_facts: dict[str, Any] = resumed.facts if resumed else {}
+        self.step = resumed.step if resumed else 0
+        self.should_save = False  # as of the last boundary
+
+        self._group = group
+        self._job = job
+        self._ledger = ledger
+        self._stop = stop
+        self._checkpoint_every = checkpoint_every
+        self._report = Reporter(job.reports if group.rank == 0 else None, incarnation)
+        self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
+        self._plan: EvenPlan | None = None
+        self._order: dict[str, Any] | None = None
+        self._cause: str | None = None
+        self._noticed: float | None = None
+        self._saved_step = self.step if resumed else None
+        self._saved_at = time.monotonic() if resumed else -math.inf
+        self._tried = time.monotonic()
+        self._slowest: float | None = None  # seconds from a boundary to the end of its checkpoint
+        self._begun = False
+        self._ended = False
+        self._loss: float | None = None
+        self._polled = self._reported = 0.0
+        self._steps = 0  # since the last `steps` line, as are the next four
+        self._seconds = self._sync_seconds = 0.0
+        self._loss_sum: torch.Tensor | float = 0.0
+        self._losses = 0
+        self._mark = time.monotonic()
+        atexit.register(self._leave)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job was finished when this trainer started."""
+        return bool(self.resumed_facts.get("finished"))
+
+    @property
+    def covered(self) -> bool:
+        """Whether a checkpoint says all that was trained."""
+        return self._saved_step == self.step
+
+    def plan(self, global_batch: int, max_per_gpu: int | None = None) -> EvenPlan:
+        """Fix the global batch of the job, and say how this world splits it.
+
+        Raises:
+            BatchError: it cannot be split evenly.
+            CheckpointError: the checkpoint was made with another global batch.
+        """
+        self._compare("global_batch", global_batch)
+        self._plan = plan_evenly(global_batch, self.size, max_per_gpu)
+        return self._plan
+
+    def order(self, samples: int, *, seed: int = 0, shuffle: bool = True) -> GlobalOrder:
+        """The order of a data set of so many samples, as a sampler of all ranks together.
+
+        For frameworks that deal batches out to the ranks themselves, and skip what was trained when they resume. What
+        is left of an epoch behind its last whole global batch is dropped; with `shuffle`, other samples in each epoch.
+
+        Raises:
+            BatchError: not even one global batch.
+            CheckpointError: the checkpoint was made in another order.
+            UsageError: before `plan`.
+        """
+        return GlobalOrder(self, self._fix_order(samples, seed, shuffle), samples, self._planned())
+
+    def batches(self, samples: int, *, seed: int = 0, shuffle: bool = True) -> RankBatches:
+        """The same order as this rank's micro-batches, from where the training stands on: a DataLoader's batch_sampler.
+
+        For frameworks that take their batches as they come, and skip nothing. Raises as `order` does.
+        """
+        return RankBatches(self, self._fix_order(samples, seed, shuffle), samples, self._planned())
+
+    def begin(self, total_steps: int | None = None) -> None:
+        """The training begins: write the first report lines, and hear the stop signals, whoever has taken them over.
+
+        Raises:
+            UsageError: before `plan`.
+        """
+        plan = self._planned()
+        listen(self._stop, self._job.signal)
+        if not self._begun:
+            self._begun = True
+            self._report.emit(
+                "start",
+                run=self._job.run,
+                incarnation=self.incarnation,
+                world_size=self.size,
+                step=self.step,
+                samples=self.step * plan.global_batch,
+                resumed=self.resume is not None,
+                init_seconds=process_age(),
+            )
+            totals = {} if total_steps is None else {"total_steps": total_steps}
+            totals |= {name: steps * plan.global_batch for name, steps in [("total_samples", total_steps)] if steps}
+            self._report.emit("declare", **totals, global_batch=plan.global_batch)
+        self._clear_window()
+        self.rest()
+
+    def should_stop(self, loss: torch.Tensor | float | None = None) -> bool:
+        """An optimizer step was made; whether all ranks are to stop now. Then `should_save` says whether to save.
+
+        A stop is to be followed by a checkpoint and `saved`, if `should_save`, and by `stop`. Without a stop,
+        `should_save` says that a periodic checkpoint is due. `loss` is the mean over this rank's share of the step.
+
+        Raises:
+            UsageError: before `begin`.
+        """
+        if not self._begun:
+            raise UsageError("companion.begin() comes before the first step")
+        self.step += 1
+        self._steps += 1
+        if loss is not None:
+            self._losses += 1
+            self._loss_sum = self._loss_sum + (loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        asked = time.monotonic()
+        first = self.rank == 0
+        report_due = first and asked - self._reported >= INTERVAL
+        save_due = first and asked - self._tried >= self._checkpoint_every
+        self._look()
+        sums = self._group.total([*self._stop.votes(), self._stop.hurried, report_due, save_due])
+        now = time.monotonic()
+        self._seconds += now - self._mark
+        self._sync_seconds += now - asked
+        self._mark = now
+        hurried, report, save = sums[len(CAUSES) :]
+        self._cause = agreed_cause([int(count) for count in sums[: len(CAUSES)]])
+        if report or self._cause:
+            self._report_steps()
+        self.should_save = save > 0
+        if self._cause:
+            self._noticed = self._group.earliest(self._stop.noticed)
+            self.should_save = self._group.from_first(lambda: self._worth_saving(hurried=hurried > 0))
+        return self._cause is not None
+
+    def saved(self, path: Path, *, final: bool = False, spared: Collection[Path] = ()) -> bool:
+        """The framework has written a checkpoint, a file or a directory in `directory`: from now on it counts.
+
+        All ranks have written their parts when they call this. Older checkpoints are removed, except for the newest two
+        and `spared`. Returns False, with an error in the log, where the disk did not take it.
+
+        Args:
+            path: the checkpoint.
+            final: the training is complete.
+            spared: checkpoints to be kept, such as the best one.
+
+        Raises:
+            UsageError: the path lies elsewhere.
+            SystemExit: a newer incarnation has started.
+        """
+        if path.resolve().parent != self.directory.resolve():
+            raise UsageError(f"{path}: a checkpoint of this trainer belongs directly in {self.directory}")
+        cause = "stop" if self._cause else "final" if final else "periodic"
+        plan = self._planned()
+        facts = {
+            "global_batch": plan.global_batch,
+            "accumulation": plan.accumulation,
+            "order": self._order,
+            "finished": final,
+        }
+        self._group.total([0])  # every rank has written
+
+        def enter() -> tuple[bool, bool]:
+            began = self._mark
+            try:
+                size = self._ledger.enter(path, self.incarnation, self.step, facts, self.check_fence)
+            except SupersededError:
+                return True, False
+            except OSError as error:
+                log.error("no checkpoint at step %d, the last one stays: %s", self.step, error)  # noqa: TRY400
+                return False, False
+            self._ledger.tidy(self.incarnation, spared)
+            seconds = time.monotonic() - began
+            self._slowest = max(seconds, self._slowest or 0.0)
+            self._report.emit(
+                "checkpoint", step=self.step, seconds=seconds, bytes=size, cause=cause, stall_seconds=seconds
+            )
+            return False, True
+
+        superseded, saved = self._group.from_first(enter)
+        self._tried = time.monotonic()
+        if superseded:
+            self._cause = "superseded"
+            self.stop()
+        if saved:
+            self._saved_step, self._saved_at = self.step, self._tried
+        self.rest()
+        return saved
+
+    def stop(self) -> NoReturn:
+        """Leave, with the exit code of the stop that `should_stop` has announced.
+
+        Raises:
+            SystemExit: always.
+            UsageError: no stop was announced.
+        """
+        if self._cause is None:
+            raise UsageError("companion.stop() comes after companion.should_stop() has said so")
+        cause, saved = self._cause, self._cause != "superseded" and self.covered
+        self._report.emit("stop", step=self.step, cause=cause, noticed=self._noticed or time.time(), checkpointed=saved)
+        code = exit_code(cause, self._job.exit_code)
+        if self.rank == 0:
+            log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", self.step, cause, saved, code)
+        self._ended = True
+        turn_deaf(self._job.signal)
+        # Torchrun would take the code for a failure.
+        departure.begin(0 if leave_word(code, os.environ) else code)
+
+    def finish(self) -> None:
+        """The training is complete, and its last checkpoint is written."""
+        if self._ended:
+            return
+        self._report_steps()
+        self._report.emit("end", step=self.step, samples=self.step * self._planned().global_batch, loss=self._loss)
+        self._ended = True
+        stop_listening(self._job.signal)
+        if self.rank == 0:
+            log.info("finished after step %d", self.step)
+
+    def rest(self) -> None:
+        """What happened since the last boundary was no training: an evaluation, a checkpoint."""
+        self._mark = time.monotonic()
+
+    def seed(self, number: int, *more: int) -> None:
+        """Seed torch for the step that comes, from a seed of the job, this rank and `more`: no state need be saved."""
+        torch.manual_seed(mix(number, self.step, self.rank, *more))
+
+    def deafen(self, loader: DataLoader[Any]) -> None:
+        """Let the workers of a loader not hear the stop signals, which reach every process of a Slurm step."""
+        signals = (SIGTERM, self._job.signal)
+        loader.worker_init_fn = functools.partial(ignore_in_worker, signals, loader.worker_init_fn)
+
+    def writing(self, path: Path) -> AbstractContextManager[SummedFile]:
+        """A file for torch.save that takes the name `path` when it is on disk, and no newer incarnation has started."""
+        return replacing(path, self.check_fence)
+
+    def check_fence(self) -> None:
+        """Raise SupersededError when this is not the newest incarnation any more."""
+        if highest(self._ledger.root / "incarnations") > self.incarnation:
+            self._stop.request("superseded")
+        if self._stop.superseded:
+            raise SupersededError("a newer incarnation has started on this checkpoint directory")
+
+    def _planned(self) -> EvenPlan:
+        if self._plan is None:
+            raise UsageError("companion.plan(global_batch) comes first")
+        return self._plan
+
+    def _fix_order(self, samples: int, seed: int, shuffle: bool) -> Order:  # noqa: FBT001  both callers name it
+        if samples < self._planned().global_batch:
+            raise BatchError(f"the data set has {samples} samples, and global_batch is {self._planned().global_batch}")
+        order = Order(seed, samples, shuffle)
+        self._compare("order", order._asdict())
+        self._order = order._asdict()
+        return order
+
+    def _compare(self, name: str, value: Any) -> None:
+        before = self.resumed_facts.get(name)
+        if before is not None and before != value:
+            raise CheckpointError(
+                f"{self.resume}: made with {name} {before}, and this script has {value}; "
+                "use another checkpoint directory for another training"
+            )
+
+    def _look(self) -> None:
+        """Rank 0 looks at the fence and the lease now and then."""
+        now = time.monotonic()
+        if self.rank or now - self._polled < POLL_INTERVAL:
+            return
+        self._polled = now
+        try:
+            self.check_fence()
+        except (SupersededError, OSError) as error:  # the vote says it, or the next look will
+            log.debug("%s", error)
+        cause = self._lease.cause() if self._lease else None
+        if cause:
+            self._stop.request(cause)
+
+    def _worth_saving(self, *, hurried: bool) -> bool:
+        """Whether there is something to save, and time for it as far as the earlier checkpoints tell."""
+        if self._cause == "superseded" or self.covered:
+            return False
+        deadline = self._lease.deadline if self._lease else None
+        left, age = math.inf if deadline is None else deadline - time.time(), time.monotonic() - self._saved_at
+        if self._slowest is not None and left < self._slowest:
+            log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", self._slowest, left)
+            return False
+        if hurried and age < YOUNG:
+            log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
+            return False
+        return True
+
+    def _clear_window(self) -> None:
+        self._steps = 0
+        self._seconds = self._sync_seconds = 0.0
+        self._loss_sum = 0.0
+        self._losses = 0
+
+    def _report_steps(self) -> None:
+        """Write the `steps` line; collective, because the loss is everybody's."""
+        self._reported = time.monotonic()
+        if not self._steps:
+            return
+        plan = self._planned()
+        mine = [float(self._loss_sum), self._losses, self._sync_seconds]
+        loss_sum, losses, sync_seconds = self._group.total(mine)
+        self._loss = loss_sum / losses if losses else None
+        self._report.emit(
+            "steps",
+            step=self.step,
+            steps=self._steps,
+            samples=self._steps * plan.global_batch,
+            seconds=self._seconds,
+            sync_seconds=sync_seconds / self.size,
+            peak_bytes=_peak_bytes(),
+            loss=self._loss,
+            world_size=self.size,
+            global_batch=plan.global_batch,
+            per_gpu_batch=plan.per_gpu_batch,
+            accumulation=plan.accumulation,
+        )
+        self._clear_window()
+
+    def _leave(self) -> None:
+        if self._ended:
+            self._group.close()
+            if not departure.begun:
+                time.sleep(GOODBYE_SECONDS)
+
+
+def _peak_bytes() -> int:
+    """The most memory that this process has used so far: of its GPU, or without one what was resident."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Companion:
+    """See `trainer_shim.attach`."""
+    log_somewhere()
+    job = read_job(os.environ)
+    stop = StopFlag()
+    listen(stop, job.signal)
+    world = find_world(os.environ)
+    if world.rank == 0:
+        for words in (oddity(os.environ, world), deadly_signal(os.environ, job.signal, os.getppid())):
+            if words:
+                log.warning("%s", words)
+    group = Together(world)
+    ledger = Ledger(Path(checkpoint_dir).resolve())
+
+    def enter() -> tuple[int, Entry | None]:
+        if any(ledger.root.glob("incarnation-*-step-*.json")):
+            raise CheckpointError(f"{ledger.root}: holds checkpoints of trainer_shim.init(); use another directory")
+        try:
+            belong(ledger.root, job)
+            incarnation = claim(ledger.root / "incarnations", ledger.newest_incarnation())
+            ledger.folder(incarnation).mkdir()
+        except OSError as error:
+            raise CheckpointError(f"{ledger.root}: the checkpoint directory cannot be written: {error}") from error
+        return incarnation, ledger.latest()
+
+    incarnation, resumed = group.from_first(enter)
+    if group.rank == 0:
+        log.info(
+            "incarnation %d, run %s, world size %d, %s",
+            incarnation,
+            job.run or "unknown",
+            group.size,
+            f"resumes from step {resumed.step}" if resumed else "from the beginning",
+        )
+    return Companion(
+        group=group,
+        job=job,
+        ledger=ledger,
+        stop=stop,
+        incarnation=incarnation,
+        resumed=resumed,
+        checkpoint_every=checkpoint_every,
+    )

@@ -1,0 +1,139 @@
+"""Files that are on disk when they are said to be, and the checksums of what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+_PIECE = 1 << 25  # bytes after which the disk is told to begin
+_SMALL = 1 << 16  # bytes that are summed sooner than another thread would begin to
+_CHUNK = 1 << 22
+
+
+class FileSum(NamedTuple):
+    """The size and the CRC-32 of a file's content."""
+
+    size: int
+    crc32: int
+
+
+class SummedFile:
+    """A binary file for torch.save that adds up what passes.
+
+    The checksum is computed beside the write, and the disk begins while there is more to come: so a large file takes
+    hardly longer than its bytes alone.
+    """
+
+    def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor) -> None:
+        self._file = file
+        self._helper = helper
+        self._begun = 0  # up to where the disk has been told to begin
+        self._size = 0
+        self._crc32 = 0
+        self.failure: OSError | None = None
+
+    @property
+    def sum(self) -> FileSum:
+        """Of all that was written."""
+        return FileSum(self._size, self._crc32)
+
+    def write(self, data: Any) -> int:
+        """Write a bytes-like object."""
+        content = memoryview(data).cast("B")
+        if len(content) < _SMALL:
+            self._crc32 = zlib.crc32(content, self._crc32)
+            self._put(content)
+        else:
+            crc32 = self._helper.submit(zlib.crc32, content, self._crc32)
+            try:
+                self._put(content)
+            finally:
+                self._crc32 = crc32.result()  # also on a failure: the memory is the caller's
+        return len(content)
+
+    def tell(self) -> int:
+        """How many bytes were written."""
+        return self._size
+
+    def flush(self) -> None:
+        """Do nothing; `written` flushes."""
+
+    def close(self) -> None:
+        """Do nothing; `written` closes."""
+
+    def _put(self, content: memoryview) -> None:
+        try:
+            for start in range(0, len(content), _PIECE):
+                piece = content[start : start + _PIECE]
+                self._file.write(piece)
+                self._size += len(piece)
+                if self._size - self._begun >= _PIECE:
+                    with contextlib.suppress(OSError):  # where this advice is not known, the disk begins later
+                        advice = os.POSIX_FADV_DONTNEED  # starts to write the dirty pages, and does not wait for them
+                        os.posix_fadvise(self._file.fileno(), self._begun, self._size - self._begun, advice)
+                    self._begun = self._size
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[SummedFile]:
+    """A new file whose content is on disk when the block is left.
+
+    Raises:
+        OSError: it could not be written, whatever the block has made of that.
+    """
+    with path.open("wb") as file, ThreadPoolExecutor(1) as helper:
+        summed = SummedFile(file, helper)
+        try:
+            yield summed
+        except RuntimeError as error:  # torch stumbles once more over what the file has raised
+            raise summed.failure or error from error
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path, check: Callable[[], None]) -> Iterator[SummedFile]:
+    """A new file that takes the name `path` in one instant when it is whole and on disk, or leaves no trace."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with written(partial) as file:
+            yield file
+        check()
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the directory's names last."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_sum(path: Path) -> FileSum:
+    """Read a file for its checksum.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = crc32 = 0
+    with path.open("rb") as file:
+        for chunk in iter(lambda: file.read(_CHUNK), b""):
+            size += len(chunk)
+            crc32 = zlib.crc32(chunk, crc32)
+    return FileSum(size, crc32)

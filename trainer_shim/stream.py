@@ -1,0 +1,175 @@
+"""Streams: data sets that can only be read in their own order, from the beginning.
+
+The stream of an epoch is one order for all: every process that reads it sees the whole of it, counts, and keeps what is
+its own by position. So a cursor means the same to every world, and who reads does not matter. Where reading past a
+sample costs as much as reading it, that is dear: an iterator that has `skip(n)` passes over them as it knows best.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from trainer_shim.data import MicroBatch, Wrapped
+from trainer_shim.errors import UsageError
+from trainer_shim.randomness import mix, seed_generators
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_shim.ahead import Ahead
+    from trainer_shim.batch import BatchPlan
+    from trainer_shim.data import StreamOrder
+
+
+class StreamSource:
+    """The micro-batches of a stream."""
+
+    def __init__(self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, options: dict[str, Any]) -> None:
+        try:
+            self.size: int | None = len(stream)
+        except TypeError:
+            self.size = None
+        collate = options.get("collate_fn") or default_collate
+        self._where = torch.zeros(2, dtype=torch.int64)  # epoch and cursor
+        if options.get("num_workers"):  # which may live through epochs
+            self._where.share_memory_()  # type: ignore[no-untyped-call]
+        self.loader: DataLoader[Any] = DataLoader(
+            _Share(stream, order, plan, rank, self._where),
+            batch_size=None,
+            **{**options, "collate_fn": functools.partial(_collated, collate)},
+        )
+
+    def begin(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Read on from `cursor`."""
+        self._where.copy_(torch.tensor([epoch, cursor]))
+        return iter(self.loader)
+
+
+class _Share(Wrapped, IterableDataset[Any]):
+    """A rank's micro-batches, not collated yet; several loader workers take turns with them."""
+
+    def __init__(self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, where: torch.Tensor) -> None:
+        super().__init__(stream)
+        self._seed = order.seed
+        self._plan = plan
+        # Of a full batch. A small last one may leave later ranks without samples, which spares the others from waiting
+        # with theirs until its size is known.
+        self._pieces = plan.micro_batches(plan.share(rank, plan.global_batch))
+        self._where = where
+        self._turn: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
+        if self._turn is None:
+            info = get_worker_info()
+            self._turn = (info.id, info.num_workers) if info else (0, 1)
+            # A stream that sees that it is read by one worker of several would give it a part: here all see the whole.
+            torch_worker._worker_info = None  # noqa: SLF001  there is no other way
+        mine, turns = self._turn
+        epoch, cursor = self._where.tolist()
+        reader = _Reader(self.dataset, self._seed, epoch)
+        reader.skip(cursor)
+        spare = reader.peek()  # for a rank that has no share of the last batch
+        count = 0  # of the rank's micro-batches
+        while True:
+            start = reader.position
+            held = []
+            for number, piece in enumerate(self._pieces):
+                if (count + number) % turns == mine:
+                    reader.skip(start + piece.start - reader.position)
+                    held.append((number, piece, reader.take(len(piece))))
+            reader.skip(start + self._plan.global_batch - reader.position)
+            size = reader.position - start
+            if not size:
+                return
+            last = sum(piece.start < size for piece in self._pieces) - 1
+            for number, piece, samples in held:
+                if samples:
+                    yield self._micro_batch(start + piece.start, samples, last=number == last, size=size), samples
+            if last < 0:
+                if count % turns == mine:
+                    yield MicroBatch(start, [], 0, 0.0, last=True, global_samples=size), spare
+                last = 0
+            count += last + 1
+
+    def _micro_batch(self, position: int, samples: list[Any], *, last: bool, size: int) -> MicroBatch:
+        weight = self._plan.weight(len(samples), size)
+        return MicroBatch(position, [], len(samples), weight, last=last, global_samples=size)
+
+
+class _Reader:
+    """Reads a stream, and counts. The stream's random numbers for a sample depend on (seed, epoch, position)."""
+
+    def __init__(self, stream: Any, seed: int, epoch: int) -> None:
+        self.position = 0  # of the next sample
+        self._seed = functools.partial(mix, seed, epoch)
+        self._next: list[Any] = []  # what `peek` has read already
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(epoch)
+        seed_generators(self._seed())
+        self._items = iter(stream)
+        self._skip: Callable[[int], Any] | None = getattr(self._items, "skip", None)
+
+    def peek(self) -> list[Any]:
+        """The next sample in a list, which is empty at the end."""
+        if not self._next:
+            seed_generators(self._seed(self.position))
+            self._next = [item for _, item in zip(range(1), self._items)]
+        return self._next
+
+    def take(self, count: int) -> list[Any]:
+        """So many samples, or those that are left."""
+        taken: list[Any] = []
+        while len(taken) < count and self.peek():
+            taken += self._next
+            self._next = []
+            self.position += 1
+        return taken
+
+    def skip(self, count: int) -> None:
+        """Pass over so many samples, or those that are left."""
+        if self._next and count:
+            self.take(1)
+            count -= 1
+        if self._skip is None:
+            while count and self.take(1):
+                count -= 1
+            return
+        if count:
+            passed = self._skip(count)
+            if type(passed) is not int or not 0 <= passed <= count:
+                kind = type(self._items).__name__
+                raise UsageError(
+                    f"{kind}.skip({count}) returned {passed!r}: it must say how many samples it passed over"
+                )
+            self.position += passed
+
+
+def outlook(ahead: Ahead[tuple[MicroBatch, Any]]) -> list[int]:
+    """What the ranks add up to see whether the same batch is before all of them: its size, and the square of it."""
+    following = ahead.peek()
+    size = following[0].global_samples if following else 0
+    return [size, size * size]
+
+
+def check_outlook(sums: list[int], ranks: int) -> None:
+    """See that the ranks' sizes were the same: the sum of the squares is then the least that it can be.
+
+    Raises:
+        UsageError: they were not, so the ranks have read different streams.
+    """
+    total, squares = sums
+    if ranks * squares != total * total:
+        raise UsageError(
+            "the training data ended on one rank and not on another: a stream must be the same, in full, on every rank "
+            "(the loader shares it out), so it must not be split by rank or by worker"
+        )
+
+
+def _collated(collate: Callable[[list[Any]], Any], item: tuple[MicroBatch, list[Any]]) -> tuple[MicroBatch, Any]:
+    micro, samples = item
+    return micro, collate(samples)

@@ -1,0 +1,47 @@
+"""All ranks in a process group of their own, to agree on a save that runs beside the training.
+
+Collectives of two threads must not meet in one group.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, TypeVar
+
+import torch.distributed as dist
+
+from trainer_shim.errors import ShimError
+from trainer_shim.group import SUSPENSION
+
+T = TypeVar("T")
+
+
+class Team:
+    """Made on all ranks at once. `first` is whether this is rank 0."""
+
+    def __init__(self) -> None:
+        self.group = dist.new_group(backend="gloo", timeout=SUSPENSION)
+        self.first = dist.get_rank() == 0
+
+    def from_first(self, action: Callable[[], T]) -> T:
+        """Run `action` on rank 0 and return its result on every rank.
+
+        Raises:
+            ShimError, OSError: what `action` raised, on every rank.
+        """
+        outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
+        if self.first:
+            try:
+                outcome = [(action(), None)]
+            except (ShimError, OSError) as error:
+                outcome = [(None, error)]
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        value, failure = outcome[0]
+        if failure is not None:
+            raise failure
+        return value  # type: ignore[return-value]
+
+    def everyones(self, value: T) -> list[T]:
+        """The ranks' values, by rank."""
+        values: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value, group=self.group)
+        return values
