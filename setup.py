@@ -86,6 +86,8 @@ setup(
             "gavel_las = policies.gavel.policies:GavelLas",
             "gavel_makespan = policies.gavel.policies:GavelMakespan",
             "gavel_sjf = policies.gavel.policies:GavelShortestFirst",
+            "gavel_fcfs = policies.gavel.policies:GavelFirstCome",
+            "gavel_throughput = policies.gavel.policies:GavelThroughput",
             "gavel_fifo = policies.baselines.gavel_fifo:GavelFifo",
             "isolated = policies.baselines.isolated:Isolated",
             "las = policies.baselines.las:Las",

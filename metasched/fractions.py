@@ -11,10 +11,12 @@ from pydantic import Field
 
 from metasched.chance import Chance
 from metasched.mechanism import LEDGER, MADE_FOR, PRIOR_ROUNDS, Candidate, Ledger, Times, Turn, choose, priorities
-from metasched.model import Decision, Grant, Job, Node, Snapshot, Status
+from metasched.model import Decision, Grant, Job, Node, Snapshot, Speed, Status
 from metasched.policy import Policy, PolicyParameters, PolicyState
 
 STATE_VERSION = 1
+SPEED_NEWS = 0.05
+"""Relative: what is known of a job's speed has changed when it has by more than this; less is noise of measurement."""
 TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
 
 
@@ -22,8 +24,10 @@ class FractionParameters(PolicyParameters):
     """What all policies of this kind have.
 
     Attributes:
-        recompute_seconds: shares are made anew when jobs or GPUs come or go, but no more often than this; 0 for at
-            every such change, as the paper has it.
+        recompute_seconds: shares are made anew when jobs or GPUs come or go, or speeds change, but no more often than
+            this; 0 for at every such change, as the paper has it.
+        heed_speeds: whether they are made anew, too, when what is known of a job's speed changes: when it is measured,
+            or when the job changes its batch size.
         types_in_turn: GPU types that rounds are given away on one after the other, in this order; empty for the highest
             priority over all types, as the paper has it.
         shuffle_types: whether that order is shuffled in every round.
@@ -33,6 +37,7 @@ class FractionParameters(PolicyParameters):
     """
 
     recompute_seconds: float = Field(default=0.0, ge=0)
+    heed_speeds: bool = True
     types_in_turn: tuple[str, ...] = ()
     shuffle_types: bool = False
     fill_pairs: bool = False
@@ -48,6 +53,7 @@ class Claims:
         capacity: GPUs by type, without those of jobs that neither stop nor move.
         spreads: by uid, by GPU type, the best placement of the job there as GPUs on each node; only types that accept
             and can hold it, and where it is not known not to run.
+        speeds: by uid, by the same types, steps per second there; None where it is not known.
         sharing: whether two jobs can have the same GPUs.
         now: unix seconds.
     """
@@ -55,12 +61,13 @@ class Claims:
     jobs: Sequence[Job]
     capacity: Mapping[str, int]
     spreads: Mapping[str, Mapping[str, tuple[int, ...]]]
+    speeds: Mapping[str, Mapping[str, float | None]]
     sharing: bool
     now: float
 
     def speed(self, job: Job, gpu_type: str) -> float | None:
         """Steps per second at its best on a type that it can have; None where it is not known."""
-        return None if job.speed is None else job.speed.steps_per_second(gpu_type, self.spreads[job.uid][gpu_type])
+        return self.speeds[job.uid][gpu_type]
 
     def speed_beside(self, job: Job, other: Job, gpu_type: str) -> float | None:
         """The same with another job on the same GPUs."""
@@ -95,10 +102,12 @@ class FractionPolicy(Policy):
         data = state.data if state.version == STATE_VERSION else {}
         ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
         ledger = ledger.look(snapshot.jobs)
-        claims = _claims(snapshot)
+        claims = claims_of(snapshot)
         memory, made_for = data.get("memory", {}), data.get(MADE_FOR)
         asked = {"jobs": [job.uid for job in claims.jobs], "gpus": dict(claims.capacity)}
-        if made_for != asked and self._may_renew(ledger, snapshot.now):
+        if self.parameters.heed_speeds:
+            asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
+        if _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
             times, memory = self.shares(claims, memory)
             ledger, made_for = ledger.renew(times, snapshot.now), asked
         types, used = self._types(data.get("types_used", 0))
@@ -133,30 +142,56 @@ def fixed(job: Job) -> bool:
     return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
 
 
-def _claims(snapshot: Snapshot) -> Claims:
-    """Who claims what this round."""
+def claims_of(snapshot: Snapshot) -> Claims:
+    """Who claims what in a round."""
     capacity = dict(snapshot.capacity)
     for job in snapshot.jobs:
         if fixed(job) and job.placement is not None and job.placement.gpu_type is not None:
             for name, gpus in job.placement.shares:
                 if name in snapshot.node and snapshot.node[name].accepts:
                     capacity[job.placement.gpu_type] -= gpus
+    jobs = [job for job in snapshot.jobs if job.gpus > 0 and not fixed(job)]
     by_constraints: dict[object, dict[str, tuple[int, ...]]] = {}
-    spreads = {}
-    jobs = []
-    for job in snapshot.jobs:
-        if job.gpus == 0 or fixed(job):
-            continue
-        jobs.append(job)
-        key = (job.constraints, job.gpus, job.nodes, job.max_nodes)
-        if key not in by_constraints:
-            by_constraints[key] = _spreads(job, snapshot.nodes)
-        found = by_constraints[key]
-        if job.speed is not None:
-            speed = job.speed.steps_per_second
-            found = {gpu_type: spread for gpu_type, spread in found.items() if speed(gpu_type, spread) != 0.0}
-        spreads[job.uid] = found
-    return Claims(jobs, {kind: max(gpus, 0) for kind, gpus in capacity.items()}, spreads, snapshot.sharing, snapshot.now)
+    by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
+    spreads, speeds = {}, {}
+    for job in jobs:
+        like = (job.constraints, job.gpus, job.nodes, job.max_nodes)
+        if (like, job.speed) not in by_speed:
+            if like not in by_constraints:
+                by_constraints[like] = _spreads(job, snapshot.nodes)
+            by_speed[like, job.speed] = _speeds(job.speed, by_constraints[like])
+        spreads[job.uid], speeds[job.uid] = by_speed[like, job.speed]
+    left = {kind: max(gpus, 0) for kind, gpus in capacity.items()}
+    return Claims(jobs, left, spreads, speeds, snapshot.sharing, snapshot.now)
+
+
+def _speeds(
+    speed: Speed | None, spreads: Mapping[str, tuple[int, ...]]
+) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]:
+    """The placements on types where it is not known not to run, and the speeds there."""
+    if speed is None:
+        return spreads, dict.fromkeys(spreads)
+    found = {kind: speed.steps_per_second(kind, spread) for kind, spread in spreads.items()}
+    runs = {kind: per_second for kind, per_second in found.items() if per_second != 0.0}
+    return {kind: spreads[kind] for kind in runs}, runs
+
+
+def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
+    """Whether shares were made for other jobs, GPUs or speeds; speeds that differ by little are the same."""
+    if made_for is None or any(made_for[key] != asked[key] for key in ("jobs", "gpus")):
+        return True
+    before: Mapping[str, Mapping[str, float | None]] = made_for.get("speeds", {})
+    return any(
+        speeds.keys() != before[uid].keys() or any(_differ(speed, before[uid][kind]) for kind, speed in speeds.items())
+        for uid, speeds in asked.get("speeds", {}).items()
+        if uid in before
+    )
+
+
+def _differ(speed: float | None, before: float | None) -> bool:
+    if speed is None or before is None:
+        return speed is not before
+    return abs(speed - before) > SPEED_NEWS * before
 
 
 def _spreads(job: Job, nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:

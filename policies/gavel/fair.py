@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Bools, Floats, Problem
-from policies.gavel.solve import SLACK, Solution, UnsolvedError, make_the_most, max_min, maximise
+from policies.gavel.solve import SLACK, Solution, UnsolvedError, inverse, make_the_most, max_min, maximise
 
 Weights = Callable[[Floats], Floats]
 
@@ -20,13 +20,11 @@ TURNS = 100
 
 def shares(problem: Problem, weights: Floats) -> Floats:
     """What a step/s is worth under max-min fairness: scale_factor / (weight x throughput(X^equal)); section 4.1."""
-    with np.errstate(divide="ignore"):
-        worth = problem.scale / (weights * problem.equal)
-    return np.where(np.isfinite(worth), worth, 0.0)
+    return problem.scale * inverse(weights * problem.equal)
 
 
 def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
-    """LAS with weights (section 4.1): the least weighted share is as large as it can be; then the sum of all shares.
+    """LAS with weights (section 4.1): the least weighted share is as large as it can be.
 
     Args:
         problem: the jobs and GPUs.
@@ -34,31 +32,53 @@ def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
 
     Returns:
         The variables.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
     """
-    return _two_stages(problem, shares(problem, weights))
+    return make_the_most(problem, level(problem, shares(problem, weights)))
 
 
-def makespan(problem: Problem, steps: Floats) -> Floats:
-    """Minimise the longest duration (section 4.2): ``steps`` are left of one job of each class, shape (M,)."""
-    with np.errstate(divide="ignore"):
-        worth = np.where(steps > 0, 1.0 / steps, 0.0)
-    return _two_stages(problem, worth)
+def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
+    """Minimise the longest duration (section 4.2).
+
+    Args:
+        problem: the jobs and GPUs.
+        steps: left of one job of each class, shape (M,).
+        tolerance: by so much, relative, it may be longer than the least, to leave more to the second stage.
+
+    Returns:
+        The variables.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    return make_the_most(problem, level(problem, inverse(steps), tolerance))
 
 
-def _two_stages(problem: Problem, worth: Floats) -> Floats:
-    able = problem.fastest * worth > 0
-    first = max_min(problem, worth, among=able)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        floors = np.where(able, np.minimum(first.value / worth, problem.throughput @ first.x), 0.0)
-    return make_the_most(problem, floors, worth)
+def level(problem: Problem, worth: Floats, tolerance: float = 0.0) -> Floats:
+    """The first stage of a max-min program: the throughput that each class must have for the least to be the largest.
+
+    Args:
+        problem: the jobs and GPUs.
+        worth: factor on each class's throughput; shape (M,); classes of which it is 0 do not count.
+        tolerance: by so much, relative, the least may be smaller.
+
+    Returns:
+        Throughput of one job of each class, steps/s, shape (M,).
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    found = max_min(problem, worth, among=problem.fastest * worth > 0)
+    return np.asarray(np.minimum(found.value * inverse(worth) / (1.0 + tolerance), problem.throughput @ found.x))
 
 
 def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isolated_elapsed: Floats) -> Floats:
     """Minimise the largest rho (section 4.2, after Themis).
 
     rho = (elapsed + steps / throughput(X)) / (isolated_elapsed + steps / throughput(X^isolated)), X^isolated being 1/n
-    of the cluster for each of the n jobs. The throughput that a rho asks for is convex in rho, so a linear program with
-    its tangents gives a lower bound of the optimum, where the next tangents are taken: Newton's method, from below.
+    of the cluster for each of the n jobs.
 
     Args:
         problem: the jobs and GPUs.
@@ -68,18 +88,36 @@ def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isola
 
     Returns:
         The variables.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
     """
+    return make_the_most(problem, finish_time_level(problem, steps, elapsed, isolated_elapsed))
+
+
+def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated_elapsed: Floats) -> Floats:
+    """The first stage of ``finish_time_fairness``, of the same arguments.
+
+    The throughput that a rho asks for is convex in rho, so a linear program with its tangents gives a lower bound of
+    the optimum, where the next tangents are taken: Newton's method, from below.
+
+    Returns:
+        Throughput of one job of each class, steps/s, shape (M,), that the least rho asks for.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    floors = np.zeros(len(steps))
     able = (problem.fastest > 0) & (steps > 0)
     if not able.any():
-        return make_the_most(problem, np.zeros(len(steps)), np.zeros(len(steps)))
-    ideal = (isolated_elapsed + steps / np.where(able, isolated(problem), 1.0))[able]
+        return floors
+    ideal = isolated_elapsed[able] + steps[able] / problem.isolated[able]
     left, gone = steps[able], elapsed[able]
     matrix, bounds = problem.limits
     wider = sp.csr_array(sp.hstack([matrix, sp.csr_array((matrix.shape[0], 1))])), bounds
     throughput = problem.throughput[np.nonzero(able)[0]]
     gain = np.zeros(throughput.shape[1] + 1)
     gain[-1] = -1.0
-    x = np.zeros(len(gain))
     rho = float(np.max((gone + left / problem.fastest[able]) / ideal))
     for _ in range(TURNS):
         needed = left / (rho * ideal - gone)
@@ -89,19 +127,12 @@ def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isola
         found = maximise(gain, wider, (rows, (needed - slope * rho) * unit))
         if found is None:
             raise UnsolvedError("no finish-time fairness is possible at all")
-        rho, x = max(rho, -found.value), found.x
-        if (throughput @ x[:-1] >= left / (rho * ideal - gone) * (1.0 - CLOSE)).all():
+        rho = max(rho, -found.value)
+        needed, reached = left / (rho * ideal - gone), throughput @ found.x[:-1]
+        floors[able] = np.minimum(needed, reached)
+        if (reached >= needed * (1.0 - CLOSE)).all():
             break
-    floors = np.zeros(len(steps))
-    floors[able] = np.minimum(left / (rho * ideal - gone), throughput @ x[:-1])
-    return make_the_most(problem, floors, np.where(able, 1.0 / np.where(floors > 0, floors, 1.0), 0.0))
-
-
-def isolated(problem: Problem) -> Floats:
-    """Throughput of one job with 1/n of every type's GPUs, n being the number of jobs, steps/s, shape (M,)."""
-    share = problem.capacity[None, :] / problem.counts.sum() / problem.scale[:, None]
-    time = share.sum(axis=1, keepdims=True)
-    return np.asarray((problem.rates * share / np.maximum(time, 1.0)).sum(axis=1))
+    return floors
 
 
 def water_filling(problem: Problem, weights: Weights) -> Floats:
@@ -117,19 +148,22 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
 
     Returns:
         The variables. The allocation is Pareto efficient.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
     """
     growing = (problem.fastest > 0).astype(float)
-    level = np.zeros(len(growing))  # throughput of one job, steps/s
+    reached = np.zeros(len(growing))  # throughput of one job, steps/s
     x = np.zeros(len(problem.columns[0]))
     while growing.any():
         weight = weights(growing)
         now = (growing > 0) & (weight > 0)
         if not now.any():
             break
-        found = _raise(problem, level, weight, now)
+        found = _raise(problem, reached, weight, now)
         x = found.x
-        gained = np.where(now, found.value / np.where(now, shares(problem, np.where(now, weight, 1.0)), 1.0), 0.0)
-        level = level + np.maximum(gained, 0.0)
+        gained = found.value * inverse(shares(problem, weight))
+        reached = reached + np.where(now, np.maximum(gained, 0.0), 0.0)
         stuck = now & (found.prices > SLACK)
         if not stuck.any():
             stuck = now
@@ -137,6 +171,6 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
     return x
 
 
-def _raise(problem: Problem, level: Floats, weight: Floats, now: Bools) -> Solution:
+def _raise(problem: Problem, reached: Floats, weight: Floats, now: Bools) -> Solution:
     worth = shares(problem, np.where(now, weight, 1.0))
-    return max_min(problem, worth, base=level * worth, among=now)
+    return max_min(problem, worth, base=reached * worth, among=now)

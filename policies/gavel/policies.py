@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,10 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from metasched.fractions import Claims, FractionParameters, FractionPolicy
 from metasched.mechanism import Times
 from metasched.model import Job
-from policies.gavel.fair import finish_time_fairness, isolated, makespan, max_min_fairness, water_filling
+from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, water_filling
 from policies.gavel.market import Mark, Market
 from policies.gavel.problem import Floats
-from policies.gavel.sums import in_order, least_cost
+from policies.gavel.solve import inverse
+from policies.gavel.sums import in_order, least_cost, most
 
 
 class GavelParameters(FractionParameters):
@@ -35,6 +36,7 @@ class GavelPolicy(FractionPolicy):
 
     Parameters: ClassVar[type[GavelParameters]] = GavelParameters
     parameters: GavelParameters
+    blind: ClassVar[bool] = True  # whether types are all alike to it where speeds do not count
 
     def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The solution of the policy's program."""
@@ -42,6 +44,8 @@ class GavelPolicy(FractionPolicy):
         if not market.members:
             return {}, memory
         x, memory = self.solve(market, claims, memory)
+        if self.blind and not self.parameters.aware:
+            x = market.problem.even(x)
         return market.times(x), memory
 
     def mark(self) -> Mark:
@@ -85,10 +89,22 @@ class GavelLas(GavelPolicy):
         return max_min_fairness(market.problem, weights), memory
 
 
+class GavelMakespanParameters(GavelParameters):
+    """Parameters of the makespan.
+
+    Attributes:
+        tolerance: by so much, relative, it may be longer than the least, so that more is left to throughput.
+    """
+
+    tolerance: float = Field(default=0.0, ge=0)
+
+
 class GavelMakespan(GavelPolicy):
     """The shortest time until all present jobs are done (section 4.2)."""
 
     name: ClassVar[str] = "gavel_makespan"
+    Parameters: ClassVar[type[GavelMakespanParameters]] = GavelMakespanParameters
+    parameters: GavelMakespanParameters
 
     def mark(self) -> Mark:
         """Jobs differ in what is left of them."""
@@ -97,7 +113,7 @@ class GavelMakespan(GavelPolicy):
     def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
         """Minimise the longest duration."""
         del claims
-        return makespan(market.problem, self.steps(market)), memory
+        return makespan(market.problem, self.steps(market), self.parameters.tolerance), memory
 
 
 class GavelFinishTimeFairness(GavelPolicy):
@@ -111,7 +127,7 @@ class GavelFinishTimeFairness(GavelPolicy):
 
     def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
         """Minimise the largest rho; remembers how long each job's past would have taken on 1/n of the cluster."""
-        apart = isolated(market.problem)
+        apart = market.problem.isolated
         past: dict[str, list[float]] = {}
         for (job, *_), speed in zip(market.members, apart, strict=True):
             seconds, steps, before = memory.get("isolated", {}).get(job.uid, (0.0, 0.0, 0.0))
@@ -123,21 +139,57 @@ class GavelFinishTimeFairness(GavelPolicy):
         return finish_time_fairness(market.problem, self.steps(market), elapsed, alone), {"isolated": past}
 
 
-class GavelShortestFirst(GavelPolicy):
+class GavelInOrder(GavelPolicy):
+    """Base: jobs have places in a queue, and throughput counts the more the further in front they are."""
+
+    def mark(self) -> Mark:
+        """Every job has a place of its own."""
+        return lambda job: job.uid
+
+    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+        """Serve in the order of the queue."""
+        del claims
+        order = np.argsort(np.argsort(self.queue(market), kind="stable"), kind="stable").astype(float)
+        return in_order(market.problem, order), memory
+
+    @abstractmethod
+    def queue(self, market: Market) -> Floats:
+        """A number for each job, the least for the first; among equals, who came first."""
+
+
+class GavelFirstCome(GavelInOrder):
+    """First come, first served, each on the fastest type, as an optimisation problem (section 4.2)."""
+
+    name: ClassVar[str] = "gavel_fcfs"
+
+    def queue(self, market: Market) -> Floats:
+        """By submission."""
+        return market.each(lambda job: job.submitted)
+
+
+class GavelShortestFirst(GavelInOrder):
     """The shortest job on its fastest type, then the next (section 4.2)."""
 
     name: ClassVar[str] = "gavel_sjf"
 
+    def queue(self, market: Market) -> Floats:
+        """By what is left on the fastest type, s."""
+        return self.steps(market) * inverse(market.problem.fastest)
+
+
+class GavelThroughput(GavelPolicy):
+    """The most steps per second in all jobs together (section 4.2), with pairs where GPUs can be shared."""
+
+    name: ClassVar[str] = "gavel_throughput"
+
     def mark(self) -> Mark:
-        """Every job has a place in the queue."""
-        return lambda job: job.uid
+        """Nothing else tells them apart."""
+        return lambda _: None
 
     def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
-        """Serve in the order of durations."""
+        """Maximise the sum."""
         del claims
-        seconds = self.steps(market) / np.maximum(market.problem.fastest, 1e-300)
-        order = np.argsort(np.argsort(seconds, kind="stable"), kind="stable").astype(float)
-        return in_order(market.problem, order), memory
+        return most(market.problem, np.ones(len(market.members))), memory
 
 
 class GavelCostParameters(GavelParameters):
@@ -146,10 +198,15 @@ class GavelCostParameters(GavelParameters):
     Attributes:
         prices: by GPU type, what one GPU costs for an hour; a type that is not in it costs 1.
         slos: whether jobs get the throughput that their deadlines ask for, as far as that is possible.
+        margin: part of the time to a deadline that is kept in reserve.
+        together: whether the sum of all throughputs over the sum of all costs is maximised; else the sum over all jobs
+            of their throughput over its cost.
     """
 
-    prices: Mapping[str, float] = Field(default_factory=dict)
+    prices: Mapping[str, Annotated[float, Field(gt=0)]] = Field(default={})
     slos: bool = True
+    margin: float = Field(default=0.05, ge=0, lt=1)
+    together: bool = True
 
 
 class GavelCost(GavelPolicy):
@@ -159,6 +216,7 @@ class GavelCost(GavelPolicy):
     Parameters: ClassVar[type[GavelCostParameters]] = GavelCostParameters
     parameters: GavelCostParameters
     fills: ClassVar[bool] = False
+    blind: ClassVar[bool] = False
 
     def mark(self) -> Mark:
         """Jobs with a deadline differ in when that is."""
@@ -169,14 +227,14 @@ class GavelCost(GavelPolicy):
         prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in market.types])
         steps = self.steps(market)
         time = market.each(lambda job: self._left(job, claims.now))
-        needs = np.where(np.isfinite(time) & (time > 0), steps / np.where(time > 0, time, 1.0), 0.0)
-        return least_cost(market.problem, prices, needs)[0], memory
+        needs = steps * inverse(np.where(np.isfinite(time), time, 0.0))
+        return least_cost(market.problem, prices, needs, together=self.parameters.together)[0], memory
 
     def _left(self, job: Job, now: float) -> float:
-        """Seconds to its deadline."""
+        """Seconds to its deadline, without the reserve."""
         if not self.parameters.slos or job.slo_seconds is None:
             return np.inf
-        return job.submitted + job.slo_seconds - now
+        return (job.submitted + job.slo_seconds - now) * (1.0 - self.parameters.margin)
 
 
 class Entity(BaseModel):
@@ -201,7 +259,7 @@ class GavelHierarchicalParameters(GavelParameters):
         others: the same for accounts that are not in it, each on its own.
     """
 
-    entities: Mapping[str, Entity] = Field(default_factory=dict)
+    entities: Mapping[str, Entity] = Field(default={})
     others: Entity = Entity()
 
 

@@ -94,13 +94,14 @@ def max_min(problem: Problem, worth: Floats, base: Floats | None = None, among: 
     return Solution(found.x[:-1], found.value, found.prices)
 
 
-def make_the_most(problem: Problem, floors: Floats, gains: Floats) -> Floats:
-    """The second stage: keep every class's throughput at its floor, and maximise the sum of ``gains * throughput``.
+def make_the_most(problem: Problem, floors: Floats) -> Floats:
+    """The second stage: keep every class's throughput at its floor, and make the most of what is left.
+
+    That is the largest sum of all jobs' throughputs, each relative to the job's on its fastest type.
 
     Args:
         problem: the jobs and GPUs.
         floors: throughput of one job of each class, steps/s, that is possible; shape (M,).
-        gains: factor for one job; shape (M,).
 
     Returns:
         The variables.
@@ -108,8 +109,13 @@ def make_the_most(problem: Problem, floors: Floats, gains: Floats) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    total = problem.throughput.T @ (gains * problem.counts)
-    found = maximise(total, problem.limits, (problem.throughput, floors * (1.0 - SLACK)))
+    gain = problem.throughput.T @ (inverse(problem.fastest) * problem.counts)
+    found = maximise(gain, problem.limits, (problem.throughput, floors * (1.0 - SLACK)))
     if found is None:
         raise UnsolvedError("the floors that were found before are not possible any more")
     return found.x
+
+
+def inverse(values: Floats) -> Floats:
+    """One over each; 0 where it is not above 0."""
+    return np.where(values > 0, 1.0 / np.where(values > 0, values, 1.0), 0.0)

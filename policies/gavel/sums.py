@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Floats, Problem
-from policies.gavel.solve import SLACK, UnsolvedError, make_the_most, max_min, maximise
+from policies.gavel.solve import SLACK, UnsolvedError, inverse, max_min, maximise
 
 
 def in_order(problem: Problem, order: Floats) -> Floats:
@@ -19,46 +19,65 @@ def in_order(problem: Problem, order: Floats) -> Floats:
 
     Returns:
         The variables.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
     """
-    with np.errstate(divide="ignore"):
-        worth = np.where(problem.fastest > 0, (len(order) - order) / problem.fastest, 0.0)
-    return make_the_most(problem, np.zeros(len(order)), worth)
+    return most(problem, (len(order) - order) * inverse(problem.fastest))
 
 
-def least_cost(problem: Problem, prices: Floats, needs: Floats) -> tuple[Floats, Floats]:
+def most(problem: Problem, worth: Floats) -> Floats:
+    """Maximise the sum of all jobs' ``worth * throughput``, worth being of one job of each class, shape (M,).
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    found = maximise(problem.throughput.T @ (worth * problem.counts), problem.limits)
+    if found is None:
+        raise UnsolvedError("not even an empty allocation is possible")
+    return found.x
+
+
+def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: bool = True) -> tuple[Floats, Floats]:
     """Maximise throughput by cost, subject to what the jobs need (section 4.2).
 
-    The sum of throughputs over the cost per time is a ratio of linear functions; with y = x / cost and s = 1 / cost it
-    is a linear program (Charnes and Cooper). Throughputs are taken relative to the fastest type, so that a step of one
-    job can be added to another's. A job that needs more than it can have alone is let off; where all needs together are
-    not possible, each gets the largest common part of its own.
+    Throughputs are taken relative to the fastest type, so that a step of one job can be added to another's. A job that
+    needs more than it can have alone is let off; where all needs together are not possible, each gets the largest
+    common part of its own.
 
     Args:
         problem: the jobs and GPUs.
         prices: of one GPU of each type for an hour, above 0; shape (J,).
         needs: throughput that one job of each class needs to meet its SLO, steps/s, 0.0 for none; shape (M,).
+        together: whether it is the sum of throughputs over the sum of costs, as in the paper; else the sum over all
+            jobs of their throughput over its cost.
 
     Returns:
         The variables, and the needs that they meet.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
     """
-    combination, kind = problem.columns
-    size = len(problem.rates)
-    first = np.array([*range(size), *(pair.first for pair in problem.pairs)], dtype=np.int64)
-    cost = prices[kind] * problem.scale[first[combination]]
-    with np.errstate(divide="ignore"):
-        worth = np.where(problem.fastest > 0, 1.0 / problem.fastest, 0.0)
-    gain = problem.throughput.T @ (worth * problem.counts)
+    cost = prices[problem.columns[1]] * problem.gpus
+    gain = problem.throughput.T @ (inverse(problem.fastest) * problem.counts)
     possible = np.minimum(needs, problem.fastest) * (needs <= problem.fastest * (1 + 1e-9))
     for part in (1.0, *_parts(problem, possible)):
         met = possible * part
-        found = _ratio(problem, gain, cost, met)
-        if found is not None:
-            return found, met
+        if together:
+            x = _ratio(problem, gain, cost, met)
+        else:
+            found = maximise(gain / cost, problem.limits, (problem.throughput, met))
+            x = None if found is None else found.x
+        if x is not None:
+            return x, met
     raise UnsolvedError("not even an allocation without needs is possible")
 
 
 def _ratio(problem: Problem, gain: Floats, cost: Floats, needs: Floats) -> Floats | None:
-    """The x >= 0 of the best ``gain @ x / cost @ x`` that is valid and meets the needs; None if there is none."""
+    """The x >= 0 of the best ``gain @ x / cost @ x`` that is valid and meets the needs; None if there is none.
+
+    That is a ratio of linear functions; with y = x / cost and s = 1 / cost it is a linear program (Charnes and Cooper).
+    """
     if not len(gain):
         return np.zeros(0)
     matrix, bounds = problem.limits
@@ -80,8 +99,8 @@ def _ratio(problem: Problem, gain: Floats, cost: Floats, needs: Floats) -> Float
     # Of all allocations with this ratio, the one that gets most done.
     best = sp.csr_array((gain - found.value * (1.0 - SLACK) * cost)[None, :])
     rows = sp.csr_array(sp.vstack([problem.throughput, best]))
-    most = maximise(gain, problem.limits, (rows, np.append(needs * (1.0 - SLACK), 0.0)))
-    return None if most is None else most.x
+    largest = maximise(gain, problem.limits, (rows, np.append(needs * (1.0 - SLACK), 0.0)))
+    return None if largest is None else largest.x
 
 
 def _parts(problem: Problem, needs: Floats) -> tuple[float, ...]:
@@ -89,5 +108,4 @@ def _parts(problem: Problem, needs: Floats) -> tuple[float, ...]:
     asked = needs > 0
     if not asked.any():
         return (0.0,)
-    worth = np.where(asked, 1.0 / np.where(asked, needs, 1.0), 0.0)
-    return (min(1.0, max_min(problem, worth, among=asked).value) * (1 - 1e-6), 0.0)
+    return (min(1.0, max_min(problem, inverse(needs), among=asked).value) * (1 - 1e-6), 0.0)

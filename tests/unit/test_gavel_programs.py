@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.gavel.fair import finish_time_fairness, isolated, makespan, max_min_fairness, shares, water_filling
-from policies.gavel.problem import Pair, Problem
+from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, shares, water_filling
+from policies.gavel.problem import Pairs, Problem
 from policies.gavel.solve import maximise
 from policies.gavel.sums import in_order, least_cost
 
 CLOSE = 1e-4
 
 
-def problem(rates, capacity, *, counts=None, scale=None, pairs=()):
+def problem(rates, capacity, *, counts=None, scale=None):
     rates = np.array(rates, dtype=float)
     ones = np.ones(len(rates))
     return Problem(
@@ -21,7 +21,7 @@ def problem(rates, capacity, *, counts=None, scale=None, pairs=()):
         ones if counts is None else np.array(counts, dtype=float),
         ones if scale is None else np.array(scale, dtype=float),
         np.array(capacity, dtype=float),
-        pairs,
+        Pairs.none(len(capacity)),
     )
 
 
@@ -41,14 +41,20 @@ def problems(draw, *, pairs=False):
     )
     if not pairs:
         return made
-    found = []
-    for a in range(size):
-        for b in range(a, size):
-            enough = a != b or made.counts[a] > 1
-            if enough and scale[a] == scale[b] and draw(st.booleans()):
-                part = draw(st.floats(0.2, 1.0))
-                found.append(Pair(a, b, made.rates[a] * part, made.rates[b] * part))
-    return Problem(made.rates, made.counts, made.scale, made.capacity, found)
+    found = [
+        (a, b, draw(st.floats(0.2, 1.0)))
+        for a in range(size)
+        for b in range(a, size)
+        if (a != b or made.counts[a] > 1) and scale[a] == scale[b] and draw(st.booleans())
+    ]
+    first, second = (np.array([row[i] for row in found], dtype=np.int64) for i in (0, 1))
+    part = np.array([row[2] for row in found]).reshape(-1, 1)
+    sharing = Pairs(first, second, made.rates[first] * part, made.rates[second] * part)
+    return Problem(made.rates, made.counts, made.scale, made.capacity, sharing)
+
+
+def without_pairs(made):
+    return Problem(made.rates, made.counts, made.scale, made.capacity, Pairs.none(len(made.capacity)))
 
 
 def valid(made, x):
@@ -66,7 +72,7 @@ def test_the_example_of_section_4_1():
     made = problem([[40, 10], [12, 4], [100, 50]], [1, 1])
     found = made.fractions(max_min_fairness(made, np.ones(3)))
     assert found == pytest.approx(np.array([[0.45, 0.0], [0.45, 0.09], [0.09, 0.91]]), abs=0.006)
-    gain = (made.throughput @ max_min_fairness(made, np.ones(3))) / isolated(made)
+    gain = (made.throughput @ max_min_fairness(made, np.ones(3))) / made.isolated
     assert gain == pytest.approx(np.full(3, 1.09), abs=0.01)
 
 
@@ -103,7 +109,7 @@ def test_allocations_are_valid(made, data):
 @settings(deadline=None)
 def test_sharing_incentive(made):
     """Nobody's least share is below what an equal split of everything would give."""
-    apart = shares(made, np.ones(len(made.rates))) * isolated(made)
+    apart = shares(made, np.ones(len(made.rates))) * made.isolated
     found = least(made, max_min_fairness(made, np.ones(len(made.rates))), np.ones(len(made.rates)))
     assert found >= float(min(apart[made.equal > 0])) * (1 - CLOSE)
 
@@ -112,7 +118,7 @@ def test_sharing_incentive(made):
 @settings(deadline=None)
 def test_colocation_is_never_worse(made):
     """With pairs to choose from, the least share is at least that without."""
-    alone = Problem(made.rates, made.counts, made.scale, made.capacity)
+    alone = without_pairs(made)
     ones = np.ones(len(made.rates))
     with_pairs = least(made, max_min_fairness(made, ones), ones)
     assert with_pairs >= least(alone, max_min_fairness(alone, ones), ones) * (1 - CLOSE)
@@ -134,7 +140,7 @@ def test_water_filling_is_pareto_efficient(made):
 def test_classes_are_as_good_as_single_jobs(made):
     """Jobs that are alike, counted as one class, have the same least share as on their own."""
     each = np.repeat(np.arange(len(made.counts)), made.counts.astype(int))
-    single = Problem(made.rates[each], np.ones(len(each)), made.scale[each], made.capacity)
+    single = Problem(made.rates[each], np.ones(len(each)), made.scale[each], made.capacity, made.pairs)
     one, other = np.ones(len(made.counts)), np.ones(len(each))
     assert least(made, max_min_fairness(made, one), one) == pytest.approx(
         least(single, max_min_fairness(single, other), other), rel=CLOSE
@@ -165,13 +171,39 @@ def test_finish_time_fairness_is_the_least_possible(made, data):
     size = len(made.rates)
     numbers = st.lists(st.floats(1.0, 1e5), min_size=size, max_size=size).map(np.array)
     steps, elapsed = data.draw(numbers), data.draw(numbers)
-    ideal = elapsed + steps / isolated(made)
+    ideal = elapsed + steps / made.isolated
     found = made.throughput @ finish_time_fairness(made, steps, elapsed, elapsed)
     rho = float(np.max((elapsed + steps / found) / ideal))
     room = rho * (1 - 1e-3) * ideal - elapsed
     if (room > 0).all():
         needs = steps / room
         assert maximise(np.zeros(made.throughput.shape[1]), made.limits, (made.throughput, needs)) is None
+
+
+def test_makespan_may_be_longer_within_a_tolerance():
+    """Then the second stage has more to give: the short job ends earlier, the long one within the tolerance."""
+    made = problem([[1.0], [1.0]], [1])
+    assert made.throughput @ makespan(made, np.array([90.0, 10.0])) == pytest.approx([0.9, 0.1], abs=CLOSE)
+    found = made.throughput @ makespan(made, np.array([90.0, 10.0]), 0.25)
+    assert 90.0 / found[0] <= 125.0 * (1 + CLOSE)
+    assert 10.0 / found[1] <= 125.0 * (1 + CLOSE)
+    assert found.sum() == pytest.approx(1.0, abs=CLOSE)
+
+
+@given(problems())
+@settings(deadline=None)
+def test_spreading_over_types_keeps_everybodys_time(made):
+    """The time in all is the same, and the allocation as valid as it was."""
+    x = max_min_fairness(made, np.ones(len(made.rates)))
+    found = made.even(x)
+    assert valid(made, found)
+    assert made.fractions(found).sum(axis=1) == pytest.approx(made.fractions(x).sum(axis=1), abs=0.02)
+
+
+def test_time_is_spread_over_types_as_their_gpus():
+    """Where nothing restricts it, a type with three times the GPUs has three times the time."""
+    made = problem([[1.0, 1.0], [1.0, 1.0]], [3, 1])
+    assert made.fractions(made.even(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(np.array([[0.75, 0.25]] * 2))
 
 
 def test_fifo_serves_the_first_on_its_fastest_type():

@@ -1,4 +1,8 @@
-"""Gavel's simulator on its artifact's trace: 2 V100, 2 P100 and 2 K80, rounds of 360 s, seed 0."""
+"""Gavel's simulator on its artifact's traces: 2 GPUs of each type, or 8 V100, 16 P100 and 24 K80; rounds of 360 s.
+
+Most of its programs have many optima, of which its interior-point solver takes one in the middle; ours take one that is
+best in a second stage. Those rows need not be equal, but at least as good.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,15 @@ from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
 from policies.baselines.max_sum_throughput import MaxSumThroughput
+from policies.gavel.policies import (
+    GavelFinishTimeFairness,
+    GavelLas,
+    GavelLasParameters,
+    GavelMakespan,
+    GavelMakespanParameters,
+    GavelParameters,
+    GavelPolicy,
+)
 
 RECOMPUTE = 1920.0  # s: the public simulator allocates no more often
 FASTEST_FIRST = ("v100", "p100", "k80")  # it fills one type after the other
@@ -26,44 +39,132 @@ RESIDUE = (
 )
 
 
-def cluster(gpus: int) -> tuple[Node, ...]:
+MIDDLE = (
+    "the artifact's program fixes only the worst job; ours then makes the most of what is left, and its average JCT is "
+    "to be at least as good"
+)
+SEARCH = f"it takes a makespan within 5 % of the least one, which is our tolerance; and {MIDDLE}"
+SHARED = f"shares are made anew at every change, as the paper has it; and {MIDDLE}"
+ORDERS = 12
+CHANCE = (
+    f"the order of types is chance: ours is the mean over {ORDERS} of them, which differ by some 100 s; its figure "
+    "is of one; and its program fixes only the worst job"
+)
+
+
+def cluster(*gpus: int) -> tuple[Node, ...]:
     """So many GPUs of each type: the simulator counts GPUs by type, so one node of each stands for all."""
-    return tuple(Node(kind, kind, gpus, cpus=0, memory=0) for kind in FASTEST_FIRST)
+    return tuple(Node(kind, kind, count, cpus=0, memory=0) for kind, count in zip(FASTEST_FIRST, gpus, strict=True))
 
 
-def average_jct(workload: Workload, policy: Policy) -> float:
+def average_jct(workload: Workload, policy: Policy, nodes: tuple[Node, ...], *, sharing: bool = False) -> float:
     """Of all jobs, s."""
-    settings = Settings(round_seconds=360.0, sharing=isinstance(policy, Gandiva))
-    outcome = simulate_gavel(workload, cluster(2), policy, settings)
+    outcome = simulate_gavel(workload, nodes, policy, Settings(round_seconds=360.0, sharing=sharing))
     return fmean(job.jct for job in outcome.jobs if job.jct is not None)
 
 
 def rows(data: Path) -> list[Row]:
     """Its rows."""
     folder = data / "gavel"
-    workload = read_gavel(
-        folder / "traces" / "artifact_evaluation.trace", Table.read(folder / "simulation_throughputs.json")
-    )
+    traces = folder / "traces"
+    workload = read_gavel(traces / "artifact_evaluation.trace", Table.read(folder / "simulation_throughputs.json"))
+    return [*_baselines(workload), *_programs(workload), *_shared(workload), *_physical(folder)]
 
-    def row(policy: Policy, words: str, theirs: float, reason: str = "", without: float | None = None) -> Row:
-        measure = Measure("average JCT, s", theirs, 3, without)
-        where = "artifact_evaluation, 3 x 2 GPUs"
-        return Row("Gavel", where, words, (measure,), lambda: (average_jct(workload, policy),), reason)
 
-    shuffled = FractionParameters(recompute_seconds=RECOMPUTE, types_in_turn=FASTEST_FIRST, shuffle_types=True)
-    ordered = FractionParameters(recompute_seconds=RECOMPUTE, types_in_turn=FASTEST_FIRST)
+def _row(workload: Workload, policy: Policy, words: str, theirs: float | Measure, reason: str = "") -> Row:
+    measure = theirs if isinstance(theirs, Measure) else Measure("average JCT, s", theirs, 3)
+    sharing = isinstance(policy, Gandiva)
+    nodes = cluster(2, 2, 2)
+
+    def run() -> tuple[float, ...]:
+        return (average_jct(workload, policy, nodes, sharing=sharing),)
+
+    return Row("Gavel", "artifact_evaluation, 3 x 2 GPUs", words, (measure,), run, reason)
+
+
+SHUFFLED = FractionParameters(recompute_seconds=RECOMPUTE, types_in_turn=FASTEST_FIRST, shuffle_types=True)
+ORDERED = FractionParameters(recompute_seconds=RECOMPUTE, types_in_turn=FASTEST_FIRST)
+
+
+def _baselines(workload: Workload) -> list[Row]:
+    slip = GavelFifoParameters(**SHUFFLED.model_dump(), aware=False, as_published=True)
+    packing = GandivaParameters(**ORDERED.model_dump() | {"fill_pairs": True}, least_gain=1 / 3)
+    residue = Measure("average JCT, s", 2985.915, 3, 3016.178)
     return [
-        row(Isolated(shuffled), "isolated", 4286.651),
-        row(
-            GavelFifo(GavelFifoParameters(**shuffled.model_dump(), aware=False, as_published=True)),
-            "gavel_fifo aware=false as_published=true",
-            7581.699,
-        ),
-        row(GavelFifo(GavelFifoParameters(**ordered.model_dump())), "gavel_fifo aware=true", 5350.663),
-        row(MaxSumThroughput(ordered), "max_sum_throughput", 2985.915, RESIDUE, 3016.178),
-        row(
-            Gandiva(GandivaParameters(**ordered.model_dump() | {"fill_pairs": True}, least_gain=1 / 3)),
-            "gandiva",
-            3545.552,
-        ),
+        _row(workload, Isolated(SHUFFLED), "isolated", 4286.651),
+        _row(workload, GavelFifo(slip), "gavel_fifo aware=false as_published=true", 7581.699),
+        _row(workload, GavelFifo(GavelFifoParameters(**ORDERED.model_dump())), "gavel_fifo aware=true", 5350.663),
+        _row(workload, MaxSumThroughput(ORDERED), "max_sum_throughput", residue, RESIDUE),
+        _row(workload, Gandiva(packing), "gandiva", 3545.552),
+    ]
+
+
+def _programs(workload: Workload) -> list[Row]:
+    """Aware, and agnostic in the mean over several orders of types."""
+    ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
+    close = {"tolerance": 0.05}
+    las, ftf = GavelLas(GavelLasParameters(**ordered)), GavelFinishTimeFairness(GavelParameters(**ordered))
+    least = GavelMakespan(GavelMakespanParameters(**ordered, **close))
+    found = [
+        _row(workload, las, "gavel_las", 3429.279),
+        _row(workload, ftf, "gavel_ftf", 3610.793, MIDDLE),
+        _row(workload, least, "gavel_makespan tolerance=0.05", 3789.920, SEARCH),
+    ]
+    agnostic: list[tuple[type[GavelPolicy], dict[str, float], float]] = [
+        (GavelLas, {}, 4214.900),
+        (GavelFinishTimeFairness, {}, 4211.201),
+        (GavelMakespan, close, 4592.403),
+    ]
+    nodes = cluster(2, 2, 2)
+    for policy, more, theirs in agnostic:
+        made = [policy(policy.Parameters(**shuffled | more | {"aware": False, "seed": seed})) for seed in range(ORDERS)]
+
+        def run(made: list[GavelPolicy] = made) -> tuple[float, ...]:
+            return (fmean(average_jct(workload, one, nodes) for one in made),)
+
+        measure, words = Measure("average JCT, s", theirs, 3), f"{policy.name} aware=false"
+        where = "artifact_evaluation, 3 x 2 GPUs"
+        found.append(Row("Gavel", where, words, (measure,), run, CHANCE))
+    return found
+
+
+def _shared(workload: Workload) -> list[Row]:
+    """With space sharing."""
+    turns = FractionParameters(types_in_turn=FASTEST_FIRST).model_dump()
+    nodes = cluster(2, 2, 2)
+    found: list[tuple[Policy, str, float]] = [
+        (GavelLas(GavelLasParameters(**turns)), "gavel_las", 2795.561),
+        (GavelFinishTimeFairness(GavelParameters(**turns)), "gavel_ftf", 3023.981),
+        (GavelMakespan(GavelMakespanParameters(**turns)), "gavel_makespan", 3253.275),
+        (GavelLas(GavelLasParameters(**turns, fill=True)), "gavel_las fill=true", 2771.897),
+    ]
+
+    def row(policy: Policy, words: str, theirs: float) -> Row:
+        def run() -> tuple[float, ...]:
+            return (average_jct(workload, policy, nodes, sharing=True),)
+
+        where = "artifact_evaluation, 3 x 2 GPUs, space sharing"
+        return Row("Gavel", where, words, (Measure("average JCT, s", theirs, 3),), run, SHARED)
+
+    return [row(*one) for one in found]
+
+
+def _physical(folder: Path) -> list[Row]:
+    """The trace of its physical cluster."""
+    table = Table.read(folder / "physical_cluster_throughputs.json")
+    workload = read_gavel(folder / "traces" / "max_min_fairness.trace", table)
+    ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
+    nodes = cluster(8, 16, 24)
+
+    def row(policy: Policy, words: str, theirs: float) -> Row:
+        def run() -> tuple[float, ...]:
+            return (average_jct(workload, policy, nodes) / 3600,)
+
+        where = "max_min_fairness, 8 + 16 + 24 GPUs"
+        return Row("Gavel", where, words, (Measure("average JCT, h", theirs, 2),), run, MIDDLE)
+
+    return [
+        row(GavelLas(GavelLasParameters(**ordered)), "gavel_las", 3.82),
+        row(GavelLas(GavelLasParameters(**shuffled, aware=False)), "gavel_las aware=false", 5.20),
+        row(GavelFinishTimeFairness(GavelParameters(**ordered)), "gavel_ftf", 3.94),
     ]

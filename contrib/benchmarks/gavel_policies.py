@@ -1,0 +1,262 @@
+"""What one decision of Gavel's policies takes: the program built and solved, by the number of jobs, one thread.
+
+    python contrib/benchmarks/gavel_policies.py [--jobs N ...] [--only WORDS] [--json]
+
+Jobs are of Gavel's 26 job types in their real proportions of speed (made up here, fixed by the seed), of 1 to 8 GPUs,
+on three GPU types with a quarter as many GPUs as jobs. "First stage" is the program that the public code solves, with
+its building: grouping jobs into classes, matrices, solver. "Second stage" is what ours does beyond that. Beside them
+stands what the public code takes for the same program on a machine of the same kind. Where it is small enough, the
+program over single jobs is solved, too: the least share must be the same. Seconds are of the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import bench
+import numpy as np
+
+from metasched.fractions import Claims
+from metasched.model import Job, Speed
+from policies.baselines.allox import AlloX
+from policies.gavel.fair import finish_time_level, level, shares, water_filling
+from policies.gavel.market import Mark, Market
+from policies.gavel.problem import Floats
+from policies.gavel.solve import inverse, make_the_most
+
+TYPES = ("v100", "p100", "k80")
+MODELS = 26
+SAME = 1e-4  # relative: objectives that differ by less are the same
+SIZES = (128, 512, 2048, 8192)
+THEIRS: Mapping[str, Mapping[int, float]] = {
+    "max-min": {128: 0.04, 512: 0.02, 2048: 0.06},
+    "finish-time fairness": {128: 0.28, 512: 1.2, 2048: 6.5},
+    "makespan": {128: 0.06, 512: 0.07, 2048: 0.21},
+    "water filling": {128: 0.12, 512: 2.8, 2048: 162.0},
+    "max-min, sharing": {128: 0.44, 256: 5.3},
+    "AlloX": {128: 0.36, 512: 113.0},
+}
+"""Seconds that the public code takes, with ECOS (water filling: and GLPK)."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A job type's speeds."""
+
+    name: int
+    alone: Mapping[str, float]
+    part: float
+
+    def __hash__(self) -> int:
+        return self.name
+
+    def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float:
+        """On so many GPUs."""
+        return self.alone[gpu_type] * math.pow(sum(spread), 0.9)
+
+    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float:
+        """What is left beside another."""
+        assert isinstance(other, Model)  # noqa: S101  there are no others here
+        return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.part)
+
+
+def claims(count: int, *, sharing: bool = False, single: bool = False) -> Claims:
+    """So many jobs; of one GPU each if ``single``."""
+    chance = random.Random(count)  # noqa: S311  no secret
+    models = []
+    for name in range(MODELS):
+        fast = 10 ** chance.uniform(0, 2)
+        alone = {"v100": fast, "p100": fast * chance.uniform(0.3, 0.8), "k80": fast * chance.uniform(0.1, 0.5)}
+        models.append(Model(name, alone, chance.uniform(0.3, 1.0)))
+    jobs = []
+    for number in range(count):
+        gpus = 1 if single else chance.choices((1, 2, 4, 8), (70, 10, 15, 5))[0]
+        steps = 10 ** chance.uniform(4, 7)
+        jobs.append(
+            Job(
+                f"{number:05}",
+                str(number),
+                "",
+                "",
+                float(number),
+                gpus,
+                gpus,
+                gpus,
+                speed=chance.choice(models),
+                total_steps=steps,
+                progress_steps=steps * chance.random(),
+            )
+        )
+    spreads = {job.uid: dict.fromkeys(TYPES, (job.gpus,)) for job in jobs}
+    speeds = {
+        job.uid: {kind: job.speed.steps_per_second(kind, (job.gpus,)) for kind in TYPES}
+        for job in jobs
+        if job.speed is not None
+    }
+    gpus = max(count // 4 // len(TYPES), 8)
+    return Claims(jobs, dict.fromkeys(TYPES, gpus), spreads, speeds, sharing, 2.0 * count)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One policy.
+
+    Attributes:
+        mark: how jobs are told apart.
+        first: the first stage: the floors for the second; or, where there is none, the variables.
+        stages: how many.
+        sharing: whether jobs may share GPUs.
+        checked: up to so many jobs, the least share is compared with that of the program over single jobs.
+    """
+
+    mark: Mark
+    first: Callable[[Market], Floats]
+    stages: int = 2
+    sharing: bool = False
+    checked: int = 0
+
+
+def _left(market: Market) -> Floats:
+    return market.each(lambda job: job.remaining_steps or 0.0)
+
+
+def _weights(market: Market) -> Floats:
+    return np.ones(len(market.members))
+
+
+def _las(market: Market) -> Floats:
+    return level(market.problem, shares(market.problem, _weights(market)))
+
+
+def _ftf(market: Market) -> Floats:
+    elapsed = market.each(lambda job: 20000.0 - job.submitted)
+    return finish_time_level(market.problem, _left(market), elapsed, elapsed / 2)
+
+
+def _makespan(market: Market) -> Floats:
+    return level(market.problem, inverse(_left(market)))
+
+
+def _filled(market: Market) -> Floats:
+    return water_filling(market.problem, lambda growing: growing)
+
+
+CASES = {
+    "max-min": Case(lambda _: None, _las, checked=2048),
+    "finish-time fairness": Case(lambda job: job.uid, _ftf),
+    "makespan": Case(lambda job: job.uid, _makespan),
+    "water filling": Case(lambda _: None, _filled, stages=1, checked=512),
+    "max-min, sharing": Case(lambda _: None, _las, sharing=True, checked=128),
+}
+
+
+@dataclass
+class Taken:
+    """Seconds of one decision's stages."""
+
+    first: float
+    second: float = 0.0
+
+
+def decide(case: Case, asked: Claims) -> Taken:
+    """One decision."""
+    begun = time.process_time()
+    market = Market.of(asked, aware=True, mark=case.mark)
+    found = case.first(market)
+    between = time.process_time()
+    if case.stages > 1:
+        make_the_most(market.problem, found)
+    return Taken(between - begun, time.process_time() - between)
+
+
+def difference(case: Case, asked: Claims) -> float:
+    """Relative, of the least share of the program over classes from that over single jobs."""
+    least = []
+    for mark in (case.mark, lambda job: job.uid):
+        market = Market.of(asked, aware=True, mark=mark)
+        found = case.first(market)
+        reached = found if case.stages > 1 else market.problem.throughput @ found
+        least.append(float((shares(market.problem, _weights(market)) * reached).min()))
+    return abs(least[0] / least[1] - 1.0)
+
+
+def allox(count: int) -> Taken:
+    """One decision of AlloX, on jobs of one GPU as in its paper; it has one stage."""
+    asked = claims(count, single=True)
+    begun = time.process_time()
+    AlloX().shares(asked, {})
+    return Taken(time.process_time() - begun)
+
+
+def measure(name: str, count: int, repeat: int) -> Taken:
+    """The medians of some decisions.
+
+    Raises:
+        SystemExit: classes and single jobs have other objectives.
+    """
+    bench.say(f"{name}, {count} jobs")
+    if name not in CASES:
+        found = [allox(count) for _ in range(repeat)]
+    else:
+        case = CASES[name]
+        asked = claims(count, sharing=case.sharing)
+        found = [decide(case, asked) for _ in range(repeat)]
+        if count <= case.checked and (apart := difference(case, asked)) > SAME:
+            raise SystemExit(f"{name}, {count} jobs: the objective differs by {apart:.1e} from that over single jobs")
+    return Taken(statistics.median(taken.first for taken in found), statistics.median(t.second for t in found))
+
+
+def exponent(found: Mapping[int, float]) -> float | None:
+    """The slope of time over jobs, both logarithmic, by least squares."""
+    if len(found) < 2:  # noqa: PLR2004  a line
+        return None
+    points = [(math.log(count), math.log(seconds)) for count, seconds in found.items()]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
+def report(found: Mapping[str, Mapping[int, Taken]]) -> list[str]:
+    """The table as Markdown."""
+    lines = [
+        "| policy | jobs | first stage, s | second, s | the public code's, s | times as fast |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, sizes in found.items():
+        for count, taken in sizes.items():
+            theirs = THEIRS[name].get(count)
+            cells = ("", "") if theirs is None else (f"{theirs:g}", f"{theirs / taken.first:.0f}")
+            lines.append(f"| {name} | {count} | {taken.first:.4f} | {taken.second:.4f} | {cells[0]} | {cells[1]} |")
+        slope = exponent({count: taken.first for count, taken in sizes.items()})
+        if slope is not None:
+            lines.append(f"| {name} | growth | jobs^{slope:.2f} | | | |")
+    return lines
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    parser = bench.arguments(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--jobs", type=bench.positive, nargs="+", default=SIZES, help="numbers of jobs")
+    parser.add_argument("--repeat", type=bench.positive, default=3, help="decisions each; the median counts")
+    parser.add_argument("--only", default="", help="policies whose name contains these words")
+    options = parser.parse_args(given)
+    found: dict[str, dict[int, Taken]] = {}
+    for name, theirs in THEIRS.items():
+        if options.only in name:
+            counts = sorted({*options.jobs, max(theirs)})
+            found[name] = {count: measure(name, count, options.repeat) for count in counts}
+    print("\n".join(report(found)))
+    as_json = {name: {n: [t.first, t.second] for n, t in sizes.items()} for name, sizes in found.items()}
+    bench.finish(as_json, as_json=options.json)
+    slow = [(n, c) for n, sizes in found.items() for c, t in sizes.items() if t.first > THEIRS[n].get(c, math.inf)]
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
