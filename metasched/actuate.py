@@ -45,11 +45,12 @@ def describe(action: Action, snapshot: Snapshot) -> str:
 
 
 def placement_text(placement: Placement) -> str:
-    """``n1,n2 (2 x 4 v100)``."""
+    """``n1,n2 (2 x 4 v100)``, or ``n1,n2 (4 + 1 v100)``."""
     nodes = ",".join(placement.nodes)
     if not placement.gpus_per_node:
         return nodes
-    return f"{nodes} ({len(placement.nodes)} x {placement.gpus_per_node} {placement.gpu_type or 'gpu'})"
+    each = f"{len(placement.nodes)} x {placement.gpus_per_node}"
+    return f"{nodes} ({' + '.join(map(str, placement.uneven)) or each} {placement.gpu_type or 'gpu'})"
 
 
 def _leaves_there(job: Job, placement: Placement, now: float) -> bool:
@@ -231,7 +232,7 @@ class Actuator:
             round_end=round_facts.end,
             gpus=placement.gpus,
             gpu_type=placement.gpu_type,
-            nodes=dict.fromkeys(placement.nodes, placement.gpus_per_node),
+            nodes=dict(placement.shares),
             requeue_by="slurm" if self.config.slurm.exit_code in self._settings.requeue_exit_hold else "wrapper",
             exit_code=self.config.slurm.exit_code,
             signal=self.config.slurm.signal,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from metasched.errors import MetaschedError
-from metasched.model import Decision, Grant, Job, Node, Placement, Snapshot, Status
+from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.placement import place
 from metasched.policy import Policy, PolicyState
 
@@ -52,25 +52,33 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     Raises:
         PolicyViolationError: the policy's answer breaks the contract.
     """
-    live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
-    aside = {job.uid: words for job in live if (words := _why_aside(job)) is not None}
-    left = [job for job in live if job.uid in aside]
-    view = replace(
-        snapshot,
-        jobs=tuple(job for job in live if job.uid not in aside),
-        nodes=_without(snapshot.nodes, left),
-    )
+    view, aside = _view(snapshot)
     decision, state = policy.decide(view, state if state is not None else policy.initial_state(view))
     _check(policy.name, view, decision)
     placements = place(view, decision.grants, decision.fallback)
-    reasons = aside | dict(decision.waits)
-    for grant in (*decision.grants, *decision.fallback):
-        missing = placements.unplaced.get(grant.uid)
-        reasons[grant.uid] = grant.reason if missing is None else f"{grant.reason}; {missing}"
-    granted = {grant.uid for grant in (*decision.grants, *decision.fallback)}
-    reasons |= {job.uid: CANNOT_STOP for job in view.jobs if job.pinned and job.uid not in granted}
-    kept = {job.uid: job.placement for job in left if job.placement is not None and _goes_on(job)}
-    return RoundResult(decision, state, {**kept, **placements.placed}, reasons)
+    reasons = {job.uid: words for job, words in aside}
+    reasons |= decision.waits
+    reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
+    for uid, missing in placements.unplaced.items():
+        reasons[uid] = f"{reasons[uid]}; {missing}"
+    for uid in placements.placed.keys() - reasons.keys():
+        reasons[uid] = CANNOT_STOP
+    kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and _goes_on(job)}
+    targets = {**kept, **placements.placed}
+    shares = {**placements.shares, **_still_shared(snapshot, kept, targets)}
+    return RoundResult(decision, state, targets, reasons, shares)
+
+
+def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
+    """What the policy sees, and the live jobs that it does not, each with the reason."""
+    jobs, finished, suspended = snapshot.jobs, Status.FINISHED, Status.SUSPENDED
+    odd = [job for job in jobs if job.blocked is not None or job.status is suspended or job.status is finished]
+    aside = [(job, words) for job in odd if job.status is not finished and (words := _why_aside(job)) is not None]
+    hidden = {job.uid for job in odd if job.status is finished} | {job.uid for job, _ in aside}
+    if not hidden:
+        return snapshot, aside
+    shown = tuple([job for job in jobs if job.uid not in hidden])
+    return replace(snapshot, jobs=shown, nodes=_without(snapshot.nodes, [job for job, _ in aside])), aside
 
 
 def _why_aside(job: Job) -> str | None:
@@ -86,22 +94,35 @@ def _goes_on(job: Job) -> bool:
     return stays or (job.status is Status.SUSPENDED and not job.suspended_by_us)
 
 
-def _without(nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
+def _without(nodes: tuple[Node, ...], jobs: Iterable[Job]) -> tuple[Node, ...]:
     """The nodes without what these jobs hold; a suspension of ours frees CPUs, and nothing else."""
     by_name = {node.name: node for node in nodes}
+    counted: set[str] = set()
     for job in jobs:
         if job.placement is None or not (_goes_on(job) or job.status is Status.SUSPENDED):
             continue
-        gpus = job.placement.gpus_per_node
-        for name in job.placement.nodes:
+        counted.add(job.uid)
+        for name, gpus in job.placement.shares:
             if (node := by_name.get(name)) is not None:
                 by_name[name] = replace(
                     node,
-                    gpus=max(node.gpus - gpus, 0),
+                    gpus=node.gpus if job.shares_with in counted else max(node.gpus - gpus, 0),
                     cpus=max(node.cpus - job.node_cpus(gpus), 0) if _goes_on(job) else node.cpus,
                     memory=max(node.memory - job.node_memory(gpus), 0),
                 )
-    return tuple(by_name.values())
+    return tuple(by_name.values()) if counted else nodes
+
+
+def _still_shared(
+    snapshot: Snapshot, kept: Mapping[str, Placement], targets: Mapping[str, Placement]
+) -> Mapping[str, str]:
+    """The pairs of jobs on the same GPUs of which one was put aside, as long as neither leaves."""
+    shares: dict[str, str] = {}
+    for uid, place_kept in kept.items():
+        other = snapshot.job[uid].shares_with
+        if other is not None and targets.get(other) == place_kept == snapshot.job[other].placement:
+            shares[uid], shares[other] = other, uid
+    return shares
 
 
 def _check(policy: str, view: Snapshot, decision: Decision) -> None:
@@ -110,43 +131,120 @@ def _check(policy: str, view: Snapshot, decision: Decision) -> None:
     Raises:
         PolicyViolationError: it breaks it.
     """
-    seen: set[str] = set()
-    for uid in (*(grant.uid for grant in (*decision.grants, *decision.fallback)), *decision.waits):
-        if uid not in view.job:
-            raise PolicyViolationError(policy, uid, "is not a job that may start")
-        if uid in seen:
-            raise PolicyViolationError(policy, uid, "appears twice in the decision")
-        seen.add(uid)
-    for grant in (*decision.grants, *decision.fallback):
-        broken = _broken_rule(view.job[grant.uid], grant)
+    grants = (*decision.grants, *decision.fallback)
+    jobs, granted = view.job, {grant.uid: grant for grant in grants}
+    if len(granted) < len(grants) or (granted.keys() ^ decision.waits.keys()) != jobs.keys():
+        _check_uids(policy, view, [*[grant.uid for grant in grants], *decision.waits])
+    for grant in grants:
+        broken = _broken_rule(jobs[grant.uid], grant)
+        if broken is None and (grant.exact is not None or grant.shares_with is not None):
+            broken = _misplaced(view, grant) or _misshared(view, grant, granted)
         if broken is not None:
             raise PolicyViolationError(policy, grant.uid, broken)
     for uid, words in decision.waits.items():
         if not words:
             raise PolicyViolationError(policy, uid, "waits without a reason")
-    for job in view.jobs:
-        if job.uid not in seen and not job.pinned:
-            raise PolicyViolationError(policy, job.uid, "is missing from the decision")
+    if view.sharing:
+        _check_pairs(policy, grants)
+
+
+def _check_uids(policy: str, view: Snapshot, uids: Iterable[str]) -> None:
+    """Every job of the view is answered once, except that pinned ones may be left out.
+
+    Raises:
+        PolicyViolationError: not so.
+    """
+    jobs = view.job
+    seen: set[str] = set()
+    for uid in uids:
+        if uid not in jobs:
+            raise PolicyViolationError(policy, uid, "is not a job that may start")
+        if uid in seen:
+            raise PolicyViolationError(policy, uid, "appears twice in the decision")
+        seen.add(uid)
+    if len(seen) < len(jobs):
+        for job in view.jobs:
+            if job.uid not in seen and not job.pinned:
+                raise PolicyViolationError(policy, job.uid, "is missing from the decision")
+
+
+def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
+    """Hosts come before their guests, and nobody is in two pairs.
+
+    Raises:
+        PolicyViolationError: not so.
+    """
+    free: set[str] = set()
+    for grant in grants:
+        if grant.shares_with is None:
+            free.add(grant.uid)
+        elif grant.shares_with in free:
+            free.remove(grant.shares_with)
+        else:
+            rule = f"is to share the GPUs of job {grant.shares_with}, which is not granted before it, or is in a pair"
+            raise PolicyViolationError(policy, grant.uid, rule)
 
 
 def _broken_rule(job: Job, grant: Grant) -> str | None:
     """The rule of the contract that a grant breaks, in words."""
-    least = grant.gpus if grant.at_least is None else grant.at_least
-    rules = {
-        "is granted without a reason": bool(grant.reason),
-        f"is granted {grant.gpus} GPUs, it takes {job.min_gpus} to {job.max_gpus}": (
-            job.min_gpus <= grant.gpus <= job.max_gpus
-        ),
-        f"is granted at least {least} GPUs, it takes {job.min_gpus} to {grant.gpus}": (
-            job.min_gpus <= least <= grant.gpus
-        ),
-        f"is granted GPUs of type {grant.gpu_type}, it accepts {', '.join(job.gpu_types) or 'none'}": (
-            grant.gpu_type is None or (job.gpus > 0 and (not job.gpu_types or grant.gpu_type in job.gpu_types))
-        ),
-    }
-    if job.placement is not None and (job.pinned or job.status is Status.SUSPENDED):
-        held = job.placement
-        rules[f"is granted other than the {held.gpus} GPUs that it must keep"] = (
-            least <= held.gpus <= grant.gpus and grant.gpu_type in (None, held.gpu_type)
+    gpus, kind, held = grant.gpus, grant.gpu_type, job.placement
+    least = gpus if grant.at_least is None else grant.at_least
+    broken = None
+    if not grant.reason:
+        broken = "is granted without a reason"
+    elif not job.min_gpus <= gpus <= job.max_gpus:
+        broken = f"is granted {gpus} GPUs, it takes {job.min_gpus} to {job.max_gpus}"
+    elif not job.min_gpus <= least <= gpus:
+        broken = f"is granted at least {least} GPUs, it takes {job.min_gpus} to {gpus}"
+    elif kind is not None and (not job.gpus or (job.gpu_types and kind not in job.gpu_types)):
+        broken = f"is granted GPUs of type {kind}, it accepts {', '.join(job.gpu_types) or 'none'}"
+    elif held is not None and (job.preempt is not Preempt.CHECKPOINT or job.status is Status.SUSPENDED):
+        broken = _broken_hold(job, held, grant, least)
+    return broken
+
+
+def _broken_hold(job: Job, held: Placement, grant: Grant, least: int) -> str | None:
+    """The same, where the job may have to keep what it holds."""
+    if not (job.status is Status.SUSPENDED or job.pinned):
+        return None
+    if not least <= held.gpus <= grant.gpus or grant.gpu_type not in (None, held.gpu_type):
+        return f"is granted other than the {held.gpus} GPUs that it must keep"
+    if grant.exact not in (None, held):
+        return "is granted another place than the one that it must keep"
+    return None
+
+
+def _misplaced(view: Snapshot, grant: Grant) -> str | None:
+    """What is wrong with the place that a grant prescribes, in words."""
+    exact, job = grant.exact, view.job[grant.uid]
+    if exact is None:
+        return None
+    if (exact.gpus, exact.gpu_type) != (grant.gpus, grant.gpu_type) or grant.at_least not in (None, grant.gpus):
+        return (
+            f"is granted {grant.gpus} GPUs of type {grant.gpu_type}, and a place with {exact.gpus} of {exact.gpu_type}"
         )
-    return next((rule for rule, kept in rules.items() if not kept), None)
+    if len(set(exact.nodes)) < len(exact.nodes) or (job.gpus and min(exact.spread, default=0) < 1):
+        return "is granted a place with a node twice, or without GPUs"
+    if exact.uneven and not view.uneven:
+        return "is granted an uneven place, which this cluster cannot realise"
+    k, asked = len(exact.nodes), job.nodes if job.gpus else job.nodes or 1
+    if asked not in (None, k) or (job.max_nodes is not None and k > job.max_nodes):
+        return (
+            f"is granted a place on {k} nodes, it takes {'at most ' if asked is None else ''}{asked or job.max_nodes}"
+        )
+    return None
+
+
+def _misshared(view: Snapshot, grant: Grant, granted: Mapping[str, Grant]) -> str | None:
+    """What is wrong with the job whose GPUs a grant is to share, in words."""
+    if grant.shares_with is None:
+        return None
+    host = granted.get(grant.shares_with)
+    if not view.sharing:
+        return "is to share GPUs, which this cluster cannot realise"
+    if not grant.gpus or host is None or host.gpus != grant.gpus:
+        return f"is to share the GPUs of job {grant.shares_with}, which is not granted the same {grant.gpus} GPUs"
+    kinds, places = {grant.gpu_type, host.gpu_type} - {None}, {grant.exact, host.exact} - {None}
+    if len(kinds) > 1 or len(places) > 1:
+        return f"is to share the GPUs of job {grant.shares_with}, which is granted others"
+    return None

@@ -133,15 +133,15 @@ class _Planner:
     def _suspended(self, job: Job, target: Placement | None) -> Action | None:
         if not job.suspended_by_us or job.placement is None or job.placement != target:
             return None
-        need = job.node_cpus(target.gpus_per_node)
-        if any(self.busy_cpus.get(node, 0) + need > self.cpus.get(node, 0) for node in target.nodes):
+        needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.shares}
+        if any(need > self.cpus.get(node, 0) for node, need in needs.items()):
             return None
         self._occupy(job, target)
         return Resume(job.uid, "its CPUs are free again")
 
     def _occupy(self, job: Job, place: Placement) -> None:
-        for node in place.nodes:
-            self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(place.gpus_per_node)
+        for node, gpus in place.shares:
+            self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(gpus)
 
     def _why(self, job: Job, target: Placement | None) -> str:
         """Why it must leave the place that it has."""
@@ -156,8 +156,8 @@ class _Planner:
 
 
 def _describe(place: Placement) -> str:
-    """A place in words: ``4 GPUs of type v100 on n1, n2``."""
-    nodes = ", ".join(place.nodes)
+    """A place in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
+    nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.shares) if place.uneven else ", ".join(place.nodes)
     if place.gpu_type is None:
         return nodes
     return f"{place.gpus} GPU{'' if place.gpus == 1 else 's'} of type {place.gpu_type} on {nodes}"

@@ -187,7 +187,7 @@ def _nodes(snapshot: Snapshot) -> tuple[NodeStatus, ...]:
     used: Counter[str] = Counter()
     for job in snapshot.jobs:
         if job.placement is not None:
-            used.update(dict.fromkeys(job.placement.nodes, job.placement.gpus_per_node))
+            used.update(dict(job.placement.shares))
     return tuple(
         NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts) for node in snapshot.nodes
     )

@@ -56,6 +56,7 @@ class _Live:
         "failures",
         "first_started",
         "job",
+        "kind",
         "lost_seconds",
         "overhead_seconds",
         "pace",
@@ -64,10 +65,12 @@ class _Live:
         "saved_at",
         "seat",
         "since",
+        "start_left",
         "stays",
         "submission",
         "total",
         "trains_from",
+        "units",
         "version",
     )
 
@@ -82,7 +85,9 @@ class _Live:
         self.saved_at = 0.0  # when that was taken, or the run's first step
         self.pace = STILL
         self.trains_from = math.inf  # the present run's first step
+        self.start_left = 0.0  # seconds until then, while it is suspended
         self.began = 0.0  # the present stay
+        self.kind, self.units = "", 0  # whose service it is: a GPU type and GPUs, or nodes of none
         self.attained: Mapping[str, float] = {}  # in earlier stays
         self.ran = 0.0  # seconds, in earlier stays
         self.stays: list[Stay] = []
@@ -120,7 +125,8 @@ class Cluster:
         self._events: list[tuple[float, int, _Live, int]] = []
         self._pushed = 0
         self._demand = 0
-        self._demand_time = 0.0
+        self._demand_since = 0.0
+        self._demand_before = 0.0
 
     # -- what the loop asks ---------------------------------------------------------------------------------------
 
@@ -135,6 +141,11 @@ class Cluster:
             heapq.heappop(events)
         return math.inf
 
+    @property
+    def trains(self) -> bool:
+        """Whether any job does its steps now."""
+        return any(live.pace.steps_per_second > 0 and live.trains_from < self.now for live in self._holding.values())
+
     def node_view(self) -> tuple[Node, ...]:
         """The nodes as a snapshot shows them; the very same tuple until one goes or comes back."""
         if self._nodes_view is None:
@@ -146,24 +157,32 @@ class Cluster:
     def job_view(self) -> tuple[Job, ...]:
         """The live jobs as a snapshot shows them, in the order of their arrival."""
         for live in self._holding.values():
-            self._refresh(live)
+            if live.job.status is not Status.SUSPENDED:
+                self._refresh(live)
         return tuple([live.job for live in self.live.values()])
 
     # -- what happens ---------------------------------------------------------------------------------------------
 
     def move_to(self, now: float) -> None:
         """Let time pass; the caller stops at every ``next_event``."""
-        if self.now > -math.inf:
-            self._demand_time += self._demand * (now - self.now)
         self.now = now
 
     def arrive(self, submission: Submission) -> None:
-        """A job is submitted."""
-        live = _Live(submission, self._demand_time)
-        live.job = live.job.evolve(total_steps=live.total, progress_steps=0.0)
-        self._demand += live.job.gpus
+        """A job is submitted, or it has been before, and goes on with what it has had and holds."""
+        self._change_demand(submission.job.gpus)
+        live = _Live(submission, self._demand_before)
+        job = submission.job
+        live.done = live.saved = job.progress_steps or 0.0
+        live.attained, live.ran = job.attained, job.ran_seconds
+        live.job = job.evolve(
+            status=Status.HELD, placement=None, shares_with=None, total_steps=live.total, progress_steps=live.done
+        )
         self._tell_speed(live)
-        self.live[live.job.uid] = live
+        self.live[job.uid] = live
+        if job.placement is not None and self._sit(live, job.placement, job.shares_with):
+            live.first_started = self.now
+            self._start(live, 0.0)
+            live.job = live.job.evolve(run=job.run, run_started=job.run_started)
 
     def happen(self) -> list[JobOutcome]:
         """Do what is due at this instant, and return the jobs that are done."""
@@ -194,16 +213,18 @@ class Cluster:
         self._targets = targets
         self._shares = shares
         holding = self._holding
-        leaving = []
+        moving = []
         for uid, live in holding.items():
-            target, status = targets.get(uid), live.job.status
-            if target is None or status is not Status.RUNNING or target != live.job.placement:
-                leaving.append((live, target))
-        for live, target in leaving:
+            target = targets.get(uid)
+            if target is not live.job.placement or live.job.status is not Status.RUNNING:
+                moving.append((live, target))
+        for live, target in moving:
             self._redirect(live, target)
         if shares or self.settings.sharing:
             self._regroup()
-        self._pending = {uid: None for uid in targets if uid not in holding or holding[uid].job.status is Status.STOPPING}
+        stopping = Status.STOPPING
+        absent = targets.keys() - {uid for uid, live in holding.items() if live.job.status is not stopping}
+        self._pending = {uid: None for uid in targets if uid in absent} if absent else {}
         self._start_pending()
 
     def fail(self, name: str) -> None:
@@ -213,16 +234,13 @@ class Cluster:
         hit = [live for live in self._holding.values() if live.seat is not None and name in live.seat.place.nodes]
         for live in hit:
             self._advance(live)
-            trained_until = self.now if live.job.stop_requested is None else live.job.stop_requested
             live.failures += 1
-            live.lost_seconds += max(trained_until - live.saved_at, 0.0) if live.done > live.saved else 0.0
+            live.lost_seconds += live.since - live.saved_at if live.done > live.saved else 0.0
             live.done = live.saved
             self._let_go(live, Status.HELD)
             self._tell_speed(live)
         lost = {live.job.uid for live in hit}
-        self._pending = {
-            uid: None for uid in self._pending if uid not in lost and name not in self._targets[uid].nodes
-        }
+        self._pending = {uid: None for uid in self._pending if uid not in lost and name not in self._targets[uid].nodes}
         self._start_pending()
 
     def repair(self, name: str) -> None:
@@ -233,7 +251,8 @@ class Cluster:
     def outcome(self, live: _Live, finished: float | None) -> JobOutcome:
         """What has become of a job so far."""
         life = self.now - live.job.submitted
-        contention = (self._demand_time - live.demand_at_arrival) / life / self._capacity if life > 0 else 0.0
+        demand = self._demand_before + self._demand * (self.now - self._demand_since) - live.demand_at_arrival
+        contention = demand / life / self._capacity if life > 0 else 0.0
         stays = live.stays
         if live.seat is not None and live.job.status is not Status.SUSPENDED:
             stays = [*stays, Stay(live.began, self.now, live.seat.place)]
@@ -250,6 +269,12 @@ class Cluster:
             contention=contention,
         )
 
+    def _change_demand(self, gpus: int) -> None:
+        """Live jobs ask for so many GPUs more; the integral over time is brought up to now."""
+        self._demand_before += self._demand * (self.now - self._demand_since)
+        self._demand_since = self.now
+        self._demand += gpus
+
     # -- who leaves -----------------------------------------------------------------------------------------------
 
     def _redirect(self, live: _Live, target: Placement | None) -> None:
@@ -265,17 +290,15 @@ class Cluster:
 
     def _regroup(self) -> None:
         """Stop jobs that stay on their nodes, but with other company: their GPUs are others."""
+        running = [live for live in self._holding.values() if live.job.status is Status.RUNNING]
         order = {uid: i for i, uid in enumerate(self._targets)}
-        for live in [live for live in self._holding.values() if live.job.status is Status.RUNNING]:
-            uid, seat = live.job.uid, live.seat
-            mate = seat.mate(live) if seat is not None else None
-            wanted = self._holding.get(self._shares.get(uid, ""))
-            stays = mate is not None and mate.job.status is Status.RUNNING
-            parts = stays and mate is not wanted
-            meets = wanted is not None and wanted.seat is not seat and wanted.job.status is Status.RUNNING
-            other = mate if parts else wanted if meets else None
-            if other is not None and order[uid] > order[other.job.uid]:
-                self._stop(live)
+        running.sort(key=lambda live: (live.job.pinned, -order[live.job.uid]))
+        for live in running:
+            assert live.seat is not None  # noqa: S101  it runs
+            mate, wanted = live.seat.mate(live), self._holding.get(self._shares.get(live.job.uid, ""))
+            others = [other for other in (mate, wanted) if other is not None and other.job.status is Status.RUNNING]
+            if mate is not wanted and others:
+                self._stop(live)  # and so the next one finds its mate gone
 
     def _stop(self, live: _Live) -> None:
         """Have it checkpoint and leave."""
@@ -287,8 +310,10 @@ class Cluster:
         )
         if seconds:
             self._set_pace(live)
-            self._tell_mate(live)
             self._push(self.now + seconds, live)
+            mate = live.seat.mate(live) if live.seat is not None else None
+            if mate is not None:
+                self._change_company(mate)
         else:
             live.saved = live.done
             self._let_go(live, Status.HELD)
@@ -303,8 +328,9 @@ class Cluster:
         seat.jobs.remove(live)
         live.seat = None
         if seat.jobs:
-            self._tell_mate(seat.jobs[0])
-            self._change_company(seat.jobs[0])
+            mate = seat.jobs[0]
+            mate.job = mate.job.evolve(shares_with=None)
+            self._change_company(mate)
         else:
             self._count(seat.place, +1)
         live.job = live.job.evolve(
@@ -334,7 +360,7 @@ class Cluster:
 
     def _finish(self, live: _Live) -> JobOutcome:
         self._let_go(live, Status.FINISHED)
-        self._demand -= live.job.gpus
+        self._change_demand(-live.job.gpus)
         del self.live[live.job.uid]
         return self.outcome(live, self.now)
 
@@ -343,16 +369,17 @@ class Cluster:
             return
         self._advance(live)
         self._close_stay(live)
-        live.trains_from = max(live.trains_from - self.now, 0.0)  # what is left of its start, until it goes on
+        live.start_left = max(live.trains_from - self.now, 0.0)
         live.job = live.job.evolve(status=Status.SUSPENDED, suspended_by_us=True)
         self._set_pace(live)
 
     def _resume(self, live: _Live) -> None:
         if live.job.status is not Status.SUSPENDED:
             return
+        unsaved = max(live.since - live.saved_at, 0.0)
         live.began = self.now
-        live.since = live.saved_at = live.trains_from = self.now + live.trains_from
-        live.saved = live.done  # its memory is as good as a checkpoint
+        live.since = live.trains_from = self.now + live.start_left
+        live.saved_at = live.trains_from - unsaved
         live.job = live.job.evolve(status=Status.RUNNING, suspended_by_us=False)
         self._set_pace(live)
 
@@ -363,13 +390,13 @@ class Cluster:
             live = self.live.get(uid)
             if live is None:
                 del self._pending[uid]
-            elif live.seat is None and self._sit(live, self._targets[uid]):
+            elif live.seat is None and self._sit(live, self._targets[uid], self._shares.get(uid)):
                 del self._pending[uid]
-                self._start(live)
+                self._start(live, self._start_seconds(live))
 
-    def _sit(self, live: _Live, target: Placement) -> bool:
+    def _sit(self, live: _Live, target: Placement, mate: str | None) -> bool:
         """Take the target's GPUs, if they are free or those of the job that it shares with."""
-        wanted = self._holding.get(self._shares.get(live.job.uid, ""))
+        wanted = self._holding.get(mate or "")
         if wanted is not None and wanted.seat is not None and wanted.job.status is not Status.STOPPING:
             seat = wanted.seat
             if seat.place != target or len(seat.jobs) == PAIR:
@@ -390,34 +417,38 @@ class Cluster:
             if not 0 <= self._free[name] <= self.nodes[name].gpus:
                 raise OverbookedError(f"{name} has {self.nodes[name].gpus} GPUs, and {self._free[name]} would be free")
 
-    def _start(self, live: _Live) -> None:
-        submission, settings, now = live.submission, self.settings, self.now
-        assert live.seat is not None  # noqa: S101  it has just sat down
+    def _start_seconds(self, live: _Live) -> float:
+        """From now to the first step."""
+        submission, settings = live.submission, self.settings
         if live.first_started is None:
-            live.first_started = now
             own, common = submission.start_seconds, settings.start_seconds
         else:
             own, common = submission.restart_seconds, settings.restart_seconds
+        return common if own is None else own
+
+    def _start(self, live: _Live, seconds: float) -> None:
+        """Have it run on the GPUs that it has just taken, and train after so many seconds."""
+        assert live.seat is not None  # noqa: S101  it has just sat down
+        now = self.now
+        live.first_started = now if live.first_started is None else live.first_started
+        place = live.seat.place
         live.began = now
-        live.since = live.saved_at = live.trains_from = now + (common if own is None else own)
+        live.kind, live.units = place.gpu_type or "", place.gpus or len(place.nodes)
+        live.since = live.saved_at = live.trains_from = now + seconds
         live.job = live.job.evolve(
             status=Status.RUNNING,
-            placement=live.seat.place,
+            placement=place,
             run=live.job.run + 1,
             run_started=now,
             trainer_ready=True,
         )
         self._holding[live.job.uid] = live
         mate = live.seat.mate(live)
-        if mate is None:
-            self._set_pace(live)
-            return
-        for one, other in ((live, mate), (mate, live)):
-            one.job = one.job.evolve(shares_with=other.job.uid)
-            self._change_company(one)
-
-    def _tell_mate(self, live: _Live) -> None:
-        """Let the other job on its GPUs know that they are its own now."""
+        if mate is not None:
+            live.job = live.job.evolve(shares_with=mate.job.uid)
+            mate.job = mate.job.evolve(shares_with=live.job.uid)
+            self._change_company(mate)
+        self._set_pace(live)
 
     # -- progress -------------------------------------------------------------------------------------------------
 
@@ -428,8 +459,8 @@ class Cluster:
             live.pace = STILL
             return
         place, mate = live.seat.place, live.seat.mate(live)
-        trains_beside = mate is not None and mate.job.status is Status.RUNNING
-        pace = live.submission.training.pace(live.done, place, mate.submission.training if trains_beside else None)
+        beside = mate.submission.training if mate is not None and mate.job.status is Status.RUNNING else None
+        pace = live.submission.training.pace(live.done, place, beside)
         if pace.until <= live.done < live.total:
             raise StuckError(f"job {live.job.uid} has done {live.done} steps, and its speed ends at {pace.until}")
         factor = self._distance(place)
@@ -457,13 +488,14 @@ class Cluster:
             live.job = live.job.evolve(speed=speed)
 
     def _change_company(self, live: _Live) -> None:
-        """Go on at another speed, because the other job on its GPUs came, stopped training, or went."""
-        self._advance(live)
-        self._set_pace(live)
+        """Have it go on at another speed, if it runs: the other job on its GPUs came, stopped training, or went."""
+        if live.job.status is Status.RUNNING:
+            self._advance(live)
+            self._set_pace(live)
 
     def _advance(self, live: _Live) -> None:
-        """Bring its steps up to now."""
-        if self.now > live.since:
+        """Bring its steps up to now; a job that does not run has done its last, and knows when."""
+        if self.now > live.since and live.job.status is Status.RUNNING:
             self._pass_checkpoints(live)
             live.done = live.steps_at(self.now)
             live.since = self.now
@@ -474,15 +506,12 @@ class Cluster:
         newest = self.now
         if every is not None:
             newest = live.trains_from + math.floor(max(self.now - live.trains_from, 0.0) / every) * every
-        if live.since < newest <= self.now and live.job.status is Status.RUNNING:
+        if live.since < newest <= self.now:
             live.saved, live.saved_at = live.steps_at(newest), newest
 
     def _refresh(self, live: _Live) -> None:
-        """Bring what a snapshot shows of it up to now."""
-        job, place, now = live.job, live.job.placement, self.now
-        if place is None or job.status is Status.SUSPENDED:
-            return
+        """Bring what a snapshot shows of a job that holds GPUs up to now."""
+        now = self.now
         held = now - live.began
-        kind = place.gpu_type or ""
-        attained = {**live.attained, kind: live.attained.get(kind, 0.0) + (place.gpus or len(place.nodes)) * held}
-        live.job = job.evolve(attained=attained, ran_seconds=live.ran + held, progress_steps=live.steps_at(now))
+        attained = {**live.attained, live.kind: live.attained.get(live.kind, 0.0) + live.units * held}
+        live.job = live.job.evolve(attained=attained, ran_seconds=live.ran + held, progress_steps=live.steps_at(now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 import time
@@ -100,7 +101,7 @@ class _Simulation:
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
         self.done: dict[str, JobOutcome] = {}
         self.rounds: list[RoundOutcome] = []
-        self.last_round = -math.inf
+        self.grid = _Grid(settings.round_seconds)
         self.changed = False  # anything at all since the last round
         self.woken = False  # something that begins a round early
         self.vain = 0
@@ -136,12 +137,11 @@ class _Simulation:
         now, settings = self.cluster.now, self.settings
         if not self.cluster.live or (self.steady and not self.changed):
             return math.inf
-        if self.last_round == -math.inf:
+        if not self.rounds:
             return now
         if self.woken and settings.early_rounds:
-            return max(now, self.last_round + settings.min_round_seconds)
-        rounds = max(1, math.ceil((now - self.last_round) / settings.round_seconds))
-        return self.last_round + rounds * settings.round_seconds
+            return max(now, self.rounds[-1].at + settings.min_round_seconds)
+        return self.grid.due(now)
 
     def happen(self) -> None:
         """Ends, and what else is due now in the cluster."""
@@ -150,6 +150,7 @@ class _Simulation:
             self.awaited.discard(outcome.uid)
             self.changed = True
             self.woken |= self.wakes[1]
+            self.vain = 0
 
     def arrive(self) -> None:
         """Submissions that are due."""
@@ -184,7 +185,7 @@ class _Simulation:
         self.state = result.state
         self.vain = 0 if cluster.trains else self.vain + 1
         cluster.aim(result.targets, result.shares)
-        self.last_round = cluster.now
+        self.grid.pass_round(cluster.now)
         self.changed = self.woken = False
         gpus = sum(place.gpus for place in result.targets.values())
         self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
@@ -211,6 +212,33 @@ class _Simulation:
         )
 
 
+class _Grid:
+    """Instants whole rounds apart, counted from the last round that was early, or the first one of all.
+
+    They are made by multiplication alone, so that they are the same whoever asks in between, and do not drift.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._origin = 0.0
+        self._passed = 0
+
+    def due(self, now: float) -> float:
+        """The first instant that is neither past nor a round already."""
+        number = max(self._passed + 1, int((now - self._origin) / self._seconds))
+        while self._origin + number * self._seconds < now:
+            number += 1
+        return self._origin + number * self._seconds
+
+    def pass_round(self, now: float) -> None:
+        """A round is decided now."""
+        number = round((now - self._origin) / self._seconds)
+        if self._origin + number * self._seconds == now:
+            self._passed = number
+        else:
+            self._origin, self._passed = now, 0
+
+
 class _Outages:
     """When which node fails, and is back: chance, fixed by the seed."""
 
@@ -219,7 +247,7 @@ class _Outages:
         self._random = {node.name: random.Random(f"{seed} {node.name}") for node in nodes}  # noqa: S311  no secret
         self._plan: list[tuple[float, str, bool]] = []
         if failures is not None:
-            self._plan = sorted((self._lifetime(name), name, True) for name in self._random)
+            self._plan = sorted((self._lifetime(name), name, True) for name in self._random)  # a heap from here on
 
     @property
     def next(self) -> float:
@@ -229,10 +257,9 @@ class _Outages:
     def take(self) -> tuple[str, bool]:
         """The node, and whether it goes down."""
         assert self._failures is not None  # noqa: S101  without failures there is no plan
-        at, name, down = self._plan.pop(0)
+        at, name, down = self._plan[0]
         again = at + (self._failures.repair_seconds if down else self._lifetime(name))
-        self._plan.append((again, name, not down))
-        self._plan.sort()
+        heapq.heapreplace(self._plan, (again, name, not down))
         return name, down
 
     def _lifetime(self, name: str) -> float:

@@ -42,13 +42,16 @@ def placement_json(placement: Placement | None) -> str | None:
     """A placement as text."""
     if placement is None:
         return None
-    return as_json({"nodes": placement.nodes, "gpus_per_node": placement.gpus_per_node, "gpu_type": placement.gpu_type})
+    uneven = {"uneven": placement.uneven} if placement.uneven else {}
+    facts = {"nodes": placement.nodes, "gpus_per_node": placement.gpus_per_node, "gpu_type": placement.gpu_type}
+    return as_json(facts | uneven)
 
 
 @lru_cache(maxsize=4096)  # a job's placement comes again and again
 def _placement(text: str) -> Placement:
     values = json.loads(text)
-    return Placement(tuple(values["nodes"]), values["gpus_per_node"], values["gpu_type"])
+    uneven = tuple(values.get("uneven", ()))
+    return Placement(tuple(values["nodes"]), values["gpus_per_node"], values["gpu_type"], uneven)
 
 
 def placement_of(text: str | None) -> Placement | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metasched.model import Decision, Grant, Job, Snapshot, Status
+from metasched.model import Decision, Grant, Job, Preempt, Snapshot, Status
 
 CPU_ONLY = ""
 TEENS = range(11, 14)
@@ -53,9 +53,10 @@ def allocate(
     allocator = Allocator(snapshot, queue, elastic=elastic)
     behind = allocator.serve_minimum(strict=strict)
     if elastic:
-        for job in queue:
+        growing = [job for job in queue if job.min_gpus < job.max_gpus]
+        for job in growing:
             allocator.grow(job, job.gpus)
-        for job in queue:
+        for job in growing:
             allocator.grow(job, job.max_gpus)
     return allocator.decision(words, behind if strict else None)
 
@@ -72,8 +73,10 @@ class Allocator:
         self.elastic = elastic
         self.pool = _Pool(dict(snapshot.capacity), sum(node.cpus for node in snapshot.nodes if node.accepts))
         self._sizes: dict[object, Mapping[str, tuple[int, ...]]] = {}
+        self._open = {node.name for node in snapshot.nodes if node.accepts}
         for job in queue:
-            self._keep_fixed(job)
+            if job.placement is not None and fixed(job):
+                self.give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
 
     def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
         """Grants for all who have a share, in the order of the queue.
@@ -88,7 +91,9 @@ class Allocator:
             share = self.pool.shares.get(job.uid)
             least = self.least(job)
             if share is not None:
-                at_least = min(least, share.gpus) if self.elastic and not fixed(job) else share.gpus
+                at_least = (
+                    min(least, share.gpus) if least < share.gpus and self.elastic and not fixed(job) else share.gpus
+                )
                 grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
             elif not self.possible(job):
                 waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {self.wish(job)}"
@@ -154,8 +159,7 @@ class Allocator:
         units = share.gpus if job.gpus else (job.nodes or 1)
         held = job.placement if job.active else None
         if held is not None and (held.gpus, held.gpu_type or CPU_ONLY) == (share.gpus, share.gpu_type):
-            nodes = self.snapshot.node
-            units = sum(max(gpus, 1) for name, gpus in held.shares if name in nodes and nodes[name].accepts)
+            units = sum(max(gpus, 1) for name, gpus in held.shares if name in self._open)
         return units if job.gpus else 0, units * job.cpus_per_unit
 
     def give(self, job: Job, share: Share, *, anyway: bool = False) -> bool:
@@ -171,16 +175,12 @@ class Allocator:
         self.pool.shares[job.uid] = share
         return True
 
-    def _keep_fixed(self, job: Job) -> None:
-        if fixed(job) and job.placement is not None:
-            self.give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
-
     def serve_minimum(self, *, strict: bool) -> Mapping[str, str | None]:
         """Give everybody the minimum, in order; by uid of those left out, the job that they wait behind."""
         heads: dict[str, str] = {}
         behind: dict[str, str | None] = {}
         for job in self.queue:
-            if job.uid in self.pool.shares:
+            if job.uid in self.pool.shares or self._keep_type(job, heads):
                 continue
             options = self.options(job)
             if any(share.gpu_type not in heads and self.give(job, share) for share in options):
@@ -190,6 +190,14 @@ class Allocator:
                 for share in options:
                     heads.setdefault(share.gpu_type, job.address)
         return behind
+
+    def _keep_type(self, job: Job, heads: Mapping[str, str]) -> bool:
+        """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
+        held = job.placement
+        if held is None or held.gpus != self.least(job) or not job.active:
+            return False
+        gpu_type = held.gpu_type or CPU_ONLY
+        return gpu_type not in heads and self.give(job, Share(held.gpus, gpu_type))
 
     def options(self, job: Job) -> list[Share]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
@@ -209,7 +217,7 @@ class Allocator:
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
         share = self.pool.shares.get(job.uid)
-        if share is None or fixed(job) or share.gpus >= goal:
+        if share is None or share.gpus >= goal or fixed(job):
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
             if share.gpus < gpus <= goal and self.give(job, Share(gpus, share.gpu_type)):
@@ -246,6 +254,8 @@ def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int
 
 def fixed(job: Job) -> bool:
     """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
+    if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
+        return False  # as nearly all are: the question is asked for every job in every round
     return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
 
 

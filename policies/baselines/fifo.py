@@ -26,6 +26,7 @@ class Fifo(Policy):
 
     name: ClassVar[str] = "fifo"
     Parameters: ClassVar[type[PolicyParameters]] = FifoParameters
+    steady: ClassVar[bool] = True
     parameters: FifoParameters
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
@@ -77,6 +77,10 @@ class _Record:
         except (AttributeError, TypeError, ValueError):
             return None
 
+    def data(self) -> dict[str, float]:
+        """What ``of`` reads."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 class Las(Policy):
     """Least attained service first, in discrete queues; preemptive."""
@@ -102,7 +106,10 @@ class Las(Policy):
                 now_at = self._level(job, record)
                 moved = now_at != record.level
                 records[job.uid] = replace(record, level=now_at, entered=snapshot.now) if moved else record
-        level = {job.uid: self._level(job, records.get(job.uid)) for job in snapshot.jobs}
+        level = {
+            job.uid: int(record.level) if (record := records.get(job.uid)) is not None else self._level(job, None)
+            for job in snapshot.jobs
+        }
         queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *self._turn(job, records), job.uid))
         levels = len(self.parameters.queue_thresholds_gpu_seconds) + 1
 
@@ -142,4 +149,4 @@ class Las(Policy):
 
 
 def _state(records: Mapping[str, _Record]) -> PolicyState:
-    return PolicyState(STATE_VERSION, {uid: asdict(record) for uid, record in sorted(records.items())})
+    return PolicyState(STATE_VERSION, {uid: records[uid].data() for uid in sorted(records)})

@@ -14,27 +14,26 @@ GPU_TYPES = ("a100", "v100")
 NOW = 10_000.0
 
 
-def load(job, gpus_per_node):
-    """GPUs, CPUs and memory that a job takes on each of its nodes."""
-    return gpus_per_node, job.node_cpus(gpus_per_node), job.node_memory(gpus_per_node)
+def load(job, place, kinds=(1, 1, 1)):
+    """GPUs, CPUs and memory that a job takes on each of its nodes; kinds with 0 are left out."""
+    takes = ((name, (gpus, job.node_cpus(gpus), job.node_memory(gpus))) for name, gpus in place.shares)
+    return {name: tuple(a * b for a, b in zip(amounts, kinds, strict=True)) for name, amounts in takes}
 
 
 def held(job):
-    """What a job holds on each node for as long as nothing is done to it, as (placement, load)."""
+    """What a job holds on each node for as long as nothing is done to it."""
     if job.placement is None or not job.active:
         return None
-    gpus, cpus, memory = load(job, job.placement.gpus_per_node)
-    if job.status is Status.SUSPENDED and job.suspended_by_us:
-        cpus = 0
-    return job.placement, (gpus, cpus, memory)
+    paused = job.status is Status.SUSPENDED and job.suspended_by_us
+    return load(job, job.placement, (1, not paused, 1))
 
 
 def overfull(nodes, holdings):
-    """Names of nodes on which (placement, load) pairs together exceed what there is."""
-    used = defaultdict(lambda: [0, 0, 0])
-    for placement, amounts in holdings:
-        for name in placement.nodes:
-            used[name] = [a + b for a, b in zip(used[name], amounts, strict=True)]
+    """Names of nodes on which holdings together exceed what there is."""
+    used = defaultdict(lambda: (0, 0, 0))
+    for holding in holdings:
+        for name, amounts in holding.items():
+            used[name] = tuple(a + b for a, b in zip(used[name], amounts, strict=True))
     return [n.name for n in nodes if any(u > c for u, c in zip(used[n.name], (n.gpus, n.cpus, n.memory), strict=True))]
 
 
@@ -94,11 +93,35 @@ def rooms(job, cluster, holdings):
                     for n in cluster
                     if job.matches(n)
                     and (not job.gpus or n.gpu_type == gpu_type)
-                    and not overfull([n], [*holdings, (Placement((n.name,), g, gpu_type), load(job, g))])
+                    and not overfull([n], [*holdings, load(job, Placement((n.name,), g, gpu_type))])
                 ]
                 if len(fitting) >= k:
                     found.append((fitting, k, g, gpu_type))
     return found
+
+
+@st.composite
+def joined(draw, job, cluster, holdings, alone):
+    """The job on the GPUs of one that runs alone, if there is room, else unchanged; both know of each other."""
+    hosts = [
+        i
+        for i, host in enumerate(alone)
+        if host.status is Status.RUNNING
+        and host.shares_with is None
+        and job.min_gpus <= host.placement.gpus <= job.max_gpus
+        and host.placement.gpus > 0
+        and all(job.matches(n) for n in cluster if n.name in host.placement.nodes)
+        and not overfull(cluster, [*holdings, load(job, host.placement, (0, 1, 1))])
+        and (len(host.placement.nodes), host.placement.gpus_per_node) in job.spreads(host.placement.gpus)
+    ]
+    if not hosts:
+        return job
+    i = draw(st.sampled_from(hosts))
+    place = alone[i].placement
+    alone[i] = replace(alone[i], shares_with=job.uid)
+    holdings.append(load(job, place, (0, 1, 1)))
+    runs = {"status": Status.RUNNING, "hold": Hold.NONE, "placement": place, "run_started": NOW - 20}
+    return replace(job, shares_with=alone[i].uid, **runs)
 
 
 @st.composite
@@ -132,17 +155,23 @@ def settled(draw, job, cluster, holdings):
 
 
 @st.composite
-def snapshots(draw, max_nodes=5, max_jobs=8, *, blocked=False):
-    """A cluster and jobs in all states, no node over capacity."""
+def snapshots(draw, max_nodes=5, max_jobs=8, *, blocked=False, free=False):
+    """A cluster and jobs in all states, no node over capacity; ``free``: it may allow uneven places and sharing."""
     cluster = tuple(draw(nodes(i)) for i in range(draw(st.integers(1, max_nodes))))
+    uneven, sharing = (draw(st.booleans()), draw(st.booleans())) if free else (False, False)
     holdings: list = []
-    found = []
+    found: list = []
     for i in range(draw(st.integers(0, max_jobs))):
-        job = draw(settled(draw(jobs(i)), cluster, holdings))
+        job = draw(jobs(i))
+        if sharing and draw(st.booleans()):
+            job = draw(joined(job, cluster, holdings, found))
+        if job.placement is None:
+            job = draw(settled(job, cluster, holdings))
         if blocked and draw(st.sampled_from((False, False, False, True))):
             job = replace(job, blocked="waits for job 7")
         found.append(job)
-    return Snapshot(NOW, 1, 60.0, cluster, tuple(sorted(found, key=lambda job: (job.submitted, job.uid))))
+    ordered = tuple(sorted(found, key=lambda job: (job.submitted, job.uid)))
+    return Snapshot(NOW, 1, 60.0, cluster, ordered, uneven, sharing)
 
 
 @st.composite
@@ -150,6 +179,10 @@ def grants_for(draw, view):
     """Grants and fallback that keep to the contract, for some of the jobs, in any order."""
     some = [job for job in draw(st.permutations(view.jobs)) if draw(st.sampled_from((True, True, True, False)))]
     found = [draw(grant_for(job)) for job in some]
+    if view.uneven:
+        found = [draw(st.one_of(st.just(grant), exact_for(view, grant))) for grant in found]
+    if view.sharing:
+        found = draw(paired(found))
     cut = draw(st.integers(0, len(found)))
     if draw(st.booleans()):
         cut = len(found)
@@ -167,6 +200,49 @@ def grant_for(draw, job):
     at_least = draw(st.one_of(st.none(), st.integers(job.min_gpus, gpus)))
     gpu_type = draw(st.sampled_from((None, None, *(job.gpu_types or GPU_TYPES)))) if job.gpus else None
     return Grant(job.uid, gpus, "drawn", at_least, gpu_type)
+
+
+@st.composite
+def exact_for(draw, view, grant):
+    """The same amount at a prescribed place, wherever that is."""
+    job = view.job[grant.uid]
+    if job.placement is not None and (job.pinned or job.status is Status.SUSPENDED):
+        return replace(grant, exact=job.placement, gpu_type=job.placement.gpu_type)
+    kinds = sorted({node.gpu_type for node in view.nodes if job.gpus and node.gpu_type in (job.gpu_types or GPU_TYPES)})
+    if not kinds:
+        return grant
+    gpu_type = draw(st.sampled_from(kinds))
+    names = [node.name for node in view.nodes if node.gpu_type == gpu_type]
+    k = job.nodes or draw(st.integers(1, min(len(names), grant.gpus, job.max_nodes or grant.gpus)))
+    if not k <= min(len(names), grant.gpus):
+        return grant
+    cuts = sorted(draw(st.permutations(range(1, grant.gpus)))[: k - 1])
+    counts = [high - low for low, high in zip((0, *cuts), (*cuts, grant.gpus), strict=True)]
+    place = Placement(tuple(draw(st.permutations(names))[:k]), 0, gpu_type, tuple(counts))
+    return replace(grant, at_least=None, gpu_type=gpu_type, exact=place)
+
+
+@st.composite
+def paired(draw, grants):
+    """The grants, some of which share the GPUs of an earlier one."""
+    alone: list = []
+    found = []
+    for grant in grants:
+        hosts = [
+            host
+            for host in alone
+            if host.gpus == grant.gpus > 0
+            and (None in (host.gpu_type, grant.gpu_type) or host.gpu_type == grant.gpu_type)
+            and (None in (host.exact, grant.exact) or host.exact == grant.exact)
+        ]
+        host = draw(st.sampled_from((None, *hosts)))
+        if host is not None:
+            alone.remove(host)
+            found.append(replace(grant, shares_with=host.uid))
+        else:
+            alone.append(grant)
+            found.append(grant)
+    return found
 
 
 class FixedPolicy(Policy):

@@ -24,8 +24,8 @@ def running(uid, **more):
     return job(uid, status=Status.RUNNING, placement=ON_N1, **more)
 
 
-def snapshot(*jobs):
-    return Snapshot(0.0, 1, 60.0, (Node("n1", "v100", 4, 16, 64), Node("n2", "v100", 4, 16, 64)), jobs)
+def snapshot(*jobs, **more):
+    return Snapshot(0.0, 1, 60.0, (Node("n1", "v100", 4, 16, 64), Node("n2", "v100", 4, 16, 64)), jobs, **more)
 
 
 class Says(Policy):
@@ -48,7 +48,7 @@ def grants_all(view):
 @given(st.data())
 def test_every_live_job_has_a_reason_and_every_target_is_live(data):
     """No job is lost between policy, placement and targets, whatever the policy grants."""
-    shot = data.draw(snapshots(blocked=True))
+    shot = data.draw(snapshots(blocked=True, free=True))
     result = run_round(shot, FixedPolicy(lambda view: data.draw(grants_for(view))), None)
     live = {owner.uid for owner in shot.jobs if owner.status is not Status.FINISHED}
     assert result.reasons.keys() == live
@@ -134,3 +134,60 @@ def test_a_pinned_job_cannot_be_granted_another_amount():
     pinned = replace(running("a", preempt=Preempt.NO), min_gpus=1, max_gpus=4)
     with pytest.raises(PolicyViolationError, match="other than the 2 GPUs that it must keep"):
         run_round(snapshot(pinned), Says(Decision((Grant("a", 4, "its turn"),))), None)
+
+
+UNEVEN = Placement(("n1", "n2"), 0, "v100", (2, 1))
+PLACED = replace(ONE, gpu_type="v100", exact=ON_N1)
+WRONG_PLACES = {
+    "is granted 2 GPUs of type v100, and a place with 3 of v100": replace(PLACED, exact=UNEVEN),
+    "is granted 2 GPUs of type None, and a place with 2 of v100": replace(PLACED, gpu_type=None),
+    "is granted a place with a node twice, or without GPUs": replace(PLACED, exact=Placement(("n1", "n1"), 1, "v100")),
+    "is granted a place on 2 nodes, it takes 1": replace(PLACED, exact=Placement(("n1", "n2"), 1, "v100")),
+    "is to share the GPUs of job b, which is not granted the same 2 GPUs": replace(ONE, shares_with="b"),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG_PLACES)
+def test_a_prescribed_place_or_partner_that_contradicts_the_grant_is_refused(rule):
+    """Amount, type, number of nodes and partner have to agree."""
+    shot = snapshot(job("a", nodes=1), uneven=True, sharing=True)
+    with pytest.raises(PolicyViolationError) as caught:
+        run_round(shot, Says(Decision((WRONG_PLACES[rule],))), None)
+    assert caught.value.rule == rule
+
+
+def test_what_the_cluster_cannot_realise_is_refused():
+    """Uneven places and shared GPUs are for clusters that say they can."""
+    wide = replace(PLACED, gpus=3, exact=UNEVEN)
+    with pytest.raises(PolicyViolationError, match="uneven place, which this cluster cannot realise"):
+        run_round(snapshot(job("a", 3)), Says(Decision((wide,))), None)
+    assert run_round(snapshot(job("a", 3), uneven=True), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
+    pair = Decision((ONE, Grant("b", 2, "its turn", shares_with="a")))
+    with pytest.raises(PolicyViolationError, match="share GPUs, which this cluster cannot realise"):
+        run_round(snapshot(job("a"), job("b")), Says(pair), None)
+    result = run_round(snapshot(job("a"), job("b"), sharing=True), Says(pair), None)
+    assert result.targets == {"a": ON_N1, "b": ON_N1}
+    assert result.shares == {"a": "b", "b": "a"}
+
+
+@pytest.mark.parametrize("order", ["ba", "abc", "acb"])
+def test_nobody_is_in_two_pairs_and_hosts_come_first(order):
+    """A guest names a job that is granted before it and has no other guest."""
+    hosts = {"a": None, "b": "a", "c": "a" if order == "abc" else "b"}
+    decision = Decision(tuple(Grant(uid, 2, "its turn", shares_with=hosts[uid]) for uid in order))
+    with pytest.raises(PolicyViolationError, match="which is not granted before it, or is in a pair"):
+        run_round(snapshot(*(job(uid) for uid in sorted(order)), sharing=True), Says(decision), None)
+
+
+def test_a_job_that_is_put_aside_still_shares_its_gpus():
+    """Nothing parts two jobs on the same GPUs because one of them must not start again; their GPUs count once."""
+    pair = [running("a", shares_with="b"), running("b", shares_with="a")]
+    one = snapshot(replace(pair[0], blocked="bad tag"), pair[1], sharing=True)
+    result = run_round(one, FixedPolicy(grants_all), None)
+    assert result.targets == {"a": ON_N1, "b": ON_N1}
+    assert result.shares == {"a": "b", "b": "a"}
+    both = snapshot(*(replace(each, blocked="bad tag") for each in pair), job("c", 2, nodes=1), sharing=True)
+    only = replace(both, nodes=both.nodes[:1])
+    result = run_round(only, FixedPolicy(grants_all), None)
+    assert result.targets["c"] == ON_N1
+    assert result.shares == {"a": "b", "b": "a"}

@@ -27,20 +27,27 @@ def running(uid, where, gpus_per_node=1, status=Status.RUNNING, **more):
     return job(uid, gpus, status=status, placement=placement, **more)
 
 
-def snapshot(nodes, jobs):
-    return Snapshot(0.0, 1, 60.0, tuple(nodes), tuple(jobs))
+def snapshot(nodes, jobs, **more):
+    return Snapshot(0.0, 1, 60.0, tuple(nodes), tuple(jobs), **more)
 
 
-def ask(uid, gpus, at_least=None, gpu_type=None):
-    return Grant(uid, gpus, "because", at_least, gpu_type)
+def ask(uid, gpus, at_least=None, gpu_type=None, **more):
+    return Grant(uid, gpus, "because", at_least, gpu_type, **more)
+
+
+def put(uid, where, **more):
+    """A grant of a prescribed place, given as GPUs by node."""
+    exact = Placement(tuple(where), 0, "v100", tuple(where.values()))
+    return ask(uid, exact.gpus, None, "v100", exact=exact, **more)
 
 
 @given(st.data())
 def test_every_placement_is_one_that_slurm_can_realise(data):
     """Gangs are whole, on distinct fitting nodes of one type, of an allowed size, and no node is over capacity."""
-    shot = data.draw(snapshots())
+    shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
-    placed = place(shot, grants, fallback).placed
+    result = place(shot, grants, fallback)
+    placed, shares = result.placed, result.shares
     asked = {grant.uid: grant for grant in (*grants, *fallback)}
     for uid, found in placed.items():
         owner, spots = shot.job[uid], [shot.node[name] for name in found.nodes]
@@ -50,23 +57,45 @@ def test_every_placement_is_one_that_slurm_can_realise(data):
         if uid in asked and not owner.pinned:
             grant = asked[uid]
             assert (grant.gpus if grant.at_least is None else grant.at_least) <= found.gpus <= grant.gpus
-            assert (len(found.nodes), found.gpus_per_node) in owner.spreads(found.gpus)
+            assert (len(found.nodes), found.gpus_per_node) in owner.spreads(found.gpus) or (
+                shot.uneven and found.uneven
+            )
+            assert owner.nodes in (None, len(found.nodes)) or not owner.gpus
+            assert owner.max_nodes is None or len(found.nodes) <= owner.max_nodes
+            assert grant.exact in (None, found)
             assert grant.gpu_type in (None, found.gpu_type)
         if found != owner.placement:
             assert all(spot.accepts and owner.matches(spot) for spot in spots)
-    holdings = [(found, load(shot.job[uid], found.gpus_per_node)) for uid, found in placed.items()]
+    holdings = [load(shot.job[uid], found, (shares.get(uid, "") < uid, 1, 1)) for uid, found in placed.items()]
     for other in shot.jobs:
-        lingers = other.status is Status.RUNNING and other.preempt is Preempt.SUSPEND
-        if other.uid not in placed and (other.status is Status.SUSPENDED or lingers):
-            placement, (gpus, cpus, memory) = held(other)
-            holdings.append((placement, (gpus, 0 if lingers else cpus, memory)))
+        if other.uid not in placed and other.status is Status.SUSPENDED:
+            holdings.append(held(other))
+        elif other.uid not in placed and other.status is Status.RUNNING and other.preempt is Preempt.SUSPEND:
+            holdings.append(load(other, other.placement, (0, 0, 1)))
     assert overfull(shot.nodes, holdings) == []
+
+
+@given(st.data())
+def test_only_those_share_gpus_who_are_to(data):
+    """A guest has the very place of its host or none, and nobody is in two pairs."""
+    shot = data.draw(snapshots(free=True))
+    grants, fallback = data.draw(grants_for(shot))
+    result = place(shot, grants, fallback)
+    asked = {grant.uid: grant.shares_with for grant in (*grants, *fallback) if grant.shares_with is not None}
+    for uid, other in result.shares.items():
+        assert result.shares[other] == uid != other
+        assert result.placed[uid] == result.placed[other]
+        owner = shot.job[uid]
+        assert other in (asked.get(uid), owner.shares_with) or asked.get(other) == uid
+    for guest, host in asked.items():
+        if guest in result.placed:
+            assert result.shares.get(guest) == host or shot.job[guest].pinned
 
 
 @given(st.data())
 def test_no_grant_is_lost_and_no_pinned_job_moves(data):
     """Each granted job is placed or has a reason; pinned and suspended jobs can only be where they are."""
-    shot = data.draw(snapshots())
+    shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     result = place(shot, grants, fallback)
     pinned = {owner.uid for owner in shot.jobs if owner.pinned}
@@ -83,7 +112,7 @@ def test_no_grant_is_lost_and_no_pinned_job_moves(data):
 @given(st.data(), st.randoms(use_true_random=False))
 def test_placement_does_not_depend_on_the_order_of_nodes_and_jobs(data, rng):
     """The same facts in another order give the same answer."""
-    shot = data.draw(snapshots())
+    shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     shuffled = replace(
         shot, nodes=tuple(rng.sample(shot.nodes, len(shot.nodes))), jobs=tuple(rng.sample(shot.jobs, len(shot.jobs)))
@@ -129,11 +158,7 @@ def test_an_earlier_grant_never_yields_to_a_later_one(data):
     result = place(shot, grants)
     for i, grant in enumerate(grants):
         if grant.uid not in result.placed:
-            before = [
-                (result.placed[g.uid], load(shot.job[g.uid], result.placed[g.uid].gpus_per_node))
-                for g in grants[:i]
-                if g.uid in result.placed
-            ]
+            before = [load(shot.job[g.uid], result.placed[g.uid]) for g in grants[:i] if g.uid in result.placed]
             least = grant.gpus if grant.at_least is None else grant.at_least
             asking = replace(shot.job[grant.uid], min_gpus=least, max_gpus=least)
             options = rooms(asking, [n for n in shot.nodes if n.accepts], before)
@@ -172,6 +197,15 @@ def test_a_kept_job_grows_when_its_grant_asks_for_more():
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2, low=1, high=8), running("b", ["n1"], 2)])
     assert place(shot, [ask("a", 4, at_least=1), ask("b", 2)]).placed["a"] == Placement(("n2",), 4, "v100")
     assert place(shot, [ask("a", 8, at_least=1), ask("b", 2)]).placed["a"] == Placement(("n2",), 4, "v100")
+
+
+def test_a_job_that_is_stopping_to_grow_grows():
+    """A look at it before it has left does not send it back to where it was."""
+    stopping = running("a", ["n1"], 2, low=1, high=8, status=Status.STOPPING)
+    shot = snapshot([node("n1"), node("n2")], [stopping])
+    assert place(shot, [ask("a", 8, at_least=1)]).placed["a"].gpus == 8
+    blocked = snapshot([node("n1"), node("n2")], [stopping, running("b", ["n2"], 4, preempt=Preempt.NO)])
+    assert place(blocked, [ask("b", 4), ask("a", 8, at_least=1)]).placed["a"] == Placement(("n1",), 4, "v100")
 
 
 def test_a_kept_job_moves_only_where_a_grant_would_go_without():
@@ -288,3 +322,177 @@ def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed_in_one_go():
     result = place(shot, [ask(f"j{i:05}", gpus) for i, gpus in enumerate(sizes)])
     assert sum(found.gpus for found in result.placed.values()) == 4096
     assert len(result.placed) + len(result.unplaced) == 10_000
+
+
+def test_a_prescribed_place_is_taken_as_it_is():
+    """Not a better one, and later jobs make room for it."""
+    shot = snapshot([node("n1"), node("n2")], [running("r", ["n2"], 3), job("a", 2)])
+    assert place(shot, [put("a", {"n1": 1, "n2": 1}), ask("r", 3)]).placed["a"].nodes == ("n1", "n2")
+    placed = place(shot, [put("a", {"n2": 2}), ask("r", 3)]).placed
+    assert (placed["a"].nodes, placed["r"].nodes) == (("n2",), ("n1",))
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ({"n2": 2}, "n2, where it is to have 2 GPUs, has 1 free"),
+        ({"n3": 2}, "n3, where it is to be, accepts no jobs now"),
+        ({"n4": 2}, "n4, where it is to be, does not suit it"),
+        ({"n5": 2}, "n5, where it is to be, is not in the cluster"),
+        ({"n6": 2}, "n6, where it is to be, has too few free CPUs or too little memory"),
+    ],
+)
+def test_a_prescribed_place_that_cannot_be_had_is_explained(where, words):
+    """The job goes without, though another place would do, and is told which node lacks what."""
+    nodes = [node("n1"), node("n2"), node("n3", accepts=False), node("n4", gpu_type="k80"), node("n6", cpus=1)]
+    result = place(snapshot(nodes, [running("r", ["n2"], 3, preempt=Preempt.NO), job("a", 2)]), [put("a", where)])
+    assert result.placed.keys() == {"r"}
+    assert result.unplaced["a"] == words
+
+
+def test_a_running_job_moves_to_where_it_is_prescribed():
+    """Though it could stay."""
+    shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2)])
+    assert place(shot, [put("a", {"n2": 2})]).placed["a"].nodes == ("n2",)
+
+
+def test_an_amount_without_an_even_place_is_spread_unevenly_where_that_is_possible():
+    """On the fewest nodes, filled one after the other, and only where the cluster can do it."""
+    nodes = [node("n1"), node("n2", gpus=2), node("n3")]
+    jobs = [job("a", 7)]
+    assert place(snapshot(nodes, jobs), [ask("a", 7)]).placed == {}
+    placed = place(snapshot(nodes, jobs, uneven=True), [ask("a", 7)]).placed
+    assert placed["a"].shares == (("n1", 4), ("n3", 3))
+    even = place(snapshot(nodes, [job("a", 6)], uneven=True), [ask("a", 6)]).placed
+    assert even["a"] == Placement(("n1", "n3"), 3, "v100")
+    rest = place(snapshot(nodes, [job("a", 5)], uneven=True), [ask("a", 5)]).placed
+    assert rest["a"].shares == (("n1", 4), ("n2", 1))
+
+
+def test_an_uneven_place_keeps_to_the_number_of_nodes():
+    """Exactly as many nodes as the job must have, or at most as many as it may."""
+    nodes = [node("n1", gpus=8), node("n2"), node("n3")]
+    fixed = snapshot(nodes, [job("a", 7, nodes=2)], uneven=True)
+    assert place(fixed, [ask("a", 7)]).placed["a"].shares == (("n1", 6), ("n2", 1))
+    limited = snapshot(nodes, [job("a", 13, max_nodes=2)], uneven=True)
+    assert place(limited, [ask("a", 13)]).placed == {}
+
+
+def test_later_jobs_make_room_for_an_uneven_place():
+    """The least important ones go first, and those that need not go stay."""
+    nodes = [node("n1"), node("n2")]
+    jobs = [running("r", ["n1"], 1), running("s", ["n2"], 4), job("a", 7)]
+    placed = place(snapshot(nodes, jobs, uneven=True), [ask("a", 7), ask("r", 1), ask("s", 4)]).placed
+    assert placed["a"].gpus == 7
+    assert placed["r"].gpus == 1
+    assert "s" not in placed
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 24), st.integers(1, 24))
+def test_uneven_places_lose_no_gpu(sizes, gpus, low):
+    """Where places may be uneven, a job gets all that it is granted, or all that there is."""
+    cluster = [node(f"n{i}", gpus=count) for i, count in enumerate(sizes)]
+    low = min(low, gpus)
+    placed = place(snapshot(cluster, [job("a", gpus, low)], uneven=True), [ask("a", gpus, low)]).placed
+    expected = min(gpus, sum(sizes))
+    assert (placed["a"].gpus if placed else 0) == (expected if expected >= low else 0)
+
+
+def rack_nodes():
+    return [node(f"n{i}", rack=f"r{i % 3}") for i in range(9)]
+
+
+def test_several_nodes_are_taken_from_one_rack():
+    """The fullest rack that has enough, and else as few racks as there can be."""
+    shot = snapshot(rack_nodes(), [running("r", ["n1"], 4), running("s", ["n2"], 1), job("a", 8), job("b", 16)])
+    assert place(shot, [ask("r", 4), ask("s", 1), ask("a", 8)]).placed["a"].nodes == ("n4", "n7")
+    racks = {shot.node[name].rack for name in place(shot, [ask("r", 4), ask("s", 1), ask("b", 16)]).placed["b"].nodes}
+    assert len(racks) == 2
+
+
+def test_a_job_grows_in_the_rack_where_it_was():
+    """Nodes beside those of its previous run come first."""
+    last = Placement(("n4",), 4, "v100")
+    shot = snapshot(rack_nodes(), [job("a", 8, last_placement=last)])
+    assert place(shot, [ask("a", 8)]).placed["a"].nodes == ("n1", "n4")
+
+
+def beside(uid, other, where, gpus=2, **more):
+    return running(uid, where, gpus, shares_with=other, **more)
+
+
+PAIR = [ask("a", 2), ask("b", 2, shares_with="a")]
+
+
+def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
+    """They have the very same place, which has room for both; the host goes alone where none has."""
+    a, b = job("a", 2, cpus_per_unit=4), job("b", 2, cpus_per_unit=4)
+    result = place(snapshot([node("n1", cpus=8), node("n2", cpus=16)], [a, b], sharing=True), PAIR)
+    assert result.placed == {"a": Placement(("n2",), 2, "v100"), "b": Placement(("n2",), 2, "v100")}
+    assert result.shares == {"a": "b", "b": "a"}
+    alone = place(snapshot([node("n1", cpus=8)], [a, b], sharing=True), PAIR)
+    assert set(alone.placed) == {"a"}
+    assert alone.shares == {}
+    assert alone.unplaced["b"] == "is to share the GPUs of job a, but there is no room for both"
+
+
+def test_a_guest_joins_its_host_where_that_runs():
+    """The host does not move for it, and two guests of two hosts fill one node."""
+    jobs = [running("a", ["n1"], 2), job("b", 2), running("c", ["n1"], 2), job("d", 2)]
+    grants = [*PAIR, ask("c", 2), ask("d", 2, shares_with="c")]
+    result = place(snapshot([node("n1"), node("n2")], jobs, sharing=True), grants)
+    assert {found.nodes for found in result.placed.values()} == {("n1",)}
+    assert len(result.placed) == 4
+
+
+def test_a_host_joins_its_guest_where_that_runs():
+    """Of two jobs that are to share GPUs, the one that runs stays, whichever it is."""
+    shot = snapshot([node("n1"), node("n2")], [job("a", 2), running("b", ["n2"], 2)], sharing=True)
+    assert place(shot, PAIR).placed["a"].nodes == ("n2",)
+
+
+def test_a_pair_stays_together_and_moves_together():
+    """It stays where it is if it can, and leaves as one for a more important job."""
+    pair = [beside("a", "b", ["n1"]), beside("b", "a", ["n1"])]
+    shot = snapshot([node("n1"), node("n2", gpus=2)], [*pair, job("c", 4, nodes=1)], sharing=True)
+    assert place(shot, PAIR).placed["b"].nodes == ("n1",)
+    assert place(shot, [PAIR[0], replace(PAIR[1], shares_with="a")]).shares == {"a": "b", "b": "a"}
+    moved = place(shot, [ask("c", 4), *PAIR])
+    assert moved.placed["a"] == moved.placed["b"] == Placement(("n2",), 2, "v100")
+    crowded = place(snapshot([node("n1")], [*pair, job("c", 4)], sharing=True), [ask("c", 4), *PAIR])
+    assert set(crowded.placed) == {"c"}
+    assert crowded.unplaced["b"] == "is to share the GPUs of job a, which has no place either"
+
+
+def test_jobs_that_share_no_more_get_gpus_of_their_own():
+    """The more important one stays; the other moves, or goes without."""
+    pair = [beside("a", "b", ["n1"]), beside("b", "a", ["n1"])]
+    apart = [ask("a", 2), ask("b", 2)]
+    assert set(place(snapshot([node("n1", gpus=2)], pair, sharing=True), apart).placed) == {"a"}
+    result = place(snapshot([node("n1", gpus=2), node("n2", gpus=2)], pair, sharing=True), apart)
+    assert (result.placed["a"].nodes, result.placed["b"].nodes) == (("n1",), ("n2",))
+    assert result.shares == {}
+
+
+def test_a_job_shares_the_gpus_of_one_that_cannot_move():
+    """It goes there, or nowhere."""
+    shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2, preempt=Preempt.NO), job("b", 2)], sharing=True)
+    assert place(shot, PAIR).placed["b"].nodes == ("n1",)
+    tight = snapshot([node("n1", cpus=3), node("n2")], shot.jobs, sharing=True)
+    assert place(tight, PAIR).unplaced["b"] == "there is no room for it beside job a"
+
+
+def test_a_pair_of_jobs_that_suit_no_common_node_is_none():
+    """The host is placed, and the guest told why it is not."""
+    jobs = [job("a", 2, only_nodes=frozenset({"n1"})), job("b", 2, only_nodes=frozenset({"n2"}))]
+    result = place(snapshot([node("n1"), node("n2")], jobs, sharing=True), PAIR)
+    assert set(result.placed) == {"a"}
+    assert result.unplaced["b"] == "no nodes suit both it and job a"
+
+
+def test_nobody_joins_two_jobs_that_share_gpus_and_cannot_leave():
+    """Three on the same GPUs are never placed."""
+    stays = [beside("a", "c", ["n1"], preempt=Preempt.NO), beside("c", "a", ["n1"], preempt=Preempt.NO)]
+    result = place(snapshot([node("n1")], [*stays, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
+    assert result.shares == {"a": "c", "c": "a"}
+    assert result.unplaced["b"] == "there is no room for it beside job a"

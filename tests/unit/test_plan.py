@@ -257,6 +257,6 @@ def test_loads_are_counted_per_node():
     """The tests' own bookkeeping notices a node that is one GPU over."""
     nodes = (Node("n1", "v100", 2, 8, 8),)
     two, one = job("a", gpus=2), job("b")
-    full = [(Placement(("n1",), 2, "v100"), load(two, 2))]
-    assert overfull(nodes, full) == []
-    assert overfull(nodes, [*full, (HERE, load(one, 1))]) == ["n1"]
+    full = load(two, Placement(("n1",), 2, "v100"))
+    assert overfull(nodes, [full]) == []
+    assert overfull(nodes, [full, load(one, HERE)]) == ["n1"]

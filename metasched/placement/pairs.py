@@ -1,0 +1,70 @@
+"""Two jobs on the same GPUs: how they are placed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from metasched.model import Grant, Job, Node, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A host and its guest, and what stands for both of them.
+
+    Attributes:
+        host, guest: the jobs.
+        alone: the host's own grant.
+        job: the host with the CPUs and memory of both, on nodes that suit both.
+        grant: what both grants allow.
+    """
+
+    host: Job
+    guest: Job
+    alone: Grant
+    job: Job
+    grant: Grant
+
+    @property
+    def together(self) -> bool:
+        """Whether they share GPUs already."""
+        return are_together(self.host, self.guest)
+
+
+def are_together(one: Job, other: Job) -> bool:
+    """Whether two jobs hold the very same GPUs."""
+    return one.shares_with == other.uid and one.placement is not None and one.placement == other.placement
+
+
+def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[Node]) -> Pair | None:
+    """The pair; None where no place could suit both."""
+    only = host.only_nodes
+    if host.constraints != guest.constraints:
+        only = frozenset(node.name for node in nodes if host.matches(node) and guest.matches(node))
+        if not only:
+            return None
+    if host.nodes is not None and guest.nodes is not None and host.nodes != guest.nodes:
+        return None
+    job = host.evolve(
+        cpus_per_unit=host.cpus_per_unit + guest.cpus_per_unit,
+        memory_per_unit=host.memory_per_unit + guest.memory_per_unit,
+        only_nodes=only,
+        nodes=guest.nodes if host.nodes is None else host.nodes,
+        max_nodes=min((most for most in (host.max_nodes, guest.max_nodes) if most is not None), default=None),
+    )
+    runs = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
+    if runs is not None and not are_together(host, guest):
+        # One of them is there already: that is to the pair what the place of its release is to a queued job.
+        job = job.evolve(status=Status.QUEUED, placement=None, released=runs.placement)
+    both = replace(
+        grant,
+        at_least=max(least(grant), least(guests)),
+        gpu_type=guests.gpu_type if grant.gpu_type is None else grant.gpu_type,
+        exact=guests.exact if grant.exact is None else grant.exact,
+    )
+    return Pair(host, guest, grant, job, both)
+
+
+def least(grant: Grant) -> int:
+    """The fewest GPUs that a grant allows."""
+    return grant.gpus if grant.at_least is None else grant.at_least
