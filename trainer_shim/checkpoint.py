@@ -9,6 +9,7 @@ every other file, and the position in the training. A second checkpoint of the s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -214,7 +215,7 @@ class CheckpointStore:
     ) -> int:
         """Write the data, and the manifest, which makes a checkpoint of it and of what was `written` before."""
         data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
-        with replacing(data, check) as file:
+        with replacing(data, check) as file, _summed_once():
             torch.save(states, cast("BinaryIO", file))
         whole = file.sum
         content = {"format": FORMAT, **_described(whole), **position}
@@ -253,6 +254,24 @@ class CheckpointStore:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _summed_once() -> Iterator[None]:
+    """Let torch leave out its own checksum, which takes as long as the write: the manifest has one of the whole file.
+
+    torch.load asks for none. Torches before 2.6 know no such option.
+    """
+    serialization: Any = torch.serialization
+    if not hasattr(serialization, "set_crc32_options"):
+        yield
+        return
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
 
 
 def _whole(path: Path) -> bool:

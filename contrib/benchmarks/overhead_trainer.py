@@ -1,7 +1,7 @@
 """What shim_overhead trains: steps by plain DDP and by the shim in turns, or a large state that is saved all the time.
 
 overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
-overhead_trainer.py states MEGABYTES {pt|fsdp2}
+overhead_trainer.py states MEGABYTES {pt|fsdp2} SECONDS-BETWEEN-CHECKPOINTS
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class Ballasted(nn.Module):
         return found
 
 
-def train_states(megabytes: int, kind: str) -> None:
-    """Train on, with one checkpoint after the other, until it is stopped."""
+def train_states(megabytes: int, kind: str, every: float) -> None:
+    """Train on, with checkpoints, until it is stopped."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    ctx = trainer_shim.init("checkpoints", checkpoint_every=0)
+    ctx = trainer_shim.init("checkpoints", checkpoint_every=every)
     model: nn.Module = Ballasted(megabytes)
     wrap: Callable[[nn.Module], nn.Module] = ctx.wrap
     if kind == "fsdp2":
@@ -144,4 +144,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "steps":
         time_steps(Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
     else:
-        train_states(int(sys.argv[2]), sys.argv[3])
+        train_states(int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

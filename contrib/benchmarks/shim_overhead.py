@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -113,52 +113,67 @@ def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[st
     }
 
 
-def dd_seconds(base: Path, size: int) -> float:
-    """How long dd takes to write so many bytes and see them on the disk."""
-    path = base / "dd"
-    started = time.perf_counter()
-    subprocess.run(
-        ["dd", "if=/dev/zero", f"of={path}", "bs=1M", f"count={-(-size // 2**20)}", "conv=fsync"],
-        stderr=subprocess.DEVNULL,
-        timeout=LIMIT,
-        check=True,
-    )
-    taken = time.perf_counter() - started
-    path.unlink()
+def dd_seconds(base: Path, files: Sequence[Path]) -> float:
+    """How long dd takes to write the bytes of these files and see them on the disk."""
+    taken = 0.0
+    for file in files:
+        copy = base / "dd"
+        file.read_bytes()  # so that dd reads from memory, as a trainer has its state there
+        started = time.perf_counter()
+        subprocess.run(
+            ["dd", f"if={file}", f"of={copy}", "bs=4M", "conv=fsync"],
+            stderr=subprocess.DEVNULL,
+            timeout=LIMIT,
+            check=True,
+        )
+        taken += time.perf_counter() - started
+        copy.unlink()
     return taken
 
 
 def save_states(base: Path, megabytes: int, kind: str, repeat: int) -> dict[str, Any]:
-    """Checkpoints of a stop, and in the background, with dd in turns."""
-    disk, stops, writes, stalls, size = [], [], [], [], 0
+    """Checkpoints of a stop, each beside dd on the same bytes, and checkpoints in the background."""
+    ratios, disk, stops, writes, stalls, size = [], [], [], [], [], 0
+    ranks = 2 if kind == "fsdp2" else 1
     for number in range(repeat):
         say(f"checkpoints, {kind}: {number + 1} of {repeat}")
-        disk.append(dd_seconds(base, megabytes * 2**20))
-        with trainers(base, 2 if kind == "fsdp2" else 1, "states", megabytes, kind) as running:
-            end = time.monotonic() + LIMIT
-            while len([line for line in running.reports("checkpoint") if line["cause"] == "periodic"]) < 3:  # noqa: PLR2004
-                if time.monotonic() > end or running.processes[0].poll() is not None:
-                    raise BenchmarkError("no periodic checkpoints")
-                time.sleep(0.05)
-            running.processes[0].send_signal(signal.SIGUSR2)
-            running.wait(85)
-            lines = running.reports("checkpoint")
-        disk.append(dd_seconds(base, megabytes * 2**20))
-        stops += [line["seconds"] for line in lines if line["cause"] == "stop"]
-        writes += [line["seconds"] for line in lines if line["cause"] == "periodic"]
-        stalls += [line["stall_seconds"] for line in lines if line["cause"] == "periodic"]
-        size = lines[-1]["bytes"]
-    dd, stop, write, stall = map(statistics.median, (disk, stops, writes, stalls))
+        with trainers(base, ranks, "states", megabytes, kind, 0.0) as running:
+            lines = _stopped(running, lambda: len(running.reports("checkpoint")) >= 3)  # noqa: PLR2004
+            writes += [line["seconds"] for line in lines if line["cause"] == "periodic"]
+            stalls += [line["stall_seconds"] for line in lines if line["cause"] == "periodic"]
+        with trainers(base, ranks, "states", megabytes, kind, 1e9) as running:
+            started = time.monotonic()
+            lines = _stopped(running, lambda: bool(running.reports("start")) and time.monotonic() > started + 10)  # noqa: B023
+            (stop,) = (line for line in lines if line["cause"] == "stop")
+            files = [path for path in (running.directory / "checkpoints").rglob("incarnation-*/*") if path.is_file()]
+            files += list((running.directory / "checkpoints").glob("*.pt"))
+            disk.append(dd_seconds(base, files))
+            stops.append(stop["seconds"])
+            ratios.append(stop["seconds"] / disk[-1])
+            size = stop["bytes"]
+    write, stall = statistics.median(writes), statistics.median(stalls)
     return {
         "kind": kind,
         "megabytes": round(size / 2**20),
-        "dd_seconds": round(dd, 3),
-        "stop_seconds": round(stop, 3),
-        "stop_to_dd": round(stop / dd, 2),
+        "dd_seconds": round(statistics.median(disk), 3),
+        "stop_seconds": round(statistics.median(stops), 3),
+        "stop_to_dd": round(statistics.median(ratios), 2),
         "background_seconds": round(write, 3),
         "stall_seconds": round(stall, 3),
         "stall_to_background": round(stall / write, 3),
     }
+
+
+def _stopped(running: Trainers, ready: Callable[[], bool]) -> list[dict[str, Any]]:
+    """Stop the trainers when they are ready; their checkpoints."""
+    end = time.monotonic() + LIMIT
+    while not ready():
+        if time.monotonic() > end or running.processes[0].poll() is not None:
+            raise BenchmarkError("the trainers ended, or did not come so far")
+        time.sleep(0.05)
+    running.processes[0].send_signal(signal.SIGUSR2)
+    running.wait(85)
+    return running.reports("checkpoint")
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:
