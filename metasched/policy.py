@@ -49,7 +49,7 @@ class Policy(ABC):
     Parameters: ClassVar[type[PolicyParameters]] = PolicyParameters
     wakes_on_arrival: ClassVar[bool] = True
     wakes_on_completion: ClassVar[bool] = True
-    # Nothing but arrivals, ends and nodes changes its decision (not even that a job is stopping): other rounds repeat it.
+    # Nothing but arrivals, ends and nodes changes its decision, not even that a job stops: other rounds repeat it.
     steady: ClassVar[bool] = False
 
     def __init__(self, parameters: PolicyParameters | None = None) -> None:
