@@ -15,6 +15,7 @@ import logging
 import re
 import shutil
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
@@ -220,6 +221,7 @@ class CheckpointStore:
         whole = file.sum
         content = {"format": FORMAT, **_described(whole), **position}
         content["shards"] = {name: _described(found) for name, found in written.items()}
+        content["own_crc32"] = _own_sum(content)
         with replacing(manifest, check) as file:
             file.write(json.dumps(content).encode())
         sync_directory(self.directory)
@@ -329,6 +331,8 @@ def _read_manifest(manifest: Path) -> Checkpoint:
             f"{manifest}: was written by another version of trainer_shim, in format {version!r}, and this one reads "
             f"{FORMAT}: use that version, or another checkpoint directory"
         )
+    if version == FORMAT and content.get("own_crc32") != _own_sum(content):
+        raise _DamagedError("its manifest is not what was written")
     data, shards = manifest.with_suffix(".pt"), _shards(manifest.with_suffix(""))
     try:
         parts = {f"{shards.name}/{name}": _found(described) for name, described in content.get("shards", {}).items()}
@@ -342,6 +346,12 @@ def _read_manifest(manifest: Path) -> Checkpoint:
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
+
+
+def _own_sum(content: dict[str, Any]) -> int:
+    """The CRC-32 of all else that a manifest says: a position that is a little wrong would be resumed from."""
+    rest = {key: value for key, value in content.items() if key != "own_crc32"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def _verify(checkpoint: Checkpoint) -> None:

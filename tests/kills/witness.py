@@ -42,6 +42,9 @@ def whole_checkpoints(directory, below=sys.maxsize):
             data = manifest.with_suffix(".pt").read_bytes()
         except (OSError, ValueError):
             continue
+        rest = {key: value for key, value in content.items() if key != "own_crc32"}
+        if content.get("own_crc32") != zlib.crc32(json.dumps(rest, sort_keys=True).encode()):
+            continue
         if (len(data), zlib.crc32(data), int(match[2])) == (
             content["bytes"],
             content["crc32"],

@@ -156,6 +156,16 @@ def test_the_same_step_again(store):
     assert store.latest().progress.epoch == 2
 
 
+def test_a_position_that_was_changed_is_damage(store):
+    """A manifest that makes sense, and is not what was written, does not count."""
+    save(store, 1, 2)
+    manifest = store.directory / "incarnation-1-step-2.json"
+    content = json.loads(manifest.read_text())
+    content["progress"]["cursor"] += 1
+    manifest.write_text(json.dumps(content))
+    assert store.latest().progress.step == 1
+
+
 def test_newer_format(store):
     """A checkpoint of a newer version is refused, not skipped."""
     save(store, 1)
