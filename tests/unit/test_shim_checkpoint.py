@@ -158,7 +158,8 @@ def test_the_same_step_again(store):
 
 def test_a_position_that_was_changed_is_damage(store):
     """A manifest that makes sense, and is not what was written, does not count."""
-    save(store, 1, 2)
+    save(store, 1)
+    save(store, 2)
     manifest = store.directory / "incarnation-1-step-2.json"
     content = json.loads(manifest.read_text())
     content["progress"]["cursor"] += 1
@@ -349,6 +350,7 @@ def test_a_damaged_shard(store, damage, caplog):
     content = json.loads(manifest.read_text())
     found = durable.read_sum(shard)
     content["shards"][shard.name] = {"bytes": found.size, "crc32": found.crc32}
+    content["own_crc32"] = checkpoint._own_sum(content)
     manifest.write_text(json.dumps(content))
     assert store.latest().progress.step == 2
     if damage == "truncate":
