@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 import typing
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from metasched.errors import MetaschedError
 from metasched.policy import PolicyParameters, Registry, UnknownPolicyError
+from metasched.problems import explain, nearest
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 
@@ -118,6 +118,16 @@ class History(_Section):
     snapshots_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
 
 
+class Standby(_Section):
+    """What a daemon on another host needs to take over.
+
+    Attributes:
+        copy_seconds: time between copies of the database into the shared directory; 0 for none.
+    """
+
+    copy_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 60.0
+
+
 class Log(_Section):
     """What the daemon logs, to standard error.
 
@@ -139,6 +149,7 @@ class Config(_Section):
     schedule: Schedule = Schedule()
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
+    standby: Standby = Standby()
     log: Log = Log()
 
 
@@ -160,7 +171,7 @@ def load(path: Path, registry: Registry) -> Config:
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        problems += _explain(error, Config)
+        problems += explain(error, Config)
         raise ConfigError(path, problems) from None
     if problems:
         raise ConfigError(path, problems)
@@ -177,46 +188,14 @@ def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[st
     try:
         policy = registry.get(name)
     except UnknownPolicyError as error:
-        near = _nearest(name, registry.names())
+        near = nearest(name, registry.names())
         problems.append(f"[policy] name: {error}{near}")
         return PolicyParameters()
     try:
         return policy.Parameters.model_validate(raw)
     except ValidationError as error:
-        problems += _explain(error, policy.Parameters, prefix=("policy", "parameters"))
+        problems += explain(error, policy.Parameters, prefix=("policy", "parameters"))
         return PolicyParameters()
-
-
-def _explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[str]:
-    problems = []
-    for item in error.errors():
-        location = tuple(str(part) for part in item["loc"])
-        path = prefix + location
-        where = f"[{'.'.join(path[:-1])}] {path[-1]}" if len(path) > 1 else ".".join(path) or "the file"
-        if item["type"] == "extra_forbidden":
-            problems.append(f"{where}: no such key{_nearest(location[-1], _keys(model, location[:-1]))}")
-        elif item["type"] == "missing":
-            problems.append(f"{where}: missing; add it")
-        else:
-            problems.append(f"{where}: {item['msg']} (found {item['input']!r})")
-    return problems
-
-
-def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
-    for part in location:
-        field = model.model_fields.get(part)
-        annotation = field.annotation if field is not None else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if match:
-        return f"; did you mean {match[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
 
 
 def differences(old: Config, new: Config) -> list[str]:

@@ -200,7 +200,7 @@ class Controller:
                 targets=result.targets,
                 reasons=result.reasons,
                 decide_seconds=time.perf_counter() - begun,
-                snapshot=encode(snapshot),
+                snapshot=encode(snapshot) if self.config.history.snapshots_bytes else b"",
                 keep_snapshots_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
             )

@@ -30,12 +30,16 @@ from metasched.policy import Policy, Registry, installed_policies
 from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmUnavailableError
+from metasched.standby import Copies, take_over
 from metasched.store import Store
+from metasched.supervisor import tell
 
 # Signals only set flags (the scheduler is not re-entrant), so the flags are looked at this often.
 TICK_SECONDS = 0.5
 DATABASE = "metasched.db"
 LOCK = "daemon.lock"
+COPIES = "standby"  # the directory of the database's copies, in the shared one
+STANDBY_SECONDS = 2.0  # between a standby's looks at the lock
 
 log = structlog.get_logger()
 
@@ -105,11 +109,12 @@ class Daemon:
     its one job in the thread that receives the signals.
     """
 
-    def __init__(self, path: Path, config: Config, registry: Registry, controller: Controller) -> None:
+    def __init__(self, path: Path, config: Config, registry: Registry, controller: Controller, copies: Copies) -> None:
         self._path = path
         self._config = config
         self._registry = registry
         self._controller = controller
+        self._copies = copies
         self._stopping = False
         self._reload = False
         self._due = 0.0
@@ -151,6 +156,7 @@ class Daemon:
                 self._due = 0.0
             if not self._stopping and time.monotonic() >= self._due:
                 self._due = time.monotonic() + self._controller.poll()
+            tell()
         except Exception as error:  # whatever it is, the process ends with it, and a supervisor starts it afresh
             log.exception("daemon_fails")
             self._failure = error
@@ -169,6 +175,7 @@ class Daemon:
         log.info("reloaded", changes=changes or "none")
         self._config = new
         configure_logs(new.log)
+        self._copies.every = new.standby.copy_seconds
         self._controller.reconfigure(new, make_policy(new, self._registry))
 
 
@@ -179,8 +186,12 @@ def _make_directory(key: str, path: Path) -> None:
         raise StateDirectoryError(key, path, error) from None
 
 
-def run(path: Path) -> None:
+def run(path: Path, *, standby: bool = False) -> None:
     """Run the daemon under a configuration file until a signal ends it.
+
+    Args:
+        path: of the configuration.
+        standby: while another daemon runs for this cluster, wait for its end instead of refusing to start.
 
     Raises:
         MetaschedError: it cannot start, or cannot go on; the message says why and what to do.
@@ -190,18 +201,35 @@ def run(path: Path) -> None:
     configure_logs(config.log)
     _make_directory("state", config.paths.state)
     _make_directory("shared", config.paths.shared)
-    mailbox = Mailbox(config.paths.shared)
-    with DaemonLock(config.paths.shared / LOCK) as lock, Store.open(config.paths.state / DATABASE) as store:
-        client = CommandLineClient(timeout=config.slurm.timeout_seconds)
-        try:
-            controller = _controller(
-                config, make_policy(config, registry), client, store=store, mailbox=mailbox, lock=lock
-            )
-            log.info("started", config=str(path), policy=config.policy.name)
-            Daemon(path, config, registry, controller).run()
-        finally:
-            client.close()
+    mailbox, database = Mailbox(config.paths.shared), config.paths.state / DATABASE
+    lock_path, copies_path = config.paths.shared / LOCK, config.paths.shared / COPIES
+    with DaemonLock.wait(lock_path, STANDBY_SECONDS, _standing_by()) if standby else DaemonLock(lock_path) as lock:
+        take_over(database, copies_path)
+        with Copies(database, copies_path, config.standby.copy_seconds) as copies, Store.open(database) as store:
+            client = CommandLineClient(timeout=config.slurm.timeout_seconds)
+            try:
+                policy = make_policy(config, registry)
+                controller = _controller(config, policy, client, store=store, mailbox=mailbox, lock=lock)
+                log.info("started", config=str(path), policy=config.policy.name)
+                tell("READY=1", f"STATUS=schedules under policy {config.policy.name}")
+                Daemon(path, config, registry, controller, copies).run()
+            finally:
+                tell("STOPPING=1")
+                client.close()
     log.info("stopped", jobs="left as they are")
+
+
+def _standing_by() -> Callable[[str], None]:
+    """What a standby says of the daemon that it waits for: a line for each, and signs of life."""
+    known: set[str] = set()
+
+    def look(holder: str) -> None:
+        if holder not in known:
+            log.info("standing_by", daemon=holder or "not known yet")
+            known.add(holder)
+        tell("READY=1", f"STATUS=stands by for the daemon of {holder}")
+
+    return look
 
 
 def _controller(
@@ -213,6 +241,7 @@ def _controller(
             return Controller(config, client, store, mailbox, policy, lock=lock)
         except SlurmUnavailableError as error:
             log.warning("slurm_unreachable", error=str(error), effect="waiting for it")
+            tell("READY=1", "STATUS=waits for Slurm")
             time.sleep(config.schedule.poll_seconds)
 
 

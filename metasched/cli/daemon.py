@@ -10,8 +10,9 @@ from metasched.cli.text import clean
 
 @click.command("daemon", short_help="Schedule the cluster.")
 @click.option("--dry-run", is_flag=True, help="Print what a round would do now, and do nothing.")
+@click.option("--standby", is_flag=True, help="While another daemon runs, wait for its end, and go on from there.")
 @click.pass_obj
-def command(places: Places, *, dry_run: bool) -> None:
+def command(places: Places, *, dry_run: bool, standby: bool) -> None:
     """Schedule the cluster until SIGTERM; SIGHUP reads the configuration again. Jobs outlive the daemon."""
     from metasched import daemon  # noqa: PLC0415  the scheduler's imports are for this command alone
 
@@ -19,4 +20,4 @@ def command(places: Places, *, dry_run: bool) -> None:
         for line in daemon.dry_run(places.config):
             click.echo(clean(line))
     else:
-        daemon.run(places.config)
+        daemon.run(places.config, standby=standby)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metasched.errors import MetaschedError
 from metasched.model import Node
+from metasched.problems import explain
 from metasched.simulator.metrics import Alone
 from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
 from metasched.simulator.sources import AnySource
@@ -185,7 +186,7 @@ def load_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ScenarioError(path, [f"is not TOML: {error}"]) from None
     except ValidationError as error:
-        raise ScenarioError(path, [_words(item) for item in error.errors()]) from None
+        raise ScenarioError(path, explain(error, _File)) from None
     section, locality = read.settings, Locality(rack=read.settings.rack_factor, cluster=read.settings.cluster_factor)
     settings = Settings(
         round_seconds=section.round_seconds,
@@ -248,15 +249,3 @@ def _digests(base: Path, source: AnySource) -> dict[str, str]:
         except OSError:  # the reader says so, better
             found[str(path.name)] = "unreadable"
     return found
-
-
-def _words(item: Any) -> str:
-    *above, key = (str(part) for part in item["loc"]) if item["loc"] else ("the file",)
-    where = f"[{'.'.join(above)}] {key}" if above else key
-    match item["type"]:
-        case "extra_forbidden":
-            return f"{where}: no such key"
-        case "missing":
-            return f"{where}: missing; add it"
-        case _:
-            return f"{where}: {item['msg']} (found {item['input']!r})"

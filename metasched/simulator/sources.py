@@ -76,36 +76,21 @@ class TraceSource(Source):
         return [base / self.path, *(_inside(base / more) if more is not None else ())]
 
 
-class GavelTrace(TraceSource):
-    """``format = "gavel"``.
+class TableTrace(TraceSource):
+    """``format = "gavel"``, or ``"shockwave"``: jobs that change their batch size.
 
     Attributes:
         throughputs: the table of speeds (JSON).
     """
 
-    format: Literal["gavel"]
+    format: Literal["gavel", "shockwave"]
     throughputs: Path
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """Read it."""
         del seed
-        return read_gavel(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
-
-
-class ShockwaveTrace(TraceSource):
-    """``format = "shockwave"``: jobs that change their batch size.
-
-    Attributes:
-        throughputs: the table of speeds (JSON).
-    """
-
-    format: Literal["shockwave"]
-    throughputs: Path
-
-    def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read it."""
-        del seed
-        return read_shockwave(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
+        read = read_gavel if self.format == "gavel" else read_shockwave
+        return read(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
 
 
 class PolluxTrace(TraceSource):
@@ -328,8 +313,7 @@ class ThemisGenerator(TableGenerator):
 
 
 AnySource = (
-    GavelTrace
-    | ShockwaveTrace
+    TableTrace
     | PolluxTrace
     | ElasticFlowTrace
     | DurationTrace

@@ -87,6 +87,39 @@ class Connection:
         with _translating(path), closing(sqlite3.connect(path)) as copy:
             self._db.conn.backup(copy)
 
+    def fill_from(self, path: Path) -> None:
+        """Take over the rows of another store, snapshots apart, as they are at one instant; this one must be empty.
+
+        The other may be in use by its daemon meanwhile, which does not wait for this. Afterwards this store is in one
+        file, which can be read on any file system.
+
+        Raises:
+            StoreError: what SQLite said of either file, typed.
+        """
+        with _translating(path):
+            self._db.execute("ATTACH ? AS other", (str(path),))
+            try:
+                with self._db.atomic():
+                    for table in (name for name in schema.TABLES if name != "snapshots"):
+                        self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")  # noqa: S608  our own names
+                    term = self._db.execute("PRAGMA other.user_version").fetchone()[0]
+                    self._db.execute(f"PRAGMA main.user_version = {term}")
+            finally:
+                self._db.execute("DETACH other")
+            self._db.execute("PRAGMA journal_mode = DELETE")
+
+    @property
+    def term(self) -> int:
+        """How often a daemon has begun to write this store or one that it was copied from; 0 for a new one."""
+        row = self._row("PRAGMA user_version")
+        return int(row[0]) if row else 0
+
+    def begin_term(self, term: int) -> int:
+        """Note that a daemon begins to write the store; returns ``term``."""
+        with self.transaction():
+            self._db.execute(f"PRAGMA user_version = {int(term)}")
+        return term
+
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything inside commits or nothing does; a nested one is undone alone when it fails.

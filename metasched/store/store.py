@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Unpack
@@ -34,6 +33,8 @@ class Store(History, ReportRows):
     Each method is one transaction; ``with store.transaction():`` makes one of many. Every writing method raises a
     ``StoreError`` when the file cannot be written, and then nothing of it was. Use it in the thread that opened it.
     """
+
+    _snapshot_bytes: float | None = None  # of all snapshots, as of the last committed round; None: not counted yet
 
     # jobs
 
@@ -256,7 +257,8 @@ class Store(History, ReportRows):
                 {uid: (placed.get(uid), reasons.get(uid, "")) for uid in {**reasons, **placed}},
             )
             self._commit_state(number, policy, state)
-            self._commit_snapshot(number, snapshot, keep_snapshots_bytes)
+            held = self._commit_snapshot(number, snapshot, keep_snapshots_bytes)
+        self._snapshot_bytes = held
 
     def last_round(self) -> RoundRecord | None:
         """The latest committed round."""
@@ -396,14 +398,20 @@ class Store(History, ReportRows):
             [(uid, number, *decisions[uid]) for uid in changed],
         )
 
-    def _commit_snapshot(self, number: int, snapshot: bytes, keep_bytes: int) -> None:
+    def _commit_snapshot(self, number: int, snapshot: bytes, keep_bytes: int) -> float:
+        """Keep this one, drop the oldest beyond the limit, and return how many bytes are then held."""
         if snapshot:
             self._write("INSERT INTO snapshots (round, data) VALUES (?, ?)", [number, snapshot])
-        sizes = self._rows("SELECT round, LENGTH(data) FROM snapshots ORDER BY round DESC")
-        held = itertools.accumulate(size for _, size in sizes)
-        beyond = next((round_ for (round_, _), total in zip(sizes, held, strict=True) if total > keep_bytes), None)
-        if beyond is not None:
-            self._write("DELETE FROM snapshots WHERE round <= ?", [beyond])
+        held: float
+        if self._snapshot_bytes is None:  # once: it reads the whole table
+            held = self._rows("SELECT TOTAL(LENGTH(data)) FROM snapshots")[0][0]
+        else:
+            held = self._snapshot_bytes + len(snapshot)
+        while held > keep_bytes:
+            ((oldest, size),) = self._rows("SELECT round, LENGTH(data) FROM snapshots ORDER BY round LIMIT 1")
+            self._write("DELETE FROM snapshots WHERE round = ?", [oldest])
+            held -= size
+        return held
 
     def _commit_state(self, number: int, policy: str, state: PolicyState) -> None:
         data = as_json(state.data)

@@ -51,7 +51,7 @@ class Site:
         text = CONFIG.format(base=self.base, policy=policy, parameters=section, grace=grace)
         self.config.write_text(text + extra)
 
-    def start(self):
+    def start(self, *options):
         with (self.base / "daemon.log").open("ab") as log:
             self.daemon = subprocess.Popen(
                 # A test run that is killed must not leave a daemon behind.
@@ -65,6 +65,7 @@ class Site:
                     "--config",
                     self.config,
                     "daemon",
+                    *options,
                 ],
                 env=self.cluster.env,
                 stdout=log,

@@ -73,3 +73,27 @@ def test_a_planted_link_is_not_followed(path, tmp_path):
         DaemonLock(path)
     assert victim.read_text() == "precious"
     assert path.is_symlink()
+
+
+def test_a_lock_that_another_host_was_given_is_noticed(path):
+    """A network file system gives a lock away when its holder is cut off; the new holder writes its name."""
+    with DaemonLock(path) as lock:
+        path.write_text("host other pid 1 since then\n")
+        with pytest.raises(LockLostError, match="no longer ours"):
+            lock.check()
+
+
+def test_a_standby_gets_the_lock_when_its_holder_ends(path, holder):
+    """It hears whom it waits for at every look."""
+    heard = []
+
+    def waiting(words):
+        heard.append(words)
+        if len(heard) == 2:
+            holder.kill()
+            holder.wait()
+
+    with DaemonLock.wait(path, 0.01, waiting) as lock:
+        lock.check()
+    assert len(heard) >= 2
+    assert all(f"pid {holder.pid} " in words for words in heard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from metasched.model import Job
@@ -38,11 +39,25 @@ def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, refere
     Raises:
         TraceError: the trace cannot be used as it is.
     """
-    rows = list(plain_rows(path, COLUMNS))
+    submissions = []
+    for row, job, steps in table_jobs(path, COLUMNS, table, most_gpus):
+        slo = _slo_seconds(row, steps, table.speed(job.name, reference, (job.gpus,)))
+        submissions.append(Submission(job.evolve(slo_seconds=slo), TableTraining(table, job.name, steps)))
+    return Workload(path.name, tuple(submissions))
+
+
+def table_jobs(
+    path: Path, columns: Sequence[str], table: Table, most_gpus: int | None
+) -> Iterator[tuple[Row, Job, int]]:
+    """Each line of a trace in this form or one that descends from it, with its job, named by its model, and its steps.
+
+    Raises:
+        TraceError: the line cannot be used as it is.
+    """
+    rows = list(plain_rows(path, columns))
     digits = len(str(rows[-1].line)) if rows else 1
     heaviest = max((row.number("priority_weight") for row in rows), default=1.0)
     before = 0.0
-    submissions = []
     for row in rows:
         submitted = row.number("arrival_seconds")
         if submitted < before:
@@ -64,10 +79,8 @@ def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, refere
             max_gpus=gpus,
             cpus_per_unit=0,
             weight=row.number("priority_weight", least=1e-9) / heaviest,
-            slo_seconds=_slo_seconds(row, steps, table.speed(model, reference, (gpus,))),
         )
-        submissions.append(Submission(job, TableTraining(table, model, steps)))
-    return Workload(path.name, tuple(submissions))
+        yield row, job, steps
 
 
 def _slo_seconds(row: Row, steps: int, speed: float | None) -> float | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metasched.model import Job
 from metasched.simulator.records import Submission, Workload
-from metasched.simulator.traces.rows import plain_rows
+from metasched.simulator.traces.gavel import table_jobs
 from metasched.throughput.regimes import Mode, RegimeTraining, UnknownFamilyError
 from metasched.throughput.table import Table
 
@@ -40,38 +39,13 @@ def read_shockwave(path: Path, table: Table, *, most_gpus: int | None = None) ->
     Raises:
         TraceError: the trace cannot be used as it is.
     """
-    rows = list(plain_rows(path, COLUMNS))
-    digits = len(str(rows[-1].line)) if rows else 1
-    heaviest = max((row.number("priority_weight") for row in rows), default=1.0)
     modes = [mode.value for mode in Mode]
-    before = 0.0
     submissions = []
-    for row in rows:
-        submitted = row.number("arrival_seconds")
-        if submitted < before:
-            raise row.refusal("arrival_seconds", f"{submitted:g} is before the line above", "sort by arrival")
-        before = submitted
-        model = row.one_of("job_type", table.models)
-        gpus = row.gpus("scale_factor", most_gpus)
-        if (model, gpus) not in table.kinds:
-            raise row.refusal("scale_factor", f"no speed is known of {model!r} on {gpus} GPUs", "extend the table")
-        steps = row.whole("total_steps", least=1)
+    for row, job, steps in table_jobs(path, COLUMNS, table, most_gpus):
         mode = Mode(row.one_of("mode", modes))
         try:
-            training = RegimeTraining.of(table, mode, model, gpus, steps)
+            training = RegimeTraining.of(table, mode, job.name, job.gpus, steps)
         except UnknownFamilyError as error:
             raise row.refusal("job_type", str(error), "name one of them") from None
-        job = Job(
-            uid=f"{row.line:0{digits}}",
-            address=str(row.line),
-            name=f"{model}, {mode.value}",
-            user="trace",
-            submitted=submitted,
-            gpus=gpus,
-            min_gpus=gpus,
-            max_gpus=gpus,
-            cpus_per_unit=0,
-            weight=row.number("priority_weight", least=1e-9) / heaviest,
-        )
-        submissions.append(Submission(job, training))
+        submissions.append(Submission(job.evolve(name=f"{job.name}, {mode.value}"), training))
     return Workload(path.name, tuple(submissions))

@@ -1,0 +1,41 @@
+"""What is wrong with a file that people wrote, in words, by key."""
+
+from __future__ import annotations
+
+import difflib
+
+from pydantic import BaseModel, ValidationError
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[str]:
+    """A line for each problem: the key, what is wrong with it, and the key that may have been meant."""
+    problems = []
+    for item in error.errors():
+        location = tuple(str(part) for part in item["loc"])
+        path = prefix + location
+        where = f"[{'.'.join(path[:-1])}] {path[-1]}" if len(path) > 1 else ".".join(path) or "the file"
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{where}: no such key{nearest(location[-1], _keys(model, location[:-1]))}")
+        elif item["type"] == "missing":
+            problems.append(f"{where}: missing; add it")
+        else:
+            problems.append(f"{where}: {item['msg']} (found {item['input']!r})")
+    return problems
+
+
+def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(part)
+        annotation = field.annotation if field is not None else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """The known word that may have been meant, or all that are known, in words; empty where none is."""
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if match:
+        return f"; did you mean {match[0]!r}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""

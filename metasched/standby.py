@@ -1,0 +1,167 @@
+"""A second daemon on another host: the store's copy in shared storage, and which of two stores goes on.
+
+SQLite is not safe on a network file system, so the store stays on the daemon's local disk, and copies of it go to
+shared storage. Each daemon that gets the lock begins the next **term**, which the store carries: a copy of a later term
+than the local store's was written by a daemon that took over in between, and replaces it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from metasched.errors import MetaschedError
+from metasched.store import Store, StoreError
+
+COPY = "metasched.db"
+REST = 20.0  # times as long as a copy took, no other is begun
+
+log = structlog.get_logger()
+
+
+class CopyError(MetaschedError):
+    """The store's copy cannot be written, read or put in place."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"the store's copy {path}: {error.strerror or error}; "
+            "check that [paths] state and shared belong to the daemon, and are not full"
+        )
+
+
+def take_over(local: Path, shared: Path) -> None:
+    """Make sure that the local store is the one to go on with, and begin the next term in it.
+
+    A local store of an earlier term than the copy is kept, as ``<name>.superseded``.
+
+    Args:
+        local: the store.
+        shared: the directory of copies.
+
+    Raises:
+        StoreError: one of them cannot be read, or the store not be written.
+        CopyError: the copy cannot be read, or not be put in place.
+    """
+    fetched = local.with_name(f"{local.name}.fetched")
+    try:
+        own, copied = _term(local), _fetch(shared / COPY, fetched)
+        if copied > own:
+            if local.exists():
+                local.replace(local.with_name(f"{local.name}.superseded"))
+            fetched.replace(local)
+            log.info("took_over", copy=str(shared / COPY), term=copied)
+        else:
+            _remove(fetched)
+    except OSError as error:
+        raise CopyError(shared / COPY, error) from error
+    with Store.open(local) as store:
+        store.begin_term(max(own, copied) + 1)
+
+
+def _term(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with Store.open(path) as store:  # closing it leaves one file, without a journal
+        return store.term
+
+
+def _fetch(copy: Path, target: Path) -> int:
+    """Bring the copy to the local disk, where it can be opened; its term, 0 where there is none."""
+    _remove(target)
+    if not copy.exists():
+        return 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _write_through(copy, target)
+    return _term(target)
+
+
+def write_copy(local: Path, shared: Path) -> None:
+    """Copy the store, snapshots apart, as of one instant, also while the daemon writes it.
+
+    The copy appears whole or not at all, for the eyes of its owner only.
+
+    Raises:
+        StoreError: the store cannot be read, or its copy not be made.
+        CopyError: the copy cannot be written to the directory.
+    """
+    made, part = local.with_name(f"{local.name}.copy"), shared / f"{COPY}.part"
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        _remove(made)
+        with Store.open(made) as copy:
+            copy.fill_from(local)
+        _write_through(made, part)
+        part.replace(shared / COPY)
+    except OSError as error:
+        raise CopyError(shared / COPY, error) from error
+    finally:
+        _remove(made)
+
+
+def _write_through(source: Path, target: Path) -> None:
+    with source.open("rb") as reader, os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as writer:
+        writer.truncate()
+        shutil.copyfileobj(reader, writer, 1 << 20)
+        writer.flush()
+        os.fsync(writer.fileno())
+
+
+def _remove(database: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{database}{suffix}").unlink(missing_ok=True)
+
+
+class Copies:
+    """Copies of the store, written by a thread of their own until the block ends, and once more then.
+
+    Args:
+        local: the store.
+        shared: the directory of copies, made if missing.
+        every: seconds between copies; 0 for none. May be changed.
+    """
+
+    def __init__(self, local: Path, shared: Path, every: float) -> None:
+        self.every = every
+        self._local = local
+        self._shared = shared
+        self._failed = False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        took = 0.0
+        while not self._end.wait(max(self.every or 1.0, REST * took)):
+            if self.every:
+                took = self._write()
+        if self.every:
+            self._write()
+
+    def _write(self) -> float:
+        """Write one; how many seconds that took."""
+        begun = time.monotonic()
+        try:
+            write_copy(self._local, self._shared)
+        except (CopyError, StoreError) as error:
+            if not self._failed:
+                log.warning("store_not_copied", error=str(error), effect="a standby would go on from an older copy")
+            self._failed = True
+        else:
+            self._failed = False
+        return time.monotonic() - begun

@@ -1,0 +1,70 @@
+"""A second daemon, as if on another host: its own state directory, the same shared one."""
+
+import shutil
+
+import pytest
+
+from metasched.store import Store
+from tests.slurm.site import Site
+
+
+@pytest.fixture
+def second(site):
+    """Stands by once the first daemon runs."""
+    other = Site(site.cluster)
+    text = site.config.read_text() + "[standby]\ncopy_seconds = 0.3\n"
+    site.config.write_text(text)
+    other.config.write_text(text.replace(f"{site.base}/state", f"{other.base}/state"))
+    yield other
+    other.close()
+
+
+def runs(site, address):
+    with site.store() as store:
+        return [
+            (run.run, run.started) for job in store.live_jobs() if job.address == address for run in store.runs(job.uid)
+        ]
+
+
+def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
+    """The running job runs on under its uid and its history, and the waiting one gets its turn."""
+    site.start()
+    runner = site.submit("sleep 12", "--gres=gpu:4", "-N4")
+    waiter = site.submit("sleep 1", "--gres=gpu:1")
+    uid = site.wait_status(runner, "running").uid
+    site.wait(lambda: site.job(waiter))
+    second.start("--standby")
+    site.wait(lambda: "standing_by" in second.log())
+    before = runs(site, runner)
+    assert len(before) == 1
+    copy = site.base / "shared" / "standby" / "metasched.db"
+    site.wait(lambda: copy.exists() and uid in copied(copy))
+    site.kill()
+    second.wait(lambda: "started" in second.log())
+    assert runs(second, runner) == before
+    assert second_status(site, second, runner, "completed").uid == uid
+    assert second_status(site, second, waiter, "completed").runs == 1
+
+
+def test_a_daemon_that_is_stopped_in_order_hands_over_everything(site, second):
+    """Its last copy is made after its last round."""
+    site.start()
+    job = site.submit("sleep 60", "--gres=gpu:1")
+    site.wait_status(job, "running")
+    site.terminate()
+    shutil.rmtree(site.base / "state")
+    second.start("--standby")
+    second.wait(lambda: "started" in second.log())
+    assert second.log().count("took_over") == 1
+    assert len(runs(second, job)) == 1
+
+
+def copied(path):
+    """The uids of the jobs that have a started run, in a copy that may just be replaced."""
+    with Store.open(path, read_only=True) as store:
+        return [job.uid for job in store.live_jobs() if job.current is not None and job.current.started is not None]
+
+
+def second_status(site, second, address, status):
+    """What is published below the first one's shared directory, now by the second."""
+    return second.wait(lambda: (job := site.job(address)) is not None and job.status == status and job)

@@ -1,0 +1,132 @@
+import stat
+import threading
+
+import pytest
+
+from metasched.standby import COPY, Copies, CopyError, take_over, write_copy
+from metasched.store import Store
+
+
+@pytest.fixture
+def local(tmp_path):
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state" / "metasched.db"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    return tmp_path / "standby"
+
+
+def note(path, text):
+    with Store.open(path) as store:
+        store.event("noted", text, at=1.0)
+
+
+def notes(path):
+    with Store.open(path) as store:
+        return [event.text for event in store.recent_events(10)]
+
+
+def term(path):
+    with Store.open(path) as store:
+        return store.term
+
+
+def test_the_first_daemon_of_a_cluster_begins_the_first_term(local, shared):
+    """There is neither a store nor a copy."""
+    take_over(local, shared)
+    assert term(local) == 1
+
+
+def test_a_daemon_that_comes_back_goes_on_with_its_own_store(local, shared):
+    """Its store is newer than the copy that was made of it."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(local, "after the copy")
+    take_over(local, shared)
+    assert notes(local) == ["after the copy"]
+    assert term(local) == 2
+
+
+def test_another_host_goes_on_from_the_copy(local, shared, tmp_path):
+    """Everything up to the copy is there, and the term is the next one."""
+    take_over(local, shared)
+    note(local, "before the copy")
+    write_copy(local, shared)
+    other = tmp_path / "other" / "metasched.db"
+    take_over(other, shared)
+    assert notes(other) == ["before the copy"]
+    assert term(other) == 2
+
+
+def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path):
+    """The second one's history counts, and the first one's own is kept beside it."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(local, "never copied")
+    other = tmp_path / "other" / "metasched.db"
+    take_over(other, shared)
+    note(other, "of the second")
+    write_copy(other, shared)
+    take_over(local, shared)
+    assert notes(local) == ["of the second"]
+    assert notes(local.with_name("metasched.db.superseded")) == ["never copied"]
+    assert term(local) == 3
+
+
+def test_copies_are_for_the_daemon_alone(local, shared):
+    """They hold every user's jobs."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+    assert stat.S_IMODE((shared / COPY).stat().st_mode) == 0o600
+
+
+def test_a_copy_is_made_while_the_daemon_writes(local, shared):
+    """What is committed is in it, what is not yet is not, and neither waits for the other."""
+    take_over(local, shared)
+    with Store.open(local) as store:
+        store.event("noted", "committed", at=1.0)
+        with store.transaction():
+            store.event("noted", "open", at=2.0)
+            done = threading.Thread(target=write_copy, args=(local, shared))
+            done.start()
+            done.join(30)
+            assert not done.is_alive()
+    assert notes(shared / COPY) == ["committed"]
+
+
+def test_a_copy_is_one_file(local, shared):
+    """A journal beside it would be lost, or useless on a network file system."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    assert [path.name for path in shared.iterdir()] == [COPY]
+    assert {path.name for path in local.parent.iterdir()} == {"metasched.db"}
+
+
+def test_a_directory_that_cannot_be_written_leaves_the_last_copy(local, shared):
+    """The error names the copy and what to look at."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    before = (shared / COPY).read_bytes()
+    (shared / f"{COPY}.part").mkdir()
+    with pytest.raises(CopyError, match=r"metasched\.db.*check that \[paths\]"):
+        write_copy(local, shared)
+    assert (shared / COPY).read_bytes() == before
+
+
+def test_the_last_copy_is_made_at_the_end(local, shared):
+    """A daemon that is stopped in order leaves nothing behind that its successor does not know."""
+    take_over(local, shared)
+    with Copies(local, shared, every=3600.0):
+        note(local, "late")
+    assert notes(shared / COPY) == ["late"]
+
+
+def test_no_copies_where_none_are_wanted(local, shared):
+    """0 seconds stand for none."""
+    take_over(local, shared)
+    with Copies(local, shared, every=0.0):
+        pass
+    assert not shared.exists()
