@@ -17,6 +17,8 @@ COMMANDS = (
     "status",
     "explain",
     "submit",
+    "init",
+    "check",
     "daemon",
     "policies",
     "replay",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from metasched.cli.text import echo_json, json_option
+from metasched.meanings import meanings
 from metasched.policy import Policy, installed_policies
 
 
@@ -37,9 +38,9 @@ def command(*, as_json: bool) -> None:
 
 def describe(policy: type[Policy]) -> dict[str, Any]:
     """Name, first sentence, and parameters with default and meaning (from the docstring's Attributes)."""
-    meanings = _attributes(policy.Parameters)
+    meaning = meanings(policy.Parameters)
     parameters = {
-        name: {"default": _default(field.get_default(call_default_factory=True)), "meaning": meanings.get(name, "")}
+        name: {"default": _default(field.get_default(call_default_factory=True)), "meaning": meaning.get(name, "")}
         for name, field in policy.Parameters.model_fields.items()
     }
     summary = (inspect.getdoc(policy) or "").split("\n\n")[0].replace("\n", " ")
@@ -48,26 +49,3 @@ def describe(policy: type[Policy]) -> dict[str, Any]:
 
 def _default(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _attributes(model: type) -> dict[str, str]:
-    """The texts of Google-style ``Attributes:`` sections by name: the class's own, and those of what it builds on."""
-    found: dict[str, str] = {}
-    for base in reversed(model.__mro__):
-        if base.__doc__ is not None:
-            found |= _own_attributes(inspect.cleandoc(base.__doc__))
-    return found
-
-
-def _own_attributes(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    inside, name = False, ""
-    for line in text.splitlines():
-        if not line.startswith(" "):
-            inside = line == "Attributes:" if line else inside
-        elif inside and line.startswith("     "):
-            found[name] += " " + line.strip()
-        elif inside:
-            name, _, text = line.strip().partition(":")
-            found[name] = text.strip()
-    return found

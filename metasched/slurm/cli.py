@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 # Only what Slurm itself generates: a user's text could hold anything. Byte for byte the same text as at the previous
 # poll means the same jobs: a requeue rewrites the submit time, a start and an end the state.
 _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
+_AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _FULL_READ_SECONDS = 60.0
 _MAX_COMMENT = 4096
 
@@ -93,6 +94,8 @@ class CommandLineClient:
                 job_submit_plugins=tuple(
                     filter(None, values.get("JobSubmitPlugins", "").replace("(null)", "").split(","))
                 ),
+                as_of=float(as_of[1]) if (as_of := _AS_OF.match(text)) else None,
+                values=values,
             )
         except (KeyError, ValueError, IndexError) as error:
             raise MalformedOutputError("scontrol show config", "", repr(error)) from error

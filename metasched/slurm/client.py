@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -183,6 +183,8 @@ class SlurmSettings:
         requeue_exit_hold: exit codes after which Slurm requeues and holds by itself.
         kill_wait: seconds between SIGTERM and SIGKILL.
         job_submit_plugins: names.
+        as_of: the controller's clock when it answered; None if not told.
+        values: all of it, in Slurm's words, by Slurm's names.
     """
 
     version: tuple[int, ...]
@@ -190,6 +192,8 @@ class SlurmSettings:
     requeue_exit_hold: frozenset[int]
     kill_wait: float
     job_submit_plugins: tuple[str, ...]
+    as_of: float | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 class SlurmClient(Protocol):

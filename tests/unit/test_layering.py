@@ -43,9 +43,13 @@ ROOMS = {
     "dry_run": {"slurm"},
     "controller": ENGINE | EDGES | CYCLE | {"codec", "config", "lock"},
     "daemon": ENGINE | EDGES | CYCLE | {"config", "lock", "standby", "supervisor", "dry_run", "controller"},
+    "meanings": set(),
+    "installation": {"config", "lock", "meanings", "slurm"},
     "devcluster": set(),
     "demo": {"devcluster", "policy", "replay", "status", "store"},
-    "cli": CONTRACT | EDGES | {"config", "lock", "daemon", "devcluster", "demo", "replay", "simulator"},
+    "cli": CONTRACT
+    | EDGES
+    | {"config", "lock", "meanings", "installation", "daemon", "devcluster", "demo", "replay", "simulator"},
     "__main__": {"cli"},
 }
 OPEN = {"errors"}

@@ -1,0 +1,79 @@
+"""`metasched check`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from metasched.cli.places import LOCK, Places
+from metasched.cli.text import clean, echo_json, json_option
+
+if TYPE_CHECKING:
+    from metasched.installation.checks import Finding
+    from metasched.installation.facts import Facts
+
+MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
+
+
+@click.command("check", short_help="Say what keeps metasched from working here.")
+@click.option("--nodes", is_flag=True, help="Also ask every node with GPUs, by a job of a moment on each.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
+    """Look at every permission, path and Slurm setting that metasched needs, and say how to mend what is wrong.
+
+    Run it as the user that the daemon runs as. Nothing is changed. The exit code is 1 where something keeps metasched
+    from working.
+    """
+    from metasched.config import load  # noqa: PLC0415  imports for this command alone
+    from metasched.installation.checks import check  # noqa: PLC0415
+    from metasched.installation.facts import gather  # noqa: PLC0415
+    from metasched.policy import installed_policies  # noqa: PLC0415
+    from metasched.slurm.cli import CommandLineClient  # noqa: PLC0415
+
+    places = ctx.find_object(Places) or Places()
+    config = load(places.config, installed_policies())
+    client = CommandLineClient(timeout=config.slurm.timeout_seconds)
+    try:
+        facts = gather(config, client, LOCK)
+    finally:
+        client.close()
+    found = check(facts)
+    if nodes:
+        found += _ask_nodes(facts)
+    if as_json:
+        echo_json([dataclasses.asdict(finding) for finding in found])
+    else:
+        for finding in found:
+            _print(finding)
+    if any(finding.level == "error" for finding in found):
+        ctx.exit(1)
+
+
+def _print(finding: Finding) -> None:
+    click.echo(clean(f"{MARKS[finding.level]} {finding.subject}: {finding.text}"))
+    if finding.fix:
+        click.echo(clean(f"          mend: {finding.fix}"))
+
+
+def _ask_nodes(facts: Facts) -> Iterator[Finding]:
+    from metasched.installation.checks import Finding  # noqa: PLC0415  as above
+    from metasched.installation.facts import CommandFailedError, Slurm, on_node  # noqa: PLC0415
+
+    nodes = facts.slurm.nodes if isinstance(facts.slurm, Slurm) else ()
+    for node in nodes:
+        if not node.gpus:
+            continue
+        try:
+            lacks = on_node(node.name, facts.config.paths.shared)
+        except CommandFailedError as error:
+            yield Finding("warning", node.name, f"could not be asked: {error}", "try again when it has a CPU free")
+            continue
+        if lacks:
+            fix = "mount the shared directory there, and put metasched-run and Python on jobs' PATH"
+            yield Finding("error", node.name, "; ".join(lacks), fix)
+        else:
+            yield Finding("ok", node.name, "has what jobs need")

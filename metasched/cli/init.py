@@ -1,0 +1,60 @@
+"""`metasched init`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from metasched.cli.places import Places
+from metasched.errors import MetaschedError
+
+DEFAULT_STATE = Path("/var/lib/metasched")
+
+
+class CannotWriteError(MetaschedError):
+    """The configuration cannot be written."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        fix = "remove it, or name another file" if isinstance(error, FileExistsError) else "name another file"
+        super().__init__(f"{path}: {error.strerror}; {fix} by --config")
+
+
+@click.command("init", short_help="Write a configuration to begin with.")
+@click.option(
+    "--shared",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    required=True,
+    help="Directory that all nodes see, for mailbox, reports and status.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=DEFAULT_STATE,
+    show_default=True,
+    help="Directory on this host's own disk, for the database.",
+)
+@click.pass_obj
+def command(places: Places, shared: Path, state: Path) -> None:
+    """Ask Slurm, and write a configuration with every key explained; a file that is there already is never changed."""
+    from metasched.installation.template import template  # noqa: PLC0415  imports for this command alone
+    from metasched.slurm.cli import CommandLineClient  # noqa: PLC0415
+
+    client = CommandLineClient()
+    try:
+        text = template(client.settings(), client.nodes(), state.absolute(), shared.absolute())
+    finally:
+        client.close()
+    path = places.config
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise CannotWriteError(path, error) from None
+    click.echo(f"{path} is written. Next, as the user that the daemon will run as:")
+    click.echo("  metasched check              # what is missing, and how to mend it")
+    click.echo("  metasched daemon --dry-run   # what a round would do now")

@@ -1,0 +1,212 @@
+"""Facts in, findings out: what is as it should be, what is not, and how to mend it. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from metasched.installation.facts import Directory, Facts, Slurm
+from metasched.slurm.errors import SlurmError
+
+OLDEST = (22, 5)
+GIB = 1 << 30
+NETWORK = frozenset(
+    {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "afs", "panfs"}
+)
+CLOCK_SECONDS = 2.0
+ROLES = frozenset({"operator", "administrator"})
+POLLS_OF_MEMORY = 5
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: ``error`` where metasched cannot work as configured, ``warning`` where it works less well.
+        subject: what was looked at.
+        text: how it is.
+        fix: what to do about it, "" if nothing.
+    """
+
+    level: Level
+    subject: str
+    text: str
+    fix: str = ""
+
+
+def check(facts: Facts) -> list[Finding]:
+    """Everything, in the order in which an admin would mend it."""
+    found = [*_state(facts), *_shared(facts)]
+    if isinstance(facts.slurm, SlurmError):
+        fix = "run this where Slurm's commands work, with slurmctld up"
+        return [*found, Finding("error", "Slurm", f"does not answer: {facts.slurm}", fix)]
+    for look in _SLURM:
+        found += look(facts, facts.slurm)
+    return found
+
+
+def _state(facts: Facts) -> Iterator[Finding]:
+    subject, there = "[paths] state", facts.state
+    yield from _usable(subject, there, facts.user)
+    if there.filesystem in NETWORK:
+        text = f"{there.path} is on {there.filesystem}: SQLite is not safe there"
+        yield Finding("error", subject, text, "name a directory on a local disk")
+
+
+def _shared(facts: Facts) -> Iterator[Finding]:
+    subject, there = "[paths] shared", facts.shared
+    yield from _usable(subject, there, facts.user)
+    if there.locks is False:
+        text = f"{there.filesystem} at {there.path} has no locks: two daemons could run at once"
+        yield Finding("error", subject, text, "mount it with locks (Lustre: -o flock), or name another directory")
+    several = not isinstance(facts.slurm, SlurmError) and len(facts.slurm.nodes) > 1
+    if there.problem is None and there.filesystem not in NETWORK and several:
+        text = f"{there.path} is on {there.filesystem or 'an unknown file system'}, which other hosts may not see"
+        yield Finding(
+            "warning", subject, text, "make sure that every node mounts it; `metasched check --nodes` asks them"
+        )
+    if facts.daemon is not None:
+        yield Finding("ok", "daemon", f"one runs: {facts.daemon}")
+
+
+def _usable(subject: str, there: Directory, user: str) -> Iterator[Finding]:
+    if there.problem is not None:
+        yield Finding("error", subject, there.problem, f"install -d -o {user} {there.path}")
+    elif there.free is not None and there.free < GIB:
+        text = f"{there.path} has {there.free / GIB:.2f} GiB left"
+        yield Finding("warning", subject, text, "free some space: the daemon stops when it cannot write")
+    else:
+        yield Finding("ok", subject, f"{there.path} can be used")
+
+
+def _version(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    del facts
+    major, minor, *_ = (*slurm.settings.version, 0, 0)
+    name = f"Slurm {major}.{minor:02}, cluster {slurm.settings.cluster}"
+    if (major, minor) < OLDEST:
+        yield Finding("error", "Slurm", f"{name} is too old", f"{OLDEST[0]}.{OLDEST[1]:02} is the oldest that works")
+    else:
+        yield Finding("ok", "Slurm", name)
+
+
+def _role(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    owner = slurm.settings.values.get("SlurmUser", "").partition("(")[0]
+    level = slurm.admin_level or "none"
+    if facts.uid == 0 or facts.user == owner:
+        yield Finding("ok", "role", f"{facts.user} may do everything")
+    elif level.lower() in ROLES:
+        yield Finding("ok", "role", f"{facts.user} is {level}")
+    else:
+        text = f"{facts.user} is neither SlurmUser ({owner}) nor an operator: Slurm would refuse what the daemon asks"
+        accounting = "none" not in slurm.settings.values.get("AccountingStorageType", "none")
+        fix = f"sacctmgr modify user {facts.user} set adminlevel=Operator" if accounting else f"run it as {owner}"
+        yield Finding("error", "role", text, fix)
+
+
+def _conf(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    values, options = slurm.settings.values, facts.config.slurm
+    select = values.get("SelectType", "")
+    if not select.endswith("/cons_tres"):
+        text = f"SelectType={select}: GPUs of a node cannot be given to several jobs"
+        yield Finding("error", "slurm.conf", text, "SelectType=select/cons_tres")
+    if options.exit_code not in slurm.settings.requeue_exit_hold:
+        text = f"RequeueExitHold does not name {options.exit_code}: the wrapper alone puts a stopped job back"
+        yield Finding("warning", "slurm.conf", text, f"RequeueExitHold={options.exit_code}")
+    if values.get("JobFileAppend", "0") != "1":
+        text = "a job's next run overwrites its output"
+        yield Finding("warning", "slurm.conf", text, "JobFileAppend=1, or users write #SBATCH --open-mode=append")
+    kept = _seconds(values.get("MinJobAge", ""))
+    if kept is not None and kept < POLLS_OF_MEMORY * facts.config.schedule.poll_seconds:
+        text = f"MinJobAge={kept:g}: ended jobs may be forgotten before the daemon sees how they ended"
+        yield Finding("warning", "slurm.conf", text, "MinJobAge=300")
+
+
+def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    subject, text = "job_submit", slurm.plugin
+    if "lua" not in slurm.settings.job_submit_plugins:
+        said = "no lua plugin: jobs are held only when the daemon sees them, and may have started before"
+        yield Finding("warning", subject, said, "JobSubmitPlugins=lua, with our job_submit.lua beside slurm.conf")
+    elif text is None:
+        yield Finding("ok", subject, "lua (job_submit.lua cannot be read from this host, so it is not checked)")
+    elif "metasched" not in text:
+        fix = "take the functions of metasched's job_submit.lua over into yours"
+        yield Finding("warning", subject, "job_submit.lua beside slurm.conf does not know metasched", fix)
+    else:
+        named = re.search(r"""^\s*local SHARED\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
+        shared = str(facts.config.paths.shared)
+        if named is None:
+            said = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
+            yield Finding(
+                "warning", subject, said, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
+            )
+        elif named[1].rstrip("/") != shared:
+            said = f"job_submit.lua has SHARED = {named[1]!r}, the configuration [paths] shared = {shared!r}"
+            yield Finding("error", subject, said, "make them the same")
+        else:
+            yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
+
+
+def _nodes(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    del facts
+    mixed = [node.name for node in slurm.nodes if len(node.gpus) > 1]
+    if mixed:
+        text = f"{_some(mixed)}: more than one type of GPU on a node, so nothing is placed there"
+        yield Finding("warning", "nodes", text, "leave them to other jobs, or split the types over nodes")
+    kinds: dict[str, int] = {}
+    for node in slurm.nodes:
+        for kind, count in node.gpus.items():
+            kinds[kind] = kinds.get(kind, 0) + count
+    if not kinds:
+        text = "no node has GPUs: only jobs without GPUs can be scheduled"
+        yield Finding(
+            "warning", "nodes", text, "GresTypes=gpu, and Gres= on the nodes, in slurm.conf; gres.conf on them"
+        )
+    else:
+        words = ", ".join(f"{count} {kind or 'untyped'}" for kind, count in sorted(kinds.items()))
+        yield Finding("ok", "nodes", f"{len(slurm.nodes)} nodes, GPUs: {words}")
+
+
+def _intake(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    intake = facts.config.intake
+    known = frozenset(name for node in slurm.nodes for name in node.partitions)
+    if missing := sorted(set(intake.partitions) - known):
+        text = f"Slurm has no partition {_some(missing)} with nodes"
+        yield Finding("error", "[intake] partitions", text, f"name some of: {_some(sorted(known))}")
+    if slurm.qos is not None and (missing := sorted(set(intake.qos) - slurm.qos)):
+        yield Finding(
+            "error", "[intake] qos", f"Slurm has no QOS {_some(missing)}", f"name some of: {_some(sorted(slurm.qos))}"
+        )
+
+
+def _clock(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    del facts
+    if slurm.ahead is not None and abs(slurm.ahead) > CLOCK_SECONDS:
+        way = "ahead of" if slurm.ahead > 0 else "behind"
+        text = f"this host is {abs(slurm.ahead):.0f} s {way} the controller"
+        yield Finding("warning", "clock", text, "run NTP (chrony) on both")
+
+
+_SLURM: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
+    _version,
+    _role,
+    _conf,
+    _plugin,
+    _nodes,
+    _intake,
+    _clock,
+)
+
+
+def _seconds(text: str) -> float | None:
+    """Of ``300 sec``."""
+    match = re.match(r"[0-9]+", text)
+    return float(match[0]) if match else None
+
+
+def _some(names: Sequence[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

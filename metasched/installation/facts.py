@@ -1,0 +1,230 @@
+"""What there is on this host and in its Slurm, as far as an installation depends on it. Reads; judges nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from metasched.config import Config
+from metasched.errors import MetaschedError
+from metasched.lock import DaemonLock, LockFileError, LockHeldError
+from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
+from metasched.slurm.errors import SlurmError
+
+SECONDS = 30.0  # for any one command
+
+# Asked on a compute node, as a job: whether it sees the shared directory, and has what jobs run.
+_ON_A_NODE = (
+    'test -d "$1" || echo "does not see $1"; '
+    'command -v metasched-run >/dev/null || echo "has no metasched-run on PATH"; '
+    'command -v python3 >/dev/null || echo "has no python3 on PATH"'
+)
+
+
+class CommandFailedError(MetaschedError):
+    """A command that was only to tell us something did not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory of the configuration.
+
+    Attributes:
+        path: of it.
+        problem: why it cannot be used, in words; None if it can.
+        filesystem: its type, as the kernel calls it ("" if not known).
+        free: bytes that are left there; None if not known.
+        locks: whether POSIX locks work there; None if not tried.
+    """
+
+    path: Path
+    problem: str | None
+    filesystem: str
+    free: int | None
+    locks: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    """What Slurm says.
+
+    Attributes:
+        settings: of slurm.conf.
+        nodes: all of them.
+        admin_level: the accounting's word on our user, None where there is no accounting or no such user.
+        qos: names, None where there is no accounting.
+        ahead: seconds that our clock is ahead of the controller's; None if not known.
+        plugin: the text of job_submit.lua beside slurm.conf; None if it cannot be read from this host.
+    """
+
+    settings: SlurmSettings
+    nodes: Sequence[SlurmNode]
+    admin_level: str | None
+    qos: frozenset[str] | None
+    ahead: float | None
+    plugin: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All of it.
+
+    Attributes:
+        config: checked.
+        user, uid: ours.
+        state, shared: the directories.
+        daemon: the words of the daemon that runs; None if none does.
+        slurm: what it says; its error if it says nothing.
+    """
+
+    config: Config
+    user: str
+    uid: int
+    state: Directory
+    shared: Directory
+    daemon: str | None
+    slurm: Slurm | SlurmError
+
+
+def gather(config: Config, client: SlurmClient, lock: str) -> Facts:
+    """Look round; ``lock`` is the name of the daemon's lock in the shared directory. Nothing is left behind."""
+    uid = os.geteuid()
+    shared = look_at(config.paths.shared)
+    return Facts(
+        config=config,
+        user=pwd.getpwuid(uid).pw_name,
+        uid=uid,
+        state=look_at(config.paths.state),
+        shared=shared,
+        daemon=_daemon(config.paths.shared / lock) if shared.problem is None else None,
+        slurm=_ask(client),
+    )
+
+
+def look_at(path: Path) -> Directory:
+    """Try a directory out. One that is missing counts as usable where the daemon could make it."""
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    problem, locks = None, None
+    if not there.is_dir():
+        problem = f"{there} is not a directory"
+    else:
+        try:
+            with tempfile.TemporaryFile(dir=there) as file:
+                locks = _can_lock(file.fileno())
+        except OSError as error:
+            problem = f"{there} cannot be written by this user: {error.strerror}"
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(there).free
+    return Directory(path, problem, _filesystem(there), free, locks)
+
+
+def _can_lock(file: int) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _filesystem(path: Path) -> str:
+    """The type of the file system that is mounted nearest above a path."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    mounted: dict[str, str] = {}
+    for line in lines:
+        mount, _, source = line.partition(" - ")
+        mounted[mount.split()[4].encode().decode("unicode_escape")] = source.split()[0]
+    real = path.resolve()
+    return next((mounted[str(parent)] for parent in (real, *real.parents) if str(parent) in mounted), "")
+
+
+def _daemon(path: Path) -> str | None:
+    if not path.exists():
+        return None
+    try:
+        with DaemonLock(path):
+            return None
+    except LockHeldError as error:
+        return error.holder or "a daemon that has not said its name"
+    except LockFileError:
+        return None  # said of the directory already
+
+
+def _ask(client: SlurmClient) -> Slurm | SlurmError:
+    try:
+        settings, nodes = client.settings(), client.nodes()
+        asked = time.time()
+    except SlurmError as error:
+        return error
+    values = settings.values
+    return Slurm(
+        settings=settings,
+        nodes=nodes,
+        admin_level=_accounting("user", pwd.getpwuid(os.geteuid()).pw_name, "format=AdminLevel"),
+        qos=None if (names := _accounting("qos", "format=Name")) is None else frozenset(names.split()),
+        ahead=None if settings.as_of is None else asked - settings.as_of,
+        plugin=_plugin(values.get("SLURM_CONF", "")),
+    )
+
+
+def _accounting(*words: str) -> str | None:
+    try:
+        return run(["sacctmgr", "--noheader", "--parsable2", "--immediate", "show", *words]).strip() or None
+    except CommandFailedError:
+        return None
+
+
+def _plugin(conf: str) -> str | None:
+    if not conf:
+        return None
+    try:
+        return (Path(conf).parent / "job_submit.lua").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def on_node(node: str, shared: Path) -> list[str]:
+    """What a compute node lacks, in words, found by a job of one minute there.
+
+    Raises:
+        CommandFailedError: the job did not run.
+    """
+    where = [f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--immediate=20", "--time=1", "--quiet", "--chdir=/"]
+    return run(["srun", *where, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared)]).splitlines()
+
+
+def run(argv: Sequence[str]) -> str:
+    """The standard output of a command.
+
+    Raises:
+        CommandFailedError: it cannot be started, fails, or takes too long.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SECONDS,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        raise CommandFailedError(f"{argv[0]} did not end within {SECONDS:g} s") from None
+    except subprocess.CalledProcessError as error:
+        raise CommandFailedError(f"{argv[0]}: {error.stderr.strip()[:300]}") from None
+    except OSError as error:
+        raise CommandFailedError(f"cannot start {argv[0]}: {error.strerror}") from None
+    return done.stdout

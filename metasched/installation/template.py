@@ -1,0 +1,68 @@
+"""A configuration to begin with: what must be said, and every other key with its default, commented out. Pure."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from metasched.config import Config
+from metasched.meanings import meanings
+from metasched.slurm.client import SlurmNode, SlurmSettings
+
+_WIDTH = 100
+
+
+def template(settings: SlurmSettings, nodes: Sequence[SlurmNode], state: Path, shared: Path) -> str:
+    """The text of a configuration file for this cluster."""
+    version = f"{settings.version[0]}.{settings.version[1]:02}"
+    partitions = sorted({name for node in nodes for name in node.partitions})
+    lines = [
+        f"# metasched on cluster {settings.cluster} (Slurm {version}, {len(nodes)} nodes).",
+        "# Lines like `#key = value` show the defaults. `metasched check` looks whether all this can work.",
+    ]
+    given: dict[str, dict[str, object]] = {
+        "paths": {"state": str(state), "shared": str(shared)},
+        "slurm": {"exit_code": _exit_code(settings)},
+    }
+    hints = {"intake": [f"Partitions with nodes here: {', '.join(partitions) or 'none'}."]}
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            lines += ["", f"[{name}]", *_comment(_summary(section)), *_comments(hints.get(name, ()))]
+            lines += _keys(section, given.get(name, {}))
+    return "\n".join(lines) + "\n"
+
+
+def _exit_code(settings: SlurmSettings) -> object:
+    """The default where Slurm holds it, else the only code that Slurm holds; None to leave it."""
+    default = Config.model_fields["slurm"].default.exit_code
+    held = settings.requeue_exit_hold
+    return next(iter(held)) if len(held) == 1 and default not in held else None
+
+
+def _summary(section: type[BaseModel]) -> str:
+    return (section.__doc__ or "").strip().partition("\n")[0]
+
+
+def _keys(section: type[BaseModel], given: Mapping[str, object]) -> list[str]:
+    lines, meaning = [], meanings(section)
+    for key, field in section.model_fields.items():
+        value = given.get(key)
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):
+            continue  # a table of its own, which differs from policy to policy
+        lines += _comment(meaning.get(key, ""))
+        lines.append(f"{key} = {json.dumps(value)}" if value is not None else f"#{key} = {json.dumps(default)}")
+    return lines
+
+
+def _comments(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in _comment(text)]
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text.replace("``", "`"), _WIDTH)]

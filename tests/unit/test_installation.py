@@ -1,0 +1,224 @@
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from metasched.config import Config, load
+from metasched.installation.checks import check
+from metasched.installation.facts import Directory, Facts, Slurm, look_at
+from metasched.installation.template import template
+from metasched.meanings import meanings
+from metasched.policy import installed_policies
+from metasched.slurm.client import SlurmNode, SlurmSettings
+from metasched.slurm.errors import SlurmUnavailableError
+
+STATE, SHARED = Path("/var/lib/metasched"), Path("/shared/metasched")
+VALUES = {
+    "SlurmUser": "slurm(64030)",
+    "SelectType": "select/cons_tres",
+    "JobFileAppend": "1",
+    "MinJobAge": "300 sec",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+}
+PLUGIN = f'-- metasched\nlocal SHARED = "{SHARED}"\n'
+
+
+def node(name="n1", gpus=None, partitions=("main",)):
+    return SlurmNode(
+        name=name,
+        gpus={"v100": 4} if gpus is None else gpus,
+        cpus=16,
+        memory=1 << 36,
+        cpus_allocated=0,
+        memory_allocated=0,
+        gpus_allocated=0,
+        state="idle",
+        accepts=True,
+        features=frozenset(),
+        partitions=frozenset(partitions),
+    )
+
+
+SETTINGS = SlurmSettings((22, 5, 8), "alps", frozenset({85}), 30.0, ("lua",), as_of=100.0, values=VALUES)
+SLURM = Slurm(
+    settings=SETTINGS,
+    nodes=(node("n1"), node("n2")),
+    admin_level="Operator",
+    qos=frozenset({"normal"}),
+    ahead=0.2,
+    plugin=PLUGIN,
+)
+FACTS = Facts(
+    config=Config.model_validate({"paths": {"state": STATE, "shared": SHARED}}),
+    user="metasched",
+    uid=990,
+    state=Directory(STATE, None, "ext4", 1 << 40, locks=True),
+    shared=Directory(SHARED, None, "nfs4", 1 << 40, locks=True),
+    daemon=None,
+    slurm=SLURM,
+)
+
+
+def with_slurm(**changes):
+    return dataclasses.replace(FACTS, slurm=dataclasses.replace(SLURM, **changes))
+
+
+def with_settings(**changes):
+    return with_slurm(settings=dataclasses.replace(SETTINGS, **changes))
+
+
+def with_values(**changes):
+    return with_settings(values={**VALUES, **changes})
+
+
+def with_config(section, **keys):
+    data = {"paths": {"state": STATE, "shared": SHARED}, section: keys}
+    return dataclasses.replace(FACTS, config=Config.model_validate(data))
+
+
+def keys(config):
+    """All but the policy's own parameters."""
+    return config.model_dump(exclude={"policy": {"parameters"}})
+
+
+def loaded(path):
+    return keys(load(path, installed_policies()))
+
+
+def complaints(facts):
+    return [finding for finding in check(facts) if finding.level != "ok"]
+
+
+def test_a_good_installation_gets_no_complaint():
+    """And every part of it is named."""
+    assert complaints(FACTS) == []
+    assert {"[paths] state", "[paths] shared", "Slurm", "role", "nodes", "job_submit"} <= {
+        finding.subject for finding in check(FACTS)
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "subject", "text", "fix"),
+    [
+        (with_settings(version=(21, 8, 8)), "error", "Slurm", "21.08", "22.05"),
+        (with_slurm(admin_level="None"), "error", "role", "metasched is neither", "adminlevel=Operator"),
+        (with_slurm(admin_level=None), "error", "role", "metasched is neither", "adminlevel=Operator"),
+        (with_values(SelectType="select/linear"), "error", "slurm.conf", "select/linear", "cons_tres"),
+        (with_settings(requeue_exit_hold=frozenset()), "warning", "slurm.conf", "85", "RequeueExitHold=85"),
+        (with_values(JobFileAppend="0"), "warning", "slurm.conf", "overwrites", "JobFileAppend=1"),
+        (with_values(MinJobAge="2 sec"), "warning", "slurm.conf", "MinJobAge=2", "MinJobAge=300"),
+        (with_settings(job_submit_plugins=()), "warning", "job_submit", "no lua plugin", "JobSubmitPlugins=lua"),
+        (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not know", "take the functions"),
+        (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
+        (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
+        (with_slurm(nodes=(node(gpus={"v100": 2, "k80": 2}),)), "warning", "nodes", "n1", "split the types"),
+        (with_slurm(nodes=(node(gpus={}),)), "warning", "nodes", "no node has GPUs", "GresTypes=gpu"),
+        (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
+        (with_config("intake", qos=["nromal"]), "error", "[intake] qos", "nromal", "normal"),
+        (with_slurm(ahead=-7.0), "warning", "clock", "7 s behind", "NTP"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
+    """One fault, one complaint, which says what to change."""
+    (finding,) = complaints(facts)
+    assert (finding.level, finding.subject) == (level, subject)
+    assert text in finding.text
+    assert fix in finding.fix
+
+
+def test_a_database_on_a_network_file_system_is_refused():
+    """SQLite corrupts there."""
+    facts = dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, filesystem="lustre"))
+    assert [(finding.level, finding.subject) for finding in complaints(facts)] == [("error", "[paths] state")]
+
+
+def test_shared_storage_without_locks_is_refused():
+    """Nothing would keep two daemons apart."""
+    facts = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, locks=False))
+    assert [(finding.level, finding.subject) for finding in complaints(facts)] == [("error", "[paths] shared")]
+
+
+def test_shared_storage_that_looks_local_is_questioned():
+    """On a cluster of one node it is all right."""
+    local = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, filesystem="xfs"))
+    assert [finding.subject for finding in complaints(local)] == ["[paths] shared"]
+    one = dataclasses.replace(local, slurm=dataclasses.replace(SLURM, nodes=(node(),)))
+    assert complaints(one) == []
+
+
+def test_the_paths_are_looked_at_without_slurm_too():
+    """What can be known is said."""
+    silent = dataclasses.replace(FACTS, slurm=SlurmUnavailableError("connection refused"))
+    assert [(finding.level, finding.subject) for finding in check(silent)][-1] == ("error", "Slurm")
+    assert len(check(silent)) == 3
+
+
+def test_slurm_user_and_root_need_no_role():
+    """They may do everything."""
+    assert complaints(dataclasses.replace(with_slurm(admin_level=None), user="slurm")) == []
+    assert complaints(dataclasses.replace(with_slurm(admin_level=None), uid=0)) == []
+
+
+def test_a_directory_that_is_missing_can_be_made(tmp_path):
+    """It is judged by where it would be, and not made."""
+    found = look_at(tmp_path / "a" / "b")
+    assert found.problem is None
+    assert found.filesystem
+    assert found.locks is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
+    """The daemon could not make its directory below it."""
+    (tmp_path / "file").touch()
+    assert "is not a directory" in look_at(tmp_path / "file" / "state").problem
+
+
+def test_the_template_is_a_configuration_of_defaults(tmp_path):
+    """It can be used as it is written."""
+    path = tmp_path / "metasched.toml"
+    path.write_text(template(SETTINGS, SLURM.nodes, STATE, SHARED))
+    assert loaded(path) == keys(FACTS.config)
+
+
+def test_every_default_in_the_template_may_be_uncommented(tmp_path):
+    """And every key of the configuration is there."""
+    text = template(SETTINGS, SLURM.nodes, STATE, SHARED)
+    path = tmp_path / "metasched.toml"
+    path.write_text(re.sub("^#(?! )", "", text, flags=re.MULTILINE))
+    assert loaded(path) == keys(FACTS.config)
+    written = tomllib.loads(path.read_text())
+    for name, section in FACTS.config:
+        assert set(written[name]) == set(type(section).model_fields) - {"parameters"}
+
+
+def test_the_template_takes_the_exit_code_that_slurm_holds_already():
+    """A site that uses another code keeps it."""
+    other = dataclasses.replace(SETTINGS, requeue_exit_hold=frozenset({42}))
+    assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == {"exit_code": 42}
+
+
+def test_meanings_are_inherited_and_shared():
+    """A line may explain several keys, and a class has those of what it builds on."""
+
+    class Base:
+        """Words.
+
+        Attributes:
+            a, b: both of
+                them.
+        """
+
+    class Derived(Base):
+        """Words.
+
+        Attributes:
+            b: another.
+
+        Raises:
+            c: not a key.
+        """
+
+    assert meanings(Derived) == {"a": "both of them.", "b": "another."}
