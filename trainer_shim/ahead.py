@@ -1,8 +1,8 @@
-"""Waiting for data without going blind: the next item is fetched beside the main thread."""
+"""Waiting for data without going blind: the next items are fetched beside the main thread."""
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import queue
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Ahead(Generic[T]):
-    """The items of an iterator, one fetched ahead in a thread.
+    """The items of an iterator, one or more fetched ahead in a thread.
 
     Only where it `waits` for other processes: an iterator that computes its items itself may use torch's generator, and
     is left in the main thread, where an item is fetched when it is asked for.
@@ -22,7 +22,9 @@ class Ahead(Generic[T]):
 
     def __init__(self, items: Iterator[T], *, waits: bool) -> None:
         self._items = items
-        self._held: tuple[list[T], BaseException | None] | None = None
+        self._depth = 1  # how many are fetched ahead
+        self._closed = False
+        self._held: collections.deque[tuple[list[T], BaseException | None]] = collections.deque()
         self._found: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
         self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="trainer_shim data", daemon=True) if waits else None
@@ -30,12 +32,22 @@ class Ahead(Generic[T]):
             self._wanted.put("next")
             self._thread.start()
 
-    def ready(self, seconds: float) -> bool:
-        """Whether an item, or the end, or a failure, is there within so many seconds; without a thread always."""
-        if self._thread and self._held is None:
-            with contextlib.suppress(queue.Empty):
-                self._held = self._found.get(timeout=seconds)
-        return self._thread is None or self._held is not None
+    def ready(self, seconds: float, count: int = 1) -> bool:
+        """Whether `count` items are there, or the end or a failure, none of them awaited for more than so many seconds.
+
+        From now on so many are fetched ahead, if they were fewer before. Without a thread always True.
+        """
+        if not self._thread:
+            return True
+        for _ in range(count - self._depth):
+            self._wanted.put("next")
+        self._depth = max(count, self._depth)
+        try:
+            while len(self._held) < count and (not self._held or self._held[-1][1] is None):
+                self._held.append(self._found.get(timeout=seconds))
+        except queue.Empty:
+            return False
+        return True
 
     @property
     def ended(self) -> bool:
@@ -62,22 +74,23 @@ class Ahead(Generic[T]):
         items, error = self._hold()
         if error is not None:
             raise error
-        self._held = None
+        self._held.popleft()
         if self._thread:
             self._wanted.put("next")
         return items[0]
 
     def close(self, *, wait: bool) -> None:
         """Fetch no more; to `wait` for the item that is on its way leaves the iterator to others."""
+        self._closed = True
         if self._thread:
             self._wanted.put("end")
             if wait:
                 self._thread.join()
 
     def _hold(self) -> tuple[list[T], BaseException | None]:
-        if self._held is None:
-            self._held = self._found.get() if self._thread else self._fetch()
-        return self._held
+        if not self._held:
+            self._held.append(self._found.get() if self._thread else self._fetch())
+        return self._held[0]
 
     def _fetch(self) -> tuple[list[T], BaseException | None]:
         try:
@@ -88,7 +101,7 @@ class Ahead(Generic[T]):
             return [], error
 
     def _work(self) -> None:
-        while self._wanted.get() == "next":
+        while self._wanted.get() == "next" and not self._closed:
             fetched = self._fetch()
             self._found.put(fetched)
             if fetched[1] is not None:

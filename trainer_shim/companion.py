@@ -1,8 +1,8 @@
 """For frameworks that own the training loop: they train and save, and a `Companion` says when to stop, and what counts.
 
-The framework calls it at every optimizer step; at those boundaries the ranks agree on whether to stop and whether to
-save. What the framework has saved is a checkpoint from when the companion says so. `contrib/integrations` has
-Lightning, the Hugging Face Trainer and Accelerate.
+The framework calls it at every optimizer step. At those boundaries, or where steps are short at some of them, the ranks
+agree on whether to stop and whether to save. What the framework has saved is a checkpoint from when the companion says
+so. `contrib/integrations` has Lightning, the Hugging Face Trainer and Accelerate.
 """
 
 from __future__ import annotations
@@ -20,23 +20,31 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from trainer_shim.arrival import arrive, introduce
+from trainer_shim.cadence import Cadence
 from trainer_shim.data import Order, ignore_in_worker
 from trainer_shim.durable import replacing
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
 from trainer_shim.even import GlobalOrder, RankBatches, plan_evenly
 from trainer_shim.incarnation import claim, highest
-from trainer_shim.job import read_job
-from trainer_shim.launcher import deadly_signal, leave_word
+from trainer_shim.launcher import leave_word
 from trainer_shim.lease import LeaseWatch
-from trainer_shim.leave import departure
+from trainer_shim.leave import departure, outlast_gloo
 from trainer_shim.ledger import Ledger
-from trainer_shim.logs import log_somewhere
 from trainer_shim.owner import belong
 from trainer_shim.randomness import mix
 from trainer_shim.report import INTERVAL, Reporter, process_age
-from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
+from trainer_shim.stop import (
+    CAUSES,
+    POLL_INTERVAL,
+    agreed_cause,
+    exit_code,
+    is_time_to_save,
+    listen,
+    stop_listening,
+    turn_deaf,
+)
 from trainer_shim.together import Together
-from trainer_shim.world import find_world, oddity
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -48,10 +56,7 @@ if TYPE_CHECKING:
     from trainer_shim.even import EvenPlan
     from trainer_shim.job import Job
     from trainer_shim.ledger import Entry
-
-POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
-YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
-GOODBYE_SECONDS = 0.1  # between the last collective and the end: gloo's threads need Python that long
+    from trainer_shim.stop import StopFlag
 
 log = logging.getLogger("trainer_shim")
 
@@ -99,6 +104,7 @@ class Companion:
         self._saved_at = time.monotonic() if resumed else -math.inf
         self._tried = time.monotonic()
         self._slowest: float | None = None  # seconds from a boundary to the end of its checkpoint
+        self._cadence = Cadence(checkpoint_every)
         self._begun = False
         self._ended = False
         self._loss: float | None = None
@@ -180,6 +186,8 @@ class Companion:
     def should_stop(self, loss: torch.Tensor | float | None = None) -> bool:
         """An optimizer step was made; whether all ranks are to stop now. Then `should_save` says whether to save.
 
+        Where steps are short the ranks ask each other at some boundaries only; at the others nothing is to be done.
+
         A stop is to be followed by a checkpoint and `saved`, if `should_save`, and by `stop`. Without a stop,
         `should_save` says that a periodic checkpoint is due. `loss` is the mean over this rank's share of the step.
 
@@ -193,17 +201,27 @@ class Companion:
         if loss is not None:
             self._losses += 1
             self._loss_sum = self._loss_sum + (loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        self._cadence.step()
+        self.should_save = False
         asked = time.monotonic()
+        self._seconds += asked - self._mark
+        self._mark = asked
+        if not self._cadence.due:
+            self._cadence.skip()
+            return False
         first = self.rank == 0
         report_due = first and asked - self._reported >= INTERVAL
         save_due = first and asked - self._tried >= self._checkpoint_every
+        wish = self._cadence.begin(asked)
         self._look()
-        sums = self._group.total([*self._stop.votes(), self._stop.hurried, report_due, save_due])
+        flags = [self._stop.hurried, report_due, save_due, wish if first else 0]
+        sums = self._group.total([*self._stop.votes(), *flags])
         now = time.monotonic()
-        self._seconds += now - self._mark
+        self._seconds += now - asked
         self._sync_seconds += now - asked
         self._mark = now
-        hurried, report, save = sums[len(CAUSES) :]
+        hurried, report, save, wish = map(int, sums[len(CAUSES) :])
+        self._cadence.agree(wish, ready=True)
         self._cause = agreed_cause([int(count) for count in sums[: len(CAUSES)]])
         if report or self._cause:
             self._report_steps()
@@ -362,13 +380,7 @@ class Companion:
             return False
         deadline = self._lease.deadline if self._lease else None
         left, age = math.inf if deadline is None else deadline - time.time(), time.monotonic() - self._saved_at
-        if self._slowest is not None and left < self._slowest:
-            log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", self._slowest, left)
-            return False
-        if hurried and age < YOUNG:
-            log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
-            return False
-        return True
+        return is_time_to_save(left, self._slowest, age, hurried=hurried)
 
     def _clear_window(self) -> None:
         self._steps = 0
@@ -404,8 +416,7 @@ class Companion:
     def _leave(self) -> None:
         if self._ended:
             self._group.close()
-            if not departure.begun:
-                time.sleep(GOODBYE_SECONDS)
+            outlast_gloo()
 
 
 def _peak_bytes() -> int:
@@ -417,15 +428,10 @@ def _peak_bytes() -> int:
 
 def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Companion:
     """See `trainer_shim.attach`."""
-    log_somewhere()
-    job = read_job(os.environ)
-    stop = StopFlag()
-    listen(stop, job.signal)
-    world = find_world(os.environ)
-    if world.rank == 0:
-        for words in (oddity(os.environ, world), deadly_signal(os.environ, job.signal, os.getppid())):
-            if words:
-                log.warning("%s", words)
+    job, stop, world = arrive()
+    if job.trial is not None:
+        log.info("no trial: the training loop belongs to a framework")
+        departure.begin(0)
     group = Together(world)
     ledger = Ledger(Path(checkpoint_dir).resolve())
 
@@ -441,14 +447,7 @@ def start(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Co
         return incarnation, ledger.latest()
 
     incarnation, resumed = group.from_first(enter)
-    if group.rank == 0:
-        log.info(
-            "incarnation %d, run %s, world size %d, %s",
-            incarnation,
-            job.run or "unknown",
-            group.size,
-            f"resumes from step {resumed.step}" if resumed else "from the beginning",
-        )
+    introduce(group, job, incarnation, f"resumes from step {resumed.step}" if resumed else "from the beginning")
     return Companion(
         group=group,
         job=job,

@@ -16,27 +16,35 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from trainer_shim.arrival import arrive, introduce
 from trainer_shim.batch import plan_batch
+from trainer_shim.cadence import Cadence
 from trainer_shim.checkpoint import CheckpointStore, Progress
 from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, ignore_in_worker
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
 from trainer_shim.fsdp import evened, fully_shard
 from trainer_shim.group import Ballot, Group
 from trainer_shim.incarnation import claim, highest
-from trainer_shim.job import Job, read_job
-from trainer_shim.launcher import deadly_signal, leave_word
+from trainer_shim.launcher import leave_word
 from trainer_shim.lease import LeaseWatch
-from trainer_shim.leave import departure
+from trainer_shim.leave import departure, outlast_gloo
 from trainer_shim.loading import make_loader
-from trainer_shim.logs import log_somewhere
 from trainer_shim.owner import belong
 from trainer_shim.report import INTERVAL, Reporter, process_age
 from trainer_shim.saver import Saver
-from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen, stop_listening, turn_deaf
+from trainer_shim.stop import (
+    CAUSES,
+    POLL_INTERVAL,
+    agreed_cause,
+    exit_code,
+    is_time_to_save,
+    stop_listening,
+    turn_deaf,
+)
 from trainer_shim.stream import check_outlook, outlook
 from trainer_shim.tracked import Stateful, Tracked
+from trainer_shim.trial import Trial, measured
 from trainer_shim.watchdog import HUNG_EXIT_CODE
-from trainer_shim.world import find_world, oddity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,11 +52,10 @@ if TYPE_CHECKING:
 
     from trainer_shim.ahead import Ahead
     from trainer_shim.checkpoint import Checkpoint, States
+    from trainer_shim.job import Job
+    from trainer_shim.stop import StopFlag
 
-POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
-YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
 LONG_EVALUATION = 5.0  # seconds from which on it is worth a checkpoint, so that a stop need not await its end
-GOODBYE_SECONDS = 0.1  # between the last collective and the end of a process
 
 T = TypeVar("T")
 
@@ -69,8 +76,8 @@ class _Window:
 class Context:
     """One trainer: a process among `size`, which trains one job from where its last incarnation left it.
 
-    Made by `trainer_shim.init`. At every step boundary the ranks agree on whether to stop, so all of them leave the
-    loop after the same step, by SystemExit.
+    Made by `trainer_shim.init`. At step boundaries the ranks agree on whether to stop, so all of them leave the loop
+    after the same step, by SystemExit. Where steps are short, some boundaries have no vote (see `cadence`).
     """
 
     def __init__(
@@ -92,8 +99,10 @@ class Context:
         self._resumed = resumed
         self._checkpoint_every = checkpoint_every
         self._progress = resumed.progress if resumed else Progress()
-        self._report = Reporter(job.reports if group.rank == 0 else None, incarnation)
-        self._saver = Saver(store, incarnation, resumed, self._check_fence, self._report, first=group.rank == 0)
+        first, is_trial = group.rank == 0, job.trial is not None
+        self._trial = Trial(job.trial, job.trials if first else None) if job.trial is not None else None
+        self._report = Reporter(job.reports if first and not is_trial else None, incarnation)
+        self._saver = Saver(store, incarnation, resumed, self._check_fence, self._report, first=first, idle=is_trial)
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
 
         self._tracked: dict[str, Stateful] = {}
@@ -105,7 +114,8 @@ class Context:
         self._warned = False
 
         self._micro: MicroBatch | None = None
-        self._ballot: Ballot | None = None  # of the boundary that comes
+        self._cadence = Cadence(checkpoint_every)
+        self._ballot: Ballot | None = None  # of the boundary that comes, if it has a vote
         self._stepped = False  # for the global batch in hand
         self._data: Ahead[Any] | None = None  # where the loop's batches come from
         self._data_late = False  # on any rank, when the last boundary was voted on
@@ -143,6 +153,11 @@ class Context:
     def step_count(self) -> int:
         """Optimizer steps since the beginning of the job, over all its runs."""
         return self._progress.step
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether this is a trial: some steps to measure their speed, from the beginning, of which nothing is kept."""
+        return self._trial is not None
 
     @property
     def boundary(self) -> bool:
@@ -233,7 +248,8 @@ class Context:
         """
         self._begin(total)
         while self._progress.epoch < total and not self._progress.finished:
-            self._call_vote()
+            self._ballot = None  # an older one, where the script has left its loop right after a step
+            self._cadence.hasten()
             self._close_step()
             self._iterable = True
             yield self._progress.epoch
@@ -317,9 +333,9 @@ class Context:
             UsageError: outside a loop over the training loader.
         """
         micro = self._in_hand()
-        if micro.last and self._ballot is None:
+        if micro.last:
             self._call_vote()  # here, because the votes are counted while the gradients are computed
-        self._loss_sum += loss.detach() * micro.samples
+        self._loss_sum.add_(loss.detach(), alpha=micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
 
@@ -341,8 +357,7 @@ class Context:
         if self._stepped:
             raise UsageError("ctx.step() is called once for a batch: give it all optimizers in one call")
         self._stepped = True
-        if self._ballot is None:  # the script has a `backward` of its own
-            self._call_vote()
+        self._call_vote()  # for a script that has a `backward` of its own
         self._group.watchdog.disarm()  # the rest of the loop's body is the script's own affair
         for optimizer in optimizers:
             if scaler is None:
@@ -357,6 +372,7 @@ class Context:
             step=self._progress.step + 1,
             samples=self._progress.samples + micro.global_samples,
         )
+        self._cadence.step()
         self._window.steps += 1
         self._window.samples += micro.global_samples
         return True
@@ -398,6 +414,8 @@ class Context:
             resumed=self._resumed is not None,
             init_seconds=process_age(),
         )
+        for line in measured(self._job.trials if self.rank == 0 and not self.is_trial else None):
+            self._report.emit("trial", **line)
         self._report.emit(
             "declare",
             total_steps=_times(total, self._loader.steps_per_epoch),
@@ -415,19 +433,19 @@ class Context:
         for micro, batch in evened(pairs, loader.plan.accumulation) if self._saver.together else pairs:
             self._window.data_seconds += time.monotonic() - asked
             self._micro = micro
-            with contextlib.ExitStack() as stack:
-                stack.callback(setattr, self, "_micro", None)  # also when the script leaves its loop here
-                stack.callback(self._group.watchdog.disarm)
-                self._group.watchdog.arm(f"step {self._progress.step + 1}")
-                if not micro.last:
-                    for wrapped in self._wrapped:
-                        stack.enter_context(wrapped.no_sync())
-                yield batch
+            self._group.watchdog.arm(f"step {self._progress.step + 1}")
+            try:
+                with contextlib.nullcontext() if micro.last else self._gradients_held_back():
+                    yield batch
+            finally:  # also when the script leaves its loop here
+                self._micro = None
+                self._group.watchdog.disarm()
             if micro.last:
                 if not self._stepped:
                     raise UsageError("call ctx.step(optimizer) after every ctx.backward(loss)")
                 self._window.seconds += time.monotonic() - self._mark
                 self._close_step()
+                self._close_trial(loader)
                 self._evaluation = 0.0
                 self._mark = time.monotonic()
             asked = time.monotonic()
@@ -436,6 +454,29 @@ class Context:
         if self._group.from_first(lambda: worth_it):
             with self._group.watchdog.busy():
                 self._saver.begin(self._states, self._progress, loader.order._asdict())
+
+    def _close_trial(self, loader: TrainLoader) -> None:
+        """Leave after the last step of a trial; all ranks count alike."""
+        plan, done = loader.plan, self._progress
+        if self._trial is not None and self._trial.is_over(
+            done.step,
+            done.samples,
+            time.monotonic(),
+            world_size=self.size,
+            global_batch=plan.global_batch,
+            per_gpu_batch=plan.per_gpu_batch,
+            accumulation=plan.accumulation,
+        ):
+            self._ended = True
+            turn_deaf(self._job.signal)
+            departure.begin(0)
+
+    @contextlib.contextmanager
+    def _gradients_held_back(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for wrapped in self._wrapped:
+                stack.enter_context(wrapped.no_sync())
+            yield
 
     def _await_data(self, data: Ahead[Any]) -> None:
         """Wait until every rank has its next batch, or a stop is agreed: this is still the boundary."""
@@ -475,25 +516,39 @@ class Context:
         return self._group.vote([*self._stop.votes(), int(self._stop.hurried), *flags])
 
     def _call_vote(self) -> None:
-        """Begin to agree with the other ranks on what to do at this boundary; `_close_step` awaits the answer."""
+        """Begin to agree with the other ranks on what to do at this boundary, if it is one with a vote."""
+        if self._ballot is not None or not self._cadence.due:
+            return
         now = time.monotonic()
         first = self.rank == 0
         report_due = first and now - self._reported >= INTERVAL
         save_due = first and self._saver.due(self._checkpoint_every)
         data_late = self._data is not None and not self._data.ready(0)
-        self._ballot = self._vote(int(report_due), int(save_due), int(data_late))
+        data_short = not self._has_data(self._cadence.interval)
+        wish = self._cadence.begin(now)
+        self._ballot = self._vote(int(report_due), int(save_due), int(data_late), int(data_short), wish if first else 0)
+
+    def _has_data(self, steps: int) -> bool:
+        """Whether this rank need not wait for data in so many steps: in them nobody would hear of a stop meanwhile."""
+        if self._data is None or self._loader is None or self._loader.is_stream:
+            return False
+        return self._data.ready(0, (steps - 1) * self._loader.plan.accumulation + 1)
 
     def _close_step(self) -> None:
-        """Do what was agreed on for this boundary."""
-        assert self._ballot is not None  # noqa: S101  every caller has called the vote
+        """Do what was agreed on for this boundary, if it is one with a vote."""
+        self._call_vote()  # unless it was called in time: an evaluation has come in between
+        self._stepped = False
+        self._group.watchdog.started = self._window.steps > 0 or self._group.watchdog.started
+        if self._ballot is None:
+            self._cadence.skip()
+            return
         asked = time.monotonic()
-        cause, hurried, (report_due, save_due, data_late) = _counted(self._ballot.result())
+        cause, hurried, (report_due, save_due, data_late, data_short, wish) = _counted(self._ballot.result())
         waited = time.monotonic() - asked
         self._window.sync_seconds += waited
         self._window.seconds += waited
         self._ballot = None
-        self._stepped = False
-        self._group.watchdog.started = self._window.steps > 0 or self._group.watchdog.started
+        self._cadence.agree(wish, ready=not data_short)
         self._data_late = data_late > 0
         if report_due or cause:
             self._report_steps()
@@ -509,6 +564,7 @@ class Context:
 
         The script may have changed what is tracked since the last boundary, so nothing can be saved here.
         """
+        self._cadence.hasten()
         first = self.rank == 0
         safe = first and self._saver.covers(self._progress)
         late = first and self._seconds_left() < (self._saver.slowest or 0)
@@ -634,14 +690,7 @@ class Context:
         """Whether there is something to save, and time for it as far as the earlier checkpoints tell."""
         if self._progress == self._saver.saved:
             return False
-        left, slowest, age = self._seconds_left(), self._saver.slowest, self._saver.age
-        if slowest is not None and left < slowest:
-            log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", slowest, left)
-            return False
-        if hurried and age < YOUNG:
-            log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
-            return False
-        return True
+        return is_time_to_save(self._seconds_left(), self._saver.slowest, self._saver.age, hurried=hurried)
 
     def _end(self) -> None:
         if self._ended:
@@ -682,22 +731,16 @@ def start(
     checkpoint_dir: str | os.PathLike[str], checkpoint_every: float, collective_timeout: float | None = None
 ) -> Context:
     """See `trainer_shim.init`."""
-    log_somewhere()
     if collective_timeout is not None and not collective_timeout > 0:
         raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
-    job = read_job(os.environ)
-    stop = StopFlag()
-    listen(stop, job.signal)
-    world = find_world(os.environ)
-    if world.rank == 0:
-        for words in (oddity(os.environ, world), deadly_signal(os.environ, job.signal, os.getppid())):
-            if words:
-                log.warning("%s", words)
+    job, stop, world = arrive()
     group = Group(world, collective_timeout)
-    atexit.register(_outlast_gloo)
+    atexit.register(outlast_gloo)
     store = CheckpointStore(Path(checkpoint_dir))
 
     def enter() -> tuple[int, Checkpoint | None]:
+        if job.trial is not None:
+            return highest(store.directory / "incarnations"), None
         try:
             belong(store.directory, job)
             incarnation = claim(store.directory / "incarnations", store.newest_incarnation())
@@ -718,14 +761,8 @@ def start(
         return code
 
     group.watchdog.exit_code = code_of_hang
-    if group.rank == 0:
-        log.info(
-            "incarnation %d, run %s, world size %d, %s",
-            incarnation,
-            job.run or "unknown",
-            group.size,
-            f"resumed from step {resumed.progress.step}" if resumed else "from the beginning",
-        )
+    beginning = f"resumed from step {resumed.progress.step}" if resumed else "from the beginning"
+    introduce(group, job, incarnation, beginning)
     return Context(
         group=group,
         job=job,
@@ -735,16 +772,6 @@ def start(
         resumed=resumed,
         checkpoint_every=checkpoint_every,
     )
-
-
-def _outlast_gloo() -> None:
-    """Let gloo's threads, at the very end, let go of the last collective's tensors.
-
-    They do so a moment after it is done, and need Python for that: an interpreter that is taken apart meanwhile aborts
-    (seen on a crowded machine).
-    """
-    if not departure.begun:
-        time.sleep(GOODBYE_SECONDS)
 
 
 def _counted(sums: list[int]) -> tuple[str | None, bool, list[int]]:

@@ -8,6 +8,7 @@ means the same to every world.
 from __future__ import annotations
 
 import functools
+import itertools
 import signal
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
@@ -63,22 +64,18 @@ class MicroBatch(NamedTuple):
 
 def micro_batches(order: torch.Tensor, cursor: int, plan: BatchPlan, rank: int) -> Iterator[MicroBatch]:
     """A rank's micro-batches from `cursor` to the end of the epoch; every rank's global batches are the same ones."""
+    size, pieces = 0, list[range]()  # of the batch before, which are as a rule those of the next one
     for start in range(cursor, len(order), plan.global_batch):
-        batch: list[int] = order[start : start + plan.global_batch].tolist()
-        share = plan.share(rank, len(batch))
-        if not share:
-            yield MicroBatch(start, batch[:1], 0, 0.0, last=True, global_samples=len(batch))
-            continue
-        pieces = plan.micro_batches(share)
-        for number, piece in enumerate(pieces, start=1):
-            yield MicroBatch(
-                position=start + piece.start,
-                indices=batch[piece.start : piece.stop],
-                samples=len(piece),
-                weight=plan.weight(len(piece), len(batch)),
-                last=number == len(pieces),
-                global_samples=len(batch),
-            )
+        left = min(plan.global_batch, len(order) - start)
+        if left != size:
+            share = plan.share(rank, left)
+            size, pieces = left, plan.micro_batches(share) if share else []
+        for piece in pieces:
+            indices = order[start + piece.start : start + piece.stop].tolist()
+            weight, last = plan.weight(len(piece), size), piece is pieces[-1]
+            yield MicroBatch(start + piece.start, indices, len(indices), weight, last=last, global_samples=size)
+        if not pieces:
+            yield MicroBatch(start, order[start : start + 1].tolist(), 0, 0.0, last=True, global_samples=size)
 
 
 class TrainLoader:
@@ -173,7 +170,7 @@ class MapSource:
         """Read on from `cursor`."""
         order = self._order.of_epoch(epoch)
         # Twice the same, because the data are asked for long before they come.
-        asked, expected = (micro_batches(order, cursor, self._plan, self._rank) for _ in range(2))
+        asked, expected = itertools.tee(micro_batches(order, cursor, self._plan, self._rank))
         self._sampler.batches = ((epoch, micro.indices) for micro in asked)
         # The data come first: the loader has to see its end, which lets the workers go.
         return ((micro, batch) for batch, micro in zip(self.loader, expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -17,6 +18,8 @@ from trainer_shim.meeting import meet
 from trainer_shim.watchdog import Watchdog, tell_first_failure
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from trainer_shim.world import World
 
 # While a CPU job is suspended gloo's clock goes on, and its next collective must not find that its time is up.
@@ -25,6 +28,41 @@ SUSPENSION = timedelta(days=7)
 NCCL_MARGIN = 60.0  # seconds
 
 T = TypeVar("T")
+
+
+def on_first(
+    action: Callable[[], T],
+    *,
+    first: bool,
+    group: dist.ProcessGroup | None,
+    busy: AbstractContextManager[object] | None = None,
+    waiting: AbstractContextManager[object] | None = None,
+) -> T:
+    """Run `action` on the first rank and return its result on every rank of the group, all of them waiting.
+
+    Args:
+        action: what to do.
+        first: whether this is the first rank.
+        group: of the ranks.
+        busy: entered by the first rank for the action.
+        waiting: entered by all ranks while the result travels.
+
+    Raises:
+        ShimError, OSError: what `action` raised, on every rank, so that none waits for the others in vain.
+    """
+    outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
+    if first:
+        try:
+            with busy or contextlib.nullcontext():
+                outcome = [(action(), None)]
+        except (ShimError, OSError) as error:
+            outcome = [(None, error)]
+    with waiting or contextlib.nullcontext():
+        dist.broadcast_object_list(outcome, src=0, group=group)
+    value, failure = outcome[0]
+    if failure is not None:
+        raise failure
+    return value  # type: ignore[return-value]
 
 
 class Ballot:
@@ -108,19 +146,13 @@ class Group:
         Raises:
             ShimError, OSError: what `action` raised, on every rank, so that none waits for the others in vain.
         """
-        outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
-        if self.rank == 0:
-            try:
-                with self.watchdog.busy():
-                    outcome = [(action(), None)]
-            except (ShimError, OSError) as error:
-                outcome = [(None, error)]
-        with self.watchdog.over("what rank 0 decides"):
-            dist.broadcast_object_list(outcome, src=0, group=self._control)
-        value, failure = outcome[0]
-        if failure is not None:
-            raise failure
-        return value  # type: ignore[return-value]
+        return on_first(
+            action,
+            first=self.rank == 0,
+            group=self._control,
+            busy=self.watchdog.busy(),
+            waiting=self.watchdog.over("what rank 0 decides"),
+        )
 
     def close(self) -> None:
         """Leave the process group, unless the script has already done so."""

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class Job(NamedTuple):
-    """The job as this start of the trainer sees it; every field but `signal` is None outside metasched."""
+    """The job as this start of the trainer sees it; every field but `signal` is None outside metasched.
+
+    `trial` is how many steps to time where this is a trial, `trials` the file in which trials leave their results.
+    """
 
     run: int | None
     lease: Path | None
@@ -21,6 +24,8 @@ class Job(NamedTuple):
     exit_code: int | None
     signal: signal.Signals
     uid: str | None = None
+    trial: int | None = None
+    trials: Path | None = None
 
 
 def read_job(environ: Mapping[str, str]) -> Job:
@@ -30,6 +35,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         VariableError: one of them is set to something that it cannot mean.
     """
     lease, reports = environ.get("METASCHED_LEASE"), environ.get("METASCHED_REPORTS")
+    trials = environ.get("METASCHED_TRIALS")
     name = environ.get("METASCHED_SIGNAL", "SIGUSR2")
     if name not in signal.Signals.__members__:
         raise VariableError(f"METASCHED_SIGNAL is {name!r}: it must be the name of a signal, such as SIGUSR2")
@@ -40,6 +46,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
         exit_code=integer(environ, "METASCHED_EXIT_CODE"),
         signal=signal.Signals[name],
         uid=environ.get("METASCHED_UID") or None,
+        trial=integer(environ, "METASCHED_TRIAL"),
+        trials=Path(trials) if trials else None,
     )
 
 

@@ -12,7 +12,10 @@ import multiprocessing.util  # registers its exit hook before ours, which must r
 import os
 import shutil
 import sys
+import time
 from typing import NoReturn
+
+GOODBYE_SECONDS = 0.1  # between the last collective and the end of a process
 
 
 class Departure:
@@ -52,3 +55,13 @@ class Departure:
 
 
 departure = Departure()
+
+
+def outlast_gloo() -> None:
+    """Let gloo's threads, at the very end, let go of the last collective's tensors.
+
+    They do so a moment after it is done, and need Python for that: an interpreter that is taken apart meanwhile aborts
+    (seen on a crowded machine).
+    """
+    if not departure.begun:
+        time.sleep(GOODBYE_SECONDS)

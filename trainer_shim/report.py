@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -77,15 +78,31 @@ class Reporter:
         """Write as much as can be; the rest."""
         try:
             if self._file is None:
-                directory.mkdir(mode=0o755, exist_ok=True)
+                _make(directory)
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(directory / self._name, flags, 0o644)
+                os.fchmod(self._file, 0o644)  # whatever the user's umask: the directory says who may come near
             return text[os.write(self._file, text) :]
         except OSError as error:
             if not self._warned:
                 log.warning("reports cannot be written, training goes on without them: %s", error)
             self._warned = True
             return text
+
+
+def _make(directory: Path) -> None:
+    """Make the directory of a job's reports, for the eyes of its owner and of the daemon.
+
+    The parent passes its group, the daemon's, on (it is setgid). Where a file system does not do that, everybody may
+    read, since the daemon must.
+    """
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    parent = directory.parent.stat()
+    passed_on = parent.st_mode & stat.S_ISGID and directory.stat().st_gid == parent.st_gid
+    directory.chmod(0o750 if passed_on else 0o755)
 
 
 def process_age() -> float | None:

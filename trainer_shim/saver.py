@@ -23,7 +23,7 @@ class Saver:
     """Saves one incarnation's states, one at a time. Lives in the main thread; `check` must do in any thread.
 
     Rank 0 saves alone, and decides. Where states are sharded (`together`) all ranks save: each of them makes the same
-    calls with the same positions, and the outcomes are the same.
+    calls with the same positions, and the outcomes are the same. An `idle` one saves nothing.
     """
 
     def __init__(
@@ -35,9 +35,11 @@ class Saver:
         report: Reporter,
         *,
         first: bool = True,
+        idle: bool = False,
     ) -> None:
         self.together = False
         self._first = first
+        self._idle = idle
         self._store = store
         self._incarnation = incarnation
         self._check = check
@@ -117,7 +119,7 @@ class Saver:
 
     @property
     def _takes_part(self) -> bool:
-        return self._first or self.together
+        return (self._first or self.together) and not self._idle
 
     def _note(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
         self.saved = progress

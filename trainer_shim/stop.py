@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -15,9 +16,14 @@ CAUSES = ("superseded", "signal", "mailbox", "sigterm")
 # Slurm's last word before SIGKILL.
 HURRY_AFTER = 2.0
 
+POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
+YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
+
 CHECKPOINTED_EXIT_CODE = 85
 SUPERSEDED_EXIT_CODE = 76
 SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
+
+log = logging.getLogger("trainer_shim")
 
 
 class StopFlag:
@@ -58,6 +64,20 @@ class StopFlag:
 def agreed_cause(votes: list[int]) -> str | None:
     """The cause that the summed votes of all ranks give, None to go on."""
     return next((cause for cause, count in zip(CAUSES, votes) if count), None)
+
+
+def is_time_to_save(left: float, slowest: float | None, age: float, *, hurried: bool) -> bool:
+    """Whether a stop has time for a checkpoint, as far as the earlier ones tell; a warning says why not.
+
+    `left` is seconds to the deadline, `slowest` what the slowest checkpoint took, `age` that of the newest one.
+    """
+    if slowest is not None and left < slowest:
+        log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", slowest, left)
+        return False
+    if hurried and age < YOUNG:
+        log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
+        return False
+    return True
 
 
 def exit_code(cause: str, configured: int | None) -> int:

@@ -9,8 +9,7 @@ from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
-from trainer_shim.errors import ShimError
-from trainer_shim.group import SUSPENSION
+from trainer_shim.group import SUSPENSION, on_first
 
 T = TypeVar("T")
 
@@ -28,17 +27,7 @@ class Team:
         Raises:
             ShimError, OSError: what `action` raised, on every rank.
         """
-        outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
-        if self.first:
-            try:
-                outcome = [(action(), None)]
-            except (ShimError, OSError) as error:
-                outcome = [(None, error)]
-        dist.broadcast_object_list(outcome, src=0, group=self.group)
-        value, failure = outcome[0]
-        if failure is not None:
-            raise failure
-        return value  # type: ignore[return-value]
+        return on_first(action, first=self.first, group=self.group)
 
     def everyones(self, value: T) -> list[T]:
         """The ranks' values, by rank."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer_shim.errors import ShimError
-from trainer_shim.group import SUSPENSION, Group
+from trainer_shim.group import SUSPENSION, Group, on_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,17 +50,7 @@ class Together:
         """
         if self._control is None:
             return action()
-        outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
-        if self.rank == 0:
-            try:
-                outcome = [(action(), None)]
-            except (ShimError, OSError) as error:
-                outcome = [(None, error)]
-        dist.broadcast_object_list(outcome, src=0, group=self._control)
-        value, failure = outcome[0]
-        if failure is not None:
-            raise failure
-        return value  # type: ignore[return-value]
+        return on_first(action, first=self.rank == 0, group=self._control)
 
     def close(self) -> None:
         """Leave the process group, where it was made here."""

@@ -1,13 +1,15 @@
-"""What shim_overhead trains: steps by plain DDP and by the shim in turns, or a large state that is saved all the time.
+"""What shim_overhead trains: steps by plain DDP and by the shim in turns, or a large state that is often saved.
 
 overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
-overhead_trainer.py states MEGABYTES {pt|fsdp2} SECONDS-BETWEEN-CHECKPOINTS
+overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
+overhead_trainer.py states MEGABYTES {pt|fsdp2}
 """
 
 from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -117,10 +119,8 @@ class Ballasted(nn.Module):
         return found
 
 
-def train_states(megabytes: int, kind: str, every: float) -> None:
-    """Train on, with checkpoints, until it is stopped."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    ctx = trainer_shim.init("checkpoints", checkpoint_every=every)
+def train_states(ctx: trainer_shim.context.Context, megabytes: int, kind: str) -> Iterator[None]:
+    """Steps with a large state, for ever."""
     model: nn.Module = Ballasted(megabytes)
     wrap: Callable[[nn.Module], nn.Module] = ctx.wrap
     if kind == "fsdp2":
@@ -134,14 +134,73 @@ def train_states(megabytes: int, kind: str, every: float) -> None:
         for x, y in loader:
             ctx.backward(forward(model, x, y, 0.0))
             ctx.step(optimizer)
-            time.sleep(0.05)
+            yield
+
+
+def newest_checkpoint() -> list[Path]:
+    """Its files."""
+    manifests = Path("checkpoints").glob("incarnation-*.json")
+    stem = max(manifests, key=lambda path: path.stat().st_mtime_ns).stem
+    return [path for path in Path("checkpoints").rglob("*") if path.is_file() and stem in str(path)]
+
+
+def seconds_of_dd() -> float:
+    """How long dd takes to write the bytes of the newest checkpoint and see them on the disk."""
+    taken = 0.0
+    for file in newest_checkpoint():
+        file.read_bytes()  # so that dd reads from memory, as a trainer has its state there
+        command = ["dd", f"if={file}", "of=copy", "bs=4M", "conv=fsync"]
+        started = time.perf_counter()
+        subprocess.run(command, stderr=subprocess.DEVNULL, timeout=900, check=True)
+        taken += time.perf_counter() - started
+        Path("copy").unlink()
+    return taken
+
+
+def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
+    """Checkpoints as at a stop, each beside dd, their order turned round from pair to pair."""
+    ctx = trainer_shim.init("checkpoints", checkpoint_every=1e9)
+    found: dict[str, list[float]] = {"dd": [], "shim": []}
+    steps = train_states(ctx, megabytes, kind)
+
+    def save() -> float:
+        next(steps)
+        dist.barrier()
+        started = time.perf_counter()
+        ctx._save("stop")  # noqa: SLF001  else it ends the process, and a start for each takes long
+        dist.barrier()
+        return time.perf_counter() - started
+
+    save()  # the first one warms up
+    for pair in range(pairs):
+        for name in ("dd", "shim") if pair % 2 else ("shim", "dd"):
+            if name == "shim":
+                found[name].append(save())
+            elif ctx.rank == 0:
+                found[name].append(seconds_of_dd())
+            dist.barrier()
+    if ctx.rank == 0:
+        size = sum(path.stat().st_size for path in newest_checkpoint())
+        result.write_text(json.dumps({**found, "bytes": size}))
+    dist.barrier()
+
+
+def save_all_the_time(megabytes: int, kind: str) -> None:
+    """Train on, with a checkpoint in the background as soon as the last one is written, until it is stopped."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    ctx = trainer_shim.init("checkpoints", checkpoint_every=0.0)
+    for _ in train_states(ctx, megabytes, kind):
+        time.sleep(0.05)
 
 
 if __name__ == "__main__":
     import trainer_shim.context  # for the annotation alone
 
     torch.set_num_threads(1)
-    if sys.argv[1] == "steps":
-        time_steps(Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    what, *arguments = sys.argv[1:]
+    if what == "steps":
+        time_steps(Path(arguments[0]), float(arguments[1]), int(arguments[2]), int(arguments[3]))
+    elif what == "saves":
+        time_saves(Path(arguments[0]), int(arguments[1]), arguments[2], int(arguments[3]))
     else:
-        train_states(int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+        save_all_the_time(int(arguments[0]), arguments[1])

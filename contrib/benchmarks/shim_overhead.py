@@ -113,51 +113,27 @@ def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[st
     }
 
 
-def dd_seconds(base: Path, files: Sequence[Path]) -> float:
-    """How long dd takes to write the bytes of these files and see them on the disk."""
-    taken = 0.0
-    for file in files:
-        copy = base / "dd"
-        file.read_bytes()  # so that dd reads from memory, as a trainer has its state there
-        started = time.perf_counter()
-        subprocess.run(
-            ["dd", f"if={file}", f"of={copy}", "bs=4M", "conv=fsync"],
-            stderr=subprocess.DEVNULL,
-            timeout=LIMIT,
-            check=True,
-        )
-        taken += time.perf_counter() - started
-        copy.unlink()
-    return taken
-
-
-def save_states(base: Path, megabytes: int, kind: str, repeat: int) -> dict[str, Any]:
-    """Checkpoints of a stop, each beside dd on the same bytes, and checkpoints in the background."""
-    ratios, disk, stops, writes, stalls, size = [], [], [], [], [], 0
+def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, Any]:
+    """Checkpoints as at a stop, each beside dd on the same bytes, and checkpoints in the background."""
     ranks = 2 if kind == "fsdp2" else 1
-    for number in range(repeat):
-        say(f"checkpoints, {kind}: {number + 1} of {repeat}")
-        with trainers(base, ranks, "states", megabytes, kind, 0.0) as running:
-            lines = _stopped(running, lambda: len(running.reports("checkpoint")) >= 3)  # noqa: PLR2004
-            writes += [line["seconds"] for line in lines if line["cause"] == "periodic"]
-            stalls += [line["stall_seconds"] for line in lines if line["cause"] == "periodic"]
-        with trainers(base, ranks, "states", megabytes, kind, 1e9) as running:
-            started = time.monotonic()
-            lines = _stopped(running, lambda: bool(running.reports("start")) and time.monotonic() > started + 10)  # noqa: B023
-            (stop,) = (line for line in lines if line["cause"] == "stop")
-            files = [path for path in (running.directory / "checkpoints").rglob("incarnation-*/*") if path.is_file()]
-            files += list((running.directory / "checkpoints").glob("*.pt"))
-            disk.append(dd_seconds(base, files))
-            stops.append(stop["seconds"])
-            ratios.append(stop["seconds"] / disk[-1])
-            size = stop["bytes"]
-    write, stall = statistics.median(writes), statistics.median(stalls)
+    say(f"checkpoints, {kind}, beside dd")
+    with trainers(base, ranks, "saves", base / "saves.json", megabytes, kind, pairs) as running:
+        running.wait(0)
+    found = json.loads((base / "saves.json").read_text())
+    ratios = [shim / dd for shim, dd in zip(found["shim"], found["dd"], strict=True)]
+    say(f"checkpoints, {kind}, in the background")
+    with trainers(base, ranks, "states", megabytes, kind) as running:
+        lines = _stopped(running, lambda: len(running.reports("checkpoint")) >= pairs)
+    lines = [line for line in lines if line["cause"] == "periodic"]
+    write, stall = (statistics.median(line[name] for line in lines) for name in ("seconds", "stall_seconds"))
     return {
         "kind": kind,
-        "megabytes": round(size / 2**20),
-        "dd_seconds": round(statistics.median(disk), 3),
-        "stop_seconds": round(statistics.median(stops), 3),
+        "megabytes": round(found["bytes"] / 2**20),
+        "dd_seconds": round(statistics.median(found["dd"]), 3),
+        "stop_seconds": round(statistics.median(found["shim"]), 3),
         "stop_to_dd": round(statistics.median(ratios), 2),
+        "least": round(min(ratios), 2),
+        "most": round(max(ratios), 2),
         "background_seconds": round(write, 3),
         "stall_seconds": round(stall, 3),
         "stall_to_background": round(stall / write, 3),
@@ -192,7 +168,7 @@ def main() -> None:
     parser.add_argument("--block", type=positive, default=20, help="steps of one kind in a row")
     parser.add_argument("--pairs", type=positive, default=30, help="blocks of each kind")
     parser.add_argument("--megabytes", type=positive, default=512, help="size of the state that is saved")
-    parser.add_argument("--repeat", type=positive, default=5, help="runs of each kind of checkpoint")
+    parser.add_argument("--repeat", type=positive, default=10, help="checkpoints of each kind")
     parser.add_argument("--directory", type=Path, help="where to write checkpoints (default: the temporary directory)")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mbench-", dir=args.directory) as directory:

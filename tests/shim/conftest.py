@@ -32,6 +32,15 @@ KINDS = {
         "resumed": bool,
         "init_seconds": float,
     },
+    "trial": {
+        "world_size": int,
+        "steps": int,
+        "samples": int,
+        "seconds": float,
+        "global_batch": int,
+        "per_gpu_batch": int,
+        "accumulation": int,
+    },
     "declare": {"total_steps": int, "total_samples": int, "global_batch": int},
     "steps": {
         "step": int,

@@ -1,10 +1,14 @@
 """Stops outside the steps: in an evaluation, while data is awaited, in a hurry, and what the script has to say."""
 
+import itertools
+import json
 import os
 import signal
 
 import pytest
 import torch
+
+from trainer_shim.cadence import MOST
 
 pytestmark = pytest.mark.shim
 
@@ -134,6 +138,27 @@ def test_no_time_for_a_checkpoint(workplace):
     assert place.report(1)[-1]["step"] >= max(
         int(name.split("-")[3].split(".")[0]) for name in place.checkpoint_files()
     )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_short_steps_share_votes(workplace, workers):
+    """Where steps are short all ranks vote at the same few boundaries, and at the first ones of each epoch."""
+    place = workplace()
+    args = "--samples", 800, "--epochs", 2, "--workers", workers, "--latency", 3600
+    assert place.launch(2, *args).wait() == [0, 0]
+    votes, others = (json.loads((place.directory / f"votes-1-{rank}.json").read_text()) for rank in range(2))
+    assert votes == others
+    assert min(votes.count(0), votes.count(80)) >= 3  # before the epoch, for its data, and in its first step
+    assert max(after - before for before, after in itertools.pairwise(votes)) <= MOST
+    if workers == 0:  # else it depends on whether the data are there in time
+        assert len(set(votes)) < 40
+
+
+def test_long_steps_have_a_vote_each(workplace):
+    """Then a stop comes at the end of the step in which it was asked for."""
+    place = workplace()
+    assert place.launch(1, "--samples", 200, "--epochs", 1, "--latency", 0).wait() == [0]
+    assert set(json.loads((place.directory / "votes-1-0.json").read_text())) >= set(range(20))
 
 
 def test_where_the_time_goes(workplace):

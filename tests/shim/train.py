@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import trainer_shim
+from trainer_shim import cadence
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -127,6 +128,7 @@ def parse():
     parser.add_argument("--scaler", action="store_true", help="scale gradients")
     parser.add_argument("--overflow-at", type=int, help="the loss is infinite in the step after this one")
     parser.add_argument("--read-seconds", type=float, default=0.0, help="per sample")
+    parser.add_argument("--latency", type=float, default=cadence.LATENCY, help="seconds from vote to vote")
     parser.add_argument("--slow-disk", type=float, default=0.0, help="seconds that a checkpoint takes")
     return parser.parse_args()
 
@@ -142,12 +144,26 @@ def slow_down(ctx, seconds):
     ctx._store.save = slow
 
 
+def count_votes(ctx):
+    """The list of step counts at which this rank has voted, which grows."""
+    vote, steps = ctx._group.vote, []
+
+    def counted(votes):
+        steps.append(ctx.step_count)
+        return vote(votes)
+
+    ctx._group.vote = counted
+    return steps
+
+
 def main():
     args = parse()
     torch.set_num_threads(1)
+    cadence.LATENCY = args.latency
 
     ctx = trainer_shim.init(args.directory / "checkpoints", checkpoint_every=args.checkpoint_every)
     slow_down(ctx, args.slow_disk)
+    votes = count_votes(ctx)
     net = make_net(args.dropout)
     model = nn.parallel.DistributedDataParallel(net) if args.wrap_by_hand else ctx.wrap(net)
     optimizer, schedule = make_optimizer(model.parameters())
@@ -191,6 +207,7 @@ def main():
         if finish_asked(args, epoch):
             ctx.finish()
             break
+    (args.directory / f"votes-{ctx.incarnation}-{ctx.rank}.json").write_text(json.dumps(votes))
     if ctx.rank == 0:
         torch.save(model.module.state_dict(), args.directory / "final.pt")
         states = {"scaler": scaler.state_dict(), "metric": metric.state_dict()} | average.state_dict()

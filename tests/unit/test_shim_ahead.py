@@ -1,6 +1,7 @@
 """Fetching ahead: the same items, and a look at whether one is there."""
 
 import threading
+import time
 
 import pytest
 
@@ -47,3 +48,82 @@ def test_nothing_there_yet():
     gate.set()
     assert source.take() == 1
     source.close(wait=True)
+
+
+def until(condition):
+    """Wait for something that a thread will do."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_several_ahead():
+    """A look at so many items says whether all are there, and from then on so many are fetched ahead."""
+    fetched = []
+
+    def items():
+        for number in range(10):
+            fetched.append(number)
+            yield number
+
+    source = Ahead(items(), waits=True)
+    assert source.ready(30)
+    assert fetched == [0]
+    until(lambda: source.ready(0, 4))
+    assert fetched == [0, 1, 2, 3]
+    assert source.take() == 0
+    until(lambda: source.ready(0, 4))
+    assert fetched == [0, 1, 2, 3, 4]
+    found = []
+    while not source.ended:
+        found.append(source.take())
+    assert found == list(range(1, 10))
+
+
+def test_as_many_as_there_are():
+    """Behind the end there is nothing to wait for, so the last few are enough."""
+    source = Ahead(iter(range(3)), waits=True)
+    until(lambda: source.ready(0, 8))
+    assert [source.take() for _ in range(3)] == [0, 1, 2]
+    assert source.ready(0, 8)
+    assert source.ended
+
+
+def test_one_of_several_is_late():
+    """While one of them blocks, a look says so, and those before it can be taken."""
+    gate = threading.Event()
+
+    def items():
+        yield 1
+        gate.wait()
+        yield 2
+
+    source = Ahead(items(), waits=True)
+    assert source.ready(30)
+    assert not source.ready(0, 2)
+    assert source.take() == 1
+    gate.set()
+    assert source.take() == 2
+    assert source.ended
+
+
+def test_no_more_is_fetched_behind_the_end():
+    """Once closed, only the item that is on its way is awaited, however many were to be fetched ahead."""
+    gate, fetched = threading.Event(), []
+
+    def items():
+        for number in range(10):
+            fetched.append(number)
+            gate.wait()
+            yield number
+
+    source = Ahead(items(), waits=True)
+    assert not source.ready(0, 8)
+    until(lambda: fetched)
+    closing = threading.Thread(target=source.close, kwargs={"wait": True})
+    closing.start()
+    until(lambda: source._closed)
+    gate.set()
+    closing.join(30)
+    assert fetched == [0]

@@ -116,6 +116,16 @@ def test_srun_line_of_a_gpu_job(slurm):
     assert not {"SLURM_NTASKS", "SLURM_GPUS_PER_NODE"} & call["environ"].keys()
 
 
+def test_srun_asks_for_a_part_of_a_gpu_by_its_own_name(slurm):
+    """A job of shards has one GPU, whole or in part, on each node, and a step cannot ask for it as a GPU."""
+    slurm.write_lease()
+    slurm.environ |= {"SLURM_GPUS_ON_NODE": "1", "SLURM_SHARDS_ON_NODE": "2"}
+    assert slurm.run("python", "train.py") == (0, "")
+    (call,) = slurm.calls("srun")
+    assert {"--gres=shard:2", "--ntasks-per-node=1"} <= set(call["argv"])
+    assert not any(word.startswith("--gpus") for word in call["argv"])
+
+
 def test_srun_options_come_last(slurm):
     """The user's srun options follow ours, where they win."""
     slurm.run("--cpus-per-task=1", "--label", "--", "python", "train.py")

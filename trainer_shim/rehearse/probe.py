@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from trainer_shim import context
+from trainer_shim.cadence import Cadence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,6 +47,7 @@ class RecordingContext(context.Context):
 
     def __init__(self, orders: Orders, **options: Any) -> None:
         super().__init__(**options)
+        self._cadence = Cadence(at_most=0.0)  # both runs have to stop at the same steps
         self._orders = orders
         self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  till the end
         self._loss_total = 0.0

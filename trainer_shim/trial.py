@@ -1,0 +1,66 @@
+"""A trial: a few steps at another world size, before the run, to learn how the job scales.
+
+The wrapper starts the script for it on some of the job's GPUs. Such a trainer claims no incarnation, loads and saves
+nothing, reports nothing but its speed, and exits. Source: Liu et al., "Ares", 2025, section 4 (profiling by the first
+10 iterations, the initial ones left out).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WARM_UP = 3  # steps that are not timed
+_MOST_BYTES = 1 << 16
+
+log = logging.getLogger("trainer_shim")
+
+
+class Trial:
+    """Times steps, from the end of the warm-up on.
+
+    Args:
+        steps: how many are timed.
+        file: gets a line of JSON, by the first rank.
+    """
+
+    def __init__(self, steps: int, file: Path | None) -> None:
+        self._steps = steps
+        self._file = file
+        self._begun = 0.0
+        self._samples = 0
+
+    def is_over(self, step: int, samples: int, now: float, **facts: Any) -> bool:
+        """Whether that was the last step; the first rank's call with a file then writes down what was measured.
+
+        Args:
+            step: of the trial.
+            samples: seen so far.
+            now: seconds.
+            **facts: what else the line is to say.
+        """
+        if step <= WARM_UP:
+            self._begun, self._samples = now, samples
+        if step < WARM_UP + self._steps:
+            return False
+        line = {"steps": self._steps, "samples": samples - self._samples, "seconds": now - self._begun, **facts}
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return True
+
+
+def measured(file: Path | None) -> list[dict[str, Any]]:
+    """What the trials before this run have written down."""
+    if file is None:
+        return []
+    try:
+        with file.open("rb") as opened:
+            return [json.loads(line) for line in opened.read(_MOST_BYTES).splitlines()]
+    except (OSError, ValueError) as error:
+        log.warning("the trials' results cannot be read: %s", error)
+        return []
