@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from metasched.errors import MetaschedError
 from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
@@ -67,6 +68,11 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     targets = {**kept, **placements.placed}
     shares = {**placements.shares, **_still_shared(snapshot, kept, targets)}
     return RoundResult(decision, state, targets, reasons, shares)
+
+
+def work(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
+    """The policy's work beside the rounds, on what it sees of the cluster."""
+    return policy.work(_view(snapshot)[0], state)
 
 
 def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
@@ -135,8 +141,12 @@ def _check(policy: str, view: Snapshot, decision: Decision) -> None:
     jobs, granted = view.job, {grant.uid: grant for grant in grants}
     if len(granted) < len(grants) or (granted.keys() ^ decision.waits.keys()) != jobs.keys():
         _check_uids(policy, view, [*[grant.uid for grant in grants], *decision.waits])
+    can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
     for grant in grants:
-        broken = _broken_rule(jobs[grant.uid], grant)
+        job = jobs[grant.uid]
+        broken = _broken_rule(job, grant)
+        if broken is None and (job.preempt is not can_stop or job.status is suspended):
+            broken = _broken_hold(job, grant)
         if broken is None and (grant.exact is not None or grant.shares_with is not None):
             broken = _misplaced(view, grant) or _misshared(view, grant, granted)
         if broken is not None:
@@ -187,26 +197,26 @@ def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
 
 def _broken_rule(job: Job, grant: Grant) -> str | None:
     """The rule of the contract that a grant breaks, in words."""
-    gpus, kind, held = grant.gpus, grant.gpu_type, job.placement
-    least = gpus if grant.at_least is None else grant.at_least
-    broken = None
+    gpus, kind, fewest, low = grant.gpus, grant.gpu_type, job.min_gpus, grant.at_least
     if not grant.reason:
-        broken = "is granted without a reason"
-    elif not job.min_gpus <= gpus <= job.max_gpus:
-        broken = f"is granted {gpus} GPUs, it takes {job.min_gpus} to {job.max_gpus}"
-    elif not job.min_gpus <= least <= gpus:
-        broken = f"is granted at least {least} GPUs, it takes {job.min_gpus} to {gpus}"
-    elif kind is not None and (not job.gpus or (job.gpu_types and kind not in job.gpu_types)):
-        broken = f"is granted GPUs of type {kind}, it accepts {', '.join(job.gpu_types) or 'none'}"
-    elif held is not None and (job.preempt is not Preempt.CHECKPOINT or job.status is Status.SUSPENDED):
-        broken = _broken_hold(job, held, grant, least)
-    return broken
+        return "is granted without a reason"
+    if not fewest <= gpus <= job.max_gpus:
+        return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
+    if low is not None and not fewest <= low <= gpus:
+        return f"is granted at least {low} GPUs, it takes {fewest} to {gpus}"
+    if kind is not None and (not job.gpus or (job.gpu_types and kind not in job.gpu_types)):
+        return f"is granted GPUs of type {kind}, it accepts {', '.join(job.gpu_types) or 'none'}"
+    if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
+        return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
+    return None
 
 
-def _broken_hold(job: Job, held: Placement, grant: Grant, least: int) -> str | None:
+def _broken_hold(job: Job, grant: Grant) -> str | None:
     """The same, where the job may have to keep what it holds."""
-    if not (job.status is Status.SUSPENDED or job.pinned):
+    held = job.placement
+    if held is None or not (job.status is Status.SUSPENDED or job.pinned):
         return None
+    least = grant.gpus if grant.at_least is None else grant.at_least
     if not least <= held.gpus <= grant.gpus or grant.gpu_type not in (None, held.gpu_type):
         return f"is granted other than the {held.gpus} GPUs that it must keep"
     if grant.exact not in (None, held):

@@ -176,9 +176,13 @@ class Job:
         total_steps: optimizer steps that it needs, if declared.
         steps_per_second: latest measured speed of the present run, if reported.
         speed: what is known of its speed elsewhere, at other sizes and beside others.
+        expected_service: GPU-seconds that it should need in all on the GPUs it asked for, by what jobs like it needed.
         slo_seconds: how long after its submission it should be finished, if its user has said so.
         time_limit_seconds: how long one run may last, if there is a limit.
         shares_with: the job that runs on the very same GPUs now, if one does.
+        whole_gpus: whether it can only have GPUs whole, and share them with nobody.
+        part: whether it holds, or was released for, a part of each GPU only, so that another job may have the rest.
+        suspended_at: since when it is suspended; None while it is not.
     """
 
     uid: str
@@ -221,9 +225,13 @@ class Job:
     total_steps: float | None = None
     steps_per_second: float | None = None
     speed: Speed | None = None
+    expected_service: float | None = None
     slo_seconds: float | None = None
     time_limit_seconds: float | None = None
     shares_with: str | None = None
+    whole_gpus: bool = False
+    part: bool = False
+    suspended_at: float | None = None
 
     def evolve(self, **changes: Any) -> Self:
         """A copy with other values: ``dataclasses.replace``, several times as fast."""
@@ -303,7 +311,8 @@ class Snapshot:
     """Everything that one round knows. ``jobs`` are the live jobs of ours, ordered by (submitted, uid).
 
     ``uneven`` says that the cluster can realise placements with other numbers of GPUs on each node, and ``sharing``
-    that two jobs can run on the same GPUs.
+    that two jobs can run on the same GPUs. ``worked`` is what the policy's work beside the rounds has given since the
+    last one, empty for nothing yet; None where nobody does such work.
     """
 
     now: float
@@ -313,6 +322,7 @@ class Snapshot:
     jobs: tuple[Job, ...]
     uneven: bool = False
     sharing: bool = False
+    worked: Mapping[str, Any] | None = None
 
     @cached_property
     def job(self) -> Mapping[str, Job]:
@@ -347,6 +357,9 @@ class Grant:
         exact: where, if the policy places it itself; ``gpus`` and ``gpu_type`` are then those of this placement. It is
             realised as it is, or not at all.
         shares_with: the job, granted before this one, whose GPUs it gets too; where the cluster allows sharing.
+        max_nodes: the most nodes it may be spread over this time; None for the job's own limit.
+        in_turns: with ``shares_with``, whether the two take turns there, one being suspended while the other runs, and
+            do not run at once (time slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
     """
 
     uid: str
@@ -356,6 +369,8 @@ class Grant:
     gpu_type: str | None = None
     exact: Placement | None = None
     shares_with: str | None = None
+    max_nodes: int | None = None
+    in_turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,9 +408,15 @@ class HoldJob(Action):
 
 @dataclass(frozen=True, slots=True)
 class Start(Action):
-    """Give a held job its geometry and release it (a new run)."""
+    """Give a held job its geometry and release it (a new run).
+
+    Attributes:
+        placement: where.
+        part: whether it gets a part of each GPU only, to share it with another job.
+    """
 
     placement: Placement
+    part: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,8 @@ class Group:
         self.example = example
         self.gpu_type = example.gpu_type
         self.numbers = numbers
-        self.by_gpus: list[tuple[int, int]] | None = None  # (free GPUs, node), sorted, once somebody has asked for it
+        # Sorted, once somebody has asked: (free GPUs, node) of those that have any, and (free CPUs, node) of all.
+        self.by_gpus: list[tuple[int, int]] | None = None
         self.by_cpus: list[tuple[int, int]] | None = None
 
 
@@ -93,9 +94,9 @@ class Free:
     def total(self) -> Mapping[str | None, int]:
         """GPUs by type, on nodes that accept jobs; a node that holds more than it has lacks nothing elsewhere."""
         if self._total is None:
-            self._total = {}
+            self._total, gpus = {}, self.gpus
             for group in self.groups:
-                free = sum([max(self.gpus[i], 0) for i in group.numbers])
+                free = sum([gpus[i] for i in group.numbers if gpus[i] > 0])
                 self._total[group.gpu_type] = self._total.get(group.gpu_type, 0) + free
         return self._total
 
@@ -118,6 +119,22 @@ class Free:
         memory = self.memory[i] // job.memory_per_unit if job.memory_per_unit else self.gpus[i]
         return min(self.gpus[i], cpus, memory)
 
+    def hold(self, holders: Iterable[tuple[Job, Placement]]) -> None:
+        """Take what jobs have, before anything is searched: there is no order of the nodes to be kept yet.
+
+        A node that is gone has nothing to be taken; no place may be uneven.
+        """
+        gpus, cpus, memory, number = self.gpus, self.cpus, self.memory, self.number
+        for job, place in holders:
+            each = place.gpus_per_node
+            units = each or 1
+            for name in place.nodes:
+                i = number.get(name)
+                if i is not None:
+                    gpus[i] -= each
+                    cpus[i] -= job.cpus_per_unit * units
+                    memory[i] -= job.memory_per_unit * units
+
     def change(self, i: int, load: Load, sign: int) -> None:
         """Take a load from node i (sign -1) or give it back (+1)."""
         gpus, cpus = self.gpus[i], self.cpus[i]
@@ -131,8 +148,10 @@ class Free:
             if self._total is not None:
                 self._total[group.gpu_type] += max(after, 0) - max(gpus, 0)
             if group.by_gpus is not None:
-                del group.by_gpus[bisect_left(group.by_gpus, (gpus, i))]
-                insort(group.by_gpus, (after, i))
+                if gpus > 0:
+                    del group.by_gpus[bisect_left(group.by_gpus, (gpus, i))]
+                if after > 0:
+                    insort(group.by_gpus, (after, i))
         if load.cpus and group.by_cpus is not None:
             del group.by_cpus[bisect_left(group.by_cpus, (cpus, i))]
             insort(group.by_cpus, (self.cpus[i], i))
@@ -149,7 +168,8 @@ class Free:
 
     def _tail(self, group: Group, least: int) -> list[tuple[int, int]]:
         if group.by_gpus is None:
-            group.by_gpus = sorted((self.gpus[i], i) for i in group.numbers)
+            gpus = self.gpus
+            group.by_gpus = sorted([(gpus[i], i) for i in group.numbers if gpus[i] > 0])
         return group.by_gpus[bisect_left(group.by_gpus, (least, -1)) :]
 
     def _cpu_tail(self, group: Group, least: int) -> list[tuple[int, int]]:

@@ -67,7 +67,8 @@ class _Placer:
         self.grants = len(grants)
         self.rank = {grant.uid: i for i, grant in enumerate(self.order)}
         self.uneven = snapshot.uneven
-        self.held = [j for j in snapshot.jobs if j.preempt is not Preempt.CHECKPOINT or j.status is Status.SUSPENDED]
+        can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
+        self.held = [job for job in snapshot.jobs if job.preempt is not can_stop or job.status is suspended]
         self.placed: dict[str, Placement] = {}
         self.kept: set[str] = set()  # jobs that have all they are to have, and need no further thought
         self.shares: dict[str, str] = {}
@@ -76,6 +77,10 @@ class _Placer:
         self.pairs: dict[str, Pair] = {}  # by host
         self.beside: dict[str, str] = {}  # who is to share GPUs with a pinned job, and with whom
         self.unpaired: dict[str, str] = {}  # guests without a host, and why
+        for grant in self.order:
+            if grant.max_nodes is not None:
+                job = self.job[grant.uid]
+                self.job[grant.uid] = job.evolve(max_nodes=min(grant.max_nodes, job.max_nodes or grant.max_nodes))
         self.ground = ground = _last_ground.of(snapshot.nodes)
         if any(grant.shares_with is not None for grant in self.order):
             self._pair_up()
@@ -110,10 +115,10 @@ class _Placer:
             if uid in self.placed and self.job[uid] is pair.job:
                 self.placed[pair.guest.uid] = self.placed[uid]
                 self._share(uid, pair.guest.uid)
-        unplaced = {grant.uid: self._explain(grant) for grant in self.order if grant.uid not in self.placed}
         placed = self.placed
+        unplaced = {grant.uid: self._explain(grant) for grant in self.order if grant.uid not in placed}
         ordered = {uid: placed[uid] for uid in placed if uid not in self.rank} if self.fixed else {}
-        ordered |= {grant.uid: placed[grant.uid] for grant in self.order if grant.uid in placed}
+        ordered |= {uid: placed[uid] for uid in self.rank if uid in placed}
         return Placements(ordered, unplaced, self.shares)
 
     def _named(self, jobs: Iterable[Job]) -> frozenset[str]:
@@ -229,21 +234,28 @@ class _Placer:
 
     def _keep(self) -> None:
         """Leave granted jobs where they are: running ones as a fact, the others as far as there is room."""
-        queued = []
-        kept = self.kept
-        settled = self.placed.keys() | self.guests | self.beside.keys()
+        stay, queued = [], []
+        placed, kept = self.placed, self.kept
+        settled = placed.keys() | self.guests | self.beside.keys()
         jobs, runs, waits = self.job, Status.RUNNING, (Status.QUEUED, Status.SUSPENDED)
         for grant in self.order:
-            job = jobs[grant.uid]
-            if job.uid in settled:
+            uid = grant.uid
+            job = jobs[uid]
+            place, status = job.placement, job.status
+            if uid in settled:
                 continue
-            if job.status is runs:
-                place = job.placement
-                if place is not None and _answers(grant, place) and not (job.shares_with and self._parted(job)):
+            if status is runs:
+                if place is None or not _answers(grant, place) or (job.shares_with and self._parted(job)):
+                    continue
+                kept.add(uid)
+                if self.residue or place.uneven:
                     self._assign(job, place)
-                    kept.add(job.uid)
-            elif job.status in waits:
+                else:
+                    placed[uid] = place
+                    stay.append((job, place))
+            elif status in waits:
                 queued.append((grant, job))
+        self.free.hold(stay)
         for grant, job in queued:
             self._stay(grant, job)
         short = {grant.uid for grant in self.order if grant.at_least is not None and grant.at_least < grant.gpus}
@@ -688,6 +700,8 @@ def _answers(grant: Grant, place: Placement) -> bool:
     if grant.exact is not None:
         return place == grant.exact
     if grant.gpu_type is not None and grant.gpu_type != place.gpu_type:
+        return False
+    if grant.max_nodes is not None and len(place.nodes) > grant.max_nodes:
         return False
     gpus = place.gpus
     return gpus == grant.gpus or least(grant) <= gpus <= grant.gpus

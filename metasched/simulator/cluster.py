@@ -88,7 +88,7 @@ class _Live:
         self.start_left = 0.0  # seconds until then, while it is suspended
         self.began = 0.0  # the present stay
         self.kind, self.units = "", 0  # whose service it is: a GPU type and GPUs, or nodes of none
-        self.attained: Mapping[str, float] = {}  # in earlier stays
+        self.attained: Mapping[str, float] = {}  # in earlier stays; a dict, as it is merged again and again
         self.ran = 0.0  # seconds, in earlier stays
         self.stays: list[Stay] = []
         self.first_started: float | None = None
@@ -103,7 +103,8 @@ class _Live:
         if instant <= self.since:
             return self.done
         rate, until = self.pace
-        return min(self.done + (instant - self.since) * rate, until, self.total)
+        done = self.done + (instant - self.since) * rate
+        return done if done <= until and done <= self.total else min(until, self.total)
 
 
 class Cluster:
@@ -154,11 +155,16 @@ class Cluster:
             )
         return self._nodes_view
 
-    def job_view(self) -> tuple[Job, ...]:
-        """The live jobs as a snapshot shows them, in the order of their arrival."""
-        for live in self._holding.values():
-            if live.job.status is not Status.SUSPENDED:
-                self._refresh(live)
+    def job_view(self, *, timely: bool = True) -> tuple[Job, ...]:
+        """The live jobs as a snapshot shows them, in the order of their arrival.
+
+        Unless it is to be timely, the service and the progress of who holds GPUs are those of some earlier instant.
+        """
+        if timely:
+            suspended, refresh = Status.SUSPENDED, self._refresh
+            for live in self._holding.values():
+                if live.job.status is not suspended:
+                    refresh(live)
         return tuple([live.job for live in self.live.values()])
 
     # -- what happens ---------------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class Cluster:
         live = _Live(submission, self._demand_before)
         job = submission.job
         live.done = live.saved = job.progress_steps or 0.0
-        live.attained, live.ran = job.attained, job.ran_seconds
+        live.attained, live.ran = dict(job.attained), job.ran_seconds
         live.job = job.evolve(
             status=Status.HELD, placement=None, shares_with=None, total_steps=live.total, progress_steps=live.done
         )
@@ -212,19 +218,19 @@ class Cluster:
         """Bring the cluster to these targets: stop who has to leave, start who can start."""
         self._targets = targets
         self._shares = shares
-        holding = self._holding
+        holding, running, stopping = self._holding, Status.RUNNING, Status.STOPPING
         moving = []
         for uid, live in holding.items():
-            target = targets.get(uid)
-            if target is not live.job.placement or live.job.status is not Status.RUNNING:
+            job, target = live.job, targets.get(uid)
+            if target is not job.placement or job.status is not running:
                 moving.append((live, target))
         for live, target in moving:
             self._redirect(live, target)
         if shares or self.settings.sharing:
             self._regroup()
-        stopping = Status.STOPPING
-        absent = targets.keys() - {uid for uid, live in holding.items() if live.job.status is not stopping}
-        self._pending = {uid: None for uid in targets if uid in absent} if absent else {}
+        self._pending = {
+            uid: None for uid in targets if (holder := holding.get(uid)) is None or holder.job.status is stopping
+        }
         self._start_pending()
 
     def fail(self, name: str) -> None:
@@ -511,7 +517,10 @@ class Cluster:
 
     def _refresh(self, live: _Live) -> None:
         """Bring what a snapshot shows of a job that holds GPUs up to now."""
-        now = self.now
+        now, before, kind = self.now, live.attained, live.kind
         held = now - live.began
-        attained = {**live.attained, live.kind: live.attained.get(live.kind, 0.0) + live.units * held}
-        live.job = live.job.evolve(attained=attained, ran_seconds=live.ran + held, progress_steps=live.steps_at(now))
+        live.job = live.job.evolve(
+            attained={**before, kind: before.get(kind, 0.0) + live.units * held},
+            ran_seconds=live.ran + held,
+            progress_steps=live.steps_at(now),
+        )

@@ -175,7 +175,7 @@ class _Simulation:
             round=len(self.rounds) + 1,
             round_seconds=settings.round_seconds,
             nodes=cluster.node_view(),
-            jobs=cluster.job_view(),
+            jobs=cluster.job_view(timely=not self.steady or self.watch is not None),
             uneven=settings.uneven,
             sharing=settings.sharing,
         )
@@ -187,7 +187,7 @@ class _Simulation:
         cluster.aim(result.targets, result.shares)
         self.grid.pass_round(cluster.now)
         self.changed = self.woken = False
-        gpus = sum(place.gpus for place in result.targets.values())
+        gpus = sum([place.gpus for place in result.targets.values()])
         self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
         if self.watch is not None:
             self.watch(snapshot, result)

@@ -490,6 +490,17 @@ def test_a_pair_of_jobs_that_suit_no_common_node_is_none():
     assert result.unplaced["b"] == "no nodes suit both it and job a"
 
 
+def test_a_grant_can_hold_a_job_to_few_nodes():
+    """It is not spread further even where it does not fit, and it moves if it is spread already."""
+    nodes = [node("n1"), node("n2")]
+    tight = snapshot([node("n1", 3), node("n2", 3)], [job("a", 4)])
+    assert place(tight, [ask("a", 4)]).placed["a"].nodes == ("n1", "n2")
+    assert set(place(tight, [ask("a", 4, max_nodes=1)]).unplaced) == {"a"}
+    spread = snapshot(nodes, [running("a", ["n1", "n2"], 2)])
+    assert place(spread, [ask("a", 4)]).placed["a"].nodes == ("n1", "n2")
+    assert place(spread, [ask("a", 4, max_nodes=1)]).placed["a"].nodes == ("n1",)
+
+
 def test_nobody_joins_two_jobs_that_share_gpus_and_cannot_leave():
     """Three on the same GPUs are never placed."""
     stays = [beside("a", "c", ["n1"], preempt=Preempt.NO), beside("c", "a", ["n1"], preempt=Preempt.NO)]

@@ -329,6 +329,20 @@ def test_engine_and_policy_see_the_same_snapshot_fields_as_in_the_daemon():
     assert (job.total_steps, job.remaining_steps, job.run, job.steps_per_second) == (1000.0, 940.0, 1, 2.0)
 
 
+def test_whoever_watches_sees_what_jobs_have_had_by_then():
+    """Also under a policy that asks for none of it, and although nobody brings it up to date for that policy alone."""
+    seen = {}
+    load = workload(submission("a", 2, total=100.0), submission("b", 2, submitted=20.0, total=100.0))
+    settings = grid(length=10.0)
+    watched = simulate(load, ONE, Fifo(), settings, watch=lambda at, _: seen.setdefault(at.now, at.job))
+    assert Fifo.steady
+    assert [(now, dict(jobs["a"].attained), jobs["a"].progress_steps) for now, jobs in seen.items() if "a" in jobs] == [
+        (0.0, {}, 0.0),
+        (20.0, {"v100": 40.0}, 40.0),
+    ]
+    assert watched.jobs == simulate(load, ONE, Fifo(), settings).jobs
+
+
 def test_the_state_of_a_policy_is_carried_from_round_to_round():
     """As the daemon's store does."""
 
