@@ -40,7 +40,9 @@ log = structlog.get_logger()
 def describe(action: Action, snapshot: Snapshot) -> str:
     """One line for people."""
     job = snapshot.job[action.uid]
-    where = f" on {placement_text(action.placement)}" if isinstance(action, Start) else ""
+    where = ""
+    if isinstance(action, Start):
+        where = f" on {'a part of ' if action.part else ''}{placement_text(action.placement)}"
     return f"{KINDS[type(action)]} {job.address}{where}: {action.reason}"
 
 
@@ -172,6 +174,9 @@ class Actuator:
                 self._client.suspend(job.address)
             case Resume():
                 self._client.resume(job.address)
+                self._store.run_resumed(job.uid, job.run, seen.snapshot.now)
+                # Slurm gives it a priority again, which was its hold in case that somebody else requeues it.
+                self._client.hold(job.address)
             case _:
                 raise NotImplementedError(action)
 
@@ -193,7 +198,10 @@ class Actuator:
         self._mailbox.write_address(job.address, job.uid)
         self._mailbox.write_lease(self._new_lease(job, action.placement, run, round_facts))
         delay = 1 if _leaves_there(job, action.placement, now) else 0
-        self._client.update(job.address, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay))
+        shards = None if seen.seats is None else seen.seats.half if action.part else seen.seats.per_gpu
+        self._client.update(
+            job.address, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay, shards=shards)
+        )
         self._client.release(job.address)
         if delay:
             self._delayed[job.uid] = now

@@ -1,7 +1,7 @@
 """A snapshot as bytes: what the engine saw in a round, so that it can be decided again.
 
 Only what differs from a field's default is written, so new fields with defaults leave old rounds readable. A job's
-``speed`` is an object of its source's, and is not written.
+``speed`` is written where it is what real jobs' reports have told; a simulation's is its source's own, and is not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 from metasched.errors import MetaschedError
 from metasched.model import Hold, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.throughput.online import OnlineSpeed
 
 FORMAT = 1
-LEFT_OUT = frozenset({"speed"})
 
 _Read = Callable[[Any], Any]
 
@@ -46,7 +46,8 @@ def decode(data: bytes) -> Snapshot:
             raise CodecError(f"format {content['format']!r} is another version's; this one reads {FORMAT}")
         facts = content["snapshot"]
         nodes = tuple(Node(**_read(node, _NODE)) for node in facts.pop("nodes"))
-        jobs = tuple(Job(**_read(job, _JOB)) for job in facts.pop("jobs"))
+        speeds: dict[str, OnlineSpeed] = {}
+        jobs = tuple(Job(**_read(job, _JOB | {"speed": _speed(speeds)})) for job in facts.pop("jobs"))
         return Snapshot(nodes=nodes, jobs=jobs, **facts)
     except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
@@ -57,7 +58,8 @@ def _fields(record: Any) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        if field.name in LEFT_OUT or (field.default is not dataclasses.MISSING and value == field.default):
+        foreign = field.name == "speed" and not isinstance(value, OnlineSpeed)
+        if foreign or (field.default is not dataclasses.MISSING and value == field.default):
             continue
         if field.default_factory is not dataclasses.MISSING and not value:
             continue
@@ -74,11 +76,18 @@ def _plain(value: object) -> Any:
         return sorted(value)
     if isinstance(value, Placement):
         return _fields(value)
+    if isinstance(value, OnlineSpeed):
+        return value.to_json()
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 
 
 def _read(facts: dict[str, Any], readers: Mapping[str, _Read]) -> dict[str, Any]:
     return {name: readers[name](value) if name in readers else value for name, value in facts.items()}
+
+
+def _speed(known: dict[str, OnlineSpeed]) -> _Read:
+    """A reader that gives jobs with one speed one object, as they had it."""
+    return lambda facts: known.setdefault(facts["subject"], OnlineSpeed.from_json(facts))
 
 
 def _placement(facts: Any) -> Placement | None:
@@ -89,7 +98,7 @@ def _placement(facts: Any) -> Placement | None:
 
 
 _NODE: Mapping[str, _Read] = {"features": frozenset, "partitions": frozenset}
-_JOB: Mapping[str, _Read] = {
+_JOB: dict[str, _Read] = {
     "gpu_types": tuple,
     "features": frozenset,
     "only_nodes": frozenset,

@@ -64,12 +64,14 @@ class SlurmOptions(_Section):
     """How to talk to Slurm.
 
     Attributes:
+        client: ``cli`` for Slurm's commands, ``pyslurm`` to write by that, ``auto`` to do so where one works.
         timeout_seconds: longest wait for one command.
         signal: what asks a trainer to checkpoint and stop (NCCL uses SIGUSR1).
         exit_code: what a trainer that has checkpointed exits with; best listed in Slurm's RequeueExitHold.
         settle_seconds: after the controller was out of reach, watch this long before acting again.
     """
 
+    client: Literal["auto", "cli", "pyslurm"] = "auto"
     timeout_seconds: Seconds = 15.0
     signal: Literal["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP"] = "SIGUSR2"
     exit_code: Annotated[int, Field(ge=1, le=125)] = 85
@@ -86,6 +88,7 @@ class Schedule(_Section):
         busy_poll_seconds: the same while runs are being stopped or started; never less than a look itself takes.
         grace_seconds: how long a trainer may take to checkpoint before its job is requeued without its consent.
         start_seconds: how long a released job may wait for Slurm to start it, beyond the grace of those it replaces.
+        slice_seconds: how long each of two jobs runs that take turns on a GPU.
     """
 
     round_seconds: Seconds = 360.0
@@ -94,6 +97,20 @@ class Schedule(_Section):
     busy_poll_seconds: Seconds = 0.05
     grace_seconds: Seconds = 120.0
     start_seconds: Seconds = 60.0
+    slice_seconds: Seconds = 60.0
+
+
+class Sharing(_Section):
+    """How two jobs share a GPU, where Slurm is set up for it.
+
+    Attributes:
+        enabled: whether they do.
+        untried_part: of its speed alone, what a job is taken to keep beside one beside which it has never run. The
+            higher, the sooner policies that ask for a gain try it; what is measured then takes its place.
+    """
+
+    enabled: bool = True
+    untried_part: Annotated[float, Field(ge=0, le=1)] = 0.6
 
 
 class PolicyChoice(_Section):
@@ -147,6 +164,7 @@ class Config(_Section):
     intake: Intake = Intake()
     slurm: SlurmOptions = SlurmOptions()
     schedule: Schedule = Schedule()
+    sharing: Sharing = Sharing()
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
     standby: Standby = Standby()

@@ -9,16 +9,18 @@ from dataclasses import replace
 import structlog
 
 from metasched.actuate import Actuator, RoundFacts
+from metasched.beside import Beside
 from metasched.codec import encode
 from metasched.config import Config
-from metasched.engine import run_round
+from metasched.engine import PolicyViolationError, RoundResult, run_round
 from metasched.lock import DaemonLock
 from metasched.mailbox import Mailbox
-from metasched.model import Action, Placement, Snapshot, Status
+from metasched.model import Action, Job, Placement, Snapshot, Status
 from metasched.plan import Limits, plan
 from metasched.policy import Policy
-from metasched.publish import Publisher
+from metasched.publish import Publisher, why_no_sharing
 from metasched.reconcile import Observation, Reconciler
+from metasched.sharing import Shares
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
@@ -59,13 +61,14 @@ class Controller:
         self._lock = lock
         self._clock = clock
         settings = client.settings()
-        self._reconciler = Reconciler(config, client, store, mailbox)
+        self._reconciler = Reconciler(config, client, store, mailbox, settings)
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = Publisher(store, mailbox.shared, settings.cluster)
         last = store.last_round()
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
+        self._shares = Shares(*store.target_shares())
         self._reasons: Mapping[str, str] = store.current_reasons()
         # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop come back by
         # themselves, because the next look still shows what they are to change.
@@ -75,11 +78,18 @@ class Controller:
             store.end_action(action.id, "the daemon died before it knew", None)
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[str] | None = None
+        self._sharing: bool | None = None
         self._back_at: float | None = None
         self._trouble: str | None = None
+        self._beside = Beside()
+
+    def close(self) -> None:
+        """End what goes on beside the rounds."""
+        self._beside.close()
 
     def reconfigure(self, config: Config, policy: Policy) -> None:
         """Go on under another configuration, with a new round at the next poll; paths stay what they are."""
+        self._beside.close()
         self.config = config
         self.policy = policy
         self._reconciler.config = config
@@ -115,7 +125,7 @@ class Controller:
         if self._round_due(now):
             self._decide(seen.snapshot)
         try:
-            done = self._actuator.perform(self._plan(seen.snapshot), seen, self._round_facts())
+            done = self._actuator.perform(self._plan(seen), seen, self._round_facts())
         except SlurmError as error:
             self._lost_sight(error, now)
             done = 0
@@ -148,12 +158,13 @@ class Controller:
         return self._reasons.get(uid, "it is new and waits for the next round")
 
     def look(self) -> Snapshot:
-        """What is now.
+        """What is now, as policies see it.
 
         Raises:
             SlurmError: Slurm could not be read.
         """
-        return self._reconciler.observe(self._clock(), self._round).snapshot
+        seen = self._reconciler.observe(self._clock(), self._round).snapshot
+        return replace(seen, jobs=tuple(_awake(job) for job in seen.jobs))
 
     def plan_of_a_round(self) -> tuple[Snapshot, Sequence[Action]]:
         """Look and decide, and say what would be done (for a dry run on a copy of the store).
@@ -163,7 +174,8 @@ class Controller:
         """
         seen = self._reconciler.observe(self._clock(), self._round)
         self._decide(seen.snapshot)
-        return seen.snapshot, self._plan(seen.snapshot)
+        self.close()
+        return seen.snapshot, self._plan(seen)
 
     def _note_events(self, seen: Observation) -> None:
         accepting = frozenset(node.name for node in seen.snapshot.nodes if node.accepts)
@@ -173,6 +185,9 @@ class Controller:
             or accepting != self._accepting
         )
         self._accepting = accepting
+        if seen.snapshot.sharing is not self._sharing:
+            self._sharing = seen.snapshot.sharing
+            log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, seen) or None)
         self._owes_round = self._owes_round or bool(wanted)
 
     def _round_due(self, now: float) -> bool:
@@ -184,13 +199,21 @@ class Controller:
         """Decide one round and commit it; a policy that fails leaves the last round's targets in force."""
         number = self._round + 1
         snapshot = Snapshot(
-            now=seen.now, round=number, round_seconds=seen.round_seconds, nodes=seen.nodes, jobs=seen.jobs
+            now=seen.now,
+            round=number,
+            round_seconds=seen.round_seconds,
+            nodes=seen.nodes,
+            jobs=tuple(_awake(job) for job in seen.jobs),
+            sharing=seen.sharing,
+            worked=self._beside.take() if self.policy.works_beside else None,
         )
         self._round_at = seen.now
         self._owes_round = False
         begun = time.perf_counter()
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
+            shares = _shares(self.policy, snapshot, result)
+            kept = [job for job in snapshot.jobs if _keeps(job, result.targets, shares)]
             self._store.commit_round(
                 number,
                 at=seen.now,
@@ -203,6 +226,9 @@ class Controller:
                 snapshot=encode(snapshot) if self.config.history.snapshots_bytes else b"",
                 keep_snapshots_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
+                shares=shares.partners,
+                in_turns=shares.in_turns,
+                renewed=[job.uid for job in kept],
             )
         except StoreError:
             raise
@@ -212,28 +238,26 @@ class Controller:
                 "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=seen.now
             )
             return
+        if self.policy.works_beside:
+            self._beside.begin(snapshot, self.policy, result.state)
         self._round = number
         self._targets = result.targets
+        self._shares = shares
         self._reasons = result.reasons
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
-        kept = [
-            job
-            for job in snapshot.jobs
-            if job.status is Status.RUNNING
-            and job.stop_requested is None
-            and result.targets.get(job.uid) == job.placement
-        ]
         self._actuator.renew(kept, self._round_facts())
 
-    def _plan(self, snapshot: Snapshot) -> Sequence[Action]:
+    def _plan(self, seen: Observation) -> Sequence[Action]:
+        snapshot = seen.snapshot
         if self._stops_to_repeat:
             jobs = (
                 replace(job, stop_requested=None) if job.uid in self._stops_to_repeat else job for job in snapshot.jobs
             )
             snapshot = replace(snapshot, jobs=tuple(jobs))
             self._stops_to_repeat = frozenset()
-        limits = Limits(grace_seconds=self.config.schedule.grace_seconds, start_seconds=self._actuator.start_limit)
-        return plan(snapshot, self._targets, limits)
+        schedule = self.config.schedule
+        limits = Limits(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
+        return plan(snapshot, self._targets, limits, replace(self._shares, seats=seen.seats))
 
     def _round_facts(self) -> RoundFacts:
         return RoundFacts(number=self._round, end=self.next_round)
@@ -245,3 +269,29 @@ class Controller:
         self._trouble = str(error)
         self._owes_round = True  # arrivals of a look that broke off are not told again
         self._publisher.say(self)
+
+
+def _awake(job: Job) -> Job:
+    """A job that rests while another has its turn on the same GPU runs, as policies see it."""
+    rests = job.status is Status.SUSPENDED and job.suspended_by_us and job.gpus > 0
+    return job.evolve(status=Status.RUNNING) if rests else job
+
+
+def _keeps(job: Job, targets: Mapping[str, Placement], shares: Shares) -> bool:
+    """Whether a round leaves a job what it has."""
+    fits = targets.get(job.uid) == job.placement and (job.part or job.uid not in shares.partners)
+    return job.status is Status.RUNNING and job.stop_requested is None and fits
+
+
+def _shares(policy: Policy, snapshot: Snapshot, result: RoundResult) -> Shares:
+    """Who is to share GPUs after a round.
+
+    Raises:
+        PolicyViolationError: a job is to share that can have whole GPUs only.
+    """
+    for uid in result.shares:
+        if snapshot.job[uid].whole_gpus:
+            raise PolicyViolationError(policy.name, uid, "is to share its GPUs, and asked for whole ones")
+    guests = (grant for grant in (*result.decision.grants, *result.decision.fallback) if grant.in_turns)
+    alternate = [uid for grant in guests for uid in (grant.uid, result.shares.get(grant.uid)) if uid in result.shares]
+    return Shares(dict(result.shares), frozenset(uid for uid in alternate if uid is not None))

@@ -27,6 +27,7 @@ from metasched.errors import MetaschedError
 from metasched.lock import DaemonLock
 from metasched.mailbox import Mailbox
 from metasched.policy import Policy, Registry, installed_policies
+from metasched.slurm.choice import make_client
 from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmUnavailableError
@@ -206,13 +207,14 @@ def run(path: Path, *, standby: bool = False) -> None:
     with DaemonLock.wait(lock_path, STANDBY_SECONDS, _standing_by()) if standby else DaemonLock(lock_path) as lock:
         take_over(database, copies_path)
         with Copies(database, copies_path, config.standby.copy_seconds) as copies, Store.open(database) as store:
-            client = CommandLineClient(timeout=config.slurm.timeout_seconds)
+            client = make_client(config.slurm.client, config.slurm.timeout_seconds)
             try:
                 policy = make_policy(config, registry)
                 controller = _controller(config, policy, client, store=store, mailbox=mailbox, lock=lock)
                 log.info("started", config=str(path), policy=config.policy.name)
                 tell("READY=1", f"STATUS=schedules under policy {config.policy.name}")
-                Daemon(path, config, registry, controller, copies).run()
+                with contextlib.closing(controller):
+                    Daemon(path, config, registry, controller, copies).run()
             finally:
                 tell("STOPPING=1")
                 client.close()

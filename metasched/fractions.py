@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from metasched.chance import Chance
-from metasched.mechanism import LEDGER, MADE_FOR, PRIOR_ROUNDS, Candidate, Ledger, Times, Turn, choose, priorities
+from metasched.mechanism import (
+    APART,
+    LEDGER,
+    MADE_FOR,
+    PRIOR_ROUNDS,
+    Candidate,
+    Combination,
+    Ledger,
+    Times,
+    Turn,
+    alone,
+    choose,
+    gpu_type_of,
+    live,
+    priorities,
+    rows_of,
+    times_of,
+)
 from metasched.model import Decision, Grant, Job, Node, Snapshot, Speed, Status
 from metasched.policy import Policy, PolicyParameters, PolicyState
 
 STATE_VERSION = 1
 SPEED_NEWS = 0.05
 """Relative: what is known of a job's speed has changed when it has by more than this; less is noise of measurement."""
+COMING = "coming"  # in the data of a state: shares that are made, and not in force yet
 TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
 
 
@@ -26,6 +44,9 @@ class FractionParameters(PolicyParameters):
     Attributes:
         recompute_seconds: shares are made anew when jobs or GPUs come or go, or speeds change, but no more often than
             this; 0 for at every such change, as the paper has it.
+        recompute_rounds: they come into force so many rounds after the round that found the change; 0 for in that very
+            round. Until then the earlier shares hold, and new jobs have an equal part of every type. Where rounds are
+            real, shares are then made beside them, and no round waits for a program to be solved.
         heed_speeds: whether they are made anew, too, when what is known of a job's speed changes: when it is measured,
             or when the job changes its batch size.
         types_in_turn: GPU types that rounds are given away on one after the other, in this order; empty for the highest
@@ -37,6 +58,7 @@ class FractionParameters(PolicyParameters):
     """
 
     recompute_seconds: float = Field(default=0.0, ge=0)
+    recompute_rounds: int = Field(default=0, ge=0)
     heed_speeds: bool = True
     types_in_turn: tuple[str, ...] = ()
     shuffle_types: bool = False
@@ -56,6 +78,9 @@ class Claims:
         speeds: by uid, by the same types, steps per second there; None where it is not known.
         sharing: whether two jobs can have the same GPUs.
         now: unix seconds.
+        apart: by uid, by GPU type, where placement counts and it can be told: steps per second on GPUs that are spread
+            over as many nodes as they can be, where that is more nodes than in ``spreads``.
+        nodes: by GPU type, the GPUs of each node; empty where placement does not count.
     """
 
     jobs: Sequence[Job]
@@ -64,13 +89,25 @@ class Claims:
     speeds: Mapping[str, Mapping[str, float | None]]
     sharing: bool
     now: float
+    apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    nodes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def kinds(self, uid: str) -> tuple[str, ...]:
+        """Worker types that the job can have."""
+        return (*self.spreads[uid], *(gpu_type + APART for gpu_type in self.apart.get(uid, ())))
+
+    def near(self, uid: str) -> Mapping[str, tuple[int, ...]]:
+        """The placements on types that the job can also have unconsolidated."""
+        return {gpu_type: self.spreads[uid][gpu_type] for gpu_type in self.apart.get(uid, ())}
 
     def speed(self, job: Job, gpu_type: str) -> float | None:
         """Steps per second at its best on a type that it can have; None where it is not known."""
         return self.speeds[job.uid][gpu_type]
 
     def speed_beside(self, job: Job, other: Job, gpu_type: str) -> float | None:
-        """The same with another job on the same GPUs."""
+        """The same with another job on the same GPUs; 0.0 for jobs that cannot share any."""
+        if job.whole_gpus or other.whole_gpus:
+            return 0.0
         if job.speed is None or other.speed is None:
             return None
         return job.speed.beside(other.speed, gpu_type, self.spreads[job.uid][gpu_type])
@@ -88,6 +125,21 @@ class FractionPolicy(Policy):
     wakes_on_completion: ClassVar[bool] = False
     fills: ClassVar[bool] = True  # whether GPUs that nobody with a share can use go to jobs without one
 
+    @property
+    def placement(self) -> bool:
+        """Whether GPUs on few nodes and GPUs spread over many are two worker types (section 3.1)."""
+        return False
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether the two of a pair take turns on their GPUs, instead of running at once."""
+        return False
+
+    @property
+    def works_beside(self) -> bool:
+        """Whether shares are made beside the rounds."""
+        return self.parameters.recompute_rounds > 0
+
     @abstractmethod
     def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The share of time that each job or pair should have on each GPU type, and what to remember of how it came.
@@ -99,29 +151,66 @@ class FractionPolicy(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Make shares if they are due, and choose who lags behind them."""
-        data = state.data if state.version == STATE_VERSION else {}
+        data = _known(state)
         ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
         ledger = ledger.look(snapshot.jobs)
-        claims = claims_of(snapshot)
+        claims = claims_of(snapshot, apart=self.placement)
         memory, made_for = data.get("memory", {}), data.get(MADE_FOR)
-        asked = {"jobs": [job.uid for job in claims.jobs], "gpus": dict(claims.capacity)}
-        if self.parameters.heed_speeds:
-            asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
-        if _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
-            times, memory = self.shares(claims, memory)
-            ledger, made_for = ledger.renew(times, snapshot.now), asked
+        lag = self.parameters.recompute_rounds
+        coming = (snapshot.worked or data.get(COMING)) if lag else None
+        if coming and snapshot.round >= coming["round"] + lag:
+            ledger = ledger.renew(live(times_of(coming["shares"]), claims.jobs), snapshot.now)
+            memory, made_for, coming = coming["memory"], coming[MADE_FOR], None
+        asked = self._asked(claims)
+        mine = not lag or (not coming and snapshot.worked is None)
+        if mine and _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
+            if lag:
+                coming = self._made(snapshot, claims, memory)
+            else:
+                times, memory = self.shares(claims, memory)
+                ledger, made_for = ledger.renew(times, snapshot.now), asked
+        if lag:
+            ledger = ledger.admit(_in_the_interim(claims, ledger, made_for), snapshot.now)
         types, used = self._types(data.get("types_used", 0))
         candidates = _candidates(claims, ledger)
         if self.fills and self.parameters.fill_pairs:
             old = frozenset(made_for["jobs"] if made_for else ())
             candidates = _with_all_pairs(claims, candidates, old, PRIOR_ROUNDS * snapshot.round_seconds)
         turns = choose(
-            ledger, candidates, claims.capacity, snapshot.round_seconds, types_in_turn=types, fill=self.fills
+            ledger,
+            candidates,
+            claims.capacity,
+            snapshot.round_seconds,
+            types_in_turn=types,
+            fill=self.fills,
+            nodes=claims.nodes,
         )
         ledger = ledger.give(turns)
-        decision = _decision(snapshot, claims, ledger, turns, fill=self.fills)
+        decision = _decision(snapshot, claims, ledger, turns, fill=self.fills, in_turns=self.in_turns)
         written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
-        return decision, PolicyState(STATE_VERSION, written)
+        return decision, PolicyState(STATE_VERSION, {**written, COMING: coming} if coming else written)
+
+    def work(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
+        """The shares for a round's jobs, if they are due and none are coming; ``decide`` puts them into force."""
+        data = _known(state)
+        claims = claims_of(snapshot, apart=self.placement)
+        ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
+        changed = _changed(data.get(MADE_FOR), self._asked(claims))
+        if COMING in data or not (changed and self._may_renew(ledger, snapshot.now)):
+            return None
+        return self._made(snapshot, claims, data.get("memory", {}))
+
+    def _made(self, snapshot: Snapshot, claims: Claims, memory: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Shares that are to come into force, as JSON-compatible data."""
+        times, memory = self.shares(claims, memory)
+        return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: self._asked(claims), "memory": memory}
+
+    def _asked(self, claims: Claims) -> Mapping[str, Any]:
+        """What shares for these claims are made for."""
+        asked: dict[str, Any] = {"jobs": [job.uid for job in claims.jobs], "gpus": dict(claims.capacity)}
+        if self.parameters.heed_speeds:
+            asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
+        return asked
 
     def _may_renew(self, ledger: Ledger, now: float) -> bool:
         """Whether the shares are old enough to be made anew."""
@@ -137,32 +226,74 @@ class FractionPolicy(Policy):
         return tuple(types), chance.used
 
 
+def _known(state: PolicyState) -> Mapping[str, Any]:
+    """The data of a state, if its layout is known."""
+    return state.data if state.version == STATE_VERSION else {}
+
+
+def equal_parts(claims: Claims, who: Sequence[tuple[Combination, int]]) -> dict[Combination, dict[str, float]]:
+    """The cluster in equal parts for combinations of so many GPUs each; nobody gets more than all of the time."""
+    parts = {}
+    for combination, gpus in who:
+        share = {
+            kind: count / len(who) / gpus
+            for kind, count in claims.capacity.items()
+            if all(kind in claims.spreads[uid] for uid in combination)
+        }
+        too_much = max(sum(share.values()), 1.0)
+        parts[combination] = {kind: part / too_much for kind, part in share.items()}
+    return parts
+
+
+def _in_the_interim(claims: Claims, ledger: Ledger, made_for: Mapping[str, Any] | None) -> Times:
+    """Equal parts for the jobs for which no shares have been made yet (section 7.4: agnostic ones in the interim)."""
+    known = frozenset(made_for["jobs"] if made_for else ())
+    new = [job.uid for job in claims.jobs if job.uid not in known and (job.uid,) not in ledger.shares]
+    if not new:
+        return {}
+    parts = equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs])
+    return alone({uid: parts[uid,] for uid in new})
+
+
 def fixed(job: Job) -> bool:
     """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
     return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
 
 
-def claims_of(snapshot: Snapshot) -> Claims:
-    """Who claims what in a round."""
-    capacity = dict(snapshot.capacity)
-    for job in snapshot.jobs:
-        if fixed(job) and job.placement is not None and job.placement.gpu_type is not None:
-            for name, gpus in job.placement.shares:
-                if name in snapshot.node and snapshot.node[name].accepts:
-                    capacity[job.placement.gpu_type] -= gpus
+def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
+    """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and not fixed(job)]
     by_constraints: dict[object, dict[str, tuple[int, ...]]] = {}
     by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
-    spreads, speeds = {}, {}
+    spreads, speeds, scattered = {}, {}, {}
+    far: dict[object, Mapping[str, float]] = {}
     for job in jobs:
         like = (job.constraints, job.gpus, job.nodes, job.max_nodes)
         if (like, job.speed) not in by_speed:
             if like not in by_constraints:
                 by_constraints[like] = _spreads(job, snapshot.nodes)
             by_speed[like, job.speed] = _speeds(job.speed, by_constraints[like])
+            if apart:
+                far[like, job.speed] = _apart(job, by_speed[like, job.speed][0], snapshot.nodes)
         spreads[job.uid], speeds[job.uid] = by_speed[like, job.speed]
-    left = {kind: max(gpus, 0) for kind, gpus in capacity.items()}
-    return Claims(jobs, left, spreads, speeds, snapshot.sharing, snapshot.now)
+        if apart and far[like, job.speed]:
+            scattered[job.uid] = far[like, job.speed]
+    left, nodes = _free(snapshot)
+    return Claims(jobs, left, spreads, speeds, snapshot.sharing, snapshot.now, scattered, nodes if apart else {})
+
+
+def _free(snapshot: Snapshot) -> tuple[Mapping[str, int], Mapping[str, list[int]]]:
+    """GPUs by type, in all and on each node, without those of jobs that neither stop nor move."""
+    gpus = {node.name: node.gpus for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
+    for job in snapshot.jobs:
+        if fixed(job) and job.placement is not None and job.placement.gpu_type is not None:
+            for name, held in job.placement.shares:
+                if name in gpus:
+                    gpus[name] -= held
+    nodes: dict[str, list[int]] = {}
+    for name, left in gpus.items():
+        nodes.setdefault(snapshot.node[name].gpu_type or "", []).append(left)
+    return {kind: max(sum(left), 0) for kind, left in nodes.items()}, nodes
 
 
 def _speeds(
@@ -174,6 +305,15 @@ def _speeds(
     found = {kind: speed.steps_per_second(kind, spread) for kind, spread in spreads.items()}
     runs = {kind: per_second for kind, per_second in found.items() if per_second != 0.0}
     return {kind: spreads[kind] for kind in runs}, runs
+
+
+def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], nodes: Iterable[Node]) -> Mapping[str, float]:
+    """By type, the speed on as many nodes as can be, where that is known, and another place than the one on few."""
+    if job.speed is None:
+        return {}
+    far = {kind: spread for kind, spread in _spreads(job, nodes, most=True).items() if kind in spreads}
+    found = {kind: job.speed.steps_per_second(kind, far[kind]) for kind in far if len(far[kind]) > len(spreads[kind])}
+    return {kind: speed for kind, speed in found.items() if speed}
 
 
 def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
@@ -194,8 +334,8 @@ def _differ(speed: float | None, before: float | None) -> bool:
     return abs(speed - before) > SPEED_NEWS * before
 
 
-def _spreads(job: Job, nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
-    """By type that could hold it if it were empty, the placement with the fewest nodes."""
+def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str, tuple[int, ...]]:
+    """By type that could hold it if it were empty, the placement with the fewest nodes, or with the most."""
     room: dict[str, list[int]] = {}
     for node in nodes:
         if node.accepts and node.gpu_type is not None and job.matches(node):
@@ -203,7 +343,9 @@ def _spreads(job: Job, nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
     found = {}
     for gpu_type, sizes in sorted(room.items()):
         sizes.sort(reverse=True)
-        ways = (way for way in job.spreads(job.gpus) if way[0] <= len(sizes) and sizes[way[0] - 1] >= way[1])
+        order = job.spreads(job.gpus)
+        tried = reversed(order) if most else order
+        ways = (way for way in tried if way[0] <= len(sizes) and sizes[way[0] - 1] >= way[1])
         if (way := next(ways, None)) is not None:
             found[gpu_type] = (way[1],) * way[0]
     return found
@@ -211,7 +353,7 @@ def _spreads(job: Job, nodes: Iterable[Node]) -> dict[str, tuple[int, ...]]:
 
 def _candidates(claims: Claims, ledger: Ledger) -> list[Candidate]:
     """Every job, and the pairs that have shares."""
-    found = [Candidate((job.uid,), job.gpus, tuple(claims.spreads[job.uid])) for job in claims.jobs]
+    found = [Candidate((job.uid,), job.gpus, claims.kinds(job.uid), near=claims.near(job.uid)) for job in claims.jobs]
     if claims.sharing:
         jobs = {job.uid: job for job in claims.jobs}
         pairs = ((jobs[who[0]], jobs[who[1]]) for who in ledger.shares if len(who) > 1)
@@ -249,7 +391,9 @@ def _common_types(claims: Claims, one: Job, other: Job) -> tuple[str, ...]:
     )
 
 
-def _decision(snapshot: Snapshot, claims: Claims, ledger: Ledger, turns: Sequence[Turn], *, fill: bool) -> Decision:
+def _decision(
+    snapshot: Snapshot, claims: Claims, ledger: Ledger, turns: Sequence[Turn], *, fill: bool, in_turns: bool
+) -> Decision:
     """Grants for those whose turn it is, largest first (section 5: to fragment less)."""
     grants = [
         Grant(job.uid, job.placement.gpus, "it runs to its end", gpu_type=job.placement.gpu_type)
@@ -260,10 +404,13 @@ def _decision(snapshot: Snapshot, claims: Claims, ledger: Ledger, turns: Sequenc
     for turn in sorted(turns, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
         reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
-        grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type))
+        # Its speed on few nodes was counted on; where it may be apart, few are only preferred.
+        near = () if turn.apart else claims.near(first).get(turn.gpu_type, ())
+        most = len(near) or None
+        grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type, max_nodes=most))
         grants += [
             Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].address} on the same GPUs",
-                  gpu_type=turn.gpu_type, shares_with=first)
+                  gpu_type=turn.gpu_type, max_nodes=most, shares_with=first, in_turns=in_turns)
             for uid in rest
         ]  # fmt: skip
     served = {grant.uid for grant in grants}
@@ -277,10 +424,11 @@ def _decision(snapshot: Snapshot, claims: Claims, ledger: Ledger, turns: Sequenc
             waits[job.uid] = f"even empty, the nodes that accept jobs could not run it on {job.gpus} GPUs"
             continue
         priority = of.get((job.uid,), {})
-        best = max(claims.spreads[job.uid], key=lambda kind: priority.get(kind, 0.0))
+        best = max(claims.kinds(job.uid), key=lambda kind: priority.get(kind, 0.0))
         reason = f"not its turn: {words.share(job.uid)}"
         if fill or priority.get(best, 0.0) > 0:
-            fallback.append((-priority.get(best, 0.0), Grant(job.uid, job.gpus, reason, gpu_type=best)))
+            grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
+            fallback.append((-priority.get(best, 0.0), grant))
         else:
             waits[job.uid] = reason
     fallback.sort(key=lambda entry: entry[0])

@@ -25,6 +25,7 @@ from metasched.model import (
     Stop,
     Suspend,
 )
+from metasched.sharing import Shares, SharingPlan
 
 ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
 
@@ -36,21 +37,29 @@ class Limits:
     Attributes:
         grace_seconds: for a run to answer a stop.
         start_seconds: for a released job to start once its nodes are not held by jobs that have to leave them.
+        slice_seconds: the length of a turn where two jobs take turns on a GPU.
     """
 
     grace_seconds: float
     start_seconds: float
+    slice_seconds: float = 60.0
 
 
-def plan(snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits) -> tuple[Action, ...]:
+NOBODY_SHARES = Shares()
+
+
+def plan(
+    snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits, shares: Shares = NOBODY_SHARES
+) -> tuple[Action, ...]:
     """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
 
     Args:
         snapshot: what is.
         targets: where each job that should run now belongs, most important first; other jobs should not run.
         limits: how long to wait for whom.
+        shares: who should share GPUs, and who does.
     """
-    planner = _Planner(snapshot, targets, limits)
+    planner = _Planner(snapshot, targets, limits, shares)
     last = len(targets)
     rank = {uid: i for i, uid in enumerate(targets)}
     jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
@@ -62,7 +71,8 @@ def plan(snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits) -
 class _Planner:
     """One call of ``plan``."""
 
-    def __init__(self, snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits) -> None:
+    def __init__(self, snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits, shares: Shares) -> None:
+        self.sharing = SharingPlan(snapshot, targets, shares, limits.slice_seconds)
         self.now = snapshot.now
         self.targets = targets
         self.limits = limits
@@ -96,8 +106,10 @@ class _Planner:
                 return None
 
     def _held(self, job: Job, target: Placement | None) -> Action | None:
-        if target is not None and job.blocked is None:
-            return Start(job.uid, f"starts on {_describe(target)}", target)
+        if target is not None and job.blocked is None and self.sharing.may_start(job, target):
+            partner = self.sharing.partner(job)
+            beside = "" if partner is None else f", beside job {partner.address}"
+            return Start(job.uid, f"starts on {_describe(target)}{beside}", target, part=partner is not None)
         if job.hold is Hold.USER:
             return HoldJob(job.uid, "its owner could release it before its turn")
         return None
@@ -109,11 +121,19 @@ class _Planner:
             return HoldJob(job.uid, "it is not its turn")
         if job.released is None:
             return HoldJob(job.uid, "it was released by somebody else")
-        if job.released != target:
-            return HoldJob(job.uid, f"its place is now {_describe(target)}")
+        if (changed := self._released_otherwise(job, target)) is not None:
+            return HoldJob(job.uid, changed)
         waited = self.now - job.released_at if job.released_at is not None else 0.0
         if waited > self.limits.start_seconds and self.leaving.isdisjoint(target.nodes):
             return HoldJob(job.uid, f"it did not start within {self.limits.start_seconds:g} s")
+        return None
+
+    def _released_otherwise(self, job: Job, target: Placement) -> str | None:
+        """What it was released for, if that is not what it is to have now, in words."""
+        if job.released != target:
+            return f"its place is now {_describe(target)}"
+        if job.part != (self.sharing.partner(job) is not None):
+            return "it is now alone on its GPU" if job.part else "it is now to share its GPU"
         return None
 
     def _running(self, job: Job, target: Placement | None) -> Action | None:
@@ -126,12 +146,19 @@ class _Planner:
             if self.now > job.stop_requested + self.limits.grace_seconds:
                 return Requeue(job.uid, f"it did not answer a stop within {self.limits.grace_seconds:g} s")
             return None
-        if job.placement == target:
-            return None
-        return Stop(job.uid, self._why(job, target), self.now + self.limits.grace_seconds)
+        leaves = self._why(job, target) if job.placement != target else self.sharing.leave.get(job.uid)
+        if leaves is not None:
+            return Stop(job.uid, leaves, self.now + self.limits.grace_seconds)
+        return self.sharing.turns.get(job.uid)
 
     def _suspended(self, job: Job, target: Placement | None) -> Action | None:
-        if not job.suspended_by_us or job.placement is None or job.placement != target:
+        if not job.suspended_by_us or job.placement is None:
+            return None
+        if job.gpus > 0:
+            # It rests on a GPU that it shares. Nothing else may keep it: it cannot even be stopped while it rests.
+            rests = job.uid in self.sharing.resting and job.uid not in self.sharing.turns
+            return None if rests else self.sharing.turns.get(job.uid) or Resume(job.uid, "it no longer takes turns")
+        if job.placement != target:
             return None
         needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.shares}
         if any(need > self.cpus.get(node, 0) for node, need in needs.items()):

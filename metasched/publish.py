@@ -83,8 +83,10 @@ class Publisher:
             slurm="ok",
             nodes=_nodes(snapshot),
             jobs=tuple(
-                self._job(job, snapshot.now, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs
+                self._job(job, snapshot, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs
             ),
+            sharing=snapshot.sharing,
+            sharing_note=why_no_sharing(view.config, seen),
             finished=tuple(self._ended(record) for record in ended),
         )
         self._write(status)
@@ -115,8 +117,10 @@ class Publisher:
             known = self._sizes[record.uid] = (started, sizes)
         return known[1]
 
-    def _job(self, job: Job, now: float, record: JobRecord, reason: str) -> JobStatus:
-        placement = job.placement
+    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: str) -> JobStatus:
+        placement, now = job.placement, snapshot.now
+        partner = snapshot.job.get(job.shares_with or "")
+        rests = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
         sizes = self._world_sizes(record)
         return JobStatus(
             uid=job.uid,
@@ -145,6 +149,10 @@ class Publisher:
             loss=record.loss,
             world_sizes=sizes,
             error=record.error,
+            renewals=0 if record.current is None else record.current.renewals,
+            shares_with=None if partner is None else partner.address,
+            in_turns=partner is not None and rests,
+            slo_seconds=job.slo_seconds,
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:
@@ -180,13 +188,25 @@ class Publisher:
             world_sizes=sizes,
             finished=record.finished,
             error=record.error,
+            slo_seconds=needed.get("slo_seconds"),
         )
+
+
+def why_no_sharing(config: Config, seen: Observation) -> str:
+    """Why jobs cannot share GPUs; empty where they can."""
+    if seen.snapshot.sharing:
+        return ""
+    if not config.sharing.enabled:
+        return "[sharing] enabled is false"
+    return "Slurm gives GPUs away whole: gres.conf names no shards (an even number of them for each GPU)"
 
 
 def _nodes(snapshot: Snapshot) -> tuple[NodeStatus, ...]:
     used: Counter[str] = Counter()
     for job in snapshot.jobs:
-        if job.placement is not None:
+        # Two on the same GPUs hold them once.
+        second = job.shares_with is not None and job.shares_with < job.uid and job.shares_with in snapshot.job
+        if job.placement is not None and not second:
             used.update(dict(job.placement.shares))
     return tuple(
         NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts) for node in snapshot.nodes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pwd
 import re
 import secrets
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,14 @@ import structlog
 from pydantic import TypeAdapter
 
 from metasched.config import Config
+from metasched.demand import PastJob, expected_service
+from metasched.hardware import Hardware, is_part, observed_placement, usable
+from metasched.learning import Learning
 from metasched.mailbox import Mailbox, MailboxError
-from metasched.model import Hold, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.slurm.client import JobState, SlurmClient, SlurmJob, SlurmNode
-from metasched.slurm.errors import SlurmError, SlurmUnavailableError, TagError
+from metasched.model import Hold, Job, Placement, Preempt, Snapshot, Status
+from metasched.seats import Seats
+from metasched.slurm.client import JobState, SlurmClient, SlurmJob, SlurmSettings
+from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
 from metasched.slurm.intake import Requirements, is_ours, requirements
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord, Store
@@ -35,6 +40,11 @@ SUSPEND_SECONDS = 10.0
 MISSING_SECONDS = 30.0
 # Slurm's reason where it holds a released job itself, since it could never start it.
 NEVER = "BadConstraints"
+# So many jobs like a new one are looked at for what it will need.
+HISTORY = 20
+# Since this release Slurm knows, when one of two jobs on a GPU has ended, that the other is still there.
+SHARDS_REMEMBERED = (23, 2)
+KILLED_BY_OLD_RUN = "killed_by_old_run"  # an event
 # At its end, so many budgets of a job's reports are read at most: a file can be made endless.
 LAST_READS = 64
 _REQUIREMENTS = TypeAdapter(Requirements)
@@ -78,6 +88,7 @@ class Observation:
         seen: the live jobs, by uid.
         arrived, completed: jobs that are new, or that ended, since the last look.
         busy: whether a run is just being stopped or started, so that looking again soon pays.
+        seats: who has a part of which GPU; None where Slurm gives away whole GPUs only.
     """
 
     snapshot: Snapshot
@@ -85,19 +96,7 @@ class Observation:
     arrived: int
     completed: int
     busy: bool
-
-
-def observed_placement(job: SlurmJob) -> Placement | None:
-    """What a job holds, or None where it is uneven (more GPUs on one node than on another) or holds nothing."""
-    counts = set(job.allocated.values())
-    if len(counts) != 1:
-        return None
-    (gpus_per_node,) = counts
-    return Placement(
-        nodes=tuple(sorted(job.allocated)),
-        gpus_per_node=gpus_per_node,
-        gpu_type=job.allocated_gpu_type if gpus_per_node else None,
-    )
+    seats: Seats | None = None
 
 
 def mint(now: float, sequence: int) -> str:
@@ -108,8 +107,11 @@ def mint(now: float, sequence: int) -> str:
 class Reconciler:
     """Turns polls into snapshots."""
 
-    def __init__(self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox) -> None:
+    def __init__(
+        self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox, settings: SlurmSettings
+    ) -> None:
         self.config = config
+        self._forgets = settings.version < SHARDS_REMEMBERED
         self._client = client
         self._store = store
         self._mailbox = mailbox
@@ -117,6 +119,11 @@ class Reconciler:
         self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
         self._shared: frozenset[int] = frozenset()
         self._missing: dict[str, float] = {}
+        self._learning = Learning(store, config.sharing.untried_part)
+        self._reported: set[str] = set()
+        self._refused: set[str] = set()  # addresses of jobs that Slurm lets only an administrator stamp
+        self._expected: dict[str, float | None] = {}  # by uid
+        self._alike: dict[tuple[str, str], float | None] = {}  # by user and name, in this look
 
     def observe(self, now: float, round_number: int) -> Observation:
         """Look once.
@@ -125,22 +132,27 @@ class Reconciler:
             SlurmError: Slurm does not answer; the next look goes on from what was done.
         """
         self._written.clear()
+        self._alike.clear()
+        if self._learning.untried != self.config.sharing.untried_part:  # the configuration was read again
+            self._learning = Learning(self._store, self.config.sharing.untried_part)
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
-        gpu_types = frozenset(kind for node in listed_nodes for kind in node.gpus)
+        hardware = Hardware.of(listed_nodes)
         records = {record.uid: record for record in self._store.live_jobs()}
         ours, others = self._identify(listed, records, now)
+        hardware = hardware.seated(listed_nodes, listed, ours, forgets=self._forgets)
+        self._reported.clear()
         tasks = Counter(job.job_id for job in listed)
         self._shared = frozenset(job_id for job_id, count in tasks.items() if count > 1)
         new = {uid: job for uid, job in ours.items() if uid not in records and job.state not in ENDED}
         with self._store.transaction():  # all of them before the first write to Slurm
-            records.update((uid, self._take_in(uid, job, gpu_types, now)) for uid, job in new.items())
+            records.update((uid, self._take_in(uid, job, hardware, now)) for uid, job in new.items())
         live: dict[str, SeenJob] = {}
         completed = 0
         for uid, slurm_job in ours.items():
             record = records.get(uid)
             if record is None:
                 continue  # it ended before we knew it
-            seen = self._sync(record, slurm_job, gpu_types, now)
+            seen = self._sync(record, slurm_job, hardware, now)
             if seen is None:
                 completed += 1
             elif _odd(seen):
@@ -149,18 +161,26 @@ class Reconciler:
                 live[uid] = seen
         completed += self._count_vanished([records[uid] for uid in records.keys() - ours.keys()], now)
         jobs = sorted((seen.job for seen in live.values()), key=lambda job: (job.submitted, job.uid))
+        subjects = {uid: _subject(seen) for uid, seen in live.items()}
+        self._learning.look(jobs, subjects, self._reported, now)
+        ours_at = {
+            (node, gpu) for seen in live.values() for node, which in seen.slurm.gpu_indices.items() for gpu in which
+        }
         snapshot = Snapshot(
             now=now,
             round=round_number,
             round_seconds=self.config.schedule.round_seconds,
-            nodes=tuple(_usable(node, others) for node in listed_nodes if len(node.gpus) <= 1),
+            nodes=tuple(usable(node, others, ours_at) for node in listed_nodes if len(node.gpus) <= 1),
             jobs=tuple(jobs),
+            sharing=hardware.shards is not None and self.config.sharing.enabled,
         )
         busy = any(
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
             for job in jobs
         )
-        return Observation(snapshot=snapshot, seen=live, arrived=len(new), completed=completed, busy=busy)
+        return Observation(
+            snapshot=snapshot, seen=live, arrived=len(new), completed=completed, busy=busy, seats=hardware.seats
+        )
 
     # intake
 
@@ -196,14 +216,14 @@ class Reconciler:
             ours[uid] = job
         return ours, others
 
-    def _take_in(self, uid: str, job: SlurmJob, gpu_types: frozenset[str], now: float) -> JobRecord:
+    def _take_in(self, uid: str, job: SlurmJob, hardware: Hardware, now: float) -> JobRecord:
         """Remember a job before anything is written to Slurm, so that a crash in between mints no second uid."""
         previous = self._store.job(uid)
         if previous is not None:  # it had ended, and somebody requeued it
             self._store.revive_job(uid)
             self._store.event("revived", "it had ended and is in the queue again", uid=uid, at=now)
         else:
-            needed, error = _requirements(job, gpu_types)
+            needed, error = _requirements(job, hardware)
             record = JobRecord(
                 uid=uid,
                 address=job.address,
@@ -230,14 +250,14 @@ class Reconciler:
             raise KeyError(uid)
         return record
 
-    def _keep_marked(self, record: JobRecord, job: SlurmJob, gpu_types: frozenset[str]) -> tuple[JobRecord, SlurmJob]:
+    def _keep_marked(self, record: JobRecord, job: SlurmJob, hardware: Hardware) -> tuple[JobRecord, SlurmJob]:
         """See to address, tag, stamp, hold and requeue flag; a write that fails is repeated by the next poll."""
         if record.address != job.address:
             self._store.update_job(record.uid, address=job.address)
             record = self._record(record.uid)
         if record.error is not None and job.state is JobState.PENDING:
             # The owner may have mended the tag, or the admin the cluster; until then it is not changed by us.
-            needed, error = _requirements(job, gpu_types)
+            needed, error = _requirements(job, hardware)
             if error != record.error:
                 total = needed.get("total_steps")
                 self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
@@ -246,9 +266,11 @@ class Reconciler:
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
         address = str(job.job_id) if job.job_id in self._shared else job.address
         stamped = job.admin_comment == stamp or _canonical(job.admin_comment) == _canonical(stamp)
+        if STAMP.match(job.admin_comment) and address in self._refused:
+            stamped = True  # by job_submit.lua, as whom it is known; its error stands in the status alone
         if not stamped and job.state is JobState.PENDING:
             if self._once(address, "adopt", lambda: self._client.adopt(address, stamp)):
-                job = replace(job, hold=Hold.ADMIN)
+                job = replace(job, hold=Hold.ADMIN, admin_comment=stamp)
         elif not stamped:
             self._once(address, "stamp", lambda: self._client.stamp(address, stamp))
         elif not job.requeue:
@@ -264,6 +286,8 @@ class Reconciler:
                 raise
             except SlurmError as error:
                 log.warning("intake_write_failed", what=what, job=address, error=str(error))
+                if isinstance(error, SlurmPermissionError):
+                    self._refused.add(address)
                 self._written[address, what] = False
             else:
                 self._written[address, what] = True
@@ -280,7 +304,7 @@ class Reconciler:
 
     # one job, seen again
 
-    def _sync(self, record: JobRecord, seen: SlurmJob, gpu_types: frozenset[str], now: float) -> SeenJob | None:
+    def _sync(self, record: JobRecord, seen: SlurmJob, hardware: Hardware, now: float) -> SeenJob | None:
         """Bring a job's record up to what Slurm shows; None if it ended for good."""
         if seen.state in ENDED:
             if not self._rescued(record, seen, now):
@@ -288,16 +312,29 @@ class Reconciler:
                 return None
             status = Status.STOPPING
         else:
-            record, seen = self._keep_marked(record, seen, gpu_types)
+            record, seen = self._keep_marked(record, seen, hardware)
             status = _status(seen)
             if record.current is not None and record.current.started is not None:
                 record = self._ingest(record, now)  # before its run is closed: they say how it ended
-            if self._follow_run(record, seen, status, now):
+            if self._follow_run(record, seen, status, hardware, now):
                 record = self._record(record.uid)
         needed = self._needed(record)
-        return SeenJob(_job(record, needed, seen, status, now), seen, record, needed)
+        found = SeenJob(_job(record, needed, seen, status, hardware, now), seen, record, needed)
+        speed, expected = self._learning.speed(_subject(found)), self._expectation(record)
+        return replace(found, job=found.job.evolve(speed=speed, expected_service=expected))
 
-    def _follow_run(self, record: JobRecord, seen: SlurmJob, status: Status, now: float) -> bool:
+    def _expectation(self, record: JobRecord) -> float | None:
+        """GPU-seconds that it should need, by jobs of its user and name; looked up when it is first seen."""
+        if record.uid not in self._expected:
+            key = record.user, record.name
+            if key not in self._alike:  # the tasks of an array come together
+                past = self._store.completed_jobs(*key, HISTORY)
+                services = [sum(amount for kind, amount in one.attained.items() if kind) for one in past]
+                self._alike[key] = expected_service([PastJob(service) for service in services])
+            self._expected[record.uid] = self._alike[key]
+        return self._expected[record.uid]
+
+    def _follow_run(self, record: JobRecord, seen: SlurmJob, status: Status, hardware: Hardware, now: float) -> bool:
         """Open, close, suspend or resume the record's run as Slurm shows it; whether anything changed."""
         run = record.current
         if status in (Status.HELD, Status.QUEUED):
@@ -312,7 +349,7 @@ class Reconciler:
                 return True
             self._close_run(record, run, now)
             return True
-        placement = observed_placement(seen)
+        placement = observed_placement(seen, hardware.gpu_type)
         if status is Status.STOPPING or seen.started is None or placement is None:
             return False
         if run is not None and run.started is not None and seen.started > run.started + 1:
@@ -352,9 +389,14 @@ class Reconciler:
         self._store.run_ended(record.uid, run.run, at, cause)
 
     def _rescued(self, record: JobRecord, seen: SlurmJob, now: float) -> bool:
-        """A run that we asked to stop and that ended as failed is put back: the stop must not cost the job its life."""
-        asked = record.current is not None and record.current.stop_requested is not None
-        if not asked or seen.state not in (JobState.FAILED, JobState.TIMEOUT):
+        """A run that ended as failed and is put back, because what ended it was not the job's own failure."""
+        if seen.state not in (JobState.FAILED, JobState.TIMEOUT):
+            return False
+        if record.current is not None and record.current.stop_requested is not None:
+            kind, cause = "rescued", "when asked to stop"  # the stop must not cost the job its life
+        elif self._killed_by_old_run(record, seen):
+            kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        else:
             return False
         try:
             self._client.requeue_hold(seen.address)
@@ -363,10 +405,20 @@ class Reconciler:
         except SlurmError as error:
             log.warning("rescue_failed", job=seen.address, error=str(error))
             return False
-        self._store.event(
-            "rescued", f"ended as {seen.slurm_state} when asked to stop; put back", uid=record.uid, at=now
-        )
+        self._store.event(kind, f"ended as {seen.slurm_state} {cause}; put back", uid=record.uid, at=now)
         return True
+
+    def _killed_by_old_run(self, record: JobRecord, seen: SlurmJob) -> bool:
+        """Whether the srun of a run that was lost with its host may have killed this one.
+
+        When such a host wakes up, that srun ends its step, by a number that the present run's step has as well. This is
+        taken for the cause once for each lost run, and of those not for the ones that were put back for it.
+        """
+        if seen.exit_code != 128 + signal.SIGKILL:
+            return False
+        lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
+        rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
+        return 2 * rescues < lost
 
     def _finish(self, record: JobRecord, seen: SlurmJob, now: float) -> None:
         at = seen.ended if seen.ended is not None else now
@@ -382,6 +434,8 @@ class Reconciler:
     def _clear(self, record: JobRecord) -> None:
         """Empty the mailbox of a job that has ended."""
         self._requirements.pop(record.uid, None)
+        self._expected.pop(record.uid, None)
+        self._learning.forget(record.uid)
         try:
             self._mailbox.clear(record.uid)
             self._mailbox.remove_address(record.address, record.uid)
@@ -419,6 +473,8 @@ class Reconciler:
             read += result.lines
             if not result.more:
                 break
+        if read:
+            self._reported.add(record.uid)
         return self._record(record.uid) if read else record
 
 
@@ -428,16 +484,21 @@ def _user_number(user: str) -> int:
     return pwd.getpwnam(user).pw_uid
 
 
-def _requirements(job: SlurmJob, gpu_types: frozenset[str]) -> tuple[Mapping[str, Any], str | None]:
+def _requirements(job: SlurmJob, hardware: Hardware) -> tuple[Mapping[str, Any], str | None]:
     """What the job needs, for the store, or what is wrong with its tag, in words.
 
     Only the request as the user submitted it counts: later we write sizes of our own into it.
     """
     try:
-        needed = requirements(job, parse_tag(job.comment) or Tag(), gpu_types)
+        needed = requirements(job, parse_tag(job.comment) or Tag(), hardware.gpu_types, hardware.shards)
     except TagError as error:
         return {}, str(error)
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
+
+
+def _subject(seen: SeenJob) -> str:
+    """Whose speed a job's is: that of all jobs of its user which name the same model, or its own."""
+    return seen.job.uid if seen.needed.model is None else f"{seen.job.user}/{seen.needed.model}"
 
 
 def _odd(seen: SeenJob) -> bool:
@@ -473,6 +534,11 @@ def _status(seen: SlurmJob) -> Status:
 def _blocked(record: JobRecord, seen: SlurmJob, now: float) -> str | None:
     if record.error is not None:
         return f"it cannot be scheduled: {record.error}"
+    if seen.state is JobState.PENDING and STAMP.match(seen.admin_comment) is None:
+        return (
+            "Slurm does not let metasched stamp it: install job_submit.lua, which stamps jobs as they are submitted, "
+            "or give metasched's account Slurm's Administrator role"
+        )
     if seen.dependency:
         return f"it waits for another job ({seen.dependency})"
     if record.not_before is not None and record.not_before > now:
@@ -482,7 +548,9 @@ def _blocked(record: JobRecord, seen: SlurmJob, now: float) -> str | None:
     return None
 
 
-def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status, now: float) -> Job:
+def _job(  # noqa: PLR0917  one fact from each side
+    record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status, hardware: Hardware, now: float
+) -> Job:
     run = record.current
     started = run is not None and run.started is not None
     return Job(
@@ -503,12 +571,12 @@ def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status
         memory_per_unit=needed.memory_per_unit,
         features=needed.features,
         only_nodes=needed.only_nodes,
-        excluded_nodes=needed.excluded_nodes,
+        excluded_nodes=needed.excluded_nodes | (hardware.unshared if needed.shards else frozenset()),
         weight=needed.weight,
         preempt=needed.preempt,
         status=status,
         hold=seen.hold if status is Status.HELD else Hold.NONE,
-        placement=_placement(run, seen, status),
+        placement=_placement(run, seen, status, hardware),
         last_placement=record.last_placement,
         last_ended=record.last_ended,
         released=run.released if run is not None and not started else None,
@@ -525,29 +593,18 @@ def _job(record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
+        slo_seconds=needed.slo_seconds,
         time_limit_seconds=seen.time_limit,
+        shares_with=None if hardware.seats is None else hardware.seats.couples.get(record.uid),
+        whole_gpus=not (needed.shards and hardware.shards),
+        part=needed.shards and is_part(seen, hardware.shards),
+        suspended_at=run.suspended_at if run is not None else None,
     )
 
 
-def _placement(run: RunRecord | None, seen: SlurmJob, status: Status) -> Placement | None:
+def _placement(run: RunRecord | None, seen: SlurmJob, status: Status, hardware: Hardware) -> Placement | None:
     if status in (Status.HELD, Status.QUEUED):
         return None
     if status is Status.STOPPING and run is not None and run.placement is not None:
         return run.placement  # Slurm no longer tells a completing job's GPUs
-    return observed_placement(seen)
-
-
-def _usable(node: SlurmNode, others: Sequence[SlurmJob]) -> Node:
-    """What our jobs may use of a node: all of it but what other jobs hold."""
-    gpu_type = next(iter(node.gpus), None)
-    holders = [job for job in others if node.name in job.allocated]
-    return Node(
-        name=node.name,
-        gpu_type=gpu_type,
-        gpus=max(0, sum(node.gpus.values()) - sum(job.allocated[node.name] for job in holders)),
-        cpus=max(0, node.cpus - sum(job.allocated_cpus.get(node.name, 0) for job in holders)),
-        memory=max(0, node.memory - sum(job.allocated_memory.get(node.name, 0) for job in holders)),
-        features=node.features,
-        partitions=node.partitions,
-        accepts=node.accepts,
-    )
+    return observed_placement(seen, hardware.gpu_type)

@@ -35,7 +35,11 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name."""
+    """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
+
+    ``renewals`` is for how many rounds it has kept what it holds, ``shares_with`` the address of the job on the same
+    GPUs, ``in_turns`` whether the two take turns there, ``slo_seconds`` how long it may take from its submission on.
+    """
 
     uid: str
     address: str
@@ -64,6 +68,10 @@ class JobStatus:
     world_sizes: tuple[int, ...]
     finished: float | None = None
     error: str | None = None
+    renewals: int = 0
+    shares_with: str | None = None
+    in_turns: bool = False
+    slo_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,8 @@ class Status:
     """Everything that the daemon publishes.
 
     A new one is published every ``poll_seconds``. ``slurm`` is "ok", or what keeps the daemon from talking to Slurm.
-    ``jobs`` are the live ones, ``finished`` the latest that ended.
+    ``jobs`` are the live ones, ``finished`` the latest that ended. ``sharing`` says that two jobs can share a GPU, and
+    ``sharing_note`` why they cannot.
     """
 
     published: float
@@ -88,6 +97,8 @@ class Status:
     jobs: tuple[JobStatus, ...]
     finished: tuple[JobStatus, ...] = ()
     format: int = FORMAT
+    sharing: bool = False
+    sharing_note: str = ""
 
 
 def publish(shared: Path, status: Status) -> None:

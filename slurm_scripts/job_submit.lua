@@ -1,9 +1,10 @@
 -- Slurm's job_submit plugin for metasched: hold the jobs that metasched schedules, and keep them as they are.
 -- Install beside slurm.conf, with JobSubmitPlugins=lua. slurmctld reads it again whenever it changes.
--- Edit these three lines. The daemon's configuration must name the same partitions and QOS.
+-- Edit these four lines. The daemon's configuration must name the same partitions and QOS.
 local PARTITIONS = {}  -- whose batch jobs are all metasched's, such as {"train", "long"}
 local QOS = {}         -- likewise
 local SHARED = nil     -- root of metasched's shared directory, such as "/home/metasched": METASCHED_SHARED in its jobs
+local SHARDS = nil     -- shards of each GPU in gres.conf, such as 2: jobs of one GPU a node then ask for so many shards
 
 local WORD = "metasched"
 local UNCHANGED = {}  -- what Slurm passes for a field that a modification does not name
@@ -54,12 +55,52 @@ local function default_of(part_list)
   return nil
 end
 
+-- A job's identity for all its life (docs/PROTOCOL.md), as the daemon mints it for jobs that come without one. In an
+-- AdminComment only an administrator of Slurm could write it later; an operator, which is all that the daemon needs to be
+-- with this, could not.
+local minted = 0
+local function mint()
+  local source = io.open("/dev/urandom", "rb")
+  if not source then return nil end
+  local a, b, c = source:read(3):byte(1, 3)
+  source:close()
+  minted = (minted + 1) % 4096
+  return string.format("%08x%03x%05x", os.time() % 2^32, minted, (a * 65536 + b * 256 + c) % 2^20)
+end
+
+-- Slurm cannot turn a request for GPUs into one for shards later on. So one GPU on each node is asked for as all shards of
+-- a GPU, from the beginning; metasched asks for half of them where another job is to have the rest.
+local function as_shards(job_desc)
+  local tag = job_desc.comment or ""
+  if tag:match("max_gpus=") or tag:match("min_gpus=") or (job_desc.shared == 0) then return end
+  for _, name in ipairs({"tres_per_job", "tres_per_socket", "tres_per_task", "cpus_per_tres", "mem_per_tres"}) do
+    if (job_desc[name] or "") ~= "" then return end
+  end
+  local asked = job_desc.tres_per_node or job_desc.gres or ""
+  local kind, count = asked:match("^gres:gpu:([%a_.+][%w_.+-]*):(%d+)$")
+  if not kind then
+    kind, count = asked:match("^gres:gpu:([%a_.+][%w_.+-]*)$"), "1"
+  end
+  if not kind then
+    kind, count = "", asked == "gres:gpu" and "1" or asked:match("^gres:gpu:(%d+)$")
+  end
+  if count == "1" then
+    job_desc.tres_per_node = "gres:shard:" .. (kind ~= "" and kind .. ":" or "") .. SHARDS
+  end
+end
+
 local function submit(job_desc, part_list)
+  if (job_desc.admin_comment or ""):match("^%s*" .. WORD .. ":") then
+    job_desc.admin_comment = ""  -- nobody says for himself which job this is
+  end
   if not job_desc.script or not is_ours(job_desc, default_of(part_list)) then
     return  -- a job without a batch script cannot be requeued: it is left to Slurm
   end
+  local uid = mint()
+  if uid then job_desc.admin_comment = WORD .. ":" .. uid end
   job_desc.priority = 0
   job_desc.requeue = 1
+  if SHARDS then as_shards(job_desc) end
   if SHARED and not job_desc.environment["METASCHED_SHARED"] then
     job_desc.environment["METASCHED_SHARED"] = SHARED
   end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
@@ -31,7 +32,8 @@ def _group(text: str) -> NodeGroup:
         msg = f"{text!r}: write NODESxGPUSxTYPE, such as 2x4xv100 (or 2x0 for nodes without GPUs)"
         raise click.BadParameter(msg)
     count, gpus, gpu_type = match.groups()
-    return NodeGroup(int(count), int(gpus), *([gpu_type] if gpu_type else []))
+    group = NodeGroup(int(count), int(gpus))
+    return dataclasses.replace(group, gpu_type=gpu_type) if gpu_type else group
 
 
 @click.group("devcluster", short_help="Run a private Slurm cluster on this host.")
@@ -51,14 +53,24 @@ def command() -> None:
     multiple=True,
     help="Nodes of one type instead; repeatable.",
 )
+@click.option(
+    "--shards",
+    type=click.IntRange(0, 64),
+    default=0,
+    show_default=True,
+    help="Parts into which Slurm may give each GPU away; with 2, two jobs can share one.",
+)
 @json_option
-def up(*, base: Path, nodes: int | None, gpus: int | None, groups: tuple[NodeGroup, ...], as_json: bool) -> None:
+def up(
+    *, base: Path, nodes: int | None, gpus: int | None, groups: tuple[NodeGroup, ...], shards: int, as_json: bool
+) -> None:
     """Start the cluster and print how to use it."""
     if groups and (nodes is not None or gpus is not None):
         msg = "--type says nodes and GPUs already: leave out --nodes and --gpus"
         raise click.UsageError(msg)
     if not groups:
         groups = (NodeGroup(4 if nodes is None else nodes, 4 if gpus is None else gpus),)
+    groups = tuple(dataclasses.replace(group, shards=shards if group.gpus else 0) for group in groups)
     cluster = DevCluster.up(base, groups, job_submit=slurm_script("job_submit.lua"))
     variables = {name: value for name, value in cluster.env.items() if value != os.environ.get(name)}
     if as_json:

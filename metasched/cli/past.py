@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from metasched.cli.tables import row, table
-from metasched.cli.text import clock, duration, where
+from metasched.cli.text import clock, counted, duration, where
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
 
 
 def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
     """The runs of one job, the first one first."""
-    made = table("RUN", "STARTED", "RAN", "WHERE", "ENDED", "INIT", title="Runs", right=("RUN", "RAN", "INIT"))
+    numbers = ("RUN", "RAN", "RENEWED", "INIT")
+    made = table("RUN", "STARTED", "RAN", "WHERE", "RENEWED", "ENDED", "INIT", title="Runs", right=numbers)
     for run in runs:
         held = run.placement or run.released
         place = "" if held is None else where(dict(held.shares))
         ended = "goes on" if run.ended is None else run.cause
         ran = None if run.started is None else duration(run.seconds_at(now))
         init = None if run.init_seconds is None else f"{run.init_seconds:.1f} s"
-        row(made, run.run, "not yet" if run.started is None else clock(run.started), ran, place, ended, init)
+        started = "not yet" if run.started is None else clock(run.started)
+        row(made, run.run, started, ran, place, counted(run.renewals, "round"), ended, init)
     return made
 
 

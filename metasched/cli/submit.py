@@ -21,6 +21,8 @@ HELP = {
     "preempt": "How it may be stopped: checkpoint, suspend or no [default: checkpoint].",
     "weight": "Its share relative to others, above 0 and at most 1 [default: 1].",
     "total_steps": "Optimizer steps that it needs, if known.",
+    "slo": "How long after its submission it should be done, such as 90m, 2h or 1.5d.",
+    "model": "What it trains: your jobs of the same model are taken to be equally fast.",
 }
 _TIMEOUT_SECONDS = 60.0
 _COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metasched.cli.text import clean, duration, where
-from metasched.cli.words import gpus, is_stale, progress, sizes
+from metasched.cli.words import beside, gpus, is_stale, progress, runs, sizes
 from metasched.status import JobStatus, NodeStatus, Status
 
 _PIPE_WIDTH = 200
@@ -70,6 +70,10 @@ def headline(status: Status, now: float) -> Text:
     line.append(f"; daemon on {clean(status.host)} (pid {status.pid}), {duration(age)} ago")
     if status.slurm != "ok":
         line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
+    if status.sharing:
+        line.append("\nTwo jobs can share a GPU")
+    elif status.sharing_note:
+        line.append(f"\nNo two jobs share a GPU: {clean(status.sharing_note)}", style="dim")
     return line
 
 
@@ -96,10 +100,10 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
             clean(job.user, _NAME_WIDTH),
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
             gpus(job),
-            " ".join(part for part in (where(job.nodes), job.gpu_type) if part),
+            " ".join(part for part in (where(job.nodes), job.gpu_type, beside(job)) if part),
             duration(job.waited_seconds),
             duration(job.ran_seconds),
-            job.runs,
+            runs(job),
             progress(job),
             Text(clean(job.error), style="bold red") if job.error else job.reason,
         )

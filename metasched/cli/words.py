@@ -27,6 +27,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
     if job.status in _WAITING:
         lines += _waits_for(job, status)
+    lines += [*_company(job), *_promises(job, now)]
     if is_stale(status, now):
         lines.append(
             f"But the daemon published nothing for {duration(now - status.published)}: nobody decides until it is back."
@@ -78,6 +79,28 @@ def _state(job: JobStatus, now: float) -> str:
     return states.get(job.status, f"is {job.status}")
 
 
+def _company(job: JobStatus) -> list[str]:
+    """Who is on the same GPUs, and since when nothing has changed."""
+    lines = []
+    if job.shares_with is not None and job.in_turns:
+        other = job.shares_with
+        lines.append(f"It takes turns with job {other} on the same GPUs: one is suspended while the other runs.")
+    elif job.shares_with is not None:
+        lines.append(f"Job {job.shares_with} runs on the same GPUs.")
+    if job.renewals:
+        lines.append(f"Its lease was renewed for {counted(job.renewals, 'round')}: nothing was restarted.")
+    return lines
+
+
+def _promises(job: JobStatus, now: float) -> list[str]:
+    """By when it should be done."""
+    if job.slo_seconds is None:
+        return []
+    left = job.submitted + job.slo_seconds - now
+    when = f"{duration(left)} from now" if left >= 0 else f"{duration(-left)} ago"
+    return [f"It should be done {duration(job.slo_seconds)} after its submission, which is {when}."]
+
+
 def _waits_for(job: JobStatus, status: Status) -> list[str]:
     if job.max_gpus == 0:
         return []
@@ -101,6 +124,18 @@ def gpus(job: JobStatus) -> str:
     span = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}-{job.max_gpus}"
     held = sum(job.nodes.values())
     return f"{held} of {span}" if held and job.min_gpus != job.max_gpus else span
+
+
+def beside(job: JobStatus) -> str:
+    """Who is on the same GPUs; empty for nobody."""
+    if job.shares_with is None:
+        return ""
+    return f"in turns with {job.shares_with}" if job.in_turns else f"with {job.shares_with}"
+
+
+def runs(job: JobStatus) -> str:
+    """``2``, or ``2 (renewed 5 rounds)`` for a run that was kept so often."""
+    return f"{job.runs} (renewed {counted(job.renewals, 'round')})" if job.renewals else str(job.runs)
 
 
 def sizes(world_sizes: Sequence[int]) -> str:

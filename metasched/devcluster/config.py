@@ -19,16 +19,20 @@ _GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that are alike: `count` nodes of `gpus` GPUs each (0: a CPU node, and `gpu_type` is not used)."""
+    """Nodes that are alike: `count` nodes of `gpus` GPUs each (0: a CPU node, and `gpu_type` is not used).
+
+    `shards` is into how many parts (Slurm's gres/shard) each GPU can be given away; 0 for whole GPUs only.
+    """
 
     count: int = 4
     gpus: int = 4
     gpu_type: str = "v100"
+    shards: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what Slurm would refuse later and less clearly."""
-        if self.count < 1 or self.gpus < 0:
-            raise BadSettingError(f"{self}: needs count >= 1 and gpus >= 0")
+        if self.count < 1 or self.gpus < 0 or self.shards < 0:
+            raise BadSettingError(f"{self}: needs count >= 1, gpus >= 0 and shards >= 0")
         if not _GPU_TYPE.fullmatch(self.gpu_type):
             raise BadSettingError(f"GPU type {self.gpu_type!r}: use letters, digits, '_' and '-'")
 
@@ -160,7 +164,7 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
         f"DefMemPerCPU={settings.memory_mb // settings.cpus}",
         # The nodes are what we say, not what this host has.
         "SlurmdParameters=config_overrides",
-        "GresTypes=gpu",
+        f"GresTypes={'gpu,shard' if any(group.shards for group in settings.groups) else 'gpu'}",
         "ReturnToService=2",
         "SlurmdTimeout=30",
         "TCPTimeout=2",
@@ -184,13 +188,17 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
 
 
 def gres_conf(settings: Settings, layout: Layout) -> str:
-    """The text of gres.conf: `File=` is what makes Slurm set CUDA_VISIBLE_DEVICES."""
-    return "".join(
-        f"NodeName={_hostlist(first, group)} Name=gpu Type={group.gpu_type} "
-        f"File={layout.dev}/nvidia{_range(0, group.gpus - 1)} Flags=nvidia_gpu_env\n"
-        for first, group in _numbered(settings)
-        if group.gpus
-    )
+    """The text of gres.conf: `File=` makes Slurm set CUDA_VISIBLE_DEVICES, and ties shards to their GPU."""
+    lines = []
+    for first, group in _numbered(settings):
+        nodes = f"NodeName={_hostlist(first, group)}"
+        if group.gpus:
+            files = f"{layout.dev}/nvidia{_range(0, group.gpus - 1)}"
+            lines.append(f"{nodes} Name=gpu Type={group.gpu_type} File={files} Flags=nvidia_gpu_env\n")
+        if group.shards:
+            shards = (f"Name=shard Count={group.shards} File={layout.dev}/nvidia{gpu}" for gpu in range(group.gpus))
+            lines += [f"{nodes} {shard}\n" for shard in shards]
+    return "".join(lines)
 
 
 def _node_lines(settings: Settings, ports: Sequence[int]) -> list[str]:
@@ -199,9 +207,14 @@ def _node_lines(settings: Settings, ports: Sequence[int]) -> list[str]:
         f"NodeName={_hostlist(first, group)} NodeHostname=localhost NodeAddr=127.0.0.1 "
         f"Port={_range(ports[first], ports[first + group.count - 1])} "
         f"CPUs={cpus} Sockets=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={settings.memory_mb} "
-        + (f"Gres=gpu:{group.gpu_type}:{group.gpus} Feature={group.gpu_type}" if group.gpus else "Feature=cpu")
+        + (f"Gres={_gres(group)} Feature={group.gpu_type}" if group.gpus else "Feature=cpu")
         for first, group in _numbered(settings)
     ]
+
+
+def _gres(group: NodeGroup) -> str:
+    shards = f",shard:{group.gpus * group.shards}" if group.shards else ""
+    return f"gpu:{group.gpu_type}:{group.gpus}{shards}"
 
 
 def _numbered(settings: Settings) -> list[tuple[int, NodeGroup]]:

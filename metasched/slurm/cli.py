@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from metasched.slurm import records, strings
+from metasched.slurm import openapi, records, strings
 from metasched.slurm.client import Geometry, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
     InvalidArgumentError,
@@ -22,9 +22,11 @@ from metasched.slurm.errors import (
     SlurmError,
     SlurmPermissionError,
     SlurmTimeoutError,
+    SlurmTooOldError,
     SlurmUnavailableError,
     WrongJobStateError,
 )
+from metasched.slurm.pyslurm_pipe import PyslurmPipe
 from metasched.slurm.resize import resize_words
 from metasched.slurm.scontrol import ScontrolPipe, fits
 
@@ -68,17 +70,35 @@ class CommandLineClient:
     def __init__(self, env: Mapping[str, str] | None = None, timeout: float = 15) -> None:
         self._env = _environment(os.environ if env is None else env)
         self._timeout = timeout
-        self._scontrol = ScontrolPipe(self._env)
+        self._scontrol: ScontrolPipe | PyslurmPipe = ScontrolPipe(self._env)
         self._lock = threading.Lock()  # one command on the pipe at a time
         self._jobs: tuple[SlurmJob, ...] = ()
         self._fingerprint: object = None  # of the poll that self._jobs is from; None after any write
         self._full_read = 0.0
         self._warned: set[str] = set()
+        self._installed: tuple[int, ...] | None = None
+
+    def write_by_pyslurm(self) -> str:
+        """From now on, have pyslurm do those writes that it can do; which one, in words.
+
+        Raises:
+            SlurmTimeoutError, SlurmUnavailableError: there is none that works; everything stays as it was.
+        """
+        pipe = PyslurmPipe(self._env, ScontrolPipe(self._env))
+        try:
+            found = pipe.start(self._timeout)
+        except SlurmError:
+            pipe.close()
+            raise
+        self._scontrol.close()
+        self._scontrol = pipe
+        return found
 
     # Reads
 
     def settings(self) -> SlurmSettings:
         """See SlurmClient."""
+        self._release()
         text = self._run(["scontrol", "show", "config"])
         values = {
             key.strip(): value.strip()
@@ -121,7 +141,7 @@ class CommandLineClient:
 
     def nodes(self) -> Sequence[SlurmNode]:
         """See SlurmClient."""
-        parsed = records.parse_nodes(self._run(["sinfo", "--json", "-a"]))
+        parsed = records.parse_nodes(self._run(openapi.nodes_command(self._release())))
         self._warn(parsed.errors)
         return parsed.records
 
@@ -216,6 +236,19 @@ class CommandLineClient:
         """See SlurmClient."""
         with self._lock:
             self._scontrol.close()
+
+    def _release(self) -> tuple[int, ...]:
+        """The release of Slurm's commands here, asked for once; raises SlurmTooOldError."""
+        if self._installed is None:
+            answer = self._run(["sinfo", "--version"])
+            try:
+                found = openapi.release(answer)
+            except ValueError as error:
+                raise MalformedOutputError("sinfo --version", "", str(error)) from error
+            if found < openapi.OLDEST:
+                raise SlurmTooOldError(found, openapi.OLDEST)
+            self._installed = found
+        return self._installed
 
     def _look(self, address: str) -> tuple[str, str, int]:
         """Slurm's id, the state and the owner's uid of one job, now."""

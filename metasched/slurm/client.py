@@ -69,6 +69,10 @@ class SlurmJob:
         memory_per_gpu: bytes for each GPU in the request, else None.
         het: whether it is a component of a heterogeneous job.
         batch: whether it has a batch script; one without (salloc, srun) cannot be requeued.
+        shards_per_node: shards (parts of a GPU) per node in the request, else None.
+        gpu_indices: which GPUs of each node it holds, whole or in part; nodes of which Slurm does not tell are missing.
+        shards: shards held on each node; empty for a job that holds whole GPUs. ``allocated`` counts the GPUs that
+            they are parts of.
     """
 
     address: str
@@ -119,6 +123,9 @@ class SlurmJob:
     het: bool = False
     batch: bool = True
     excluded_nodes: tuple[str, ...] = ()
+    shards_per_node: int | None = None
+    gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    shards: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,7 @@ class SlurmNode:
         state: Slurm's words ("idle", "mixed+drain", ...).
         accepts: up, responding, not drained, failing, in maintenance or reserved.
         features, partitions: names.
+        shards_per_gpu: into how many parts each of its GPUs can be given away; 0 for whole GPUs only.
     """
 
     name: str
@@ -146,6 +154,7 @@ class SlurmNode:
     accepts: bool
     features: frozenset[str]
     partitions: frozenset[str]
+    shards_per_gpu: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,8 @@ class Geometry:
             which it left it fails there, so this is 1 for such a restart and 0 else.
         gpu_type: the type that the job's own request names, None where it names none. (Slurm cannot make an untyped
             request typed; the nodes say the type.)
+        shards_per_node: so many shards instead of ``gpus_per_node`` whole GPUs, for a job whose request is of shards;
+            Slurm gives them from one GPU. None for whole GPUs. (Slurm can turn neither request into the other.)
     """
 
     nodes: tuple[str, ...]
@@ -171,6 +182,7 @@ class Geometry:
     memory_per_node: int | None = None
     delay: int = 0
     gpu_type: str | None = None
+    shards_per_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +275,7 @@ class SlurmClient(Protocol):
         """SIGSTOP a running job."""
 
     def resume(self, address: str) -> None:
-        """Let a suspended job go on."""
+        """Let a suspended job go on. A hold that waited for its requeue is gone, and has to be made again."""
 
     def cancel(self, address: str) -> None:
         """End the job for good; one that has ended, or that Slurm does not know, is left alone without an error."""

@@ -17,6 +17,14 @@ class SlurmTimeoutError(SlurmUnavailableError):
     """A command did not end within its time; whether it took effect is not known."""
 
 
+class SlurmTooOldError(SlurmError):
+    """A release of Slurm that metasched does not work with."""
+
+    def __init__(self, found: tuple[int, ...], oldest: tuple[int, ...]) -> None:
+        names = [f"{major}.{minor:02}" for major, minor, *_ in (found, oldest)]
+        super().__init__(f"Slurm {names[0]} is too old: metasched needs {names[1]} or later, here and for slurmctld")
+
+
 class NoSuchJobError(SlurmError):
     """Slurm does not know the job (any more)."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -75,7 +75,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class FakeNode:
-    """One node of a FakeSlurm; memory in bytes."""
+    """One node of a FakeSlurm; memory in bytes, ``shards`` of each GPU (0: whole GPUs only)."""
 
     name: str
     gpus: int = 4
@@ -83,6 +83,7 @@ class FakeNode:
     cpus: int = 16
     memory: int = 64000 * MIB
     partitions: frozenset[str] = frozenset({"main"})
+    shards: int = 0
 
 
 @dataclass
@@ -93,6 +94,7 @@ class _Job:
     run: int = 0  # counts runs, so that events of an earlier one are known as such
     computing_since: float | None = None
     after: tuple[JobState, Hold] | None = None  # what COMPLETING leads to
+    indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # told only while it is not COMPLETING
 
 
 NODES = tuple(FakeNode(f"n{number}") for number in range(1, 5))
@@ -132,6 +134,7 @@ class FakeSlurm:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._reachable = True
+        self._forgotten: set[tuple[str, int]] = set()  # GPUs of which one of two jobs has ended
 
     # The client's side
 
@@ -179,14 +182,17 @@ class FakeSlurm:
         for job in self._touch("update", address, JobState.PENDING):
             if unknown := [name for name in geometry.nodes if name not in self._nodes]:
                 raise SlurmCommandError(f"Invalid node name specified for job {address}: {unknown}")
-            per_node = geometry.gpus_per_node or None
+            per_node, shards = geometry.gpus_per_node or None, geometry.shards_per_node
+            if per_node and (shards is None) is (job.shown.shards_per_node is not None):
+                raise SlurmCommandError(f"Invalid generic resource (gres) specification for job {address}")
             self._show(
                 job,
                 nodes_requested=len(geometry.nodes),
                 nodes_max=len(geometry.nodes),
                 tasks=geometry.tasks,
                 cpus=geometry.cpus,
-                gpus_per_node=per_node or job.shown.gpus_per_node,
+                gpus_per_node=(per_node or job.shown.gpus_per_node) if shards is None else None,
+                shards_per_node=shards or job.shown.shards_per_node,
                 gpus_total=None if per_node else job.shown.gpus_total,
                 gpus_per_task=None if per_node else job.shown.gpus_per_task,
                 cpus_per_gpu=None if per_node else job.shown.cpus_per_gpu,
@@ -242,6 +248,7 @@ class FakeSlurm:
     def resume(self, address: str) -> None:
         """See SlurmClient."""
         for job in self._touch("resume", address, JobState.SUSPENDED):
+            job.sticky_hold = False
             self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
             self._compute(job)
 
@@ -430,7 +437,10 @@ class FakeSlurm:
         return str(job_id)
 
     def _check_possible(self, job: SlurmJob) -> None:
-        if (job.gpus_per_node or 0) > max(node.gpus for node in self._nodes.values()):
+        nodes = self._nodes.values()
+        if (job.gpus_per_node or 0) > max(node.gpus for node in nodes) or (job.shards_per_node or 0) > max(
+            node.shards for node in nodes
+        ):
             raise SlurmCommandError("sbatch: Requested node configuration is not available")
 
     def _node(self, node: FakeNode) -> SlurmNode:
@@ -444,12 +454,22 @@ class FakeSlurm:
             memory=node.memory,
             cpus_allocated=sum(job.allocated_cpus[node.name] for job in computing),
             memory_allocated=sum(job.allocated_memory[node.name] for job in computing),
-            gpus_allocated=sum(job.allocated[node.name] for job in on_it),
+            gpus_allocated=sum(job.allocated[node.name] for job in on_it if not job.shards),
             state=("down" if down else "mixed" if on_it else "idle") + ("+drain" if node.name in self._drained else ""),
             accepts=not down and node.name not in self._drained,
             features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
             partitions=node.partitions,
+            shards_per_gpu=node.shards,
         )
+
+    def _free(self, name: str) -> list[int]:
+        """Shards that are free of each GPU of a node; 1 stands for a whole GPU where there are no shards."""
+        units = self._nodes[name].shards or 1
+        free = [units] * self._nodes[name].gpus
+        for job in self._jobs.values():
+            for gpu in job.indices.get(name, ()):
+                free[gpu] -= job.shown.shards.get(name, units)
+        return free
 
     # Starting
 
@@ -468,7 +488,7 @@ class FakeSlurm:
 
     def _needs(self, job: SlurmJob, nodes: int) -> tuple[int, int, int]:
         """GPUs, CPUs and bytes on each of so many nodes."""
-        total = job.gpus_total or (job.gpus_per_task or 0) * job.tasks
+        total = job.gpus_total or (job.gpus_per_task or 0) * job.tasks or (nodes if job.shards_per_node else 0)
         gpus = job.gpus_per_node if job.gpus_per_node is not None else -(-total // nodes)
         cpus = max(-(-job.cpus // nodes), (job.cpus_per_gpu or 0) * gpus)
         if job.memory_per_node is not None:
@@ -491,27 +511,41 @@ class FakeSlurm:
             return False
         if job.exclusive and seen.state != "idle":
             return False
-        gpus, cpus, memory = need
+        _, cpus, memory = need
         return (
-            seen.gpus_allocated + gpus <= node.gpus
+            self._which(name, job, need[0]) is not None
             and seen.cpus_allocated + cpus <= node.cpus
             and seen.memory_allocated + memory <= node.memory
         )
+
+    def _which(self, name: str, job: SlurmJob, gpus: int) -> tuple[int, ...] | None:
+        """The GPUs of a node that it would get: the first that have room, as Slurm takes them; None without room."""
+        free = self._free(name)
+        if job.shards_per_node is not None:
+            return next(((gpu,) for gpu, shards in enumerate(free) if shards >= job.shards_per_node), None)
+        units = self._nodes[name].shards or 1
+        whole = [gpu for gpu, shards in enumerate(free) if shards == units or (name, gpu) in self._forgotten]
+        return tuple(whole[:gpus]) if len(whole) >= gpus else None
 
     def _start(self, job: _Job, nodes: tuple[str, ...]) -> None:
         gpus, cpus, memory = self._needs(job.shown, len(nodes))
         if job.shown.exclusive:
             gpus, cpus = self._nodes[nodes[0]].gpus, self._nodes[nodes[0]].cpus
         job.run += 1
+        job.indices = {name: self._which(name, job.shown, gpus) or () for name in nodes if gpus}
+        shards = job.shown.shards_per_node
+        self._forgotten -= {(name, gpu) for name, which in job.indices.items() for gpu in which}
         self._show(
             job,
             state=JobState.RUNNING,
+            gpu_indices=job.indices,
+            shards=dict.fromkeys(nodes, shards) if shards else {},
             reason="None",
             started=self.now,
             ended=None,
             exit_code=None,
             allocated=dict.fromkeys(nodes, gpus),
-            allocated_gpu_type=self._nodes[nodes[0]].gpu_type if gpus else None,
+            allocated_gpu_type=self._nodes[nodes[0]].gpu_type if gpus and not shards else None,
             allocated_cpus=dict.fromkeys(nodes, cpus),
             allocated_memory=dict.fromkeys(nodes, memory),
         )
@@ -558,7 +592,7 @@ class FakeSlurm:
         job.after = (state, hold)
         suspended = job.shown.state is JobState.SUSPENDED
         self._pause(job)
-        self._show(job, state=JobState.COMPLETING, allocated_gpu_type=job.shown.gpu_type)
+        self._show(job, state=JobState.COMPLETING, allocated_gpu_type=job.shown.gpu_type, gpu_indices={})
         run = job.run
 
         def kill() -> None:
@@ -591,7 +625,11 @@ class FakeSlurm:
 
     def _vacate(self, job: _Job) -> None:
         job.run += 1
-        self._show(job, allocated={}, allocated_gpu_type=None, allocated_cpus={}, allocated_memory={})
+        if job.shown.shards:  # Slurm before 23.02 forgets that another job may have the rest
+            self._forgotten |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        job.indices = {}
+        nothing: dict[str, object] = {"allocated": {}, "allocated_cpus": {}, "allocated_memory": {}}
+        self._show(job, **nothing, allocated_gpu_type=None, gpu_indices={}, shards={})
 
     def _release(self, job: _Job) -> None:
         job.sticky_hold = False

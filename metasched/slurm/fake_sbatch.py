@@ -91,7 +91,8 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
     """The record of a job that was just submitted."""
     per_node = {**strings.gpus(options.get("gres", "")), **strings.gpus(_gpu(options, "gpus-per-node"))}
     total, per_task = strings.gpus(_gpu(options, "gpus")), strings.gpus(_gpu(options, "gpus-per-task"))
-    types = [kind for request in (per_node, total, per_task) for kind in request if kind]
+    shards = strings.shards(options.get("gres", ""))
+    types = [kind for request in (per_node, total, per_task, shards) for kind in request if kind]
     first, _, last = options.get("nodes", "1").partition("-")
     tasks_per_node = int(options.get("ntasks-per-node", "0"))
     tasks = int(options.get("ntasks", int(first) * max(tasks_per_node, 1)))
@@ -145,4 +146,5 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
         nodes_max=nodes_max,
         cpus_per_gpu=int(options["cpus-per-gpu"]) if "cpus-per-gpu" in options else None,
         memory_per_gpu=memory.get("mem-per-gpu"),
+        shards_per_node=sum(shards.values()) or None,
     )

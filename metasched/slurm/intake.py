@@ -26,6 +26,8 @@ class Requirements:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
         tasks: Slurm's number of tasks where the job is rigid, because its own script may count on it; None for an
             elastic job, where the wrapper starts one process per GPU.
+        slo_seconds, model: as in the tag.
+        shards: whether it asks for its GPUs as shards, so that another job may have the rest of them.
     """
 
     gpus: int
@@ -44,6 +46,9 @@ class Requirements:
     total_steps: int | None
     gpu_type: str | None = None
     tasks: int | None = None
+    slo_seconds: float | None = None
+    model: str | None = None
+    shards: bool = False
 
 
 def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
@@ -67,13 +72,16 @@ def resizable(job: SlurmJob) -> str | None:
     return None
 
 
-def requirements(job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | None = None) -> Requirements:
+def requirements(
+    job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | None = None, shards_per_gpu: int | None = None
+) -> Requirements:
     """Cross-check the tag against the request.
 
     Args:
         job: as first seen, pending.
         tag: its tag (``Tag()`` where a partition or QOS made it ours).
         cluster_gpu_types: the types that exist; None where they are not known, and then not checked.
+        shards_per_gpu: into how many parts Slurm gives GPUs away; None where it gives them away whole only.
 
     Raises:
         TagError: what does not fit, and how to change the tag or the request.
@@ -95,6 +103,8 @@ def requirements(job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | N
             "'preempt=suspend' does not suit a GPU job, because Slurm does not free the GPUs of a suspended job: "
             "write preempt=checkpoint or preempt=no"
         )
+    if job.shards_per_node is not None:
+        _check_shards(job, tag, shards_per_gpu)
     low, high = _range(job, tag, gpus)
     elastic = low != high
     return Requirements(
@@ -114,11 +124,16 @@ def requirements(job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | N
         total_steps=tag.total_steps,
         gpu_type=job.gpu_type,
         tasks=None if elastic else job.tasks,
+        slo_seconds=tag.slo_seconds,
+        model=tag.model,
+        shards=job.shards_per_node is not None,
     )
 
 
-def geometry(job: Job, placement: Placement, required: Requirements, delay: int = 0) -> Geometry:
-    """How Slurm is told to start the job there.
+def geometry(
+    job: Job, placement: Placement, required: Requirements, delay: int = 0, shards: int | None = None
+) -> Geometry:
+    """How Slurm is told to start the job there; ``shards`` of each GPU where the request is of shards.
 
     CPUs and memory follow the GPUs. A rigid job keeps its own number of tasks where it spreads evenly, because its
     script may count on it; else there is one task for each GPU (CPU-only: node).
@@ -135,6 +150,7 @@ def geometry(job: Job, placement: Placement, required: Requirements, delay: int 
         memory_per_node=job.node_memory(placement.gpus_per_node) or None,
         delay=delay,
         gpu_type=required.gpu_type,
+        shards_per_node=shards if required.shards else None,
     )
 
 
@@ -145,7 +161,25 @@ def _gpus(job: SlurmJob) -> int:
         return job.gpus_per_node * max(job.nodes_requested, 1)
     if job.gpus_per_task is not None:
         return job.gpus_per_task * max(job.tasks, 1)
+    if job.shards_per_node is not None:
+        return max(job.nodes_requested, 1)  # all of a node's are of one GPU
     return 0
+
+
+def _check_shards(job: SlurmJob, tag: Tag, per_gpu: int | None) -> None:
+    asked = job.shards_per_node or 0
+    if per_gpu is None or asked > per_gpu:
+        most = "none in this cluster that metasched can use" if per_gpu is None else f"{per_gpu} of each GPU"
+        raise TagError(
+            f"the job asks for {asked} shards on each node, and there are {most}: ask for one GPU (--gres=gpu:1), "
+            f"or for --gres=shard:{per_gpu or 2}, which is one GPU that may be shared"
+        )
+    for key, value in (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus)):
+        if value is not None and value != _gpus(job):
+            raise TagError(
+                f"'{key}={value}' does not suit a job that asks for shards, which has one GPU on each of its nodes: "
+                "leave it out, or ask for GPUs (--gres=gpu:1)"
+            )
 
 
 def _cpu_only(job: SlurmJob, tag: Tag) -> Requirements:
@@ -172,6 +206,8 @@ def _cpu_only(job: SlurmJob, tag: Tag) -> Requirements:
         preempt=tag.preempt,
         total_steps=tag.total_steps,
         tasks=job.tasks,
+        slo_seconds=tag.slo_seconds,
+        model=tag.model,
     )
 
 
@@ -196,7 +232,12 @@ def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
 
 def _rigid_nodes(job: SlurmJob, tag: Tag, gpus: int) -> int | None:
     """The exact number of nodes of a rigid job: as many as it names, or any."""
-    named = job.gpus_per_node is not None or job.nodes_requested > 1 or job.nodes_max == 1
+    named = (
+        job.gpus_per_node is not None
+        or job.shards_per_node is not None
+        or job.nodes_requested > 1
+        or job.nodes_max == 1
+    )
     if not named:
         return None
     nodes = max(job.nodes_requested, 1)

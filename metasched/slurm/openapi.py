@@ -1,4 +1,4 @@
-"""What differs between Slurm releases in ``squeue --json`` and ``sinfo --json``, in one place.
+"""What differs between Slurm releases in what their commands print, in one place.
 
 22.05 (openapi v0.0.38) writes plain values and null. From 23.02 on (data_parser v0.0.39 and later) numbers that may be
 unset are objects with ``set``, ``infinite`` and ``number``; states and flags are lists; exit codes and the nodes of an
@@ -10,11 +10,31 @@ A reader gets one JSON value and raises ValueError, TypeError or KeyError where 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
+OLDEST = (22, 5)
+"""The oldest release that metasched works with."""
+_NODES_BY_SCONTROL = (23, 2)
+
 # Slurm's NO_VAL, NO_VAL16, NO_VAL64, INFINITE... appear where an old release forgot to translate them.
 _SENTINELS = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64 - 1})
+
+
+def release(text: str) -> tuple[int, ...]:
+    """(22, 5, 8) of ``slurm-wlm 22.05.8``; ValueError where there is no such number."""
+    found = re.search(r"\b([0-9]{2})\.([0-9]{1,2})(?:\.([0-9]{1,3}))?", text, re.ASCII)
+    if found is None:
+        raise ValueError(f"no release of Slurm: {text[:80]!a}")
+    return tuple(int(part) for part in found.groups(default="0"))
+
+
+def nodes_command(slurm: tuple[int, ...]) -> list[str]:
+    """What lists all nodes one by one: ``sinfo --json`` only until it began to group those that are alike (23.02)."""
+    if slurm >= _NODES_BY_SCONTROL:
+        return ["scontrol", "--all", "--json", "show", "nodes"]
+    return ["sinfo", "--json", "-a"]
 
 
 def number(value: Any) -> int | None:

@@ -113,6 +113,9 @@ class _Fields:
     def gpus(self, field: str) -> dict[str, int]:
         return self.get(field, lambda value: strings.gpus(openapi.text(value)))
 
+    def shards(self, field: str) -> dict[str, int]:
+        return self.get(field, lambda value: strings.shards(openapi.text(value)))
+
 
 def _parse(
     document: str,
@@ -163,17 +166,22 @@ def _job(fields: _Fields) -> SlurmJob:
     priority = fields.number("priority") or 0
     gpus_per_node, gpus_total = fields.gpus("tres_per_node"), fields.gpus("tres_per_job")
     gpus_per_task, gpus_per_socket = fields.gpus("tres_per_task"), fields.gpus("tres_per_socket")
-    types = {kind for request in (gpus_per_node, gpus_total, gpus_per_task) for kind in request if kind}
+    shards_per_node = fields.shards("tres_per_node")
+    requests = (gpus_per_node, gpus_total, gpus_per_task, shards_per_node)
+    types = {kind for request in requests for kind in request if kind}
     if len(types) > 1:
         raise MalformedOutputError(fields.label, "tres_per_node", f"asks for GPUs of several types ({sorted(types)})")
-    allocation = _allocation(fields) if state in _HOLDING else _Allocation({}, None, {}, {})
+    allocation = _allocation(fields) if state in _HOLDING else _Allocation({}, None, {}, {}, {}, {})
     tasks = fields.number("tasks") or 1
     if state is JobState.COMPLETING and not any(allocation.gpus.values()):
         # Slurm no longer tells which GPUs an ending job has, though they are not free yet.
         requested = sum(gpus_total.values()) or sum(gpus_per_task.values()) * tasks
+        requested = len(allocation.gpus) if shards_per_node else requested
         per_node = _total(gpus_per_node) or ceil(requested / max(len(allocation.gpus), 1))
         kind = next(iter(types), None)
-        allocation = replace(allocation, gpus=dict.fromkeys(allocation.gpus, per_node), gpu_type=kind)
+        each = _total(shards_per_node)
+        shards = dict.fromkeys(allocation.gpus, each) if each else {}
+        allocation = replace(allocation, gpus=dict.fromkeys(allocation.gpus, per_node), gpu_type=kind, shards=shards)
     return SlurmJob(
         address=str(job_id) if task is None else f"{array}_{task}",
         job_id=job_id,
@@ -223,6 +231,9 @@ def _job(fields: _Fields) -> SlurmJob:
         memory_per_gpu=None if (per := _total(fields.gpus("memory_per_tres"))) is None else per * MIB,
         het=bool(fields.number("het_job_id")),
         batch=fields.get("batch_flag", openapi.flag),
+        shards_per_node=_total(shards_per_node),
+        gpu_indices=allocation.indices,
+        shards=allocation.shards,
     )
 
 
@@ -269,6 +280,8 @@ class _Allocation:
     gpu_type: str | None
     cpus: Mapping[str, int]
     memory: Mapping[str, int]
+    indices: Mapping[str, tuple[int, ...]]
+    shards: Mapping[str, int]
 
 
 def _allocation(fields: _Fields) -> _Allocation:
@@ -278,13 +291,21 @@ def _allocation(fields: _Fields) -> _Allocation:
         raise MalformedOutputError(fields.label, "gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
     try:
         gpus = [strings.gpus(detail) for detail in details] or [{} for _ in nodes]
+        shards = [strings.shards(detail) for detail in details] or [{} for _ in nodes]
+        indices = [strings.gpu_indices(detail) for detail in details] or [() for _ in nodes]
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
     total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)
     types = {kind for node in gpus for kind in node}
+    names = [name for name, _, _ in nodes]
+    held = {name: sum(node.values()) for name, node in zip(names, shards, strict=True) if node}
+    whole = zip(names, gpus, indices, strict=True)
     return _Allocation(
-        gpus={name: sum(node.values()) for (name, _, _), node in zip(nodes, gpus, strict=True)},
+        # Slurm takes the shards of a job from one GPU of a node, whether it says from which or not.
+        gpus={name: max(len(which), 1) if name in held else sum(node.values()) for name, node, which in whole},
         gpu_type=types.pop() if len(types) == 1 else None,
+        indices={name: which for name, which in zip(names, indices, strict=True) if which},
+        shards=held,
         # Cores are exclusive to a job, so its CPUs (threads) are spread like its cores.
         cpus={name: total * part // cores if cores else 0 for name, part, _ in nodes},
         memory={name: memory * MIB for name, _, memory in nodes},
@@ -299,7 +320,7 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
     return [
         SlurmNode(
             name=name,
-            gpus=fields.gpus("gres"),
+            gpus=(gpus := fields.gpus("gres")),
             cpus=fields.count("cpus"),
             memory=fields.count("real_memory") * MIB,
             cpus_allocated=fields.number("alloc_cpus") or 0,
@@ -309,5 +330,6 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             accepts=all(state in _USABLE for state in states) and not fields.text("reservation"),
             features=frozenset(fields.get("active_features", openapi.words)),
             partitions=frozenset(fields.get("partitions", openapi.words)),
+            shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
         )
     ]

@@ -23,6 +23,8 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
     - Empty TresPerJob, TresPerTask, TresPerSocket, CpusPerTres and MemPerTres take these requests away, after which
       ``Gres`` (per node) alone counts: a ``--gpus=4`` job is 2 + 2 for certain, and a ``--gpus-per-task`` job can be
       resized.
+    - A request for GPUs cannot become one for shards, nor the other way round ("Invalid generic resource"), whatever is
+      cleared before: Slurm keeps an empty entry of the old kind. The number of shards can change.
     - MinMemoryNode: a job that was made smaller would otherwise wait for the memory of its old size.
     - ReqNodeList in a second update: on a running job it means "shrink to these nodes", and is obeyed, or leaves it
       in a state in which Slurm refuses all updates; the first update fails on a running job, and does no harm there.
@@ -37,6 +39,8 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
         )
     if geometry.gpus_per_node < 0 or geometry.delay < 0:
         raise InvalidArgumentError(f"below zero: {geometry}")
+    if geometry.shards_per_node is not None and (geometry.shards_per_node < 1 or geometry.gpus_per_node != 1):
+        raise InvalidArgumentError(f"shards are parts of one GPU on each node: {geometry}")
     words = [
         f"NumNodes={nodes}-{nodes}",
         f"NumTasks={geometry.tasks}",
@@ -52,7 +56,10 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
             raise InvalidArgumentError(f"not a GPU type: {geometry.gpu_type!a:.80}")
         kind = f"{geometry.gpu_type}:" if geometry.gpu_type else ""
         words += ["TresPerJob=", "TresPerTask=", "TresPerSocket=", "CpusPerTres=", "MemPerTres="]
-        words.append(f"Gres=gpu:{kind}{geometry.gpus_per_node}")
+        if geometry.shards_per_node is None:
+            words.append(f"Gres=gpu:{kind}{geometry.gpus_per_node}")
+        else:
+            words.append(f"Gres=shard:{kind}{geometry.shards_per_node}")
     return words, [
         f"ReqNodeList={hostlist.compress(geometry.nodes)}",
         f"StartTime=now+{geometry.delay}" if geometry.delay else "StartTime=now",

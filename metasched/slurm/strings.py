@@ -10,6 +10,13 @@ _GPU = re.compile(
     r"(?:[:=](?P<count>[0-9]{1,9}))?(?:\(.*\))?",
     re.ASCII,
 )
+_SHARD = re.compile(
+    r"(?:gres[:/])?shard(?:[:/](?P<type>[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*"
+    r"|\(null\)))?(?:[:=](?P<count>[0-9]{1,9}))?(?:\(.*\))?",
+    re.ASCII,
+)
+_PARTS = re.compile(r"shard[^(),]*\((?P<parts>[0-9]+/[0-9]+(?:,[0-9]+/[0-9]+)*)\)", re.ASCII)
+_INDICES = re.compile(r"(?:gpu|shard)[^(),]*\(IDX:(?P<indices>[0-9,-]+)\)", re.ASCII)
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.ASCII)
 _MAX_TASKS = 4_000_001
 _ADDRESS = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
@@ -36,13 +43,40 @@ def gpus(text: str) -> dict[str, int]:
     Raises:
         ValueError: a GPU request that cannot be read.
     """
+    return _counts(text, "gpu", _GPU)
+
+
+def shards(text: str) -> dict[str, int]:
+    """Shards (parts of GPUs) by the GPUs' type in such a text.
+
+    Raises:
+        ValueError: a request for shards that cannot be read.
+    """
+    return _counts(text, "shard", _SHARD)
+
+
+def gpu_indices(text: str) -> tuple[int, ...]:
+    """Which GPUs of its node ``gpu:v100:2(IDX:0,2)`` or ``shard:1(IDX:3)`` means; empty where it does not say.
+
+    Later releases write for shards how many of each GPU's, ``shard:1(0/2,1/2)``.
+
+    Raises:
+        ValueError: not numbers.
+    """
+    found = {index for match in _INDICES.finditer(text) for index in array_tasks(match["indices"])}
+    for match in _PARTS.finditer(text):
+        found.update(gpu for gpu, part in enumerate(match["parts"].split(",")) if not part.startswith("0/"))
+    return tuple(sorted(found))
+
+
+def _counts(text: str, what: str, pattern: re.Pattern[str]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for item in _COMMAS.split(text):
-        if not re.match(r"(gres[:/])?gpu([:=/(]|$)", item):
+        if not re.match(rf"(gres[:/])?{what}([:=/(]|$)", item):
             continue
-        match = _GPU.fullmatch(item)
+        match = pattern.fullmatch(item)
         if not match:
-            raise ValueError(f"{item[:60]!r} is not a number of GPUs")
+            raise ValueError(f"{item[:60]!r} is not a number of {'GPUs' if what == 'gpu' else 'shards'}")
         kind = (match["type"] or "").replace("(null)", "")  # some releases spell out that there is no type
         counts[kind] = counts.get(kind, 0) + int(match["count"] or 1)
     if len(counts) > 1:

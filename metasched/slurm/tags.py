@@ -16,6 +16,8 @@ MAX_LENGTH = 1024
 _MAX_COUNT = 1_000_000
 _MAX_STEPS = 10**15
 _SHOWN = 60
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MAX_SLO = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Tag:
         max_nodes: most nodes it may be spread over.
         gpu_types: types that it accepts.
         total_steps: optimizer steps that it needs in all.
+        slo_seconds: how long after its submission it should be finished.
+        model: what it trains: jobs of one user that name the same model are equally fast.
     """
 
     min_gpus: int | None = None
@@ -39,6 +43,8 @@ class Tag:
     max_nodes: int | None = None
     gpu_types: tuple[str, ...] = ()
     total_steps: int | None = None
+    slo_seconds: float | None = None
+    model: str | None = None
 
 
 def is_tagged(comment: str) -> bool:
@@ -70,9 +76,9 @@ def parse_tag(comment: str) -> Tag | None:
             near = difflib.get_close_matches(key, KEYS, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(KEYS)}"
             raise TagError(f"{quote(word)}: there is no key {quote(key)}; {hint}")
-        if key in values:
+        if FIELDS.get(key, key) in values:
             raise TagError(f"{quote(word)}: {key} is given twice; keep one of them")
-        values[key] = KEYS[key](word, text)
+        values[FIELDS.get(key, key)] = KEYS[key](word, text)
     tag = Tag(**values)
     if tag.min_gpus is not None and tag.max_gpus is not None and tag.min_gpus > tag.max_gpus:
         raise TagError(
@@ -123,6 +129,23 @@ def _gpu_types(word: str, text: str) -> tuple[str, ...]:
     return types
 
 
+def _slo(word: str, text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd])", text, re.ASCII)
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 0 < seconds <= _MAX_SLO:
+        raise TagError(
+            f"{quote(word)}: write how long after its submission the job should be finished, such as slo=90m, slo=2h "
+            "or slo=1.5d (s, m, h or d)"
+        )
+    return seconds
+
+
+def _model(word: str, text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.+:-]{1,64}", text, re.ASCII):
+        raise TagError(f"{quote(word)}: write letters, digits and _.+:- only, at most 64 of them, as in model=resnet50")
+    return text
+
+
 KEYS: Mapping[str, Callable[[str, str], object]] = {
     "min_gpus": _integer(_MAX_COUNT),
     "max_gpus": _integer(_MAX_COUNT),
@@ -131,4 +154,8 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "max_nodes": _integer(_MAX_COUNT),
     "gpu_types": _gpu_types,
     "total_steps": _integer(_MAX_STEPS),
+    "slo": _slo,
+    "model": _model,
 }
+FIELDS: Mapping[str, str] = {"slo": "slo_seconds"}
+"""Keys whose field in a ``Tag`` has another name, because it has a unit."""

@@ -26,6 +26,7 @@ from metasched.store.records import (
     JobRecord,
     RoundRecord,
     RunRecord,
+    SpeedRecord,
     ThroughputRecord,
 )
 from metasched.store.store import Store
@@ -51,6 +52,7 @@ __all__ = [
     "RoundRecord",
     "RunOrderError",
     "RunRecord",
+    "SpeedRecord",
     "Store",
     "StoreError",
     "ThroughputRecord",

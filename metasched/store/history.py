@@ -15,6 +15,7 @@ from metasched.store.records import (
     JobRecord,
     RoundRecord,
     RunRecord,
+    SpeedRecord,
     ThroughputRecord,
 )
 from metasched.store.rows import JOBS_WITH_RUNS, RUN_COLUMNS, job_of, placement_of, run_of
@@ -54,6 +55,12 @@ class History(Connection):
         rows = self._rows(
             f"{JOBS_WITH_RUNS} WHERE jobs.finished IS NOT NULL ORDER BY jobs.finished DESC LIMIT ?", [limit]
         )
+        return [job_of(row) for row in rows]
+
+    def completed_jobs(self, user: str, name: str, limit: int) -> list[JobRecord]:
+        """Jobs of a user and a name that were done, the latest first."""
+        condition = "WHERE jobs.name = ? AND jobs.user = ? AND jobs.end_state = 'COMPLETED'"
+        rows = self._rows(f"{JOBS_WITH_RUNS} {condition} ORDER BY jobs.finished DESC LIMIT ?", [name, user, limit])
         return [job_of(row) for row in rows]
 
     def runs(self, uid: str) -> list[RunRecord]:
@@ -97,6 +104,14 @@ class History(Connection):
     def recent_throughput(self, uid: str, limit: int = 100) -> list[ThroughputRecord]:
         """What a job's trainers reported of their speed."""
         return [ThroughputRecord(*row) for row in self._rows(_THROUGHPUT, [uid, limit])]
+
+    def speeds(self) -> list[SpeedRecord]:
+        """What is known of speeds, by subject."""
+        rows = self._rows("SELECT subject, gpu_type, spread, beside, steps_per_second, at FROM speeds")
+        return [
+            SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), beside or None, speed, at)
+            for subject, gpu_type, spread, beside, speed, at in rows
+        ]
 
     def recent_checkpoints(self, uid: str, limit: int = 100) -> list[CheckpointRecord]:
         """Checkpoints that a job's trainers reported."""

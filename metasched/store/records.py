@@ -62,6 +62,7 @@ class RunRecord:
         stop_noticed: when that trainer noticed the stop request.
         checkpointed: whether that trainer wrote a checkpoint for it.
         steps_per_second: latest reported speed.
+        renewals: rounds in which it kept what it holds, after the one that it was released in.
     """
 
     uid: str
@@ -82,6 +83,7 @@ class RunRecord:
     stop_noticed: float | None = None
     checkpointed: bool | None = None
     steps_per_second: float | None = None
+    renewals: int = 0
 
     def seconds_at(self, now: float) -> float:
         """Seconds that it ran until its end, or until ``now`` while it is open; suspensions are left out."""
@@ -269,6 +271,27 @@ class ThroughputRecord:
     global_batch: int
     per_gpu_batch: int
     accumulation: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRecord:
+    """What reports have told of a speed, steps/s.
+
+    Attributes:
+        subject: a job's uid, or ``user/model`` for all jobs of a user that name that model.
+        gpu_type: where it ran.
+        spread: GPUs on each node, descending.
+        beside: the subject that ran on the same GPUs; None for nobody.
+        steps_per_second: the mean of the reports, in which newer ones count more.
+        at: unix seconds of the latest.
+    """
+
+    subject: str
+    gpu_type: str
+    spread: tuple[int, ...]
+    beside: str | None
+    steps_per_second: float
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ _STATEMENTS = (
 
 TABLES = (
     *("jobs", "runs", "rounds", "decisions", "policy_state", "targets", "actions"),
-    *("throughput", "checkpoints", "report_files", "events", "snapshots"),
+    *("throughput", "checkpoints", "report_files", "events", "snapshots", "speeds"),
 )
 
 
@@ -125,6 +125,19 @@ def _tables(db: Database) -> None:
 @migrations(name="0002_snapshots")
 def _snapshots(db: Database) -> None:
     db.execute("CREATE TABLE snapshots (round INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+
+
+@migrations(name="0003_sharing")
+def _sharing(db: Database) -> None:
+    db.execute("ALTER TABLE targets ADD COLUMN shares_with TEXT")
+    db.execute("ALTER TABLE targets ADD COLUMN in_turns INTEGER NOT NULL DEFAULT 0")
+    db.execute("ALTER TABLE runs ADD COLUMN renewals INTEGER NOT NULL DEFAULT 0")
+    db.execute(
+        """CREATE TABLE speeds (
+             subject TEXT NOT NULL, gpu_type TEXT NOT NULL, spread TEXT NOT NULL, beside TEXT NOT NULL,
+             steps_per_second REAL NOT NULL, at REAL NOT NULL,
+             PRIMARY KEY (subject, gpu_type, spread, beside)) WITHOUT ROWID"""
+    )
 
 
 def check(db: Database, path: Path) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Unpack
 
 from metasched.model import Placement
 from metasched.policy import PolicyState
 from metasched.store.errors import RoundOrderError, RunOrderError, UnknownJobError
 from metasched.store.history import History
-from metasched.store.records import OURS, EndCause, JobChanges, JobRecord, RoundRecord, service
+from metasched.store.records import OURS, EndCause, JobChanges, JobRecord, RoundRecord, SpeedRecord, service
 from metasched.store.report_rows import ReportRows
 from metasched.store.rows import (
     JOB_COLUMNS,
@@ -219,6 +219,9 @@ class Store(History, ReportRows):
         summary: Mapping[str, Any] | None = None,
         snapshot: bytes = b"",
         keep_snapshots_bytes: int = 0,
+        shares: Mapping[str, str] | None = None,
+        in_turns: Collection[str] = (),
+        renewed: Collection[str] = (),
     ) -> None:
         """Commit one round whole: what the policy carries on, who should run where, and why.
 
@@ -237,6 +240,9 @@ class Store(History, ReportRows):
             summary: of the snapshot, JSON-compatible.
             snapshot: what the engine saw, encoded; empty to keep none.
             keep_snapshots_bytes: what all snapshots may take; the oldest go first.
+            shares: by uid, the other job that is to be on the same GPUs, for both of each pair.
+            in_turns: of these, the jobs of pairs of which one is to run at a time.
+            renewed: the jobs whose run goes on with what it holds.
 
         Raises:
             RoundOrderError: the number is not new.
@@ -250,7 +256,11 @@ class Store(History, ReportRows):
                 [number, at, policy, as_json(parameters), decide_seconds, as_json(summary or {})],
             )
             placed = {uid: placement_json(placement) for uid, placement in targets.items()}
-            self._commit_targets(placed)
+            self._commit_targets(placed, shares or {}, in_turns)
+            self._write_many(
+                "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
+                [(uid,) for uid in renewed],
+            )
             self._commit_decisions(
                 number,
                 last.round if last else 0,
@@ -268,6 +278,26 @@ class Store(History, ReportRows):
         """Where each job that should run belongs, as the latest round wants it, most important first."""
         rows = self._rows("SELECT uid, placement FROM targets ORDER BY rank")
         return {uid: placement for uid, text in rows if (placement := placement_of(text)) is not None}
+
+    def target_shares(self) -> tuple[dict[str, str], frozenset[str]]:
+        """By uid, the other job that is to be on the same GPUs; and the jobs that take turns there."""
+        rows = self._rows("SELECT uid, shares_with, in_turns FROM targets WHERE shares_with IS NOT NULL")
+        return {uid: other for uid, other, _ in rows}, frozenset(uid for uid, _, turns in rows if turns)
+
+    def learn_speed(self, record: SpeedRecord) -> None:
+        """Keep what is known of one speed, in place of what was known."""
+        key = (record.subject, record.gpu_type, as_json(record.spread), record.beside or "")
+        with self.transaction():
+            self._write(
+                "INSERT OR REPLACE INTO speeds (subject, gpu_type, spread, beside, steps_per_second, at) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                [*key, record.steps_per_second, record.at],
+            )
+
+    def forget_speeds(self, subject: str) -> None:
+        """Forget what is known of a subject's speeds, and of others' beside it."""
+        with self.transaction():
+            self._write("DELETE FROM speeds WHERE subject = ? OR beside = ?", [subject, subject])
 
     def current_reasons(self) -> dict[str, str]:
         """For each job that the latest round decided about and that still lives, why it runs or waits."""
@@ -318,7 +348,8 @@ class Store(History, ReportRows):
         """Forget the details of what was over before an instant; rows deleted, by table.
 
         Jobs and runs stay. Rounds go, with the decisions and policy states that only they needed; actions, events,
-        reports and decisions go with their job, when it finished before; so do events of the cluster.
+        reports and decisions go with their job, when it finished before; so do events of the cluster, and speeds that
+        nobody has measured since.
         """
         over = "uid IN (SELECT uid FROM jobs WHERE finished < :before)"
         # the latest round stays: numbers go on from it
@@ -335,6 +366,7 @@ class Store(History, ReportRows):
             ("events", f"at < :before AND (uid IS NULL OR {over})"),
             ("throughput", over),
             ("checkpoints", over),
+            ("speeds", "at < :before"),
         )
         with self.transaction():
             return {
@@ -378,11 +410,16 @@ class Store(History, ReportRows):
         with self.transaction():
             return self._write(sql, {"uid": uid, "run": run, "at": at}).rowcount > 0
 
-    def _commit_targets(self, placed: Mapping[str, str | None]) -> None:
+    def _commit_targets(
+        self, placed: Mapping[str, str | None], shares: Mapping[str, str], in_turns: Collection[str]
+    ) -> None:
         self._write("DELETE FROM targets")
         self._write_many(
-            "INSERT INTO targets (rank, uid, placement) VALUES (?, ?, ?)",
-            [(rank, uid, text) for rank, (uid, text) in enumerate(placed.items())],
+            "INSERT INTO targets (rank, uid, placement, shares_with, in_turns) VALUES (?, ?, ?, ?, ?)",
+            [
+                (rank, uid, text, shares.get(uid), int(uid in in_turns))
+                for rank, (uid, text) in enumerate(placed.items())
+            ],
         )
 
     def _commit_decisions(self, number: int, last: int, decisions: Mapping[str, tuple[str | None, str]]) -> None:

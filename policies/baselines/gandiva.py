@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from metasched.chance import Chance
-from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.fractions import Claims, FractionParameters, FractionPolicy, equal_parts
 from metasched.mechanism import Times
 from metasched.model import Job
-from policies.baselines.isolated import equal_parts
 
 
 class GandivaParameters(FractionParameters):
@@ -25,9 +24,13 @@ class GandivaParameters(FractionParameters):
     Attributes:
         least_gain: a pair stays together while the speeds of its two jobs, each relative to its speed alone, add up to
             at least this, in the mean over the GPU types; 1 is as good as taking turns.
+        time_slices: whether the two of a pair take turns, one of them being suspended in the GPU's memory while the
+            other runs (section 3.1), instead of running at once; such pairs stay together. A simulation runs them at
+            once all the same.
     """
 
     least_gain: float = Field(default=1.0, ge=0)
+    time_slices: bool = False
 
 
 class Gandiva(FractionPolicy):
@@ -36,6 +39,11 @@ class Gandiva(FractionPolicy):
     name: ClassVar[str] = "gandiva"
     Parameters: ClassVar[type[GandivaParameters]] = GandivaParameters
     parameters: GandivaParameters
+
+    @property
+    def in_turns(self) -> bool:
+        """As the parameter says."""
+        return self.parameters.time_slices
 
     def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """Equal parts for jobs and pairs; remembers the pairs, and how much chance is used up."""
@@ -51,7 +59,8 @@ class Gandiva(FractionPolicy):
             return parts, {**memory, "pairs": [list(pair) for pair in kept]}
         chance = Chance.resume(self.parameters.seed, memory.get("used", 0))
         paired = {uid for pair in kept for uid in pair}
-        single = [job for job in claims.jobs if job.uid not in paired]
+        single = [job for job in claims.jobs if job.uid not in paired and not job.whole_gpus]
+        alone = [job for job in claims.jobs if job.whole_gpus]
         for _ in range(len(single)):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
@@ -60,7 +69,7 @@ class Gandiva(FractionPolicy):
                 single.remove(one)
                 single.remove(other)
                 kept.append((one.uid, other.uid) if _before(one, other) else (other.uid, one.uid))
-        who = [*((pair, jobs[pair[0]].gpus) for pair in kept), *(((job.uid,), job.gpus) for job in single)]
+        who = [*((pair, jobs[pair[0]].gpus) for pair in kept), *(((job.uid,), job.gpus) for job in (*single, *alone))]
         return equal_parts(claims, who), {"pairs": [list(pair) for pair in kept], "used": chance.used}
 
     def _pays(self, claims: Claims, one: Job, other: Job) -> bool:
@@ -73,6 +82,8 @@ class Gandiva(FractionPolicy):
                 together, alone = claims.speed_beside(job, beside, kind), claims.speed(job, kind)
                 if together == 0.0:
                     return False
+                if self.parameters.time_slices:
+                    return True
                 gains.append(together / alone if together is not None and alone else 0.5)
         return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
 

@@ -1,9 +1,11 @@
 """What every SlurmClient does, the fake one and the real one.
 
 A test file gives the class a fixture ``world``: an empty cluster of 4 nodes of 4 v100 (n1 to n4, 16 CPUs, 64000 MiB
-each), its client, and what is needed to act as a job's owner and as time. A second one, ``farm``, has 4 nodes for each
-form of request.
+each, a GPU being 2 shards), its client, and what is needed to act as a job's owner and as time. A second one, ``farm``,
+has 4 nodes for each form of request.
 """
+
+from dataclasses import replace
 
 import pytest
 
@@ -326,6 +328,88 @@ class ClientContract:
         assert (node.cpus_allocated, node.gpus_allocated) == (0, 2)
         world.client.resume(address)
         assert world.job(address).state is JobState.RUNNING
+
+    def test_a_resumed_job_has_lost_the_hold_that_waited_for_its_requeue(self, world):
+        """Held again, it comes back held."""
+        loose, sure = world.started("--gres=gpu:1"), world.started("--gres=gpu:1")
+        for address in (loose, sure):
+            world.client.hold(address)
+            world.client.suspend(address)
+            world.client.resume(address)
+        world.client.hold(sure)
+        for address in (loose, sure):
+            world.owner_requeue(address)
+            world.wait_state(address, JobState.PENDING)
+        assert (world.job(loose).hold, world.job(sure).hold) == (Hold.NONE, Hold.ADMIN)
+
+    def test_shards_of_one_gpu_hold_two_jobs(self, world):
+        """Which GPU each job sits on reads back; one with a shard taken is given to nobody who wants it whole."""
+        one, other, third = (world.started("--gres=shard:1", "-w", "n1") for _ in range(3))
+        assert [world.job(job).gpu_indices for job in (one, other, third)] == [{"n1": (0,)}, {"n1": (0,)}, {"n1": (1,)}]
+        job = world.job(one)
+        assert (job.allocated, job.shards, job.shards_per_node) == ({"n1": 1}, {"n1": 1}, 1)
+        assert (job.gpus_per_node, job.gpus_total, job.allocated_gpu_type) == (None, None, None)
+        whole, both = world.started("--gres=gpu:1", "-w", "n1"), world.started("--gres=shard:2", "-w", "n1")
+        assert world.job(whole).gpu_indices == {"n1": (2,)}
+        assert (world.job(both).gpu_indices, world.job(both).shards) == ({"n1": (3,)}, {"n1": 2})
+        node = next(node for node in world.client.nodes() if node.name == "n1")
+        assert (node.shards_per_gpu, dict(node.gpus)) == (2, {"v100": 4})
+
+    def test_a_shard_comes_from_the_first_gpu_that_has_one_free(self, world):
+        """Not from the GPU that is in use already: what a plan that brings two jobs together has to reckon with."""
+        whole = world.started("--gres=gpu:1", "-w", "n1")
+        sits = world.started("--gres=shard:1", "-w", "n1")
+        world.client.cancel(whole)
+        world.wait_state(whole, JobState.CANCELLED)
+        first = world.started("--gres=shard:1", "-w", "n1")
+        both = world.started("--gres=shard:2", "-w", "n1")
+        assert [world.job(job).gpu_indices["n1"] for job in (sits, first, both)] == [(1,), (0,), (2,)]
+
+    def test_a_gpu_is_taken_for_free_when_the_first_of_two_jobs_has_ended(self, world):
+        """By jobs that ask for whole GPUs, before Slurm 23.02; jobs that ask for shards are told right."""
+        if world.client.settings().version >= (23, 2):
+            pytest.skip("this Slurm remembers")
+        ends, stays = (world.started("--gres=shard:1", "-w", "n1") for _ in range(2))
+        world.client.cancel(ends)
+        world.wait_state(ends, JobState.CANCELLED)
+        both = world.started("--gres=shard:2", "-w", "n1")
+        whole = world.started("--gres=gpu:1", "-w", "n1")
+        assert [world.job(job).gpu_indices["n1"] for job in (stays, both, whole)] == [(0,), (1,), (0,)]
+
+    @pytest.mark.parametrize(("kind", "options"), [(None, "--gres=shard:2"), ("v100", "--gres=shard:v100:2")])
+    def test_a_job_of_shards_takes_another_number_of_them(self, world, kind, options):
+        """All of a GPU's, half of them, and all again, each after a requeue; one on each of two nodes, too."""
+        address = world.submit("--hold", options)
+        for shards, nodes in ((2, ["n1"]), (1, ["n2"]), (1, ["n2", "n3"]), (2, ["n2"])):
+            size = replace(geometry(nodes, 1, gpu_type=kind, delay=1), shards_per_node=shards)
+            world.client.update(address, size)
+            world.client.release(address)
+            world.wait_state(address, JobState.RUNNING)
+            job = world.job(address)
+            assert (job.shards, job.allocated) == (dict.fromkeys(nodes, shards), dict.fromkeys(nodes, 1))
+            world.client.requeue_hold(address)
+            world.wait_state(address, JobState.PENDING)
+
+    def test_gpus_and_shards_do_not_turn_into_each_other(self, world):
+        """The request that a job came with decides; Slurm says so."""
+        gpu, shard = world.submit("--hold", "--gres=gpu:1"), world.submit("--hold", "--gres=shard:2")
+        with pytest.raises(SlurmCommandError, match="gres"):
+            world.client.update(gpu, replace(geometry(["n1"], 1), shards_per_node=1))
+        with pytest.raises(SlurmCommandError, match="gres"):
+            world.client.update(shard, geometry(["n1"], 1))
+
+    def test_two_jobs_on_a_gpu_take_turns_by_suspension(self, world):
+        """The suspended one keeps its shard, and may change places with the other at any time."""
+        one, other = (world.started("--gres=shard:1", "-w", "n1", does="sleep") for _ in range(2))
+        world.client.suspend(one)
+        for runs, waits in ((other, one), (one, other)):
+            if world.job(waits).state is JobState.RUNNING:
+                world.client.suspend(waits)
+                world.client.resume(runs)
+            assert (world.job(runs).state, world.job(waits).state) == (JobState.RUNNING, JobState.SUSPENDED)
+            assert (world.job(waits).gpu_indices, world.job(waits).shards) == ({"n1": (0,)}, {"n1": 1})
+        late = world.started("--gres=shard:1", "-w", "n1")
+        assert world.job(late).gpu_indices == {"n1": (1,)}
 
     def test_cancel_ends_pending_and_running_jobs(self, world):
         """Once more is no error."""

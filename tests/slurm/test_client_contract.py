@@ -100,7 +100,7 @@ class RealWorld:
 
 
 def up(nodes):
-    return DevCluster.up(new_base(), [NodeGroup(nodes)], kill_wait=KILL_WAIT, owner_pid=os.getpid())
+    return DevCluster.up(new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, owner_pid=os.getpid())
 
 
 @pytest.fixture(scope="module")

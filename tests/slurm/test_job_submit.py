@@ -1,6 +1,7 @@
 """The job_submit plugin in a real slurmctld."""
 
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -103,6 +104,14 @@ def test_a_tagged_job_is_held_and_may_be_requeued(submitter, comment):
     """Whatever the rest of the tag says, and whatever the user chose."""
     job = submitter.submit(f"--comment={comment}", "--no-requeue")
     assert (job.state, job.hold, job.requeue) == (JobState.PENDING, Hold.USER, True)
+
+
+def test_a_tagged_job_is_stamped_as_it_is_submitted(submitter):
+    """With a uid of its own, which sorts in the order of submission; then no one has to write AdminComment later."""
+    stamps = [submitter.submit("--comment=metasched").admin_comment for _ in range(3)]
+    assert all(re.fullmatch("metasched:[0-9a-f]{16}", stamp) for stamp in stamps)
+    assert stamps == sorted(set(stamps))
+    assert not submitter.submit().admin_comment
 
 
 @pytest.mark.parametrize("options", [["--partition=train"], ["--partition=main,train"]])

@@ -13,10 +13,11 @@ from metasched.slurm.client import SlurmClient
 from metasched.slurm.fake import FakeSlurm, Trainer
 from metasched.store import Store
 from policies.baselines.fifo import Fifo
+from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
 
 ME = pwd.getpwuid(os.getuid()).pw_name
-POLICIES = {"fifo": Fifo, "las": Las}
+POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva}
 WRITES = frozenset(
     {"hold", "release", "update", "stamp", "set_requeue", "signal", "requeue_hold", "suspend", "resume"}
     & set(dir(SlurmClient))

@@ -469,3 +469,24 @@ def test_status_imports_nothing_heavy(tmp_path):
 def test_a_job_of_a_state_yet_unknown_is_still_explained():
     """Words are found for any state that the daemon may publish."""
     assert "is dreaming" in words.explanation(job(status="dreaming"), published(), NOW)[0]
+
+
+def test_explain_says_who_is_on_the_same_gpus_and_for_how_long_nothing_changed():
+    """Company at once or in turns, renewed rounds, and the deadline with what is left of it."""
+    lines = words.explanation(job(shares_with="14", renewals=3, slo_seconds=7300.0), published(), NOW)
+    assert "Job 14 runs on the same GPUs." in lines
+    assert "Its lease was renewed for 3 rounds: nothing was restarted." in lines
+    assert "It should be done 2 h 1 min after its submission, which is 2 h from now." in lines
+    turns = words.explanation(job(shares_with="14", in_turns=True, slo_seconds=40.0), published(), NOW)
+    assert "It takes turns with job 14 on the same GPUs: one is suspended while the other runs." in turns
+    assert any("which is 1 min ago" in line for line in turns)
+    assert not any("renewed" in line for line in words.explanation(job(), published(), NOW))
+
+
+def test_status_says_whether_two_jobs_can_share_a_gpu(show):
+    """And, if not, why; a job that shares names the other, and for how many rounds its lease was renewed."""
+    told = show(published(sharing_note="gres.conf names no shards"), "status")
+    assert "No two jobs share a GPU: gres.conf names no shards" in told
+    told = show(published(sharing=True, jobs=(job(shares_with="14", renewals=2),)), "status")
+    for expected in ("Two jobs can share a GPU", "n1:2 v100 with 14", "2 (renewed 2 rounds)"):
+        assert expected in told

@@ -1,7 +1,12 @@
+import re
+from pathlib import Path
+
 import pytest
 
 from metasched.config import ConfigError, differences, load
-from metasched.policy import Policy, PolicyParameters, Registry
+from metasched.policy import Policy, PolicyParameters, Registry, installed_policies
+
+DOCS = Path(__file__).parents[2] / "docs" / "CONFIG.md"
 
 
 class Knobs(PolicyParameters):
@@ -112,3 +117,28 @@ def test_differences_name_what_a_reload_changes(write, registry):
     (line,) = differences(old, new)
     assert line.startswith("[schedule] round_seconds:")
     assert "5" in line
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_examples_of_the_documentation_are_valid(tmp_path, number):
+    """Each TOML block of docs/CONFIG.md loads, with the policies that are installed."""
+    blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 3
+    path = tmp_path / "metasched.toml"
+    paths = "" if "[paths]" in blocks[number] else f'[paths]\nstate = "{tmp_path}"\nshared = "{tmp_path}"\n'
+    path.write_text(paths + blocks[number])
+    load(path, installed_policies())
+
+
+def test_entities_have_the_weights_of_the_documentation(tmp_path):
+    """The example of accounts is what the hierarchical policy reads."""
+    (block,) = (
+        block for block in re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL) if "hierarchical" in block
+    )
+    path = tmp_path / "metasched.toml"
+    path.write_text(f'[paths]\nstate = "{tmp_path}"\nshared = "{tmp_path}"\n{block}')
+    entities = load(path, installed_policies()).policy.parameters.entities
+    assert {name: (entity.weight, entity.inside) for name, entity in entities.items()} == {
+        "vision": (3, "fairness"),
+        "speech": (1, "fifo"),
+    }

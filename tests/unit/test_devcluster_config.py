@@ -50,6 +50,21 @@ def test_gres_lines_name_one_device_file_a_gpu():
     ]
 
 
+def test_shards_belong_to_one_device_file_each():
+    """Slurm ties them to a GPU by its file; a cluster without them does not know the word."""
+    shared = Settings(groups=(NodeGroup(2, 2, "v100", shards=2), NodeGroup(1, 1, "k80")))
+    assert "GresTypes=gpu,shard" in conf(shared)
+    assert [line.split()[-2] for line in conf(shared) if line.startswith("NodeName=")] == [
+        "Gres=gpu:v100:2,shard:4",
+        "Gres=gpu:k80:1",
+    ]
+    assert [line for line in gres_conf(shared, LAYOUT).splitlines() if "shard" in line] == [
+        "NodeName=n[1-2] Name=shard Count=2 File=/tmp/c/dev/nvidia0",
+        "NodeName=n[1-2] Name=shard Count=2 File=/tmp/c/dev/nvidia1",
+    ]
+    assert "shard" not in "".join(conf(MIXED)) + gres_conf(MIXED, LAYOUT)
+
+
 def test_memory_is_shared_out_by_cpu():
     """A job without --mem gets its CPUs' share of a node's memory."""
     lines = conf(Settings(cpus=8, memory_mb=8001))

@@ -23,6 +23,8 @@ from metasched.model import (
     Suspend,
 )
 from metasched.plan import ORDER, Limits, plan
+from metasched.seats import Seats
+from metasched.sharing import Shares
 from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull, snapshots
 
 LIMITS = Limits(grace_seconds=30.0, start_seconds=60.0)
@@ -260,3 +262,131 @@ def test_loads_are_counted_per_node():
     full = load(two, Placement(("n1",), 2, "v100"))
     assert overfull(nodes, [full]) == []
     assert overfull(nodes, [full, load(one, HERE)]) == ["n1"]
+
+
+# -- two jobs on one GPU
+
+
+def shares(free, held, partners=(), turns=(), **more):
+    """One node, n1; who sits on which of its GPUs, and which couples are wanted."""
+    both = {one: other for pair in partners for one, other in (pair, pair[::-1])}
+    seats = Seats(2, {"n1": free}, {uid: {"n1": gpu} for uid, gpu in held.items()}, **more)
+    return Shares(both, frozenset(turns), seats)
+
+
+def part(uid, status=Status.RUNNING, **more):
+    more.setdefault("placement", HERE if status is not Status.HELD else None)
+    return job(uid, status, part=True, **more)
+
+
+def shared(jobs, shares, targets=None, now=1000.0):
+    nodes = (Node("n1", "v100", 4, 16, 64),)
+    targets = dict.fromkeys((job.uid for job in jobs), HERE) if targets is None else targets
+    return plan(Snapshot(now, 1, 60.0, nodes, tuple(jobs)), targets, LIMITS, shares)
+
+
+def test_a_pair_starts_together_on_a_part_each():
+    """Both are released in one poll, where no GPU is half free."""
+    actions = shared([job("a"), job("b")], shares((2, 2), {}, [("a", "b")]))
+    assert [(type(action), action.uid, action.part) for action in actions] == [(Start, "a", True), (Start, "b", True)]
+
+
+@pytest.mark.parametrize(
+    "partner",
+    [
+        job("b", Status.RUNNING, placement=THERE),
+        job("b", Status.STOPPING, placement=THERE),
+        job("b", Status.RUNNING, placement=HERE, part=True, stop_requested=990.0),
+    ],
+)
+def test_a_job_waits_for_a_partner_that_is_still_elsewhere(partner):
+    """Alone it could land on another GPU than the partner later."""
+    actions = shared([job("a"), partner], shares((2, 2), {}, [("a", "b")]))
+    assert Start not in [type(action) for action in actions]
+
+
+def test_a_partner_that_changes_restarts_nobody():
+    """Who sits on a part of its GPU keeps it: the new partner comes to it, or nobody does."""
+    sits = part("a")
+    assert shared([sits], shares((1, 2), {"a": 0})) == ()
+    (action,) = shared([sits, job("c")], shares((1, 2), {"a": 0}, [("a", "c")]))
+    assert (type(action), action.uid, action.part) == (Start, "c", True)
+
+
+def test_a_partner_that_could_not_come_is_no_reason_to_wait_for_ever():
+    """Slurm would put it on a GPU before this one: both start anew, together."""
+    (action,) = shared([part("a"), job("c")], shares((2, 1), {"a": 1}, [("a", "c")]))
+    assert (type(action), action.uid) == (Stop, "a")
+
+
+def test_a_half_free_gpu_in_the_way_of_a_pair_is_cleared():
+    """Slurm would put one of the pair there."""
+    actions = shared([part("x"), job("a"), job("b")], shares((1, 2), {"x": 0}, [("a", "b")]))
+    assert kinds(actions) == [(Stop, "x")]
+    behind = shared([part("x"), job("a"), job("b")], shares((2, 1), {"x": 1}, [("a", "b")]))
+    assert kinds(behind) == [(Start, "a"), (Start, "b")]
+
+
+def test_two_that_are_no_longer_to_share_are_parted():
+    """One leaves, the less important; who has a new partner coming stays."""
+    couple = {"a": 0, "b": 0}
+    assert kinds(shared([part("a"), part("b")], shares((0, 2), couple))) == [(Stop, "b")]
+    actions = shared([part("a"), part("b"), job("c")], shares((0, 2), couple, [("b", "c")]))
+    assert kinds(actions) == [(Stop, "a")]
+
+
+def test_who_has_a_whole_gpu_restarts_before_it_shares_it():
+    """Slurm cannot take half of it away."""
+    whole = job("a", Status.RUNNING, placement=HERE)
+    assert kinds(shared([whole, job("b")], shares((0, 2), {}, [("a", "b")]))) == [(Stop, "a")]
+
+
+def test_pairs_of_one_node_start_one_after_the_other():
+    """Slurm would mix them up."""
+    jobs = [job(uid) for uid in "abcd"]
+    pairs = [("a", "b"), ("c", "d")]
+    assert kinds(shared(jobs, shares((2, 2), {}, pairs))) == [(Start, "a"), (Start, "b")]
+    queued = [part(uid, Status.QUEUED, released=HERE, released_at=999.0, placement=None) for uid in "ab"]
+    assert shared([*queued, *jobs[2:]], shares((2, 2), {}, pairs)) == ()
+
+
+def test_a_job_leaves_a_gpu_that_slurm_has_given_away():
+    """It would compute beside a stranger."""
+    assert kinds(shared([part("a")], shares((0, 2), {"a": 0}, doubled=frozenset("a")))) == [(Stop, "a")]
+
+
+def test_whole_gpus_are_not_asked_for_where_slurm_forgets_who_has_half():
+    """The job that has it restarts first; where Slurm remembers, nobody does."""
+    jobs = [part("x"), job("a", whole_gpus=True)]
+    assert kinds(shared(jobs, shares((1, 2), {"x": 0}, forgets=True))) == [(Stop, "x")]
+    assert kinds(shared(jobs, shares((2, 1), {"x": 1}, forgets=True))) == [(Start, "a")]
+    assert kinds(shared(jobs, shares((1, 2), {"x": 0}))) == [(Start, "a")]
+
+
+def rests(uid, since, **more):
+    return part(uid, Status.SUSPENDED, suspended_by_us=True, suspended_at=since, **more)
+
+
+TURNS = {"held": {"a": 0, "b": 0}, "partners": [("a", "b")], "turns": "ab"}
+
+
+def test_of_two_that_take_turns_one_runs():
+    """Who has had more rests first; when its partner's turn is over, they change places, and never both run or rest."""
+    had_more = part("a", attained={"v100": 9.0})
+    assert kinds(shared([had_more, part("b")], shares((0,), **TURNS))) == [(Suspend, "a")]
+    assert shared([rests("a", 950.0), part("b")], shares((0,), **TURNS)) == ()
+    over = shared([rests("a", 940.0), part("b")], shares((0,), **TURNS))
+    assert kinds(over) == [(Suspend, "b"), (Resume, "a")]
+    assert kinds(shared([rests("a", 940.0), rests("b", 950.0)], shares((0,), **TURNS))) == [(Resume, "a")]
+
+
+@pytest.mark.parametrize("target", [HERE, THERE, None])
+@pytest.mark.parametrize("partner", [None, "running", "elsewhere"])
+def test_nobody_rests_who_takes_no_turns(target, partner):
+    """Whatever becomes of it, it is resumed first: a suspended trainer cannot act on a stop."""
+    jobs = [rests("a", 999.0)]
+    if partner is not None:
+        jobs.append(part("b", placement=HERE if partner == "running" else THERE))
+    targets = {uid: place for uid, place in (("a", target), ("b", HERE)) if place is not None}
+    wanted = shares((0,), {"a": 0, "b": 0} if partner == "running" else {"a": 0})
+    assert (Resume, "a") in kinds(shared(jobs, wanted, targets))

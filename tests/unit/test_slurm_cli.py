@@ -16,6 +16,7 @@ from metasched.slurm.errors import (
     SlurmCommandError,
     SlurmPermissionError,
     SlurmTimeoutError,
+    SlurmTooOldError,
     SlurmUnavailableError,
     WrongJobStateError,
 )
@@ -155,10 +156,30 @@ def test_a_record_that_cannot_be_read_is_left_out_and_named_once(stand, client, 
 
 
 def test_nodes_are_read(stand, client):
-    """In one call."""
+    """In one call, after the first, which asks for the release of Slurm."""
+    stand.says("sinfo", "slurm-wlm 22.05.8\n")
     stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
     assert [node.name for node in client.nodes()] == ["n1"]
-    assert len(stand.calls("sinfo")) == 1
+    client.nodes()
+    assert stand.calls("sinfo") == ["--version", "--json -a", "--json -a"]
+
+
+def test_later_releases_list_nodes_by_another_command(stand, client):
+    """Their sinfo groups nodes that are alike."""
+    stand.says("sinfo", "slurm 23.02.0\n")
+    (stand.base / "bin" / "scontrol").write_text(SAY.format(base=stand.base))
+    stand.says("scontrol.json", json.dumps({"nodes": [NODE_22]}))
+    assert [node.name for node in client.nodes()] == ["n1"]
+    assert stand.calls("scontrol") == ["--all --json show nodes"]
+
+
+@pytest.mark.parametrize("read", [CommandLineClient.settings, CommandLineClient.nodes])
+def test_a_slurm_that_is_too_old_is_refused(stand, client, read):
+    """Before anything else is asked, with both releases in the message."""
+    stand.says("sinfo", "slurm-wlm 21.08.8-2\n")
+    with pytest.raises(SlurmTooOldError, match=r"21\.08.*22\.05"):
+        read(client)
+    assert not stand.calls("scontrol")
 
 
 def test_peoples_format_variables_do_not_reach_the_commands(stand, client):

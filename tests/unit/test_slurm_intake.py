@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from metasched.model import Job, Placement, Preempt
 from metasched.slurm.errors import InvalidArgumentError, TagError
-from metasched.slurm.fake import FakeSlurm
+from metasched.slurm.fake import FakeNode, FakeSlurm
 from metasched.slurm.intake import geometry, is_ours, requirements, resizable
 from metasched.slurm.resize import resize_words
 from metasched.slurm.tags import Tag, parse_tag
@@ -49,6 +49,49 @@ def test_gpus_and_nodes_follow_from_request_and_tag(options, tag, expected):
     """A rigid job keeps the nodes it names; an elastic one is limited by its tag alone."""
     found = needs(*options, tag=tag)
     assert (found.gpus, found.min_gpus, found.max_gpus, found.nodes, found.max_nodes) == expected
+
+
+def shared(*options, tag="", shards=2):
+    """What a job that asks for shards needs."""
+    slurm = FakeSlurm([FakeNode("n1", shards=4), FakeNode("n2", shards=4)])
+    slurm.add("--hold", *options)
+    return requirements(slurm.jobs()[0], parse_tag(f"metasched {tag}"), None, shards)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "nodes", "kind"),
+    [
+        (["--gres=shard:2"], 1, 1, None),
+        (["--gres=shard:1"], 1, 1, None),
+        (["--gres=shard:v100:2", "-N2"], 2, 2, "v100"),
+    ],
+)
+def test_shards_are_one_gpu_on_each_node(options, gpus, nodes, kind):
+    """However many of a GPU it asks for: alone it has all of it, and together with another job half."""
+    found = shared(*options)
+    assert (found.gpus, found.min_gpus, found.max_gpus, found.nodes) == (gpus, gpus, gpus, nodes)
+    assert (found.shards, found.gpu_type) == (True, kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "tag", "shards", "message"),
+    [
+        (["--gres=shard:3"], "", 2, "asks for 3 shards on each node, and there are 2 of each GPU"),
+        (["--gres=shard:2"], "", None, "none in this cluster that metasched can use"),
+        (["--gres=shard:2"], "max_gpus=4", 2, "'max_gpus=4' does not suit a job that asks for shards"),
+    ],
+)
+def test_shards_that_cannot_be_had_are_refused(options, tag, shards, message):
+    """With what to ask for instead."""
+    with pytest.raises(TagError, match=message):
+        shared(*options, tag=tag, shards=shards)
+
+
+def test_what_the_tag_says_of_model_and_deadline_is_kept():
+    """For jobs with and without GPUs."""
+    for options in (["--gres=gpu:1"], ["-N1"]):
+        found = needs(*options, tag="slo=2h model=gpt")
+        assert (found.slo_seconds, found.model) == (7200.0, "gpt")
 
 
 @pytest.mark.parametrize(

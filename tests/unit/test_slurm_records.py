@@ -181,6 +181,23 @@ def test_an_ending_job_holds_what_it_asked_for():
     assert job(RUNNING_22, **ending, tres_per_job="").allocated == {"n3": 0, "n4": 0}
 
 
+@pytest.mark.parametrize(
+    ("details", "indices"),
+    [
+        (["shard:1(IDX:1)", "shard:1(IDX:0)"], {"n3": (1,), "n4": (0,)}),
+        (["shard:v100:1(0/2,1/2)", "shard:v100:1(1/2,0/2)"], {"n3": (1,), "n4": (0,)}),  # by the source of 25.05
+    ],
+)
+def test_a_job_of_shards_has_a_part_of_one_gpu_on_each_node(details, indices):
+    """Which one is told; the type is not, where the request names none."""
+    shared = {"gres_detail": details, "tres_per_job": "", "tres_per_node": "gres:shard:1"}
+    found = job(RUNNING_22, **shared)
+    assert (found.allocated, found.shards, found.shards_per_node) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, 1)
+    assert (found.gpu_indices, found.allocated_gpu_type, found.gpus_per_node) == (indices, None, None)
+    ending = job(RUNNING_22, **shared | {"gres_detail": []}, job_state="COMPLETING")
+    assert (ending.allocated, ending.shards, ending.gpu_indices) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, {})
+
+
 def test_untyped_gpus_have_the_type_that_nodes_tell():
     """The type of a GPU without a type is "" in jobs as in nodes; without GPUs there is none."""
     untyped = {"gres_detail": ["gpu:2(IDX:0-1)", "gpu:2(IDX:0-1)"], "tres_per_job": "gres:gpu:4"}

@@ -31,9 +31,16 @@ def test_the_bare_word_is_a_tag_with_defaults(comment):
 def test_every_key_is_read():
     """Each with its own type."""
     comment = (
-        "metasched min_gpus=1 max_gpus=8 preempt=no weight=0.25 max_nodes=2 gpu_types=v100,a100-80gb total_steps=90000"
+        "metasched min_gpus=1 max_gpus=8 preempt=no weight=0.25 max_nodes=2 gpu_types=v100,a100-80gb total_steps=90000 "
+        "slo=1.5h model=resnet50-b256"
     )
-    assert parse_tag(comment) == Tag(1, 8, Preempt.NO, 0.25, 2, ("v100", "a100-80gb"), 90000)
+    assert parse_tag(comment) == Tag(1, 8, Preempt.NO, 0.25, 2, ("v100", "a100-80gb"), 90000, 5400.0, "resnet50-b256")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("0.5d", 43200)])
+def test_a_time_has_a_unit(text, seconds):
+    """Seconds, minutes, hours or days."""
+    assert parse_tag(f"metasched slo={text}").slo_seconds == seconds
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,14 @@ def test_every_key_is_read():
         ("metasched min_gpus = 1", "'min_gpus' is not of the form key=value (no spaces around the '=')"),
         ("metasched min_gpus=1 min_gpus=1", "'min_gpus=1': min_gpus is given twice"),
         ("metasched min_gpus=", "'min_gpus=': write a whole number from 1"),
+        ("metasched slo=2", "'slo=2': write how long after its submission"),
+        ("metasched slo=0h", "such as slo=90m"),
+        ("metasched slo=-1h", "such as slo=90m"),
+        ("metasched slo=2H", "such as slo=90m"),
+        ("metasched slo=99999999d", "such as slo=90m"),
+        ("metasched slo=1h slo=2h", "slo is given twice"),
+        ("metasched model=", "'model=': write letters, digits"),
+        ("metasched model=a/b", "'model=a/b': write letters, digits"),
         ("metasched min_gpus=two", "'min_gpus=two': write a whole number"),
         ("metasched min_gpus=0", "'min_gpus=0': write a whole number from 1"),
         ("metasched min_gpus=-1", "write a whole number"),

@@ -1,0 +1,173 @@
+"""Writes by pyslurm instead of scontrol, as far as pyslurm does them as well.
+
+It stands in the place of the pipe to scontrol and takes the same words. What pyslurm cannot do (an update of nodes is
+silently ignored, a task of an array has no address there), scontrol does. Reads stay with Slurm's commands: pyslurm
+tells less of pending jobs than their JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.scontrol import ScontrolPipe
+
+_CHUNK = 65536
+_JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})
+# scontrol's keys, and what pyslurm calls them.
+_FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "AdminComment": ("admin_comment", str),
+    "Priority": ("priority", int),
+    "Requeue": ("is_requeueable", lambda text: text == "1"),
+}
+
+
+def request(words: Sequence[str]) -> dict[str, Any] | None:
+    """What pyslurm is to do for scontrol's words; None where scontrol must do it."""
+    verb, *rest = words
+    if verb in _JOB_VERBS and len(rest) == 1 and _is_plain(rest[0]):
+        return {"verb": verb, "job": int(rest[0])}
+    if verb != "update" or not rest:
+        return None
+    (key, job), *pairs = ((key, value) for key, _, value in (word.partition("=") for word in rest))
+    if key != "JobId" or not _is_plain(job) or not all(name in _FIELDS and value for name, value in pairs):
+        return None
+    fields = {_FIELDS[name][0]: _FIELDS[name][1](value) for name, value in pairs}
+    return {"verb": verb, "job": int(job), "fields": fields}
+
+
+def _is_plain(address: str) -> bool:
+    return address.isascii() and address.isdigit()
+
+
+class PyslurmPipe:
+    """The child process; started by the first command, started again after it died or was killed.
+
+    Args:
+        env: of the child, SLURM_CONF above all.
+        scontrol: for what pyslurm cannot do; closed with this.
+    """
+
+    def __init__(self, env: Mapping[str, str], scontrol: ScontrolPipe) -> None:
+        self._env = env
+        self._scontrol = scontrol
+        self._child: _Child | None = None
+
+    def start(self, timeout: float) -> str:
+        """Start the child; which pyslurm it has, and to which Slurm it speaks, in words.
+
+        Raises:
+            SlurmTimeoutError, SlurmUnavailableError: it has none that works.
+        """
+        self._end()
+        self._child = _Child(self._env)
+        hello = self._answer("its start", time.monotonic() + timeout)
+        return f"pyslurm {hello.get('pyslurm')}, Slurm {hello.get('slurm')}"
+
+    def command(self, words: Sequence[str], timeout: float) -> str:
+        """Do what scontrol would do for these words; what Slurm complained about, "" after success.
+
+        Raises:
+            InvalidArgumentError: a word that scontrol would read as something else.
+            SlurmTimeoutError: no answer in time; whether the command took effect is not known.
+            SlurmUnavailableError: the child cannot be started, or ended during the command.
+        """
+        asked = request(words)
+        if asked is None:
+            return self._scontrol.command(words, timeout)
+        deadline, line = time.monotonic() + timeout, json.dumps(asked)
+        if self._child is None or not self._child.alive:
+            self.start(timeout)
+        return str(self._answer(line, deadline, line)["complaint"])
+
+    def close(self) -> None:
+        """End the child, and scontrol."""
+        self._end()
+        self._scontrol.close()
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+    def _answer(self, what: str, deadline: float, line: str = "") -> dict[str, Any]:
+        assert self._child is not None  # noqa: S101  `start` has seen to that
+        try:
+            if line:
+                self._child.write(f"{line}\n".encode())
+            found: dict[str, Any] = json.loads(self._child.read_line(deadline))
+        except TimeoutError:
+            self._end()
+            raise SlurmTimeoutError(f"pyslurm did not answer in time: {what}") from None
+        except (OSError, EOFError, ValueError):
+            words = self._child.last_words()
+            self._end()
+            raise SlurmUnavailableError(f"pyslurm's process ended during {what}: {words}") from None
+        return found
+
+
+class _Child:
+    """One process, and what it says."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "metasched.slurm.pyslurm_child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=dict(env),
+                bufsize=0,
+                process_group=0,  # a Ctrl-C at our terminal is not meant for it
+            )
+        except OSError as error:
+            self._said.close()
+            raise SlurmUnavailableError(f"cannot start a process for pyslurm: {error}") from error
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def write(self, data: bytes) -> None:
+        _pipe(self._process.stdin).write(data)
+
+    def read_line(self, deadline: float) -> bytes:
+        """Raises TimeoutError, or EOFError where the process has ended."""
+        out, line = _pipe(self._process.stdout), b""
+        with selectors.DefaultSelector() as selector:
+            selector.register(out, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    raise TimeoutError
+                chunk = os.read(out.fileno(), _CHUNK)
+                if not chunk:
+                    raise EOFError
+                line += chunk
+        return line
+
+    def last_words(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").split("\n")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing said")
+
+    def end(self) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._said):
+            if pipe is not None:
+                pipe.close()
+        self._process.wait()
+
+
+def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None  # noqa: S101  both are pipes
+    return stream

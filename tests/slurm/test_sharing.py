@@ -1,0 +1,267 @@
+"""Two jobs on one GPU of a real Slurm: by its shards, at once or in turns."""
+
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from metasched.devcluster import NodeGroup
+from tests.slurm.conftest import JOB_SUBMIT
+from tests.slurm.site import Site
+from tests.slurm.test_whole_path import every_sample_once, surviving
+
+PACED = Path(__file__).parent / "paced.py"
+COMPUTING = "RUNNING"
+
+
+@pytest.fixture
+def shared(make_cluster):
+    """One node of two GPUs, each of which two jobs may share."""
+    made = Site(make_cluster(groups=(NodeGroup(1, 2, "v100", shards=2),), job_submit=JOB_SUBMIT))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def single(make_cluster):
+    """One node of one GPU, which two jobs may share."""
+    made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100", shards=2),), job_submit=JOB_SUBMIT))
+    yield made
+    made.close()
+
+
+def paced(site, *options, rate=10):
+    """Submit a light trainer; (id, directory)."""
+    address = site.submit(f"exec metasched-run {sys.executable} {PACED} {{dir}} v100={rate}", *options)
+    return address, site.base / f"job-{site.number}"
+
+
+def slurm_jobs(site):
+    """Slurm's records by id."""
+    listed = json.loads(site.cluster.run("squeue", "--json"))["jobs"]
+    return {str(job["job_id"]): job for job in listed}
+
+
+def states(site, jobs):
+    seen = slurm_jobs(site)
+    return [seen[job]["job_state"] for job in jobs]
+
+
+def gpus(site):
+    """Ids of running and suspended jobs by what Slurm says of their GPUs, such as ``shard:1(IDX:0)``."""
+    there = {}
+    for address, job in slurm_jobs(site).items():
+        for detail in job["gres_detail"] if job["job_state"] in ("RUNNING", "SUSPENDED") else ():
+            there.setdefault(detail, set()).add(address)
+    return there
+
+
+def beats(directory):
+    path = directory / "beats"
+    return [float(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def test_four_jobs_run_on_two_gpus(shared):
+    """Each GPU has two shards, each job one; who is left alone goes on, and who stays is never restarted."""
+    shared.configure(policy="gandiva")
+    shared.start()
+    jobs = dict(paced(shared, "--gres=shard:2") for _ in range(4))
+    shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 4)
+    couples = gpus(shared)
+    assert sorted(couples) == ["shard:1(IDX:0)", "shard:1(IDX:1)"]
+    assert [len(couple) for couple in couples.values()] == [2, 2]
+    shared.wait(lambda: all(len(beats(directory)) > 10 for directory in jobs.values()))
+    published = shared.wait(
+        lambda: (status := shared.status()) and all(job.shares_with for job in status.jobs) and status
+    )
+    assert published.sharing
+    partner = {job.address: job.shares_with for job in published.jobs}
+    assert all({address, partner[address]} in couples.values() for address in jobs)
+    ends, stays = sorted(couples["shard:1(IDX:0)"])
+    shared.cluster.run("scancel", ends)
+    shared.wait_status(ends, "cancelled")
+    before = len(beats(jobs[stays]))
+    shared.wait(lambda: len(beats(jobs[stays])) > before + 30)
+    others = [job for job in jobs if job != ends]
+    assert states(shared, others) == [COMPUTING] * 3
+    assert [slurm_jobs(shared)[job]["restart_cnt"] for job in others] == [0, 0, 0]
+    assert gpus(shared)["shard:1(IDX:0)"] == {stays}
+    assert sum(node.gpus_used for node in shared.status().nodes) == 2
+
+
+def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
+    """Slurm 22.05 takes a GPU for free when the first of two jobs on it has ended; ours does not stay there."""
+    shared.configure(policy="gandiva")
+    shared.start()
+    jobs = dict(paced(shared, "--gres=shard:2") for _ in range(4))
+    shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 4)
+    ends, stays = sorted(gpus(shared)["shard:1(IDX:0)"])
+    shared.wait(lambda: len(beats(jobs[stays])) > 10)
+    shared.kill()  # in peace
+    shared.cluster.run("scancel", ends)
+    shared.wait(lambda: ends not in gpus(shared).get("shard:1(IDX:0)", ()))
+    stranger = shared.submit("sleep 100", "--gres=gpu:1", tag=None)
+    shared.wait(lambda: stranger in slurm_jobs(shared) and slurm_jobs(shared)[stranger]["job_state"] == COMPUTING)
+    if stranger not in gpus(shared).get("gpu:v100:1(IDX:0)", ()):
+        pytest.skip("this Slurm remembers that the other job is still there")
+    shared.start()
+    shared.wait(lambda: stays not in gpus(shared).get("shard:1(IDX:0)", ()))
+    shared.wait(lambda: (directory := jobs[stays]) and (directory / "checkpoint").exists())
+    assert states(shared, [stranger]) == [COMPUTING]
+
+
+def test_a_pair_is_stopped_and_started_as_a_pair(shared):
+    """A daemon under another policy stops the jobs that share, and starts them alone; then the other way round."""
+    shared.configure(policy="gandiva")
+    shared.start()
+    jobs = dict(paced(shared, "--gres=shard:1") for _ in range(3))
+    shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 3 and len(gpus(shared)) == 2)
+    shared.terminate()
+    shared.configure(policy="gavel_las")
+    shared.start()
+    shared.wait(
+        lambda: sorted(len(who) for who in gpus(shared).values()) == [1, 1] and states(shared, jobs).count("PENDING")
+    )
+    shared.terminate()
+    shared.configure(policy="gandiva")
+    shared.start()
+    shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 3, 90)
+    shared.wait(lambda: any(len(who) == 2 for who in gpus(shared).values()), 90)
+
+
+TURNS = {"policy": "gandiva", "parameters": "time_slices = true"}
+
+
+def turns(site, trainers):
+    """Submit two that take turns on the one GPU, and wait until one rests."""
+    text = site.config.read_text().replace("[schedule]", "[schedule]\nslice_seconds = 2")
+    site.config.write_text(text)
+    site.start()
+    jobs = dict(trainers() for _ in range(2))
+    site.wait(lambda: sorted(states(site, jobs)) == ["RUNNING", "SUSPENDED"], 90)
+    return jobs
+
+
+def test_two_jobs_take_turns_on_a_gpu(single):
+    """Both stay on the GPU, one at a time makes progress, about as much as the other, and neither restarts."""
+    single.configure(**TURNS)
+    jobs = turns(single, lambda: paced(single, "--gres=shard:2"))
+    single.wait(lambda: all(len(beats(directory)) > 100 for directory in jobs.values()), 120)
+    assert gpus(single) == {"shard:1(IDX:0)": set(jobs)}
+    assert [slurm_jobs(single)[job]["restart_cnt"] for job in jobs] == [0, 0]
+    one, other = map(beats, jobs.values())
+    first = max(one[0], other[0]) + 5  # until both have begun they may run at once
+    ticks = sorted([(at, 0) for at in one if at > first] + [(at, 1) for at in other if at > first])
+    turns_seen = [(who, len(list(run))) for who, run in itertools.groupby(who for _, who in ticks)]
+    assert len(turns_seen) >= 4
+    assert sum(count for _, count in turns_seen) / len(turns_seen) > 5  # long turns, not one step each
+    with single.store() as store:
+        kinds = {action.kind for job in jobs for action in store.recent_actions(100, single.job(job).uid)}
+    assert {"suspend", "resume"} <= kinds
+    assert "stop" not in kinds
+
+
+def test_a_dead_daemon_leaves_nobody_suspended_for_ever(single):
+    """The job that rests when the daemon is killed goes on with the next one, also if its partner has ended."""
+    single.configure(**TURNS)
+    jobs = turns(single, lambda: paced(single, "--gres=shard:2"))
+    single.kill()
+    seen = dict(zip(jobs, states(single, jobs), strict=True))
+    rests = next(job for job, state in seen.items() if state == "SUSPENDED")
+    single.cluster.run("scancel", *(job for job in jobs if job != rests))
+    time.sleep(1)
+    assert states(single, [rests]) == ["SUSPENDED"]
+    single.start()
+    single.wait(lambda: states(single, [rests]) == ["RUNNING"])
+    before = len(beats(jobs[rests]))
+    single.wait(lambda: len(beats(jobs[rests])) > before)
+    assert slurm_jobs(single)[rests]["restart_cnt"] == 0
+
+
+def test_trainers_of_several_ranks_survive_each_others_turns(make_cluster):
+    """Real training on two nodes: collectives outlive suspensions without a checkpoint; each sample is seen once."""
+    site = Site(make_cluster(groups=(NodeGroup(2, 1, "v100", shards=2),), job_submit=JOB_SUBMIT))
+    try:
+        site.configure(**TURNS)
+        options = "--epochs 3 --step-seconds 0.2"
+        jobs = turns(site, lambda: site.train(options, "-N2", "--gres=shard:2"))
+        for address in jobs:
+            ended = site.wait_status(address, "completed", 180)
+            assert (ended.runs, ended.world_sizes, ended.preemptions) == (1, (2,), 0)
+        with site.store() as store:
+            kinds = [action.kind for action in store.recent_actions(1000)]
+        assert kinds.count("suspend") >= 3
+        assert all(surviving(directory) == every_sample_once(3) for directory in jobs.values())
+    finally:
+        site.close()
+
+
+def test_the_plugin_asks_for_shards_in_place_of_one_gpu(make_cluster, tmp_path):
+    """Only for tagged jobs, of one GPU on each node, whose number may not change; the rest stays as it was."""
+    script = tmp_path / "job_submit.lua"
+    text = JOB_SUBMIT.read_text()
+    assert "local SHARDS = nil" in text
+    script.write_text(text.replace("local SHARDS = nil", "local SHARDS = 2"))
+    site = Site(make_cluster(groups=(NodeGroup(2, 2, "v100", shards=2),), job_submit=script))
+    try:
+        asked = {
+            ("--gres=gpu:1",): "shard:2",
+            ("--gres=gpu",): "shard:2",
+            ("--gres=gpu:v100:1",): "shard:v100:2",
+            ("--gres=gpu:v100",): "shard:v100:2",
+            ("--gpus-per-node=1", "-N2"): "shard:2",
+            ("--gres=gpu:2",): "gpu:2",
+            ("--gpus=1",): None,
+            ("--gres=shard:1",): "shard:1",
+        }
+        for options, wanted in asked.items():
+            address = site.submit("true", "--hold", *options)
+            assert slurm_jobs(site)[address]["tres_per_node"] == (f"gres:{wanted}" if wanted else "")
+        for tag in (None, "metasched max_gpus=2"):
+            address = site.submit("true", "--hold", "--gres=gpu:1", tag=tag)
+            assert slurm_jobs(site)[address]["tres_per_node"] == "gres:gpu:1"
+    finally:
+        site.close()
+
+
+def test_rounds_that_change_nothing_renew_leases(shared):
+    """Two jobs keep their allocation and their only run for many rounds; the lease, the status and the past say so."""
+    shared.configure(policy="gavel_las")
+    shared.start()
+    jobs = dict(paced(shared, "--gres=gpu:1") for _ in range(2))
+    renewed = [shared.wait(lambda job=job: (seen := shared.job(job)) and seen.renewals >= 4 and seen) for job in jobs]
+    records = slurm_jobs(shared)
+    for seen in renewed:
+        job = records[seen.address]
+        assert (seen.runs, seen.preemptions, job["restart_cnt"]) == (1, 0, 0)
+        lease = json.loads((shared.base / "shared" / "mailbox" / seen.uid / "lease.json").read_text())
+        assert lease["run"] == 1
+        assert lease["round"] >= 5
+        with shared.store() as store:
+            assert store.runs(seen.uid)[0].renewals >= 4
+            assert {action.kind for action in store.recent_actions(100, seen.uid)} <= {"start", "hold"}
+    # In all those rounds no decision about them has changed.
+    before = {job: beats(directory) for job, directory in jobs.items()}
+    shared.wait(lambda: all(len(beats(directory)) > len(before[job]) + 20 for job, directory in jobs.items()))
+
+
+def test_gavel_puts_two_together_once_it_knows_their_speeds(single):
+    """Alone they are measured in turns; then they share the GPU, are measured together, and stay, since it pays."""
+    single.configure(policy="gavel_las")
+    single.start()
+    jobs = dict(paced(single, "--gres=shard:2") for _ in range(2))
+    single.wait(lambda: states(single, jobs) == [COMPUTING] * 2 and len(gpus(single)) == 1, 120)
+
+    def measured():
+        with single.store() as store:
+            return [record for record in store.speeds() if record.beside is not None]
+
+    together = single.wait(lambda: len(found := measured()) == 2 and found, 60)
+    assert {record.subject for record in together} == {record.beside for record in together}
+    before = {job: slurm_jobs(single)[job]["restart_cnt"] for job in jobs}
+    counts = {job: len(beats(directory)) for job, directory in jobs.items()}
+    single.wait(lambda: all(len(beats(directory)) > counts[job] + 60 for job, directory in jobs.items()))
+    assert {job: slurm_jobs(single)[job]["restart_cnt"] for job in jobs} == before
