@@ -77,6 +77,7 @@ setup(
         "console_scripts": ["metasched = metasched.cli:main"],
         "metasched.policies": [
             "allox = policies.baselines.allox:AlloX",
+            "ares = policies.ares.policy:Ares",
             "fifo = policies.baselines.fifo:Fifo",
             "gandiva = policies.baselines.gandiva:Gandiva",
             "gandiva_fair = policies.baselines.gandiva_fair:GandivaFair",

@@ -20,6 +20,7 @@ from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError, WrongJobStateError
 from metasched.slurm.intake import geometry
 from metasched.store import EndCause, Store
+from metasched.trials import sizes
 
 RETRY_SECONDS = 5.0  # after an action that failed
 SAME_NODE_SECONDS = 3.0  # a run that we saw end longer ago certainly ended in an earlier second
@@ -196,7 +197,10 @@ class Actuator:
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
         self._mailbox.write_address(job.address, job.uid)
-        self._mailbox.write_lease(self._new_lease(job, action.placement, run, round_facts))
+        lease = self._new_lease(job, action.placement, run, round_facts)
+        if seen.seen[job.uid].needed.trials and not action.part:
+            lease = replace(lease, trials=sizes(job, action.placement))
+        self._mailbox.write_lease(lease)
         delay = 1 if _leaves_there(job, action.placement, now) else 0
         shards = None if seen.seats is None else seen.seats.half if action.part else seen.seats.per_gpu
         self._client.update(

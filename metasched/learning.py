@@ -10,8 +10,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from metasched.model import Job, Placement, Status
+from metasched.reports import TrialReport
 from metasched.store import SpeedRecord, Store
-from metasched.throughput.online import OnlineSpeed
+from metasched.throughput.online import OnlineSpeed, Where
+from metasched.trials import part
 
 NEWS = 0.3
 """The weight of a new report in the mean."""
@@ -76,14 +78,24 @@ class Learning:
                 self._learn(uid, subjects[uid], *since[uid])
         self._since = since
 
+    def take(self, subject: str, place: Placement, trials: Iterable[TrialReport]) -> None:
+        """Learn from what trials before a run have measured, on part of its place."""
+        for trial in trials:
+            spread = part(place, trial.world_size)
+            if spread is not None and place.gpu_type is not None:
+                self._note(subject, (place.gpu_type, spread), None, trial.steps / trial.seconds, trial.at)
+
     def _learn(self, uid: str, subject: str, seen: _Circumstances, since: float) -> None:
         latest = next(iter(self._store.recent_throughput(uid, 1)), None)
         if latest is None or latest.run != seen.run or latest.at - latest.seconds < since or latest.seconds <= 0:
             return
         where = (seen.place.gpu_type or "", seen.place.spread)
-        measured, before = latest.steps / latest.seconds, self.speed(subject).known(where, seen.beside)
+        self._note(subject, where, seen.beside, latest.steps / latest.seconds, latest.at)
+
+    def _note(self, subject: str, where: Where, beside: str | None, measured: float, at: float) -> None:
+        before = self.speed(subject).known(where, beside)
         mean = measured if before is None else before + NEWS * (measured - before)
-        record = SpeedRecord(subject, *where, seen.beside, mean, latest.at)
+        record = SpeedRecord(subject, *where, beside, mean, at)
         self._store.learn_speed(record)
         self._keep(record)
 

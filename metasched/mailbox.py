@@ -19,6 +19,8 @@ from typing import Any, Literal
 from metasched.errors import MetaschedError
 
 FORMAT = 1
+TRIAL_STEPS = 10
+"""Timed in each trial (Liu et al., "Ares", 2025, section 4)."""
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _REPORTS_MODE = 0o3777  # everybody may make a directory there, nobody may rename or remove another's
@@ -97,6 +99,7 @@ class Lease:
         exit_code: the exit code that says "checkpointed, run me again".
         signal: name of the preemption signal.
         stop: the request to stop, if there is one.
+        trials: the numbers of GPUs on which the command is to be tried before the run.
     """
 
     uid: str
@@ -111,6 +114,7 @@ class Lease:
     exit_code: int = 85
     signal: str = "SIGUSR2"
     stop: StopRequest | None = None
+    trials: tuple[int, ...] = ()
 
 
 class Mailbox:
@@ -267,6 +271,7 @@ def _encode(lease: Lease) -> bytes:
         "nodes": dict(lease.nodes),
         "requeue": {"by": lease.requeue_by, "exit_code": lease.exit_code},
         "signal": lease.signal,
+        "trials": {"gpus": list(lease.trials), "steps": TRIAL_STEPS} if lease.trials else None,
         "stop": None
         if stop is None
         else {"run": stop.run, "requested": stop.requested, "deadline": stop.deadline, "reason": stop.reason},
@@ -277,7 +282,7 @@ def _encode(lease: Lease) -> bytes:
 def _decode(values: Any) -> Lease:
     if values["format"] != FORMAT:
         raise ValueError(f"format {values['format']!r} instead of {FORMAT}")
-    stop = values["stop"]
+    stop, trials = values["stop"], values.get("trials")
     return Lease(
         uid=values["uid"],
         address=values["address"],
@@ -291,4 +296,5 @@ def _decode(values: Any) -> Lease:
         exit_code=values["requeue"]["exit_code"],
         signal=values["signal"],
         stop=None if stop is None else StopRequest(stop["run"], stop["requested"], stop["deadline"], stop["reason"]),
+        trials=tuple(trials["gpus"]) if trials else (),
     )

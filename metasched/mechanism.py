@@ -8,6 +8,7 @@ OSDI 2020, sections 3.2 and 5, Algorithm 1). All of it is pure.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -18,10 +19,13 @@ Combination = tuple[str, ...]
 """The uid of one job, or the two of a pair that has the same GPUs."""
 
 Times = Mapping[Combination, Mapping[str, float]]
-"""By combination and GPU type; what is not in it is 0."""
+"""By combination and worker type (a GPU type, or one with ``APART``); what is not in it is 0."""
 
 LEDGER, MADE_FOR = "ledger", "made_for"
 """Where policies keep it in the data of their state; and the jobs and GPUs that its shares were made for."""
+
+APART = " unconsolidated"
+"""After a GPU type: a worker type of its own, for jobs whose GPUs are spread over nodes (section 3.1)."""
 
 PRIOR_ROUNDS = 0.5
 """So many rounds count as received by everybody from the start, so that who has had nothing yet has a priority, too."""
@@ -41,6 +45,7 @@ class Ledger:
         owed: seconds that were missing (negative: too many) when earlier shares ended.
         seen: by uid, the GPU-seconds of each type that the job had attained at the last look.
         ran: the combinations that were given the present round.
+        apart: those of their jobs that were given it unconsolidated.
     """
 
     shares: Times = field(default_factory=dict)
@@ -50,6 +55,7 @@ class Ledger:
     owed: Times = field(default_factory=dict)
     seen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     ran: tuple[Combination, ...] = ()
+    apart: tuple[str, ...] = ()
 
     def look(self, jobs: Iterable[Job]) -> Self:
         """Write down what has been received since the last look, and forget the jobs that are gone."""
@@ -65,7 +71,8 @@ class Ledger:
                 if seconds > 0:
                     # Two that share GPUs have the same time, not twice as much.
                     new = news.setdefault(who, {})
-                    new[gpu_type] = max(new.get(gpu_type, 0.0), seconds)
+                    kind = gpu_type + APART if uid in self.apart else gpu_type
+                    new[kind] = max(new.get(kind, 0.0), seconds)
         for who, times in news.items():
             had = received.setdefault(who, {})
             for gpu_type, seconds in times.items():
@@ -90,33 +97,42 @@ class Ledger:
             }
         return replace(self, shares=shares, since=now, expired=False, received={}, owed=owed)
 
-    def give(self, turns: Iterable[Turn]) -> Self:
+    def admit(self, shares: Times, now: float) -> Self:
+        """Add shares for more jobs, which begin now, to those that there are."""
+        elapsed = now - (now if self.since is None else self.since)
+        before = {who: {kind: -part * elapsed for kind, part in share.items()} for who, share in shares.items()}
+        return replace(self, shares={**self.shares, **shares}, owed={**self.owed, **before})
+
+    def give(self, turns: Sequence[Turn]) -> Self:
         """Note who has been given the round."""
-        return replace(self, ran=tuple(turn.combination for turn in turns))
+        apart = tuple(uid for turn in turns if turn.apart for uid in turn.combination)
+        return replace(self, ran=tuple(turn.combination for turn in turns), apart=apart)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON-compatible data."""
         return {
-            "shares": _rows(self.shares),
+            "shares": rows_of(self.shares),
             "since": self.since,
             "expired": self.expired,
-            "received": _rows(self.received),
-            "owed": _rows(self.owed),
+            "received": rows_of(self.received),
+            "owed": rows_of(self.owed),
             "seen": dict(self.seen),
             "ran": [list(who) for who in self.ran],
+            "apart": list(self.apart),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """From what ``to_json`` gave."""
         return cls(
-            shares=_times(data["shares"]),
+            shares=times_of(data["shares"]),
             since=data["since"],
             expired=data["expired"],
-            received=_times(data["received"]),
-            owed=_times(data["owed"]),
+            received=times_of(data["received"]),
+            owed=times_of(data["owed"]),
             seen=data["seen"],
             ran=tuple(tuple(who) for who in data["ran"]),
+            apart=tuple(data.get("apart", ())),
         )
 
 
@@ -127,23 +143,26 @@ class Candidate:
     Attributes:
         combination: who.
         gpus: that it needs.
-        types: where it runs.
+        types: worker types where it runs.
         credit: seconds to be added to what it is owed.
+        near: by GPU type on which it may also run unconsolidated, its GPUs on each node when it does not.
     """
 
     combination: Combination
     gpus: int
     types: tuple[str, ...]
     credit: float = 0.0
+    near: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A round on GPUs of a type, for a combination."""
+    """A round on GPUs of a type, for a combination; ``apart`` if they may be spread over nodes at its cost."""
 
     combination: Combination
     gpu_type: str
     gpus: int
+    apart: bool = False
 
 
 def priorities(ledger: Ledger, round_seconds: float) -> Times:
@@ -170,6 +189,7 @@ def choose(
     *,
     types_in_turn: Sequence[str] = (),
     fill: bool = True,
+    nodes: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Turn, ...]:
     """Give a round away by Algorithm 1: highest priority first, each job once, whoever fits.
 
@@ -184,6 +204,7 @@ def choose(
         types_in_turn: fills one type after the other, in this order, and no others; empty for the highest priority over
             all types.
         fill: whether GPUs that nobody with a share can use go to those without.
+        nodes: by GPU type, the GPUs of each node, for those who may run unconsolidated: they do where they must.
     """
     of = priorities(ledger, round_seconds)
     turn = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
@@ -193,22 +214,42 @@ def choose(
         who = candidate.combination
         priority, owed = of.get(who, nothing), ledger.owed.get(who, nothing)
         share = ledger.shares.get(who, nothing)
-        for gpu_type in candidate.types:
-            high = priority.get(gpu_type, 0.0)
+        for kind in candidate.types:
+            high, gpu_type = priority.get(kind, 0.0), gpu_type_of(kind)
             if (high > 0 or fill) and (not turn or gpu_type in turn):
-                key = (-high, -owed.get(gpu_type, 0.0) - candidate.credit, -share.get(gpu_type, 0.0))
-                entries.append((turn.get(gpu_type, 0), *key, i, gpu_type))
+                key = (-high, -owed.get(kind, 0.0) - candidate.credit, -share.get(kind, 0.0))
+                entries.append((turn.get(gpu_type, 0), *key, i, kind))
     entries.sort()
     free = dict(capacity)
+    rooms = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
     busy: set[str] = set()
     turns = []
-    for *_, i, gpu_type in entries:
-        who, gpus = candidates[i].combination, candidates[i].gpus
-        if gpus <= free.get(gpu_type, 0) and busy.isdisjoint(who):
+    for *_, i, kind in entries:
+        who, gpus, gpu_type = candidates[i].combination, candidates[i].gpus, gpu_type_of(kind)
+        near = candidates[i].near.get(gpu_type, ()) if kind == gpu_type else ()
+        fits = gpus <= free.get(gpu_type, 0) and busy.isdisjoint(who)
+        if fits and (not near or _take(rooms.get(gpu_type, []), near)):
             free[gpu_type] -= gpus
             busy.update(who)
-            turns.append(Turn(who, gpu_type, gpus))
+            turns.append(Turn(who, gpu_type, gpus, apart=kind != gpu_type))
     return tuple(turns)
+
+
+def _take(room: list[int], near: tuple[int, ...]) -> bool:
+    """Take as many GPUs from each of some nodes, the tightest, if there are such; ``room`` is kept sorted."""
+    each = near[0]
+    first = bisect_left(room, each)
+    if len(room) - first < len(near):
+        return False
+    for number in range(first, first + len(near)):
+        room[number] -= each
+    room.sort()
+    return True
+
+
+def gpu_type_of(kind: str) -> str:
+    """The GPU type of a worker type."""
+    return kind.removesuffix(APART)
 
 
 def expire(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -221,6 +262,11 @@ def members(data: Mapping[str, Any]) -> Collection[str] | None:
     return frozenset(data[MADE_FOR]["jobs"]) if MADE_FOR in data else None
 
 
+def live(times: Times, jobs: Iterable[Job]) -> Times:
+    """Without those whose jobs are gone."""
+    return _of(times, {job.uid: job for job in jobs})
+
+
 def alone(shares: Mapping[str, Mapping[str, float]]) -> Times:
     """Shares by uid as shares of combinations of one."""
     return {(uid,): share for uid, share in shares.items()}
@@ -231,9 +277,11 @@ def _of(times: Times, live: Mapping[str, object]) -> dict[Combination, Mapping[s
     return {who: found for who, found in times.items() if all(uid in live for uid in who)}
 
 
-def _rows(times: Times) -> list[list[Any]]:
+def rows_of(times: Times) -> list[list[Any]]:
+    """As JSON-compatible data."""
     return [[list(who), found] for who, found in times.items()]
 
 
-def _times(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> Times:
+def times_of(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> Times:
+    """From what ``rows_of`` gave."""
     return {tuple(who): found for who, found in rows}

@@ -49,8 +49,14 @@ class Policy(ABC):
     Parameters: ClassVar[type[PolicyParameters]] = PolicyParameters
     wakes_on_arrival: ClassVar[bool] = True
     wakes_on_completion: ClassVar[bool] = True
-    # Nothing but arrivals, ends and nodes changes its decision, not even that a job stops: other rounds repeat it.
+    # Nothing but arrivals, ends and nodes changes its decision, not even that a job stops: other rounds repeat it, and
+    # it reads neither service nor progress, so a simulation need not bring them up to date for it.
     steady: ClassVar[bool] = False
+
+    @property
+    def works_beside(self) -> bool:
+        """Whether it has ``work`` to be done beside the rounds."""
+        return False
 
     def __init__(self, parameters: PolicyParameters | None = None) -> None:
         self.parameters = parameters if parameters is not None else self.Parameters()
@@ -67,6 +73,16 @@ class Policy(ABC):
         Every job of the snapshot may start (the engine keeps blocked ones to itself) and is in exactly one of
         ``grants``, ``fallback`` and ``waits`` of the answer. A job that is ``pinned`` must be granted what it holds.
         """
+
+    def work(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
+        """Do what takes too long for a round, given what the latest round saw and its state; None: nothing to do.
+
+        As pure as ``decide``. Whoever has real rounds calls it in another process, if ``works_beside``, and puts the
+        answer, JSON-compatible data, into the snapshot of a later round as ``worked``. Where nobody does, ``worked`` is
+        None, and ``decide`` has to do it itself.
+        """
+        del snapshot, state
+        return None
 
 
 class UnknownPolicyError(MetaschedError):

@@ -25,6 +25,7 @@ from metasched.hardware import Hardware, is_part, observed_placement, usable
 from metasched.learning import Learning
 from metasched.mailbox import Mailbox, MailboxError
 from metasched.model import Hold, Job, Placement, Preempt, Snapshot, Status
+from metasched.reports import TrialReport
 from metasched.seats import Seats
 from metasched.slurm.client import JobState, SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
@@ -121,6 +122,7 @@ class Reconciler:
         self._missing: dict[str, float] = {}
         self._learning = Learning(store, config.sharing.untried_part)
         self._reported: set[str] = set()
+        self._trials: dict[str, tuple[TrialReport, ...]] = {}
         self._refused: set[str] = set()  # addresses of jobs that Slurm lets only an administrator stamp
         self._expected: dict[str, float | None] = {}  # by uid
         self._alike: dict[tuple[str, str], float | None] = {}  # by user and name, in this look
@@ -141,6 +143,7 @@ class Reconciler:
         ours, others = self._identify(listed, records, now)
         hardware = hardware.seated(listed_nodes, listed, ours, forgets=self._forgets)
         self._reported.clear()
+        self._trials.clear()
         tasks = Counter(job.job_id for job in listed)
         self._shared = frozenset(job_id for job_id, count in tasks.items() if count > 1)
         new = {uid: job for uid, job in ours.items() if uid not in records and job.state not in ENDED}
@@ -162,6 +165,9 @@ class Reconciler:
         completed += self._count_vanished([records[uid] for uid in records.keys() - ours.keys()], now)
         jobs = sorted((seen.job for seen in live.values()), key=lambda job: (job.submitted, job.uid))
         subjects = {uid: _subject(seen) for uid, seen in live.items()}
+        for uid, trials in self._trials.items():
+            if uid in live and (place := live[uid].job.placement) is not None:
+                self._learning.take(subjects[uid], place, trials)
         self._learning.look(jobs, subjects, self._reported, now)
         ours_at = {
             (node, gpu) for seen in live.values() for node, which in seen.slurm.gpu_indices.items() for gpu in which
@@ -471,6 +477,8 @@ class Reconciler:
         for _ in range(LAST_READS if last else 1):
             result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
             read += result.lines
+            if result.trials:
+                self._trials[record.uid] = result.trials
             if not result.more:
                 break
         if read:

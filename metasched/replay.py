@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metasched.codec import decode
 from metasched.engine import run_round
@@ -74,7 +74,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
             policy = found(found.Parameters.model_validate(dict(record.parameters)))
             state = store.policy_state(record.policy, record.round - 1)
         else:
-            policy, state = other, carried
+            policy, state, snapshot = other, carried, replace(snapshot, worked=None)  # that was another's work
         result = run_round(snapshot, policy, state)
         carried = result.state
         stored = {d.uid: d.granted for d in store.decisions_of(record.round)}

@@ -82,6 +82,16 @@ class StepsReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialReport:
+    """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``."""
+
+    at: float
+    world_size: int
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointReport:
     """A checkpoint of ``size`` bytes was written in ``seconds``; training stood still for ``stall_seconds`` of them."""
 
@@ -114,7 +124,7 @@ class EndReport:
     loss: float | None
 
 
-Report = StartReport | DeclareReport | StepsReport | CheckpointReport | StopReport | EndReport
+Report = StartReport | DeclareReport | TrialReport | StepsReport | CheckpointReport | StopReport | EndReport
 
 
 def parse_line(line: bytes, now: float) -> Report | None:
@@ -222,6 +232,18 @@ def _declare(fields: _Fields, at: float) -> DeclareReport:
     )
 
 
+def _trial(fields: _Fields, at: float) -> TrialReport:
+    report = TrialReport(
+        at=at,
+        world_size=fields.integer("world_size", 1, MAX_WORLD),
+        steps=fields.integer("steps", 1, MAX_STEP),
+        seconds=fields.number("seconds", math.ulp(0.0), MAX_SECONDS),
+    )
+    if report.steps > report.seconds * MAX_STEPS_PER_SECOND:
+        raise RefusedLineError(f"{report.steps} steps in {report.seconds:g} s are implausible")
+    return report
+
+
 def _steps(fields: _Fields, at: float) -> StepsReport:
     report = StepsReport(
         at=at,
@@ -278,6 +300,7 @@ def _end(fields: _Fields, at: float) -> EndReport:
 _PARSERS: dict[str, Callable[[_Fields, float], Report]] = {
     "start": _start,
     "declare": _declare,
+    "trial": _trial,
     "steps": _steps,
     "checkpoint": _checkpoint,
     "stop": _stop,

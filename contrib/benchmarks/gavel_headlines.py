@@ -1,15 +1,18 @@
 """The headlines of Gavel (OSDI 2020, section 7.3 to 7.6), in our simulator at the paper's settings.
 
-    python contrib/benchmarks/gavel_headlines.py --data DIR [--quick] [--only NAME ...] [--plots DIR] [--json]
+    python contrib/benchmarks/gavel_headlines.py --data DIR [--quick | --scale F] [--only NAME ...] [--plots DIR]
 
-36 GPUs of each of three types, rounds of 360 s, Poisson arrivals, jobs 4000 to 5000 measured, three seeds. --quick has
-12 of each type, loads in proportion, jobs 200 to 350 and two seeds. Where the paper gives a ratio, ours is that of the
-same two policies, as mean and standard deviation over the seeds.
+36 GPUs of each of three types, rounds of 360 s, Poisson arrivals, jobs 4000 to 5000 measured, three seeds. --scale has
+that part of the GPUs, of the load, and of the jobs before and in the window (jobs of several GPUs need 8 of a type, a
+scale of 0.25); --quick 12 GPUs of each type, the load in
+proportion, jobs 200 to 350 and two seeds. Where the paper gives a ratio, ours is that of the same two policies, as mean
+and standard deviation over the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import sys
@@ -57,6 +60,8 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 GPUS = 36  # of each type, in the paper
 FIFO_RATE = 3.5  # jobs/h: high for FIFO, which sustains less
+LATE = 5  # rounds: 30 minutes, the longest that section 7.4 finds bearable
+NODE_GPUS = 6  # of a node, where placement counts: a job of 4 GPUs leaves 2 that no other such job can have together
 MEASURED = 0.2  # of a new job's fingerprint, where speeds are estimated
 
 
@@ -147,27 +152,36 @@ def jct(metrics: Metrics) -> float:
 
 
 def las(scale: Scale) -> Iterator[Line]:
-    """Figures 9 and 10."""
-    for multiple, rate, paper in ((False, 5.6, "3.5"), (True, 2.6, "2.2")):
-        found: dict[str, list[float]] = {}
-        policies: list[tuple[str, Policy, bool]] = [
-            ("aware", GavelLas(), False),
-            ("agnostic", GavelLas(GavelLasParameters(aware=False)), False),
-            ("shared", GavelLas(), True),
-            ("gandiva", Gandiva(), True),
-            *([] if multiple else [("allox", AlloX(), False)]),
-        ]
-        for seed in scale.seeds:
-            workload = scale.arriving(rate, seed, multiple=multiple)
-            for name, policy, sharing in policies:
-                _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
-                found.setdefault(name, []).append(jct(metrics))
-        regime = f"{'multiple' if multiple else 'single'}, {rate:g} jobs/h"
-        yield Line(f"LAS, {regime}: average JCT, aware", "", tuple(found["aware"]), "h")
-        yield Line(f"LAS, {regime}: agnostic / aware", paper, ratio(found["agnostic"], found["aware"]))
-        yield Line(f"LAS, {regime}: Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]))
-        if not multiple:
-            yield Line(f"LAS, {regime}: aware / AlloX", "about 1", ratio(found["aware"], found["allox"]))
+    """Figure 9."""
+    yield from _las(scale, 5.6, "3.5", multiple=False)
+
+
+def las_multiple(scale: Scale) -> Iterator[Line]:
+    """Figure 10."""
+    yield from _las(scale, 2.6, "2.2", multiple=True)
+
+
+def _las(scale: Scale, rate: float, paper: str, *, multiple: bool) -> Iterator[Line]:
+    """One regime of jobs."""
+    found: dict[str, list[float]] = {}
+    policies: list[tuple[str, Policy, bool]] = [
+        ("aware", GavelLas(), False),
+        ("agnostic", GavelLas(GavelLasParameters(aware=False)), False),
+        ("shared", GavelLas(), True),
+        ("gandiva", Gandiva(), True),
+        *([] if multiple else [("allox", AlloX(), False)]),
+    ]
+    for seed in scale.seeds:
+        workload = scale.arriving(rate, seed, multiple=multiple)
+        for name, policy, sharing in policies:
+            _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
+            found.setdefault(name, []).append(jct(metrics))
+    regime = f"{'multiple' if multiple else 'single'}, {rate:g} jobs/h"
+    yield Line(f"LAS, {regime}: average JCT, aware", "", tuple(found["aware"]), "h")
+    yield Line(f"LAS, {regime}: agnostic / aware", paper, ratio(found["agnostic"], found["aware"]))
+    yield Line(f"LAS, {regime}: Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]))
+    if not multiple:
+        yield Line(f"LAS, {regime}: aware / AlloX", "about 1", ratio(found["aware"], found["allox"]))
 
 
 def ftf(scale: Scale) -> Iterator[Line]:
@@ -249,9 +263,10 @@ def cost(scale: Scale) -> Iterator[Line]:
         workload = _deadlines(scale, seed)
         for name, policy in (
             ("throughput", GavelThroughput()),
+            ("literal", GavelCost(GavelCostParameters(prices=PRICES, slos=False, together=True))),
             ("cost", GavelCost(GavelCostParameters(prices=PRICES, slos=False, together=False))),
             ("slos", GavelCost(GavelCostParameters(prices=PRICES, together=False))),
-            ("together", GavelCost(GavelCostParameters(prices=PRICES))),
+            ("together", GavelCost(GavelCostParameters(prices=PRICES, together=True))),
         ):
             outcome, metrics = run(workload, scale.nodes(), policy)
             slo = {one.job.uid: one.job.slo_seconds or 0.0 for one in workload.submissions}
@@ -259,6 +274,7 @@ def cost(scale: Scale) -> Iterator[Line]:
             spent.setdefault(name, []).append(metrics.cost or 0.0)
             late.setdefault(name, []).append(100 * fmean(over))
     for name, words, paper, violated in (
+        ("literal", "least cost of all together, without SLOs", "1.4", "35"),
         ("cost", "least cost of each, without SLOs", "1.4", "35"),
         ("slos", "least cost of each", "1.2", "0"),
         ("together", "least cost of all together", "1.2", "0"),
@@ -269,9 +285,14 @@ def cost(scale: Scale) -> Iterator[Line]:
 
 
 def _deadlines(scale: Scale, seed: int) -> Workload:
-    """ResNet-50 and A3C for 0.5 to 8 days on a V100, and 1.2 to 10 times that to do it; a third of the GPUs busy."""
+    """ResNet-50 and A3C for 0.5 to 8 days on a V100, and 1.2 to 10 times that to do it; a third of the GPUs busy.
+
+    There are as many of either, though the table has several batch sizes of ResNet-50.
+    """
     chance = np.random.default_rng(seed)
-    models = [model for model in scale.table.models if model.startswith(("ResNet-50", "A3C"))]
+    families = [[m for m in scale.table.models if m.startswith(name)] for name in ("ResNet-50", "A3C")]
+    times = math.lcm(*map(len, families))
+    models = [model for family in families for model in family * (times // len(family))]
     days = (0.5, 1.0, 2.0, 4.0, 8.0)
     rate = len(TYPES) * scale.gpus / 3 / (24 * fmean(days))
     made = continuous_jobs(scale.table, jobs=scale.batch, jobs_per_hour=rate, models=models, seed=seed)
@@ -286,7 +307,8 @@ def _deadlines(scale: Scale, seed: int) -> Workload:
 
 def hierarchy(scale: Scale) -> Iterator[Line]:
     """Figures 12 and 13: 18 jobs of three entities come one after the other to 3 GPUs of each type, and stay."""
-    totals = {}
+    totals: dict[str, float] = {}
+    over_time: dict[str, list[float]] = {}
     for name, inside, aware in (
         ("fairness", "fairness", True),
         ("fifo", "fifo", True),
@@ -304,6 +326,9 @@ def hierarchy(scale: Scale) -> Iterator[Line]:
                 yield Line(f"hierarchy ({name} inside): entity {i}'s part at the end", weight, (share,), "%")
             if scale.plots is not None:
                 _draw(scale.plots / f"hierarchy-{name}.svg", steps)
+        over_time[name] = [sum(step.values()) for step in steps]
+    if scale.plots is not None:
+        _draw_totals(scale.plots / "hierarchy-throughput.svg", over_time)
     yield Line("hierarchy: throughput, agnostic / aware", "0.83", (totals["agnostic"] / totals["fairness"],))
 
 
@@ -351,6 +376,55 @@ def _draw(file: Path, steps: Sequence[Mapping[str, float]]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
     bench.say(f"{file}")
+
+
+def _draw_totals(file: Path, totals: Mapping[str, Sequence[float]]) -> None:
+    """Figure 12b: throughput over time, relative to that with an equal share of every type, of all jobs together."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  only this needs it
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    for name, values in totals.items():
+        axes.plot(4 * np.arange(len(values)), values, label=name)
+    axes.set(xlabel="timestep", ylabel="total throughput", ylim=(0, None))
+    axes.legend()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, metadata={"Date": None})
+    bench.say(f"{file}")
+
+
+def late(scale: Scale) -> Iterator[Line]:
+    """Section 7.4: shares that come into force late, with equal parts for new jobs in the interim."""
+    found: dict[str, list[float]] = {}
+    for seed in scale.seeds:
+        workload = scale.arriving(5.6, seed)
+        for name, parameters in (
+            ("at once", GavelLasParameters()),
+            ("late", GavelLasParameters(recompute_rounds=LATE)),
+            ("agnostic", GavelLasParameters(aware=False)),
+        ):
+            _, metrics = run(workload, scale.nodes(), GavelLas(parameters), window=scale.window)
+            found.setdefault(name, []).append(jct(metrics))
+    what = f"LAS, single, 5.6 jobs/h, shares {LATE * 360 // 60} minutes late"
+    yield Line(f"{what}: late / at once", "", ratio(found["late"], found["at once"]))
+    yield Line(f"{what}: agnostic / late", "more than 1", ratio(found["agnostic"], found["late"]))
+
+
+def placement(scale: Scale) -> Iterator[Line]:
+    """Section 3.1: consolidated and unconsolidated GPUs as two worker types, on nodes that make them differ."""
+    found: dict[bool, list[float]] = {}
+    nodes = tuple(
+        Node(f"{kind}-{number}", kind, NODE_GPUS, cpus=0, memory=0)
+        for kind in TYPES
+        for number in range(max(round(scale.gpus / NODE_GPUS), 2))
+    )
+    for seed in scale.seeds:
+        workload = scale.arriving(2.0, seed, multiple=True)
+        for counts in (False, True):
+            policy = GavelLas(GavelLasParameters(placement=counts))
+            found.setdefault(counts, []).append(jct(run(workload, nodes, policy, window=scale.window)[1]))
+    what = f"LAS, multiple, 2 jobs/h, nodes of {NODE_GPUS} GPUs"
+    yield Line(f"{what}: placement not a type / a type", "", ratio(found[False], found[True]))
 
 
 def rounds(scale: Scale) -> Iterator[Line]:
@@ -530,12 +604,15 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
 
 HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
     "las": las,
+    "las-multiple": las_multiple,
     "ftf": ftf,
     "makespan": makespan,
     "fifo": fifo,
     "priorities": priorities,
     "cost": cost,
     "hierarchy": hierarchy,
+    "late": late,
+    "placement": placement,
     "rounds": rounds,
     "estimator": estimator,
 }
@@ -547,7 +624,9 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     data = os.environ.get("METASCHED_DATA")
     parser.add_argument("--data", type=Path, default=data, required=data is None, help="folder of the public data")
-    parser.add_argument("--quick", action="store_true", help="small clusters, few jobs, two seeds")
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", action="store_true", help="small clusters, few jobs, two seeds")
+    sizes.add_argument("--scale", type=float, default=1.0, help="this part of the paper's GPUs, load and jobs")
     parser.add_argument("--only", nargs="+", choices=HEADLINES, default=list(HEADLINES), help="headlines")
     parser.add_argument("--gpus", type=bench.positive, help="of each type")
     parser.add_argument("--window", type=bench.positive, nargs=2, help="first and last job measured")
@@ -555,12 +634,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=bench.positive, help="how many")
     parser.add_argument("--plots", type=Path, help="where pictures go")
     given = parser.parse_args()
+    first, last = (max(round(number * given.scale), number // 1000) for number in (4000, 5000))
     table = Table.read(given.data / "gavel" / "simulation_throughputs.json")
     scale = Scale(
         table=table,
-        gpus=given.gpus or (12 if given.quick else GPUS),
-        window=range(*(given.window or ((200, 350) if given.quick else (4000, 5000)))),
-        batch=given.batch or (100 if given.quick else 500),
+        gpus=given.gpus or (12 if given.quick else max(round(GPUS * given.scale), 1)),
+        window=range(*(given.window or ((200, 350) if given.quick else (first, last)))),
+        batch=given.batch or (100 if given.quick else max(round(500 * given.scale), 1)),
         seeds=range(given.seeds or (2 if given.quick else 3)),
         plots=given.plots,
     )

@@ -23,6 +23,7 @@ HELP = {
     "total_steps": "Optimizer steps that it needs, if known.",
     "slo": "How long after its submission it should be done, such as 90m, 2h or 1.5d.",
     "model": "What it trains: your jobs of the same model are taken to be equally fast.",
+    "trials": "Whether its script, which uses the shim, may be tried for some steps at other sizes: yes or no.",
 }
 _TIMEOUT_SECONDS = 60.0
 _COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)

@@ -26,7 +26,7 @@ class Requirements:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
         tasks: Slurm's number of tasks where the job is rigid, because its own script may count on it; None for an
             elastic job, where the wrapper starts one process per GPU.
-        slo_seconds, model: as in the tag.
+        slo_seconds, model, trials: as in the tag.
         shards: whether it asks for its GPUs as shards, so that another job may have the rest of them.
     """
 
@@ -49,6 +49,7 @@ class Requirements:
     slo_seconds: float | None = None
     model: str | None = None
     shards: bool = False
+    trials: bool = False
 
 
 def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
@@ -127,6 +128,7 @@ def requirements(
         slo_seconds=tag.slo_seconds,
         model=tag.model,
         shards=job.shards_per_node is not None,
+        trials=tag.trials,
     )
 
 

@@ -34,6 +34,7 @@ class Tag:
         total_steps: optimizer steps that it needs in all.
         slo_seconds: how long after its submission it should be finished.
         model: what it trains: jobs of one user that name the same model are equally fast.
+        trials: whether its script may be tried for a few steps at other sizes, to learn how it scales.
     """
 
     min_gpus: int | None = None
@@ -45,6 +46,7 @@ class Tag:
     total_steps: int | None = None
     slo_seconds: float | None = None
     model: str | None = None
+    trials: bool = False
 
 
 def is_tagged(comment: str) -> bool:
@@ -146,6 +148,12 @@ def _model(word: str, text: str) -> str:
     return text
 
 
+def _yes_or_no(word: str, text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise TagError(f"{quote(word)}: write yes or no")
+    return text == "yes"
+
+
 KEYS: Mapping[str, Callable[[str, str], object]] = {
     "min_gpus": _integer(_MAX_COUNT),
     "max_gpus": _integer(_MAX_COUNT),
@@ -156,6 +164,7 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "total_steps": _integer(_MAX_STEPS),
     "slo": _slo,
     "model": _model,
+    "trials": _yes_or_no,
 }
 FIELDS: Mapping[str, str] = {"slo": "slo_seconds"}
 """Keys whose field in a ``Tag`` has another name, because it has a unit."""

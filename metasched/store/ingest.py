@@ -15,7 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from metasched.reports import MAX_LINE_BYTES, RefusedLineError, Report, StartReport, StepsReport, parse_line
+from metasched.reports import (
+    MAX_LINE_BYTES,
+    RefusedLineError,
+    Report,
+    StartReport,
+    StepsReport,
+    TrialReport,
+    parse_line,
+)
 from metasched.store.report_rows import ReportFile
 from metasched.store.store import Store
 
@@ -46,12 +54,14 @@ class IngestResult:
         refused: lines that were refused.
         newest_step: the trainer's time of the newest ``steps`` line; None if there was none.
         more: whether the budget ended before the files did: call again.
+        trials: what was measured before the run.
     """
 
     lines: int = 0
     refused: int = 0
     newest_step: float | None = None
     more: bool = False
+    trials: tuple[TrialReport, ...] = ()
 
 
 class _RefusedFileError(Exception):
@@ -187,7 +197,8 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, *, latest: 
                 store.event_once("reports-refused", text, file.uid, at=now)
     steps = [report.at for report in reports if isinstance(report, StepsReport)]
     more = file.offset + len(read.data) < read.size
-    return IngestResult(len(reports), refused, max(steps, default=None), more)
+    trials = tuple(report for report in reports if isinstance(report, TrialReport))
+    return IngestResult(len(reports), refused, max(steps, default=None), more, trials)
 
 
 def _parse(file: ReportFile, data: bytes, now: float) -> tuple[ReportFile, list[Report]]:
@@ -232,4 +243,5 @@ def _added(first: IngestResult, second: IngestResult) -> IngestResult:
         first.refused + second.refused,
         max(steps, default=None),
         first.more or second.more,
+        first.trials + second.trials,
     )

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from metasched.reports import CheckpointReport, DeclareReport, EndReport, Report, StartReport, StepsReport, StopReport
+from metasched.reports import (
+    CheckpointReport,
+    DeclareReport,
+    EndReport,
+    Report,
+    StartReport,
+    StepsReport,
+    StopReport,
+    TrialReport,
+)
 from metasched.store.connection import Connection
 
 _Value = TypeVar("_Value")
@@ -140,7 +149,7 @@ class ReportRows(Connection):
 
     def _progress(self, uid: str, reports: Sequence[Report]) -> None:
         # A checkpoint is written while training goes on: its line may come after those of later steps.
-        step = _last(r.step for r in reports if not isinstance(r, DeclareReport | CheckpointReport))
+        step = _last(r.step for r in reports if not isinstance(r, DeclareReport | TrialReport | CheckpointReport))
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
         if (step, loss, total) != (None, None, None):

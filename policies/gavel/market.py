@@ -9,16 +9,21 @@ from statistics import fmean
 import numpy as np
 
 from metasched.fractions import Claims
-from metasched.mechanism import Combination, Times
+from metasched.mechanism import APART, Combination, Times
 from metasched.model import Job
-from policies.gavel.problem import Floats, Ints, Pairs, Problem
+from policies.gavel.problem import Floats, Pairs, Pools, Problem, Room
 
 PAYS = 1.05
 """Two jobs share GPUs only where together they do this many times what one of them does alone (section 3.1)."""
 LEAST = 1e-6
 """Shares below are a solver's rounding."""
 
+FEW = 2
+"""Of so many classes of one kind that share among themselves, each two are a pair; of more they are a pool."""
+
 Mark = Callable[[Job], Hashable]
+Part = tuple[Job, float]
+"""A job, and for how long it is in something."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Market:
     Attributes:
         problem: the program over them.
         members: the jobs of each class, in the order of the claims.
-        types: GPU types, in the order of the program's.
+        types: worker types, in the order of the program's: first the GPU types.
     """
 
     problem: Problem
@@ -47,49 +52,79 @@ class Market:
         """
         types = sorted(claims.capacity)
         speeds = _speeds(claims)
+        scattered = claims.apart if aware else {}
+        beyond = [t for t in types if any(t in apart for apart in scattered.values())]
         classes: dict[Hashable, list[Job]] = {}
         rows: list[tuple[float, ...]] = []
         for job in claims.jobs:
             if rates := speeds[job.uid]:
                 best = max(rates.values())
-                row = tuple((rates[t] if aware else best) if t in rates else 0.0 for t in types)
+                apart = scattered.get(job.uid, {})
+                row = (
+                    *((rates[t] if aware else best) if t in rates else 0.0 for t in types),
+                    *(apart.get(t, 0.0) for t in beyond),
+                )
                 # Who may share is told by the model: two of equal speed alone may differ beside a third.
-                key = (job.gpus, row, job.speed if claims.sharing else None, mark(job))
+                shape = tuple(claims.spreads[job.uid].items()) if apart else ()
+                company = (job.speed, job.whole_gpus) if claims.sharing else None
+                key = (job.gpus, row, shape, company, mark(job))
                 if key not in classes:
                     classes[key] = []
                     rows.append(row)
                 classes[key].append(job)
         members = list(classes.values())
-        table: Floats = np.array(rows, dtype=float).reshape(len(rows), len(types))
+        table: Floats = np.array(rows, dtype=float).reshape(len(rows), len(types) + len(beyond))
+        pairs, pools = Pairs.none(table.shape[1]), Pools.none(table.shape[1])
+        if claims.sharing and aware:
+            pairs, pools = _together(claims, members, table, types)
         problem = Problem(
             rates=table,
             counts=np.array([len(jobs) for jobs in members], dtype=float),
             scale=np.array([jobs[0].gpus for jobs in members], dtype=float),
             capacity=np.array([claims.capacity[t] for t in types], dtype=float),
-            pairs=_pairs(claims, members, table, types) if claims.sharing and aware else Pairs.none(len(types)),
+            pairs=pairs,
+            pools=pools,
+            source=tuple(types.index(t) for t in beyond),
+            rooms=tuple(_rooms(claims, members, types)) if beyond else (),
         )
-        return cls(problem, members, types)
+        return cls(problem, members, [*types, *(t + APART for t in beyond)])
 
     def each(self, value: Callable[[Job], float]) -> Floats:
         """A number for each class, taken from its first job."""
         return np.array([value(jobs[0]) for jobs in self.members], dtype=float)
 
     def times(self, x: Floats) -> Times:
-        """The solution as the share of time of each job, and of each pair, on each type."""
+        """The solution as the share of time of each job, and of each pair, on each worker type."""
         found: dict[Combination, dict[str, float]] = {}
-        alone, pairs = len(self.members), self.problem.pairs
+        parts: dict[tuple[int, int], tuple[list[Part], list[Part]]] = {}
+        pairs, pools, last = self.problem.starts
         used = np.nonzero(x > LEAST)[0]
+
+        def add(who: Combination, kind: int, share: float) -> None:
+            mine = found.setdefault(who, {})
+            mine[self.types[kind]] = min(mine.get(self.types[kind], 0.0) + share, 1.0)
+
         combinations, kinds = (column[used].tolist() for column in self.problem.columns)
-        for total, combination, kind in zip(x[used].tolist(), combinations, kinds, strict=True):
-            if combination < alone:
-                jobs = self.members[combination]
-                parts: Iterator[tuple[Combination, float]] = (((job.uid,), total / len(jobs)) for job in jobs)
-            else:
-                first, second = pairs.first[combination - alone], pairs.second[combination - alone]
-                parts = matched(self.members[first], self.members[second], total)
-            for who, share in parts:
-                mine = found.setdefault(who, {})
-                mine[self.types[kind]] = min(mine.get(self.types[kind], 0.0) + share, 1.0)
+        for total, number, kind in zip(x[used].tolist(), combinations, kinds, strict=True):
+            if number < pairs:
+                for job in self.members[number]:
+                    add((job.uid,), kind, total / len(self.members[number]))
+            elif number < pools:
+                one, other = self.problem.pairs.first[number - pairs], self.problem.pairs.second[number - pairs]
+                for who, share in matched(self.members[one], self.members[other], total):
+                    add(who, kind, share)
+            elif number >= last:
+                pool, side, member = (
+                    int(column[number - last])
+                    for column in (self.problem.together.pool, self.problem.together.side, self.problem.together.member)
+                )
+                jobs = self.members[member]
+                sides = parts.setdefault((pool, kind), ([], []))
+                sides[side].extend((job, total / len(jobs)) for job in jobs)
+        for (pool, kind), (one_side, other_side) in parts.items():
+            lines = halves(one_side) if self.problem.together.inner[pool] else (one_side, other_side)
+            for who, share in side_by_side(*lines):
+                add(who, kind, share)
         return found
 
 
@@ -109,41 +144,108 @@ def matched(first: Sequence[Job], second: Sequence[Job], total: float) -> Iterat
         i, j, at = end // len(second), end // len(first), end
 
 
+def halves(line: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """A line of jobs cut in the middle of its time."""
+    first: list[Part] = []
+    second: list[Part] = []
+    left = sum(share for _, share in line) / 2
+    for job, share in line:
+        before = min(share, max(left, 0.0))
+        left -= before
+        if before > 0:
+            first.append((job, before))
+        if share > before:
+            second.append((job, share - before))
+    return first, second
+
+
+def side_by_side(first: Sequence[Part], second: Sequence[Part]) -> Iterator[tuple[Combination, float]]:
+    """Two lines of jobs along the same stretch of time: who lies side by side shares, who lies beside nobody is alone.
+
+    A job beside itself is alone for as long as it is in both lines.
+    """
+    lines = [list(reversed(line)) for line in (first, second)]
+    while all(lines):
+        (one, mine), (other, others) = (line.pop() for line in lines)
+        share = min(mine, others)
+        if one is other:
+            yield (one.uid,), 2 * share
+        else:
+            yield _by_arrival(one, other), share
+        for line, job, left in zip(lines, (one, other), (mine - share, others - share), strict=True):
+            if left > LEAST:
+                line.append((job, left))
+    yield from (((job.uid,), share) for line in lines for job, share in line)
+
+
 def _by_arrival(one: Job, other: Job) -> Combination:
     """A pair, who arrived first before the other."""
     early, late = sorted((one, other), key=lambda job: (job.submitted, job.uid))
     return early.uid, late.uid
 
 
-def _pairs(claims: Claims, members: Sequence[Sequence[Job]], rates: Floats, types: Sequence[str]) -> Pairs:
+def _rooms(claims: Claims, members: Sequence[Sequence[Job]], types: Sequence[str]) -> Iterator[Room]:
+    """How many jobs fit on each type's nodes with their GPUs together, where that is fewer than its GPUs could serve.
+
+    Jobs of which it is not known how fast they are apart are placed anyhow, and are not counted.
+    """
+    for kind, gpu_type in enumerate(types):
+        near = [claims.spreads[j.uid].get(gpu_type, ()) if j.uid in claims.apart else () for j, *_ in members]
+        sizes, gpus = claims.nodes.get(gpu_type, ()), claims.capacity[gpu_type]
+        for least in sorted({spread[0] for spread in near if spread}):
+            nodes = sum(size // least for size in sizes)
+            if nodes * least < gpus:
+                places = [float(len(spread)) if spread and spread[0] >= least else 0.0 for spread in near]
+                yield Room(kind, np.array(places), float(nodes))
+
+
+def _together(
+    claims: Claims, members: Sequence[Sequence[Job]], rates: Floats, types: Sequence[str]
+) -> tuple[Pairs, Pools]:
     """Classes that pay together. Speeds are asked for once for all classes that differ only in their marks."""
-    kinds: dict[Hashable, int] = {}
-    stands_for: list[int] = []  # by kind, its first class
-    kind_of: Ints = np.zeros(len(members), dtype=np.int64)
+    kinds: dict[Hashable, list[int]] = {}  # their classes
     for number, (job, *_) in enumerate(members):
-        key = (job.speed, job.gpus, tuple(claims.spreads[job.uid].items()), tuple(rates[number]))
-        if key not in kinds:
-            kinds[key] = len(kinds)
-            stands_for.append(number)
-        kind_of[number] = kinds[key]
-    size = len(kinds)
-    table = np.zeros((size, size, len(types)))  # speed of a job of the first kind beside one of the second
+        key = (job.speed, job.whole_gpus, job.gpus, tuple(claims.spreads[job.uid].items()), tuple(rates[number]))
+        kinds.setdefault(key, []).append(number)
+    classes = list(kinds.values())
+    size = len(classes)
+    table = np.zeros((size, size, rates.shape[1]))  # speed of a job of the first kind beside one of the second
+    examples = [members[numbers[0]][0] for numbers in classes]
     for a, b in np.ndindex(size, size):
-        one, other = members[stands_for[a]][0], members[stands_for[b]][0]
+        one, other = examples[a], examples[b]
         if one.gpus == other.gpus:
             both = claims.spreads[one.uid].keys() & claims.spreads[other.uid].keys()
-            table[a, b] = [(claims.speed_beside(one, other, t) or 0.0) if t in both else 0.0 for t in types]
-    alone = rates[stands_for]
+            table[a, b, : len(types)] = [
+                (claims.speed_beside(one, other, t) or 0.0) if t in both else 0.0 for t in types
+            ]
+    alone = rates[[numbers[0] for numbers in classes]]
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = np.where(table > 0, table / alone[:, None], 0.0)
     gain = gain + gain.transpose(1, 0, 2)
     pays = (gain >= PAYS) & (table > 0) & (table.transpose(1, 0, 2) > 0)
-    first, second = np.triu_indices(len(members))
-    counts = np.array([len(jobs) for jobs in members])
-    able = np.asarray(pays.any(axis=2))[kind_of[first], kind_of[second]] & ((first < second) | (counts[first] > 1))
-    first, second = first[able].astype(np.int64), second[able].astype(np.int64)
     paying = np.where(pays, table, 0.0)
-    return Pairs(first, second, paying[kind_of[first], kind_of[second]], paying[kind_of[second], kind_of[first]])
+    slower = np.minimum(paying, alone[:, None])  # in a pool nobody may gain by being beside nobody
+    pairs: list[tuple[int, int, int, int]] = []
+    pools: list[tuple[int, int]] = []
+    for a, b in np.argwhere(np.triu(pays.any(axis=2))).tolist():
+        if a == b and len(classes[a]) <= FEW:
+            of = classes[a]
+            pairs += [(i, j, a, a) for n, i in enumerate(of) for j in of[n:] if i < j or len(members[i]) > 1]
+        elif a != b and len(classes[a]) * len(classes[b]) <= len(classes[a]) + len(classes[b]):
+            pairs += [(i, j, a, b) for i in classes[a] for j in classes[b]]
+        else:
+            pools.append((a, b))
+    first, second, one_kind, other_kind = np.array(pairs, dtype=np.int64).reshape(-1, 4).T
+    found = Pairs(first, second, paying[one_kind, other_kind], paying[other_kind, one_kind])
+    parts = [
+        (number, side, member, kind, beside)
+        for number, (a, b) in enumerate(pools)
+        for side, (kind, beside) in enumerate(((a, b), (b, a))[: 1 if a == b else 2])
+        for member in classes[kind]
+    ]
+    pool, side, member, kind, beside = np.array(parts, dtype=np.int64).reshape(-1, 5).T
+    left, right = np.array(pools, dtype=np.int64).reshape(-1, 2).T
+    return found, Pools(pays[left, right], left == right, pool, side, member, slower[kind, beside])
 
 
 def _speeds(claims: Claims) -> Mapping[str, Mapping[str, float]]:

@@ -24,10 +24,13 @@ class GavelParameters(FractionParameters):
 
     Attributes:
         aware: whether a job's speed on each GPU type counts; else the policy is its own heterogeneity-agnostic form.
+        placement: whether GPUs on as few nodes as can be, and GPUs spread over as many, are two worker types (section
+            3.1), for jobs whose speed on both is known.
         unknown_seconds: how much longer a job is taken to run at its fastest of which nobody knows how long.
     """
 
     aware: bool = True
+    placement: bool = False
     unknown_seconds: float = Field(default=3600.0, gt=0)
 
 
@@ -37,6 +40,11 @@ class GavelPolicy(FractionPolicy):
     Parameters: ClassVar[type[GavelParameters]] = GavelParameters
     parameters: GavelParameters
     blind: ClassVar[bool] = True  # whether types are all alike to it where speeds do not count
+
+    @property
+    def placement(self) -> bool:
+        """As the parameter says, if speeds count at all."""
+        return self.parameters.placement and self.parameters.aware
 
     def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The solution of the policy's program."""
@@ -199,14 +207,14 @@ class GavelCostParameters(GavelParameters):
         prices: by GPU type, what one GPU costs for an hour; a type that is not in it costs 1.
         slos: whether jobs get the throughput that their deadlines ask for, as far as that is possible.
         margin: part of the time to a deadline that is kept in reserve.
-        together: whether the sum of all throughputs over the sum of all costs is maximised; else the sum over all jobs
-            of their throughput over its cost.
+        together: whether the sum of all throughputs over the sum of all costs is maximised, the paper's formula; else
+            the sum over all jobs of their throughput over its cost, which does what the paper's evaluation tells.
     """
 
     prices: Mapping[str, Annotated[float, Field(gt=0)]] = Field(default={})
     slos: bool = True
     margin: float = Field(default=0.05, ge=0, lt=1)
-    together: bool = True
+    together: bool = False
 
 
 class GavelCost(GavelPolicy):

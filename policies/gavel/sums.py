@@ -38,7 +38,7 @@ def most(problem: Problem, worth: Floats) -> Floats:
     return found.x
 
 
-def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: bool = True) -> tuple[Floats, Floats]:
+def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: bool = False) -> tuple[Floats, Floats]:
     """Maximise throughput by cost, subject to what the jobs need (section 4.2).
 
     Throughputs are taken relative to the fastest type, so that a step of one job can be added to another's. A job that
@@ -49,7 +49,7 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
         problem: the jobs and GPUs.
         prices: of one GPU of each type for an hour, above 0; shape (J,).
         needs: throughput that one job of each class needs to meet its SLO, steps/s, 0.0 for none; shape (M,).
-        together: whether it is the sum of throughputs over the sum of costs, as in the paper; else the sum over all
+        together: whether it is the sum of throughputs over the sum of costs, the paper's formula; else the sum over all
             jobs of their throughput over its cost.
 
     Returns:
@@ -58,7 +58,8 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    cost = prices[problem.columns[1]] * problem.gpus
+    price = prices[problem.gpu_type]
+    cost = price * problem.gpus
     gain = problem.throughput.T @ (inverse(problem.fastest) * problem.counts)
     possible = np.minimum(needs, problem.fastest) * (needs <= problem.fastest * (1 + 1e-9))
     for part in (1.0, *_parts(problem, possible)):
@@ -66,7 +67,7 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
         if together:
             x = _ratio(problem, gain, cost, met)
         else:
-            found = maximise(gain / cost, problem.limits, (problem.throughput, met))
+            found = maximise(gain / (price * problem.width), problem.limits, (problem.throughput, met))
             x = None if found is None else found.x
         if x is not None:
             return x, met

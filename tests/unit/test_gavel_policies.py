@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.engine import run_round
+from metasched.fractions import claims_of
 from metasched.mechanism import Candidate, Ledger, alone, choose
+from metasched.model import Node, Placement, Status
 from metasched.throughput.table import Table
-from policies.gavel.market import matched
+from policies.gavel.market import Market, halves, matched, side_by_side
 from policies.gavel.policies import (
     Entity,
     GavelCost,
@@ -27,6 +29,7 @@ from policies.gavel.policies import (
     GavelThroughput,
 )
 from tests.unit.gavel_tables import cluster, known_job, small_table
+from tests.unit.rounds import Rounds
 from tests.unit.strategies import snapshots
 from tests.unit.test_isolated import shares, snapshot
 
@@ -191,6 +194,132 @@ def test_the_time_of_a_class_with_itself_is_divided_among_its_jobs(size, total):
     assert all(who[0] != who[1] for who in parts)
 
 
+parts = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
+
+
+def line(name, lengths):
+    return [(known_job(f"{name}{i}", submitted=float(i % 2)), length) for i, length in enumerate(lengths)]
+
+
+def time_of(found):
+    """By uid, with that in pairs."""
+    total = {}
+    for who, share in found:
+        for uid in who:
+            total[uid] = total.get(uid, 0.0) + share
+    return total
+
+
+@given(parts, parts)
+def test_lines_side_by_side_give_everybody_its_time(first, second):
+    """Whoever lies beside nobody is alone; nobody is beside two at once."""
+    lines = line("a", first), line("b", second)
+    found = list(side_by_side(*lines))
+    assert time_of(found) == {job.uid: pytest.approx(share) for each in lines for job, share in each}
+    assert sum(share for _, share in found) == pytest.approx(max(sum(first), sum(second)))
+
+
+@given(parts)
+def test_a_line_in_halves_pairs_everybody_with_others(lengths):
+    """Nobody is left alone, but the one that has more time than all others together."""
+    jobs = line("a", lengths)
+    found = list(side_by_side(*halves(jobs)))
+    assert time_of(found) == {job.uid: pytest.approx(share) for job, share in jobs}
+    alone_for = sum(share for who, share in found if len(who) == 1)
+    assert alone_for == pytest.approx(max(2 * max(lengths) - sum(lengths), 0.0), abs=CLOSE)
+    assert all(who[0] != who[1] for who, _ in found if len(who) > 1)
+
+
+@pytest.mark.parametrize("policy", [GavelMakespan, GavelFinishTimeFairness, GavelFirstCome, GavelShortestFirst])
+def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
+    """Where every job is on its own: of alike jobs, so many variables each; and the shares are valid."""
+    made = policy()
+
+    def variables(count):
+        jobs = [rated(f"{i:03}", part=0.75, submitted=float(i), left=100 + i, v100=4.0) for i in range(count)]
+        claims = claims_of(snapshot(jobs, cluster(v100=2), sharing=True))
+        market = Market.of(claims, aware=True, mark=made.mark())
+        times, _ = made.shares(claims, {})
+        assert sum(part for share in times.values() for part in share.values()) <= 2 + CLOSE
+        assert max(time_of((who, sum(share.values())) for who, share in times.items()).values()) <= 1 + CLOSE
+        assert any(len(who) > 1 for who in times)
+        return len(market.problem.columns[0])
+
+    assert variables(40) == 2 * 40 + 1
+    assert variables(20) == 2 * 20 + 1
+
+
+@pytest.mark.parametrize("policy", [GavelLas, GavelFinishTimeFairness])
+def test_who_needs_whole_gpus_shares_them_with_nobody(policy):
+    """Also where it is like others in everything else."""
+    jobs = [rated(f"{i}", part=0.75, submitted=float(i), left=100, v100=4.0) for i in range(6)]
+    jobs[2] = jobs[2].evolve(whole_gpus=True)
+    found = shares(policy(), jobs, cluster(v100=2), sharing=True)
+    assert "2" in found
+    assert not [who for who in found if "+" in who and "2" in who]
+    assert [who for who in found if "+" in who]
+
+
+@dataclass(frozen=True)
+class Near:
+    """Half as fast on more than one node."""
+
+    def steps_per_second(self, gpu_type, spread):
+        return 4.0 if len(spread) == 1 else 2.0
+
+    def beside(self, other, gpu_type, spread):
+        return 0.0
+
+
+def gang(uid, **more):
+    return known_job(uid, gpus=4, **more).evolve(speed=Near())
+
+
+def nodes_of(*gpus):
+    return tuple(Node(f"n{i}", "v100", count, 0, 0) for i, count in enumerate(gpus))
+
+
+def test_consolidated_and_unconsolidated_gpus_are_two_worker_types():
+    """On two nodes of six GPUs three jobs of four fit, but only two of them on one node each; they take turns."""
+    policy = GavelLas(GavelLasParameters(placement=True))
+    jobs = [gang(uid) for uid in "abc"]
+    found = shares(policy, jobs, nodes_of(6, 6))
+    together = {uid: found[uid]["v100"] for uid in "abc"}
+    apart = {uid: found[uid]["v100 unconsolidated"] for uid in "abc"}
+    assert sum(together.values()) == pytest.approx(2.0, abs=CLOSE)
+    assert sum(apart.values()) == pytest.approx(1.0, abs=CLOSE)
+    speeds = [4 * together[uid] + 2 * apart[uid] for uid in "abc"]
+    assert speeds == pytest.approx([10 / 3] * 3, abs=CLOSE)
+    plain = shares(GavelLas(), jobs, nodes_of(6, 6))
+    assert {kind for share in plain.values() for kind in share} == {"v100"}
+
+
+def test_rounds_honour_worker_types():
+    """In every round two run on one node each, one across; over time everybody is across equally often."""
+    policy = GavelLas(GavelLasParameters(placement=True))
+    rounds = Rounds(policy, nodes_of(6, 6), {0: [gang(uid) for uid in "abc"]}).run(30)
+    across = [[uid for uid, place in targets.items() if len(place.nodes) > 1] for targets in rounds.history]
+    assert all(len(targets) == 3 for targets in rounds.history)
+    assert all(len(uids) == 1 for uids in across)
+    turns = [sum(uid in uids for uids in across) for uid in "abc"]
+    assert turns == pytest.approx([10, 10, 10], abs=1)
+
+
+def test_a_consolidated_turn_is_not_spread():
+    """Where small jobs have half of each node, one makes room for the large one, rather than have it spread."""
+    policy = GavelLas(GavelLasParameters(placement=True))
+    small = [
+        rated(f"s{i}", 2, v100=1.0).evolve(status=Status.RUNNING, placement=Placement((f"n{i}",), 2, "v100"))
+        for i in range(2)
+    ]
+    result = run_round(snapshot([*small, gang("big", submitted=1.0)], nodes_of(4, 4)), policy, None)
+    assert result.decision.grants[0].max_nodes == 1
+    assert len(result.targets["big"].nodes) == 1
+    assert len(result.targets) == 3
+    plain = run_round(snapshot([*small, gang("big", submitted=1.0)], nodes_of(4, 4)), GavelLas(), None)
+    assert plain.decision.grants[0].max_nodes is None
+
+
 def test_makespan_lets_all_jobs_end_together():
     """A job with three times the steps has three times the speed."""
     jobs = [rated("a", left=300, v100=1.0), rated("b", left=100, v100=1.0)]
@@ -283,9 +412,9 @@ def test_a_dear_job_waits_for_cheap_ones_or_runs_where_it_pays_best(together, ru
 
 
 def test_cost_leaves_dear_gpus_idle():
-    """A job for which they do not pay waits, rather than filling them."""
+    """A job for which they do not pay waits, rather than filling them, where it is the ratio of all together."""
     jobs = [rated(uid, v100=1.0, k80=1.0) for uid in "ab"]
-    policy = GavelCost(GavelCostParameters(prices={"v100": 4.0, "k80": 1.0}))
+    policy = GavelCost(GavelCostParameters(prices={"v100": 4.0, "k80": 1.0}, together=True))
     result = run_round(snapshot(jobs, cluster(v100=1, k80=1)), policy, None)
     assert [place.gpu_type for place in result.targets.values()] == ["k80"]
 

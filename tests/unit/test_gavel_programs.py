@@ -1,14 +1,16 @@
 """The mathematics of Gavel's policies: the paper's examples, and the properties that it claims (section 4.4)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, shares, water_filling
-from policies.gavel.problem import Pairs, Problem
-from policies.gavel.solve import maximise
-from policies.gavel.sums import in_order, least_cost
+from policies.gavel.problem import Pairs, Pools, Problem, Room
+from policies.gavel.solve import max_min, maximise
+from policies.gavel.sums import in_order, least_cost, most
 
 CLOSE = 1e-4
 
@@ -51,6 +53,42 @@ def problems(draw, *, pairs=False):
     part = np.array([row[2] for row in found]).reshape(-1, 1)
     sharing = Pairs(first, second, made.rates[first] * part, made.rates[second] * part)
     return Problem(made.rates, made.counts, made.scale, made.capacity, sharing)
+
+
+@st.composite
+def kinds_of_jobs(draw):
+    """Up to three kinds, of which there are several classes each; what a job does beside another depends on the kinds.
+
+    Returns:
+        The problem with a variable for each pair of classes, and the same with pools.
+    """
+    size, types = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    rates = np.array([draw(st.lists(st.floats(0.5, 20.0), min_size=types, max_size=types)) for _ in range(size)])
+    kind = np.repeat(np.arange(size), [draw(st.integers(1, 4)) for _ in range(size)])
+    counts = [draw(st.integers(1, 2)) for _ in kind]
+    made = problem(rates[kind], draw(st.lists(st.integers(1, 3), min_size=types, max_size=types)), counts=counts)
+    part = {(a, b): draw(st.floats(0.4, 1.0)) for a in range(size) for b in range(size)}
+    met = [(a, b) for a in range(size) for b in range(a, size) if draw(st.booleans())]
+    pairs = [
+        (i, j)
+        for i in range(len(kind))
+        for j in range(i, len(kind))
+        if (kind[i], kind[j]) in met and (i < j or counts[i] > 1)
+    ]
+    first, second = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    apart = np.array([part[kind[i], kind[j]] for i, j in pairs]).reshape(-1, 1)
+    other = np.array([part[kind[j], kind[i]] for i, j in pairs]).reshape(-1, 1)
+    direct = replace(made, pairs=Pairs(first, second, made.rates[first] * apart, made.rates[second] * other))
+    parts = [
+        (number, side, member, part[mine, theirs])
+        for number, (a, b) in enumerate(met)
+        for side, (mine, theirs) in enumerate(((a, b), (b, a))[: 1 if a == b else 2])
+        for member in np.nonzero(kind == mine)[0]
+    ]
+    pool, side, member = (np.array([row[i] for row in parts], dtype=np.int64) for i in range(3))
+    speed = made.rates[member] * np.array([row[3] for row in parts]).reshape(-1, 1)
+    inner = np.array([a == b for a, b in met], dtype=bool)
+    return direct, replace(made, pools=Pools(np.ones((len(met), types), dtype=bool), inner, pool, side, member, speed))
 
 
 def without_pairs(made):
@@ -114,6 +152,35 @@ def test_sharing_incentive(made):
     assert found >= float(min(apart[made.equal > 0])) * (1 - CLOSE)
 
 
+@given(problems(), st.data())
+@settings(deadline=None)
+def test_sharing_incentive_of_durations(made, data):
+    """Neither the longest duration nor the largest rho is above what 1/n of everything for everybody would give."""
+    size = len(made.rates)
+    numbers = st.lists(st.floats(1.0, 1e4), min_size=size, max_size=size).map(np.array)
+    steps, elapsed = data.draw(numbers), data.draw(numbers)
+    longest = float(np.max(steps / (made.throughput @ makespan(made, steps))))
+    assert longest <= float(np.max(steps / made.isolated)) * (1 + CLOSE)
+    found = made.throughput @ finish_time_fairness(made, steps, elapsed, elapsed)
+    rho = (elapsed + steps / found) / (elapsed + steps / made.isolated)
+    assert float(np.max(rho)) <= 1 + CLOSE
+
+
+@given(problems(pairs=True), st.data())
+@settings(deadline=None)
+def test_colocation_never_makes_durations_longer(made, data):
+    """With pairs to choose from, the longest duration and the largest rho are at most those without."""
+    alone, size = without_pairs(made), len(made.rates)
+    numbers = st.lists(st.floats(1.0, 1e4), min_size=size, max_size=size).map(np.array)
+    steps, elapsed = data.draw(numbers), data.draw(numbers)
+    longest = [float(np.max(steps / (each.throughput @ makespan(each, steps)))) for each in (made, alone)]
+    assert longest[0] <= longest[1] * (1 + CLOSE)
+    ideal = elapsed + steps / made.isolated
+    reached = [each.throughput @ finish_time_fairness(each, steps, elapsed, elapsed) for each in (made, alone)]
+    rho = [float(np.max((elapsed + steps / speed) / ideal)) for speed in reached]
+    assert rho[0] <= rho[1] * (1 + CLOSE)
+
+
 @given(problems(pairs=True))
 @settings(deadline=None)
 def test_colocation_is_never_worse(made):
@@ -122,6 +189,35 @@ def test_colocation_is_never_worse(made):
     ones = np.ones(len(made.rates))
     with_pairs = least(made, max_min_fairness(made, ones), ones)
     assert with_pairs >= least(alone, max_min_fairness(alone, ones), ones) * (1 - CLOSE)
+
+
+@given(kinds_of_jobs(), st.data())
+@settings(deadline=None)
+def test_pools_are_as_good_as_a_variable_for_each_pair(both, data):
+    """The same objective in fewer variables, whatever it is."""
+    direct, pooled = both
+    size = len(direct.rates)
+    steps = data.draw(st.lists(st.floats(1.0, 1000.0), min_size=size, max_size=size).map(np.array))
+    for worth in (1.0 / steps, shares(direct, np.ones(size))):
+        found = [least_of(made, max_min(made, worth).x, worth) for made in both]
+        assert found[0] == pytest.approx(found[1], rel=CLOSE)
+    sums = [float((steps * made.counts) @ (made.throughput @ most(made, steps))) for made in both]
+    assert sums[0] == pytest.approx(sums[1], rel=CLOSE)
+    assert valid(pooled, makespan(pooled, steps))
+
+
+def least_of(made, x, worth):
+    return float((worth * (made.throughput @ x)).min())
+
+
+def test_rooms_limit_whom_they_name():
+    """Two jobs whose GPUs fit on one node only: the second has to be apart, at half the speed."""
+    rates = [[2.0, 1.0], [2.0, 1.0]]
+    made = replace(problem(rates, [8], scale=[4, 4]), source=(0,), rooms=(Room(0, np.ones(2), 1.0),))
+    found = made.fractions(max_min_fairness(made, np.ones(2)))
+    assert found == pytest.approx(np.full((2, 2), 0.5), abs=CLOSE)
+    alike = replace(made, rooms=())
+    assert alike.fractions(max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
 
 
 @given(problems(pairs=True))

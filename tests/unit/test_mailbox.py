@@ -68,6 +68,7 @@ def test_lease_is_what_the_protocol_says(mailbox, shared):
         "nodes": {"n1": 2, "n2": 2},
         "requeue": {"by": "slurm", "exit_code": 85},
         "signal": "SIGUSR2",
+        "trials": None,
         "stop": None,
     }
     assert mailbox.read_lease(UID) == LEASE

@@ -135,6 +135,39 @@ def test_shares_can_be_declared_out_of_date():
     assert members({"x": 1}) is None
 
 
+def test_time_of_an_unconsolidated_turn_is_that_worker_types():
+    """Until the next round is given away; the GPUs are those of the GPU type."""
+    book = Ledger().look([job("a", 2)])
+    both = Candidate(("a",), 2, ("v100", "v100 unconsolidated"), near={"v100": (2,)})
+    shares = ledger({("a",): {"v100 unconsolidated": 1.0}})
+    (turn,) = choose(shares, [both], {"v100": 2}, ROUND, nodes={"v100": (1, 1)})
+    assert (turn.gpu_type, turn.apart) == ("v100", True)
+    book = Ledger.from_json(json.loads(json.dumps(book.give([turn]).to_json()))).look([job("a", 2, v100=120.0)])
+    assert book.received == {("a",): {"v100 unconsolidated": 60.0}}
+    (turn,) = choose(ledger({("a",): {"v100": 1.0}}), [both], {"v100": 2}, ROUND, nodes={"v100": (2,)})
+    book = book.give([turn]).look([job("a", 2, v100=200.0)])
+    assert book.received["a",]["v100"] == 40.0
+
+
+def test_who_does_not_fit_together_runs_apart_or_not_at_all():
+    """Of three gangs of four, two fit on nodes of six; the third has its unconsolidated turn, or what is left."""
+    kinds = ("v100", "v100 unconsolidated")
+    gangs = [Candidate((uid,), 4, kinds, near={"v100": (4,)}) for uid in "abc"]
+    book = ledger(alone({uid: {"v100": 1.0} for uid in "abc"}))
+    turns = choose(book, gangs, {"v100": 12}, ROUND, nodes={"v100": (6, 6)})
+    assert [(turn.combination[0], turn.apart) for turn in turns] == [("a", False), ("b", False), ("c", True)]
+    turns = choose(book, gangs, {"v100": 12}, ROUND, nodes={"v100": (6, 6)}, fill=False)
+    assert [turn.combination[0] for turn in turns] == ["a", "b"]
+
+
+def test_more_jobs_are_admitted_without_a_debt():
+    """They are owed nothing for the time before, and the shares of the others go on."""
+    book = ledger(alone({"a": {"v100": 1.0}})).admit(alone({"b": {"v100": 0.5}}), 60.0)
+    assert book.shares == {("a",): {"v100": 1.0}, ("b",): {"v100": 0.5}}
+    assert book.since == 0.0
+    assert book.renew({}, 100.0).owed == {("a",): {"v100": 100.0}, ("b",): {"v100": 20.0}}
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.integers(1, 10), min_size=2, max_size=6),

@@ -7,9 +7,11 @@ from hypothesis import given
 
 from metasched.cli import main
 from metasched.codec import CodecError, decode, encode
+from metasched.model import Job, Snapshot
 from metasched.policy import installed_policies
 from metasched.replay import NoSnapshotError, replay
 from metasched.slurm.fake import FakeNode, FakeSlurm
+from metasched.throughput.online import OnlineSpeed
 from tests.unit.site import FakeSite
 from tests.unit.strategies import snapshots
 
@@ -18,6 +20,17 @@ from tests.unit.strategies import snapshots
 def test_a_snapshot_survives_its_bytes(snapshot):
     """What is read back is equal to what was written."""
     assert decode(encode(snapshot)) == snapshot
+
+
+def test_what_reports_told_of_speeds_survives_its_bytes():
+    """Jobs with one speed have one object again, since policies put such jobs into one class."""
+    where = ("v100", (1,))
+    speed = OnlineSpeed("ann/gpt", untried=0.6).after(where, None, 4.0).after(where, "bob/bert", 3.0)
+    jobs = tuple(Job(f"{i}", f"{i}", "j", "ann", 0.0, 1, 1, 1, speed=speed) for i in range(2))
+    one, other = decode(encode(Snapshot(0.0, 1, 60.0, (), jobs))).jobs
+    assert one.speed is other.speed
+    assert (one.speed.subject, one.speed.alone, one.speed.untried) == ("ann/gpt", {where: 4.0}, 0.6)
+    assert one.speed.beside_subject == {(where, "bob/bert"): 3.0}
 
 
 @pytest.mark.parametrize(

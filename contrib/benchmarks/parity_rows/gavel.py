@@ -6,6 +6,7 @@ best in a second stage. Those rows need not be equal, but at least as good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -82,6 +83,10 @@ def _row(workload: Workload, policy: Policy, words: str, theirs: float | Measure
     return Row("Gavel", "artifact_evaluation, 3 x 2 GPUs", words, (measure,), run, reason)
 
 
+def _at_most(theirs: float) -> Measure:
+    return Measure("average JCT, s", theirs, 3, at_most=True)
+
+
 SHUFFLED = FractionParameters(recompute_seconds=RECOMPUTE, types_in_turn=FASTEST_FIRST, shuffle_types=True)
 ORDERED = FractionParameters(recompute_seconds=RECOMPUTE, types_in_turn=FASTEST_FIRST)
 
@@ -107,8 +112,14 @@ def _programs(workload: Workload) -> list[Row]:
     least = GavelMakespan(GavelMakespanParameters(**ordered, **close))
     found = [
         _row(workload, las, "gavel_las", 3429.279),
-        _row(workload, ftf, "gavel_ftf", 3610.793, MIDDLE),
-        _row(workload, least, "gavel_makespan tolerance=0.05", 3789.920, SEARCH),
+        _row(workload, ftf, "gavel_ftf", Measure("average JCT, s", 3610.793, 3, at_most=True), MIDDLE),
+        _row(
+            workload,
+            least,
+            "gavel_makespan tolerance=0.05",
+            Measure("average JCT, s", 3789.920, 3, at_most=True),
+            SEARCH,
+        ),
     ]
     agnostic: list[tuple[type[GavelPolicy], dict[str, float], float]] = [
         (GavelLas, {}, 4214.900),
@@ -144,7 +155,7 @@ def _shared(workload: Workload) -> list[Row]:
             return (average_jct(workload, policy, nodes, sharing=True),)
 
         where = "artifact_evaluation, 3 x 2 GPUs, space sharing"
-        return Row("Gavel", where, words, (Measure("average JCT, s", theirs, 3),), run, SHARED)
+        return Row("Gavel", where, words, (_at_most(theirs),), run, SHARED)
 
     return [row(*one) for one in found]
 
@@ -156,15 +167,18 @@ def _physical(folder: Path) -> list[Row]:
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
     nodes = cluster(8, 16, 24)
 
-    def row(policy: Policy, words: str, theirs: float) -> Row:
+    where = "max_min_fairness, 8 + 16 + 24 GPUs"
+    agnostic = [GavelLas(GavelLasParameters(**shuffled | {"aware": False, "seed": seed})) for seed in range(ORDERS)]
+
+    def row(policies: Sequence[Policy], words: str, theirs: Measure, reason: str) -> Row:
         def run() -> tuple[float, ...]:
-            return (average_jct(workload, policy, nodes) / 3600,)
+            return (fmean(average_jct(workload, policy, nodes) / 3600 for policy in policies),)
 
-        where = "max_min_fairness, 8 + 16 + 24 GPUs"
-        return Row("Gavel", where, words, (Measure("average JCT, h", theirs, 2),), run, MIDDLE)
+        return Row("Gavel", where, words, (theirs,), run, reason)
 
+    las, ftf = GavelLas(GavelLasParameters(**ordered)), GavelFinishTimeFairness(GavelParameters(**ordered))
     return [
-        row(GavelLas(GavelLasParameters(**ordered)), "gavel_las", 3.82),
-        row(GavelLas(GavelLasParameters(**shuffled, aware=False)), "gavel_las aware=false", 5.20),
-        row(GavelFinishTimeFairness(GavelParameters(**ordered)), "gavel_ftf", 3.94),
+        row([las], "gavel_las", Measure("average JCT, h", 3.82, 2, at_most=True), MIDDLE),
+        row(agnostic, "gavel_las aware=false", Measure("average JCT, h", 5.20, 2), CHANCE),
+        row([ftf], "gavel_ftf", Measure("average JCT, h", 3.94, 2, at_most=True), MIDDLE),
     ]

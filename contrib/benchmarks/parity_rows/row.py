@@ -21,19 +21,22 @@ class Measure:
         theirs: what the artifact gives.
         decimals: so many of them are known, and must agree.
         without: what the artifact gives without the behaviour that the row's reason names, where that was tried.
+        at_most: whether the row's reason explains only figures that are less: ours are to be at least as good.
     """
 
     name: str
     theirs: float
     decimals: int
     without: float | None = None
+    at_most: bool = False
 
     def verdict(self, ours: float, reason: str) -> str:
-        """In one word, whether ours agrees; or is explained by the row's reason, which must hold if it was tried."""
+        """In one word, whether ours agrees; or is explained by the row's reason, as far as that can be checked."""
         if round(ours, self.decimals) == round(self.theirs, self.decimals):
             return EQUAL
         tried = self.without is None or round(ours, self.decimals) == round(self.without, self.decimals)
-        return EXPLAINED if reason and tried else DIFFERENT
+        worse = self.at_most and ours > self.theirs
+        return EXPLAINED if reason and tried and not worse else DIFFERENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Ares: elastic fair queuing (Liu et al., ACM TACO 2025)."""
