@@ -1,11 +1,13 @@
 # `make` lists what can be made. Each verb first brings .venv up to date (contrib/bootstrap says what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit shim integrations slurm test-kills bench clean python cluster
+.PHONY: help demo test lint types unit shim integrations slurm test-kills test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
 KILLS ?= 200
+SLURM ?= 22.05
+SUBSET ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +38,9 @@ slurm: cluster ## tests on a private Slurm cluster on this host
 
 test-kills: cluster ## KILLS=200 kills of trainers and of what is round them: every one must leave the training whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)
+
+test-docker: python ## SLURM=22.05|24.11|26.05 [SUBSET=bounded]: a cluster of several hosts in containers, tested and taken away
+	contrib/docker/cluster test $(SLURM) $(if $(SUBSET),-m $(SUBSET))
 
 bench: ## which benchmarks there are, and how to run them
 	@cat docs/BENCHMARKS.md

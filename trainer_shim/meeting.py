@@ -41,6 +41,7 @@ def meet(world: World, device: torch.device, environ: Mapping[str, str]) -> Stor
     if environ.get("TRAINER_SHIM_PATIENCE") == "0":
         raise VariableError("TRAINER_SHIM_PATIENCE is '0': it must be seconds to wait for all ranks, above 0")
     until = time.monotonic() + patience
+    libuv = environ.get("USE_LIBUV", "1") == "1"  # as torch itself has it: builds of distributions are without
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store may outlive its workers
     with contextlib.ExitStack() as stack:
         try:
@@ -48,12 +49,15 @@ def meet(world: World, device: torch.device, environ: Mapping[str, str]) -> Stor
                 serves = world.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
                 address, port = world.master.address, world.master.ports[0]
                 limit = timedelta(seconds=patience)
-                store = TCPStore(address, port, is_master=serves, timeout=limit, wait_for_workers=False)
+                store = TCPStore(
+                    address, port, is_master=serves, timeout=limit, wait_for_workers=False, use_libuv=libuv
+                )
             elif world.rank == 0:
-                store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+                store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
                 stack.enter_context(_door(world.master, store.port))
             else:
-                store = TCPStore(world.master.address, _ask_the_way(world.master, until, patience), is_master=False)
+                port = _ask_the_way(world.master, until, patience)
+                store = TCPStore(world.master.address, port, is_master=False, use_libuv=libuv)
             os.environ["MASTER_PORT"] = str(store.port)
             roll = PrefixStore(f"trainer_shim/{attempt}", store)
             call_the_roll(roll, world, _place(device), until, patience)

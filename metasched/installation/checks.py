@@ -99,6 +99,10 @@ def _role(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     level = slurm.admin_level or "none"
     if facts.uid == 0 or facts.user == owner:
         yield Finding("ok", "role", f"{facts.user} may do everything")
+    elif level.lower() == "operator" and "lua" not in slurm.settings.job_submit_plugins:
+        text = f"{facts.user} is {level}, which may not write AdminComment, where a job's identity is kept"
+        fix = "install job_submit.lua, which writes it at submission, or make the user Administrator"
+        yield Finding("error", "role", text, fix)
     elif level.lower() in ROLES:
         yield Finding("ok", "role", f"{facts.user} is {level}")
     else:

@@ -109,7 +109,6 @@ def test_a_good_installation_gets_no_complaint():
         (with_settings(requeue_exit_hold=frozenset()), "warning", "slurm.conf", "85", "RequeueExitHold=85"),
         (with_values(JobFileAppend="0"), "warning", "slurm.conf", "overwrites", "JobFileAppend=1"),
         (with_values(MinJobAge="2 sec"), "warning", "slurm.conf", "MinJobAge=2", "MinJobAge=300"),
-        (with_settings(job_submit_plugins=()), "warning", "job_submit", "no lua plugin", "JobSubmitPlugins=lua"),
         (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not know", "take the functions"),
         (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
         (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
@@ -126,6 +125,17 @@ def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
     assert (finding.level, finding.subject) == (level, subject)
     assert text in finding.text
     assert fix in finding.fix
+
+
+def test_an_operator_needs_the_plugin():
+    """An administrator does without."""
+    without = with_settings(job_submit_plugins=())
+    assert [(finding.level, finding.subject) for finding in complaints(without)] == [
+        ("error", "role"),
+        ("warning", "job_submit"),
+    ]
+    boss = dataclasses.replace(without, slurm=dataclasses.replace(without.slurm, admin_level="Administrator"))
+    assert [finding.subject for finding in complaints(boss)] == ["job_submit"]
 
 
 def test_a_database_on_a_network_file_system_is_refused():

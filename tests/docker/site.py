@@ -1,0 +1,309 @@
+"""The cluster of hosts in containers, as a test uses it: its users' commands, and what happens to its hosts."""
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "contrib" / "docker" / "etc" / "metasched.toml"
+SHARED = "/home/metasched"
+SAMPLES = 203
+
+
+class CommandFailedError(AssertionError):
+    """A command in a container, or of docker, did not succeed."""
+
+
+def run(argv, timeout=60, stdin=None):
+    """What a command prints; raises CommandFailedError with what it complained of."""
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=timeout, input=stdin, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandFailedError(f"{shlex.join(map(str, argv))[:300]}: no end after {timeout} s") from None
+    if done.returncode:
+        said = (done.stderr or done.stdout).decode(errors="replace").strip()
+        raise CommandFailedError(f"{shlex.join(map(str, argv))[:300]}: exit code {done.returncode}: {said[-3000:]}")
+    return done.stdout.decode(errors="replace")
+
+
+@dataclass
+class Training:
+    """A training job: its address, its owner, and its directory on the shared volume."""
+
+    address: str
+    user: str
+    directory: str
+
+
+@dataclass
+class Site:
+    """All hosts. What a test breaks, it names in `mend` with how to undo it; `restore` does so in reverse order."""
+
+    release: str
+    number: int = 0
+    mend: list = field(default_factory=list)
+
+    # Commands
+
+    def container(self, host):
+        """The container of a host, also of one that is stopped or paused."""
+        project = os.environ.get("COMPOSE_PROJECT_NAME", f"metasched-{self.release.replace('.', '')}")
+        labels = [f"com.docker.compose.project={project}", f"com.docker.compose.service={host}"]
+        filters = [word for label in labels for word in ("--filter", f"label={label}")]
+        return run(["docker", "ps", "-aq", *filters]).split()[0]
+
+    def run(self, host, *argv, user="root", timeout=60, stdin=None):
+        """What a command prints that runs on a host, as root or as a user with the user's login environment."""
+        options = ["--user", user, *(["--interactive"] if stdin is not None else [])]
+        command = argv if user == "root" else ("bash", "-lc", "cd ~ 2>/dev/null; exec " + shlex.join(argv))
+        return run(["docker", "exec", *options, self.container(host), *command], timeout, stdin)
+
+    def sh(self, host, script, user="root", timeout=60):
+        """The same for a line of shell."""
+        return self.run(host, "bash", "-c", script, user=user, timeout=timeout)
+
+    def refused(self, host, script, user, *words):
+        """A user tries something: it must fail, and the refusal must contain one of the words, if any are given."""
+        try:
+            said = self.sh(host, script, user)
+        except CommandFailedError as error:
+            text = str(error).lower()
+            assert not words or any(word.lower() in text for word in words), text
+            return text
+        raise AssertionError(f"{user} could do it: {script}: {said}")
+
+    # Jobs
+
+    def submit(self, user, command, *options, tag="metasched"):
+        """Submit a batch script from the login host; its training."""
+        self.number += 1
+        directory = f"/home/{user}/job-{secrets.token_hex(4)}-{self.number}"
+        # libuv: Debian's package of torch is built without it
+        script = f"#!/bin/bash\nexport OMP_NUM_THREADS=1 USE_LIBUV=0\n{command.format(dir=directory)}\n"
+        self.sh("login", f"mkdir {directory}", user)
+        comment = [f"--comment={tag}"] if tag else []
+        argv = ["sbatch", "--parsable", f"--chdir={directory}", "--output=out.txt", "--open-mode=append"]
+        address = self.run("login", *argv, *comment, *options, user=user, stdin=script.encode())
+        return Training(address.split()[-1], user, directory)
+
+    def train(self, user, options, *sbatch, tag="metasched", before=""):
+        """Submit a real training."""
+        line = f"{before}\nexec metasched-run python /home/train.py {{dir}} --samples {SAMPLES} {options}"
+        return self.submit(user, line, *sbatch, tag=tag)
+
+    def leave_one_gpu(self, *hosts):
+        """An untagged job of Bob's takes the others of each host, so that what needs more spreads."""
+        for host in hosts:
+            job = self.submit("bob", "sleep 3600", "--gres=gpu:3", "-w", host, tag=None)
+            self.wait(lambda a=job.address: self.sh("controller", f"squeue -h -o %T -j {a}").strip() == "RUNNING")
+
+    def status(self):
+        """What is published now; None if that cannot be read."""
+        try:
+            return json.loads(
+                self.run("login", "cat", f"{SHARED}/status.json"), object_hook=lambda d: SimpleNamespace(**d)
+            )
+        except (CommandFailedError, ValueError):
+            return None
+
+    def job(self, training):
+        """The published status of a job, live or ended; None if it has none."""
+        status = self.status()
+        jobs = () if status is None else (*status.jobs, *status.finished)
+        return next((job for job in jobs if job.address == training.address), None)
+
+    def wait(self, condition, seconds=180, why=""):
+        """Wait until a condition holds; what it returned."""
+        deadline = time.monotonic() + seconds
+        while not (result := condition()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{why or 'it did not happen'} within {seconds} s\n{self.scene()}")
+            time.sleep(0.2)
+        return result
+
+    def wait_status(self, training, status, seconds=180):
+        """Wait until a job is published with that status; the job."""
+        return self.wait(
+            lambda: (job := self.job(training)) is not None and job.status == status and job,
+            seconds,
+            f"job {training.address} is not {status}: {self.job(training)}",
+        )
+
+    def wait_progress(self, training, steps=5, seconds=180):
+        """Wait until a job has reported more than so many steps."""
+        return self.wait(
+            lambda: (job := self.job(training)) is not None and (job.progress_steps or 0) > steps and job,
+            seconds,
+            f"job {training.address} does not train",
+        )
+
+    def trained(self, training):
+        """{(incarnation, rank): [step, ...]} of what trainers wrote down."""
+        script = (
+            'cd "$0" && for file in trained-*.jsonl; do [ ! -e $file ] || { echo "= $file"; cat $file; echo; }; done'
+        )
+        found, steps = {}, []
+        for line in self.run("login", "sh", "-c", script, training.directory).splitlines():
+            if line.startswith("= trained-"):
+                _, incarnation, rank = line.removesuffix(".jsonl").split("-")
+                steps = found.setdefault((int(incarnation), int(rank)), [])
+            else:
+                with contextlib.suppress(ValueError):  # of a trainer that was killed as it wrote, or writes right now
+                    steps.append(json.loads(line))
+        return found
+
+    def incarnations(self, training):
+        """{incarnation: world size} of the trainers that have done a step."""
+        sizes = {}
+        for (incarnation, _), steps in self.trained(training).items():
+            if steps:
+                sizes[incarnation] = sizes.get(incarnation, 0) + 1
+        return sizes
+
+    def assert_nothing_lost(self, training, last_step=None):
+        """In what survives, every epoch has every sample exactly once: nothing is lost and nothing is doubled.
+
+        What a run did beyond the step at which the training finished did not survive.
+        """
+        last = {}
+        for (incarnation, _), steps in self.trained(training).items():
+            for step in steps:
+                if last_step is not None and step["step"] > last_step:
+                    continue
+                have, indices = last.get(step["step"], (0, []))
+                if incarnation > have:
+                    last[step["step"]] = (incarnation, [(step["epoch"], step["indices"])])
+                elif incarnation == have:
+                    indices.append((step["epoch"], step["indices"]))
+        seen = {}
+        for _, parts in last.values():
+            for epoch, indices in parts:
+                seen.setdefault(epoch, []).extend(indices)
+        assert seen
+        assert {epoch: sorted(indices) for epoch, indices in seen.items()} == {
+            epoch: list(range(SAMPLES)) for epoch in range(len(seen))
+        }
+
+    # The daemon
+
+    def configure(self, *, policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0"):
+        """Give the daemon another policy, and wait until it decides under it."""
+        text = CONFIG.read_text().partition("[policy]")[0] + f'[policy]\nname = "{policy}"\n'
+        text += f"\n[policy.parameters]\n{parameters}\n" if parameters else ""
+        self.run("scheduler", "tee", "/etc/metasched/metasched.toml", stdin=text.encode())
+        self.wait_decides()  # it may just be starting
+        self.signal_daemon("HUP")
+        self.wait(lambda: (status := self.status()) is not None and status.policy == policy)
+
+    def signal_daemon(self, name):
+        """Send the daemon a signal."""
+        self.run("scheduler", "pkill", f"-{name}", "-u", "metasched", "-f", "bin/metasched daemon")
+
+    def daemon_log(self, since=None):
+        """What the daemon has logged, all of it or since a moment."""
+        options = [] if since is None else ["--since", f"{since:.3f}"]
+        done = subprocess.run(
+            ["docker", "logs", *options, self.container("scheduler")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+            check=False,
+        )
+        return done.stdout.decode(errors="replace")
+
+    def wait_decides(self, seconds=180):
+        """Wait until the daemon has looked at Slurm and published what it saw, all of it from now on."""
+        begun = time.time()
+
+        def decides():
+            status = self.status()
+            return status is not None and status.published > begun and status.slurm == "ok"
+
+        self.wait(decides, seconds, "the daemon does not publish, or does not reach Slurm")
+
+    # What happens to hosts
+
+    def kill_host(self, host):
+        """Pull the plug."""
+        run(["docker", "kill", self.container(host)])
+        self.mend.append((f"start {host}", lambda: self.start_host(host)))
+
+    def start_host(self, host):
+        """Switch it on again."""
+        run(["docker", "start", self.container(host)])
+
+    def pause_host(self, host):
+        """Freeze every process of it."""
+        run(["docker", "pause", self.container(host)])
+        self.mend.append((f"unpause {host}", lambda: self.unpause_host(host)))
+
+    def unpause_host(self, host):
+        """Let them go on."""
+        run(["docker", "unpause", self.container(host)])
+
+    def address(self, host):
+        """The host's address in the cluster's network."""
+        template = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        return run(["docker", "inspect", "--format", template, self.container(host)]).strip()
+
+    def cut(self, host, *others):
+        """No packet leaves the host for the others."""
+        for other in others:
+            route = f"{self.address(other)}/32"
+            self.sh(host, f"ip route add blackhole {route}")
+            self.mend.append((f"join {host} {other}", lambda r=route: self.sh(host, f"ip route del blackhole {r}")))
+
+    def hide(self, host, path):
+        """An empty directory that nobody may write to lies over a path of the host."""
+        self.sh(host, f"mount -t tmpfs -o ro,mode=0555 cut-off {path}")
+        self.mend.append((f"show {host} {path}", lambda: self.sh(host, f"umount -l {path}")))
+
+    def undo(self, *names):
+        """Mend what was broken under these names."""
+        for name in names:
+            index = next(i for i, (known, _) in enumerate(self.mend) if known == name)
+            self.mend.pop(index)[1]()
+
+    def restore(self):
+        """Mend everything, end all jobs, and wait until all hosts are idle and the daemon decides again."""
+        failures = []
+        while self.mend:
+            name, undo = self.mend.pop()
+            try:
+                undo()
+            except CommandFailedError as error:
+                failures.append(f"{name}: {error}")
+        self.wait(self._idle, 180, "the cluster does not come back to rest")
+        self.wait_decides()
+        assert not failures, failures
+
+    def _idle(self):
+        with contextlib.suppress(CommandFailedError):
+            self.sh("controller", "scancel -u alice; scancel -u bob")
+            states = self.sh("controller", "sinfo -h -N -o '%N %T'").split("\n")
+            for node, state in (line.split() for line in states if line):
+                if "drain" in state or state == "down":
+                    self.sh("controller", f"scontrol update nodename={node} state=resume")
+            return not self.sh("controller", "squeue -h") and all(line.split()[1] == "idle" for line in states if line)
+        return False
+
+    def scene(self):
+        """What to look at when something did not happen."""
+        parts = [self.daemon_log()[-5000:]]
+        for command in (
+            "squeue -a -t all -o '%i %u %T %r %N %V'",
+            "sinfo -N -l",
+            "tail -n 25 /var/log/slurm/slurmctld.log",
+        ):
+            with contextlib.suppress(CommandFailedError):
+                parts.append(self.sh("controller", command))
+        with contextlib.suppress(CommandFailedError):
+            parts.append(self.sh("login", f"tail -n 15 /home/*/job-*-{self.number}/out.txt"))
+        return "\n----\n".join(parts)

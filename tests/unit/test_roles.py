@@ -1,0 +1,61 @@
+"""A daemon whose account is an operator in Slurm: it may do all but write AdminComments."""
+
+import pytest
+
+from metasched.slurm.client import JobState
+from metasched.slurm.errors import SlurmPermissionError
+from metasched.slurm.fake import FakeSlurm
+from tests.unit.site import FakeSite
+
+UID = "6b022f1c0014049b"
+
+
+class OperatorSlurm(FakeSlurm):
+    """Refuses what takes an administrator."""
+
+    asked = 0
+
+    def stamp(self, address, admin_comment):
+        self.asked += 1
+        raise SlurmPermissionError("Access/permission denied")
+
+    def adopt(self, address, admin_comment):
+        self.stamp(address, admin_comment)
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = FakeSite(tmp_path, OperatorSlurm())
+    yield made
+    made.close()
+
+
+def stamped(site, address, uid=UID):
+    """As job_submit.lua does."""
+    FakeSlurm.stamp(site.slurm, address, f"metasched:{uid}")
+
+
+def test_a_job_that_was_stamped_as_it_was_submitted_runs(site):
+    """It is known by that stamp, and held by the daemon before its turn: neither takes an administrator."""
+    address = site.add("--gres=gpu:1", seconds=5.0)
+    stamped(site, address)
+    site.run_until(lambda: site.state(address) is JobState.COMPLETED)
+    assert site.record(address).uid == UID
+    assert site.slurm.asked == 0
+
+
+def test_a_job_without_a_stamp_is_never_started(site):
+    """Without its identity it could not be preempted: it stays held, with a reason that says what is missing."""
+    address = site.add("--gres=gpu:1", seconds=5.0)
+    site.run(60)
+    assert site.state(address) is JobState.PENDING
+    assert "job_submit.lua" in site.controller.reason(site.record(address).uid)
+
+
+def test_a_wrong_tag_of_a_stamped_job_is_written_once_and_then_left(site):
+    """Its error cannot be written into AdminComment; that is not tried again at each poll."""
+    address = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5.0)
+    stamped(site, address)
+    site.run(60)
+    assert site.slurm.asked == 1
+    assert "min_gpus" in site.record(address).error
