@@ -26,6 +26,10 @@ class ReadOnlyClient:
         """As Slurm has them."""
         return self._client.nodes()
 
+    def batch_script(self, address: str) -> str:
+        """As Slurm has it."""
+        return self._client.batch_script(address)
+
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """Nothing is submitted."""
         del script, arguments

@@ -176,6 +176,8 @@ class Job:
         total_steps: optimizer steps that it needs, if declared.
         steps_per_second: latest measured speed of the present run, if reported.
         speed: what is known of its speed elsewhere, at other sizes and beside others.
+        learns: whether a speed that is not known becomes known where it runs; not so in simulations, which know all.
+        trials: whether it is tried at smaller sizes, too, before each run.
         expected_service: GPU-seconds that it should need in all on the GPUs it asked for, by what jobs like it needed.
         slo_seconds: how long after its submission it should be finished, if its user has said so.
         time_limit_seconds: how long one run may last, if there is a limit.
@@ -225,6 +227,8 @@ class Job:
     total_steps: float | None = None
     steps_per_second: float | None = None
     speed: Speed | None = None
+    learns: bool = False
+    trials: bool = False
     expected_service: float | None = None
     slo_seconds: float | None = None
     time_limit_seconds: float | None = None

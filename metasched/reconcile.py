@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import structlog
@@ -43,6 +44,8 @@ MISSING_SECONDS = 30.0
 NEVER = "BadConstraints"
 # So many jobs like a new one are looked at for what it will need.
 HISTORY = 20
+# Of so many new jobs in one look Slurm is asked for the script; that of others is never known.
+SCRIPTS = 20
 # Since this release Slurm knows, when one of two jobs on a GPU has ended, that the other is still there.
 SHARDS_REMEMBERED = (23, 2)
 KILLED_BY_OLD_RUN = "killed_by_old_run"  # an event
@@ -125,7 +128,7 @@ class Reconciler:
         self._trials: dict[str, tuple[TrialReport, ...]] = {}
         self._refused: set[str] = set()  # addresses of jobs that Slurm lets only an administrator stamp
         self._expected: dict[str, float | None] = {}  # by uid
-        self._alike: dict[tuple[str, str], float | None] = {}  # by user and name, in this look
+        self._alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script, in this look
 
     def observe(self, now: float, round_number: int) -> Observation:
         """Look once.
@@ -149,6 +152,7 @@ class Reconciler:
         new = {uid: job for uid, job in ours.items() if uid not in records and job.state not in ENDED}
         with self._store.transaction():  # all of them before the first write to Slurm
             records.update((uid, self._take_in(uid, job, hardware, now)) for uid, job in new.items())
+        records.update(self._note_scripts({uid: job for uid, job in new.items() if records[uid].script is None}))
         live: dict[str, SeenJob] = {}
         completed = 0
         for uid, slurm_job in ours.items():
@@ -250,6 +254,25 @@ class Reconciler:
                 self._store.event("bad_tag", error, uid=uid, at=now)
         return self._record(uid)
 
+    def _note_scripts(self, new: Mapping[str, SlurmJob]) -> dict[str, JobRecord]:
+        """Keep the hashes of new jobs' batch scripts, by which recurring ones are known; the records that changed."""
+        hashes: dict[int, str] = {}  # by job id: the tasks of an array have one script
+        for number in sorted({job.array_job_id or job.job_id for job in new.values()})[:SCRIPTS]:
+            try:
+                script = self._client.batch_script(str(number))
+            except SlurmError as error:
+                log.info("script_not_known", job=number, error=str(error))
+                if isinstance(error, (SlurmUnavailableError, SlurmPermissionError)):
+                    break  # it would not tell of the others either
+            else:
+                hashes[number] = sha256(script.encode()).hexdigest()
+        found = {uid: hashes.get(job.array_job_id or job.job_id) for uid, job in new.items()}
+        with self._store.transaction():
+            for uid, script_hash in found.items():
+                if script_hash is not None:
+                    self._store.update_job(uid, script=script_hash)
+        return {uid: self._record(uid) for uid, script_hash in found.items() if script_hash is not None}
+
     def _record(self, uid: str) -> JobRecord:
         record = self._store.job(uid)
         if record is None:
@@ -330,13 +353,15 @@ class Reconciler:
         return replace(found, job=found.job.evolve(speed=speed, expected_service=expected))
 
     def _expectation(self, record: JobRecord) -> float | None:
-        """GPU-seconds that it should need, by jobs of its user and name; looked up when it is first seen."""
+        """GPU-seconds that it should need, by jobs of its user, name and script; looked up when it is first seen."""
         if record.uid not in self._expected:
-            key = record.user, record.name
+            key = record.user, record.name, record.script
             if key not in self._alike:  # the tasks of an array come together
-                past = self._store.completed_jobs(*key, HISTORY)
-                services = [sum(amount for kind, amount in one.attained.items() if kind) for one in past]
-                self._alike[key] = expected_service([PastJob(service) for service in services])
+                past = [
+                    PastJob(sum(amount for kind, amount in one.attained.items() if kind), one.script)
+                    for one in self._store.completed_jobs(record.user, record.name, HISTORY)
+                ]
+                self._alike[key] = expected_service(past, record.script)
             self._expected[record.uid] = self._alike[key]
         return self._expected[record.uid]
 
@@ -601,6 +626,8 @@ def _job(  # noqa: PLR0917  one fact from each side
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
+        learns=True,
+        trials=needed.trials,
         slo_seconds=needed.slo_seconds,
         time_limit_seconds=seen.time_limit,
         shares_with=None if hardware.seats is None else hardware.seats.couples.get(record.uid),

@@ -83,6 +83,7 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
             released=None,
             released_at=None,
             stop_requested=None,
+            learns=False,
         ),
         estimate.training,
     )

@@ -38,6 +38,8 @@ _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _FULL_READ_SECONDS = 60.0
 _MAX_COMMENT = 4096
+# Of several new jobs, one after the other: scheduling waits.
+_SCRIPT_SECONDS = 3.0
 
 _UNREACHABLE = re.compile(
     r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
@@ -146,6 +148,14 @@ class CommandLineClient:
         return parsed.records
 
     # Writes
+
+    def batch_script(self, address: str) -> str:
+        """See SlurmClient."""
+        argv = ["scontrol", "write", "batch_script", _address(address), "-"]
+        script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
+        if not script:  # its exit status is 0 all the same
+            raise _error(" ".join(argv), complaint.strip() or "no script")
+        return script
 
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """See SlurmClient."""
@@ -282,6 +292,10 @@ class CommandLineClient:
 
     def _run(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> str:
         """Run a command, as another user if so told; its standard output."""
+        return self._answer(argv, timeout, user)[0]
+
+    def _answer(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> tuple[str, str]:
+        """The same; its standard output and error."""
         limit = self._timeout if timeout is None else timeout
         try:
             done = subprocess.run(
@@ -302,7 +316,7 @@ class CommandLineClient:
         if done.returncode:
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             raise _error(" ".join(argv), complaint)
-        return done.stdout.decode(errors="replace")
+        return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
     def _warn(self, errors: Sequence[MalformedOutputError]) -> None:
         """Once for each record."""

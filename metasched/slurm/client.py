@@ -231,6 +231,9 @@ class SlurmClient(Protocol):
     def nodes(self) -> Sequence[SlurmNode]:
         """All nodes, in one bulk read."""
 
+    def batch_script(self, address: str) -> str:
+        """The batch script of a job that has not ended (of an array: of all its tasks), as it was submitted."""
+
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """Submit a script with sbatch options before it; the address of the new job."""
 

@@ -95,6 +95,7 @@ class _Job:
     computing_since: float | None = None
     after: tuple[JobState, Hold] | None = None  # what COMPLETING leads to
     indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # told only while it is not COMPLETING
+    script: str = ""
 
 
 NODES = tuple(FakeNode(f"n{number}") for number in range(1, 5))
@@ -153,15 +154,20 @@ class FakeSlurm:
         self._call("nodes")
         return tuple(self._node(node) for node in self._nodes.values())
 
+    def batch_script(self, address: str) -> str:
+        """See SlurmClient."""
+        return self._touch("batch_script", address)[0].script
+
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """See SlurmClient; understands the options of ``add``, also in the script's ``#SBATCH`` lines."""
         self._call("submit")
         if not script.is_file():
             raise SlurmCommandError(f"sbatch: Unable to open file {script}")
-        lines = script.read_text(encoding="utf-8").splitlines()
-        sbatch = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+        text = script.read_text(encoding="utf-8")
+        sbatch = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
         inside = shlex.split("\n".join(sbatch), comments=True)
-        return self._add(parse_options([*inside, *arguments]), name=script.name, user="user", trainer=Trainer())
+        options = parse_options([*inside, *arguments])
+        return self._add(options, name=script.name, user="user", trainer=Trainer(), script=text)
 
     def hold(self, address: str) -> None:
         """See SlurmClient."""
@@ -283,12 +289,13 @@ class FakeSlurm:
         account: str = "",
         comment: str = "",
         trainer: Trainer | None = None,
+        script: str = "#!/bin/bash\n",
     ) -> str:
         """A user submits a job with sbatch's options; its address (of an array: the array's id)."""
         found = parse_options([*options, *([f"--comment={comment}"] if comment else [])])
         if account:
             found["account"] = account
-        return self._add(found, name=name, user=user, trainer=trainer or Trainer())
+        return self._add(found, name=name, user=user, trainer=trainer or Trainer(), script=script)
 
     def job(self, address: str) -> SlurmJob:
         """One job as Slurm would show it now."""
@@ -421,7 +428,7 @@ class FakeSlurm:
             changes["slurm_state"] = state.value
         job.shown = replace(job.shown, **changes)  # type: ignore[arg-type]
 
-    def _add(self, options: dict[str, str], *, name: str, user: str, trainer: Trainer) -> str:
+    def _add(self, options: dict[str, str], *, name: str, user: str, trainer: Trainer, script: str) -> str:
         job_id = self._next_id
         tasks = strings.array_tasks(options["array"]) if "array" in options else []
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
@@ -431,9 +438,9 @@ class FakeSlurm:
             address = f"{job_id}_{task}"
             own_id = job_id if position == 0 else job_id + position
             shown = replace(job, address=address, job_id=own_id, array_job_id=job_id, array_task_id=task)
-            self._jobs[address] = _Job(shown, replace(trainer, signals=[]))
+            self._jobs[address] = _Job(shown, replace(trainer, signals=[]), script=script)
         if not tasks:
-            self._jobs[job.address] = _Job(job, trainer)
+            self._jobs[job.address] = _Job(job, trainer, script=script)
         return str(job_id)
 
     def _check_possible(self, job: SlurmJob) -> None:

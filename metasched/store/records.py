@@ -123,6 +123,7 @@ class JobRecord:
         finished: when it ended for good; None while it lives.
         end_state: Slurm's state then.
         exit_code: then.
+        script: the hash of its batch script; None where Slurm did not tell.
         current: the open run (released or running), if there is one.
     """
 
@@ -149,6 +150,7 @@ class JobRecord:
     finished: float | None = None
     end_state: str | None = None
     exit_code: int | None = None
+    script: str | None = None
     current: RunRecord | None = None
 
     def attained_at(self, now: float) -> dict[str, float]:
@@ -176,6 +178,7 @@ class JobChanges(TypedDict, total=False):
     status: str
     error: str | None
     total_steps: int | None
+    script: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,11 @@ def _sharing(db: Database) -> None:
     )
 
 
+@migrations(name="0004_script")
+def _script(db: Database) -> None:
+    db.execute("ALTER TABLE jobs ADD COLUMN script TEXT")
+
+
 def check(db: Database, path: Path) -> bool:
     """Whether the database needs migrations; writes nothing.
 

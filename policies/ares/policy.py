@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from metasched.model import Decision, Grant, Job, Snapshot
+from metasched.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
 from policies.ares.line import Line, overrun
 from policies.ares.room import Room, fixed
@@ -25,6 +25,7 @@ from policies.ares.scaling import CLOSE, Amount, Scaling
 
 LINE = "in line by when jobs would end under fair sharing"
 POOL = "in the pool of jobs whose demand is not known, under fair sharing"
+EXPLORES = "on GPUs that nobody else can use, to learn how fast it is there"
 NO_GPUS = "without GPUs: it has the CPUs that are left"
 
 
@@ -35,11 +36,13 @@ class AresParameters(PolicyParameters):
         alpha: the least part of its speed that each GPU of a job keeps when it gets more than it asked for.
         leftovers: where GPUs go that are left when all jobs are served: nowhere; to amounts between two doublings that
             scaling control allows; or also beyond that, as long as a job becomes faster.
+        explore: whether what is left after that goes to jobs whose speed on twice their GPUs is not known, to learn it.
         turn_seconds: for which a job of unknown demand that has begun to run in the pool goes on there.
     """
 
     alpha: float = Field(default=0.75, gt=0, le=1)
     leftovers: Literal["none", "efficient", "faster"] = "efficient"
+    explore: bool = True
     turn_seconds: float = Field(default=1800.0, ge=0)
 
 
@@ -93,6 +96,7 @@ class _Round:
         self.unknown = sorted(unknown, key=lambda job: (-line.owed(job) / job.weight, job.submitted, job.uid))
         self.without_gpus = [job for job in snapshot.jobs if not job.gpus]
         self.given: dict[str, Amount] = {}  # to jobs in line
+        self.exploring: set[str] = set()
 
     def decision(self) -> Decision:
         """The pool is served, then the line, then whoever can use what is left."""
@@ -105,6 +109,8 @@ class _Round:
             self._give_leftovers(Scaling.between)
         if self.parameters.leftovers == "faster":
             self._give_leftovers(Scaling.beyond)
+        if self.parameters.explore:
+            self._explore()
         for job in self.without_gpus:
             if job.uid not in self.room.shares and self._runs(job) and self.room.fits(job, "", 0):
                 self.room.give(job, "", 0)
@@ -154,6 +160,18 @@ class _Round:
                 if more is not None and self.room.fits(job, more.kind, more.gpus):
                     self.given[job.uid] = more
                     self.room.give(job, more.kind, more.gpus)
+
+    def _explore(self) -> None:
+        """Let jobs run where that tells how fast they are: in line, and those that trials bring into the line."""
+        tried = [job for job in self.unknown if job.trials and job.remaining_steps is not None]
+        for job in [job for job in (*self.known, *tried) if job.learns and job.preempt is Preempt.CHECKPOINT]:
+            kind, gpus = self.room.shares.get(job.uid, ("", 0))
+            left = self.room.gpus.get(kind, 0)
+            if gpus and left > 0 and not (fixed(job) or self.room.keeps(job)):
+                more = Scaling(job, self.room.site(job), self.parameters.alpha).unknown(kind, gpus + left)
+                if more is not None and more.gpus > gpus and self.room.fits(job, kind, more.gpus):
+                    self.exploring.add(job.uid)
+                    self.room.give(job, kind, more.gpus)
 
     # -- the pool -------------------------------------------------------------------------------------------------
 
@@ -207,7 +225,8 @@ class _Round:
         for job, reason in reasons:
             share = self.room.shares.get(job.uid)
             if share is not None:
-                grants.append(self._grant(job, *share, reason))
+                more = f"; {EXPLORES}" if job.uid in self.exploring else ""
+                grants.append(self._grant(job, *share, reason + more))
             elif (most := self._runs(job)) is not None:
                 fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.kind or None))
             else:

@@ -1,7 +1,8 @@
 """How a job scales, and how far it may: scaling control (section 3.3).
 
 A job's amount is doubled from what it asked for as long as each GPU keeps a part ``alpha`` of the speed that it has at
-that amount. An amount of which no speed is known is not tried: without a profile, a job has what it asked for.
+that amount. An amount of which no speed is known is not given, but where nobody else can use the GPUs: a run there
+tells.
 """
 
 from __future__ import annotations
@@ -83,6 +84,30 @@ class Scaling:
                 break
             best = more
         return best if best is not given else None
+
+    def unknown(self, kind: str, most: int) -> Amount | None:
+        """A doubled amount up to ``most`` of which no speed is known; None where there is none, or it would not help.
+
+        The first, if scaling control allows all before it. Or, for a job that is tried at smaller sizes before a run,
+        the largest that is not beyond one at which it is known to stop.
+        """
+        job, found = self.job, None
+        asked = slower = self.speed(kind, job.gpus)
+        if not asked and (asked == 0 or not job.trials):
+            return None
+        gpus = 2 * job.gpus
+        while gpus <= min(most, job.max_gpus) and self.site.spread(kind, gpus) is not None:
+            amount = Amount(kind, gpus, self.speed(kind, gpus))
+            if amount.speed is None:
+                found = amount
+                if not job.trials:
+                    break
+            elif amount.speed <= (slower or 0.0) or (asked and not self._efficient(amount, asked)):
+                break
+            else:
+                slower = amount.speed
+            gpus *= 2
+        return found
 
     def _doubled(self, asked: Amount) -> list[Amount]:
         """Amounts beyond what it asked for, ascending."""

@@ -453,6 +453,7 @@ class ClientContract:
             lambda address: client.stamp(address, "text"),
             lambda address: client.signal(address, "SIGUSR2"),
             lambda address: client.launch(address, ["hostname"], 10),
+            client.batch_script,
         ):
             with pytest.raises(NoSuchJobError, match=address):
                 call(address)
@@ -466,6 +467,7 @@ class ClientContract:
             world.client.release,
             world.client.requeue_hold,
             world.client.cancel,
+            world.client.batch_script,
             lambda address: world.client.stamp(address, "text"),
             lambda address: world.client.signal(address, "SIGTERM"),
         ):
@@ -524,6 +526,14 @@ class ClientContract:
         """Its output comes back."""
         address = world.started("--gres=gpu:1", "--mem=500M")
         assert world.client.launch(address, ["echo", "hello"], 20) == "hello\n"
+
+    def test_the_batch_script_is_what_was_submitted(self, world):
+        """Whatever the options of the job are, and for all tasks of an array."""
+        client, alike = world.client, [world.started(), world.submit("--hold", "--time=7"), world.submit("--array=1-3")]
+        assert len({client.batch_script(address) for address in alike}) == 1
+        other = world.submit("--hold", does="exit 3")
+        assert client.batch_script(other) != client.batch_script(alike[0])
+        assert "exit 3" in client.batch_script(other)
 
     def test_a_lost_node_puts_its_jobs_back_without_a_hold(self, world):
         """Unless an admin's hold was waiting."""

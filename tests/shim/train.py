@@ -178,13 +178,14 @@ def main():
     average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     metric = Metric()
     ctx.track(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, average=average, metric=metric)
-    log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    number = 0 if ctx.is_trial else ctx.incarnation  # a trial must not write over what a run has written
+    log = (args.directory / f"trained-{number}-{ctx.rank}.jsonl").open("w", buffering=1)
     ctx.on_stop(
         lambda cause: sys.stdout.write(f"before {cause} on {ctx.rank}\n"),
         lambda cause: sys.stdout.write(f"after {cause} on {ctx.rank}\n"),
     )
     ctx.on_stop(lambda _: 1 / 0)
-    trained = []
+    trained, loss_sum = [], 0.0
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
             if ctx._micro.samples:  # not a filler
@@ -192,6 +193,7 @@ def main():
             loss = nn.functional.mse_loss(model(x), y)
             if ctx.step_count == args.overflow_at:
                 loss = loss * torch.inf
+            loss_sum += loss.item() * ctx._micro.samples
             ctx.backward(loss, scaler)
             if ctx.boundary:
                 scaler.unscale_(optimizer)
@@ -199,8 +201,9 @@ def main():
                 schedule.step()
                 average.update_parameters(net)
                 metric.update(ctx.step_count)
-                log.write(json.dumps({"epoch": epoch, "step": ctx.step_count, "indices": trained}) + "\n")
-                trained = []
+                line = {"epoch": epoch, "step": ctx.step_count, "indices": trained, "loss_sum": loss_sum}
+                log.write(json.dumps(line) + "\n")
+                trained, loss_sum = [], 0.0
                 time.sleep(args.step_seconds)
                 evaluate(ctx, args, net, f"step {ctx.step_count}")
         evaluate(ctx, args, net, f"epoch {epoch}")

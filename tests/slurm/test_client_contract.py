@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import time
+from importlib.util import find_spec
 
 import pytest
 
@@ -50,7 +51,7 @@ class RealWorld:
         verb, _, code = does.partition(" ")
         script = self.base / f"{verb}{code}.sh"
         script.write_text("#!/bin/bash\n" + SCRIPTS[verb].format(base=self.base, code=code) + "\n")
-        as_owner = [f"--uid={self.owner}", "--gid=nogroup"] if self.owner else []
+        as_owner = ["--uid=65534", "--gid=65534"] if self.owner else []
         return self.client.submit(script, [*as_owner, f"--chdir={self.base}", "--output=/dev/null", *options])
 
     def started(self, *options, does="sleep"):
@@ -122,6 +123,27 @@ class TestCommandLineClient(ClientContract):
     def farm(self, request):
         with up(request.param) as cluster:
             made = RealWorld(cluster, new_base())
+            yield made
+            made.close()
+
+
+@pytest.mark.skipif(find_spec("pyslurm") is None, reason="pyslurm is not installed: it needs a Slurm of its release")
+class TestPyslurm(ClientContract):
+    """The same by pyslurm, where there is one for this Slurm; what it cannot do, Slurm's commands do."""
+
+    @pytest.fixture
+    def world(self, small):
+        made = RealWorld(small, new_base())
+        made.client.write_by_pyslurm()
+        yield made
+        made.close()
+        restore(small)
+
+    @pytest.fixture
+    def farm(self, request):
+        with up(request.param) as cluster:
+            made = RealWorld(cluster, new_base())
+            made.client.write_by_pyslurm()
             yield made
             made.close()
 

@@ -128,10 +128,11 @@ class FakeSite:
             clock=lambda: self.slurm.now,
         )
 
-    def add(self, *options, tag="", **trainer):
+    def add(self, *options, tag="", script="#!/bin/bash\n", **trainer):
         """Submit a tagged job whose trainer is one of ours; held, as the plugin would."""
         made = ShimTrainer(shared=self.base / "shared", **trainer)
-        return self.slurm.add("--hold", *options, comment=f"metasched {tag}".strip(), user=ME, trainer=made)
+        comment = f"metasched {tag}".strip()
+        return self.slurm.add("--hold", *options, comment=comment, user=ME, trainer=made, script=script)
 
     def run(self, seconds):
         """Poll as the daemon would, for so long."""

@@ -225,6 +225,48 @@ def leaving(leftovers):
     return Ares(AresParameters(leftovers=leftovers))
 
 
+def known_at(*gpus):
+    """A speed that is proportional to the GPUs, and known on so many only."""
+    return ByGpus(tuple((n, float(n)) for n in gpus))
+
+
+def test_what_nobody_can_use_goes_to_who_learns_there_how_fast_it_is():
+    """Twice the GPUs, and when that is known, twice those, as long as scaling control allows what is known."""
+    for known, gpus in ((1,), 2), ((1, 2), 4), ((1, 2, 4), 8), ((1, 2, 4, 8), 8):
+        one = job("a", 1, high=8, left=100, speed=known_at(*known), learns=True)
+        assert amounts([one], nodes(1, 8)) == {"a": gpus}
+    poor = ByGpus(((1, 1.0), (2, 1.1)))
+    assert amounts([job("a", 1, high=8, left=100, speed=poor, learns=True)], nodes(1, 8)) == {"a": 1}
+    result = decided([job("a", 1, high=8, left=100, speed=known_at(1), learns=True)], nodes(1, 8))
+    assert "to learn how fast it is" in result.reasons["a"]
+
+
+def test_a_job_that_is_tried_at_smaller_sizes_begins_on_all_that_is_left():
+    """Its trials tell the rest, its demand as well; but nothing can tell that of one without a total."""
+    nothing = {"speed": ByGpus(()), "learns": True}
+    assert amounts([job("a", 1, high=8, left=100, trials=True, **nothing)], nodes(1, 8)) == {"a": 8}
+    assert amounts([job("a", 1, high=8, expected_service=9.0, trials=True, **nothing)], nodes(1, 7)) == {"a": 4}
+    assert amounts([job("a", 1, high=8, trials=True, **nothing)], nodes(1, 8)) == {"a": 1}
+    assert amounts([job("a", 1, high=8, left=100, **nothing)], nodes(1, 8)) == {"a": 1}
+    slow = ByGpus(((1, 1.0), (4, 0.5)))
+    assert amounts([job("a", 1, high=8, left=9, speed=slow, learns=True, trials=True)], nodes(1, 8)) == {"a": 2}
+
+
+def test_nobody_has_less_for_what_another_one_learns():
+    """All are served before, and the earlier in line learns first."""
+    jobs = [job(uid, 1, high=4, left=left, speed=known_at(1), learns=True) for uid, left in (("a", 1), ("b", 9))]
+    assert amounts(jobs, nodes(1, 2)) == {"a": 1, "b": 1}
+    assert amounts(jobs, nodes(1, 3)) == {"a": 2, "b": 1}
+    assert amounts([*jobs, job("u", 2)], nodes(1, 4)) == {"a": 1, "b": 1, "u": 2}
+
+
+def test_a_job_that_could_not_go_back_learns_nothing():
+    """One that is never preempted would keep those GPUs; and it can be switched off."""
+    facts = {"high": 4, "left": 100, "speed": known_at(1), "learns": True}
+    assert amounts([job("a", 1, preempt=Preempt.NO, **facts)]) == {"a": 1}
+    assert amounts([job("a", 1, **facts)], policy=Ares(AresParameters(explore=False))) == {"a": 1}
+
+
 def test_what_is_left_goes_to_amounts_between_doublings():
     """In line, as far as scaling control allows; or stays idle, if so configured."""
     jobs = [job("a", 4, high=8, left=10, speed=linear(1.0)), job("b", 1, high=1, left=90, speed=linear(1.0))]
@@ -428,9 +470,13 @@ def test_a_state_of_something_else_is_begun_anew(data):
 
 
 @settings(deadline=None)
-@given(snapshots(blocked=True, free=True), st.sampled_from(("none", "efficient", "faster")))
-def test_it_keeps_the_contract_in_any_situation_and_is_pure(view, leftovers):
+@given(snapshots(blocked=True, free=True), st.sampled_from(("none", "efficient", "faster")), st.data())
+def test_it_keeps_the_contract_in_any_situation_and_is_pure(view, leftovers, data):
     """Whatever jobs and nodes look like, twice; its state is JSON, and is not changed by a later look."""
+    if data.draw(st.booleans()):
+        speeds, trials = st.sampled_from((ByGpus(()), known_at(1), WORSE)), data.draw(st.booleans())
+        jobs = tuple(one.evolve(speed=data.draw(speeds), learns=True, trials=trials) for one in view.jobs)
+        view = replace(view, jobs=jobs)
     policy = Ares(AresParameters(leftovers=leftovers))
     first = run_round(view, policy, None)
     text = json.dumps(dict(first.state.data))

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.demand import APART, RECENT, PastJob, expected_service
+from metasched.reconcile import SCRIPTS
+from metasched.slurm.errors import SlurmPermissionError
 from metasched.store import JobRecord, Store
 from policies.ares.policy import Ares
 from tests.unit import site
@@ -89,5 +91,46 @@ def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypa
         services = [record.attained["v100"] for record in cluster.store.recent_jobs(3)[1:]]
         assert seen[2] == pytest.approx(sum(services) / 2)
         assert ["in line" in reason for reason in reasons] == [False, False, True]
+    finally:
+        cluster.close()
+
+
+def test_the_daemon_knows_recurring_jobs_by_their_script(tmp_path):
+    """Of the same user and name, those of another script do not count."""
+    cluster = site.FakeSite(tmp_path)
+    try:
+        for script, seconds in (("long", 300), ("long", 300), ("short", 30), ("short", 30)):
+            cluster.add("--gres=gpu:2", "--job-name=nightly", script=script, seconds=seconds)
+            cluster.run(400)
+        services = [record.attained["v100"] for record in cluster.store.recent_jobs(4)]
+        for script, expected in (("long", services[2:]), ("short", services[:2]), ("new", None)):
+            address = cluster.add("--gres=gpu:2", "--job-name=nightly", script=script)
+            observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0).snapshot
+            assert observed.job[cluster.record(address).uid].expected_service == (
+                expected and pytest.approx(sum(expected) / 2)
+            )
+    finally:
+        cluster.close()
+
+
+def test_a_script_that_slurm_does_not_tell_costs_nothing_but_itself(tmp_path, monkeypatch):
+    """The job is scheduled; and of many that come at once, Slurm is asked for a few scripts only."""
+    cluster = site.FakeSite(tmp_path)
+
+    def refuse(address):
+        raise SlurmPermissionError(f"permission denied for {address}")
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster.slurm, "batch_script", refuse)
+            first = cluster.add("--gres=gpu:2", seconds=5)
+            cluster.run(30)
+        assert (cluster.record(first).script, cluster.record(first).end_state) == (None, "COMPLETED")
+        array = cluster.add("--array=1-4")
+        many = [cluster.add() for _ in range(SCRIPTS + 5)]
+        cluster.run(1)
+        assert [method for method, _ in cluster.slurm.calls].count("batch_script") == SCRIPTS
+        assert len({cluster.record(f"{array}_{task}").script for task in range(1, 5)} - {None}) == 1
+        assert [cluster.record(address).script is None for address in many].count(True) == 6
     finally:
         cluster.close()

@@ -29,7 +29,7 @@ class FakeWorld:
             case ["note", signal]:
                 trainer.stop_signal = "none"
                 assert signal == "USR2"
-        return self.client.add(*options, trainer=trainer)
+        return self.client.add(*options, trainer=trainer, script=does)
 
     def started(self, *options, does="sleep"):
         address = self.submit(*options, does=does)

@@ -1,0 +1,89 @@
+"""Ares on a real cluster: a job learns what more GPUs are worth, has them, and gives them back."""
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha256
+
+import pytest
+import torch
+
+from tests.slurm.site import ROOT, TRAIN
+
+# A step reads eight samples one after the other on one GPU, and two on each of four: so the job scales.
+DATA = "--samples 64 --global-batch 8"
+STEPS_PER_EPOCH = 8
+
+
+def losses(directory):
+    """{step: the mean loss of its samples}, of each step by the last trainer that did it, over all its ranks."""
+    parts = {}
+    for path in directory.glob("trained-*-*.jsonl"):
+        incarnation = int(path.name.split("-")[1])
+        for text in path.read_text().splitlines(keepends=True):
+            if text.endswith("\n"):
+                line = json.loads(text)
+                parts.setdefault(line["step"], {}).setdefault(incarnation, []).append(line)
+    found = {}
+    for step, by_incarnation in parts.items():
+        lines = by_incarnation[max(by_incarnation)]
+        found[step] = sum(line["loss_sum"] for line in lines) / sum(len(line["indices"]) for line in lines)
+    return found
+
+
+def undisturbed(directory, epochs):
+    """The same training, in one process that nobody stops."""
+    directory.mkdir()
+    argv = [sys.executable, str(TRAIN), str(directory), *DATA.split(), "--epochs", str(epochs)]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(argv, env=env, check=True, timeout=60, capture_output=True)
+    return directory
+
+
+def test_a_job_grows_beyond_its_request_and_shrinks_back(small_site, tmp_path):
+    """Its losses, step by step, and its parameters are those of the same training undisturbed.
+
+    On one GPU it learns its speed there. Nobody else can use the others, so it is tried on two, and runs on four. It
+    scales, so it keeps them when all that is known, until another job comes.
+    """
+    site = small_site
+    site.configure(policy="ares", parameters="alpha = 0.5")
+    site.start()
+    site.wait(site.status)
+    address, directory = site.train(
+        f"{DATA} --epochs 100000 --read-seconds 0.04 --finish-file enough",
+        "--gres=gpu:1",
+        tag="metasched min_gpus=1 max_gpus=4 model=net-b8 trials=yes",
+    )
+
+    def learnt():
+        with site.store() as store:
+            return {sum(record.spread) for record in store.speeds()} >= {1, 2, 4}
+
+    site.wait(learnt, 90)
+    decided = site.status().round
+
+    def kept():
+        job = site.job(address)
+        on = sum(job.nodes.values())
+        return site.status().round > decided + 1 and (on, job.reason.count("to learn")) == (4, 0)
+
+    site.wait(kept)
+    other = site.submit("exec sleep 1000", "--gres=gpu:3")
+    site.wait_status(other, "running")
+    site.wait(lambda: site.job(address).world_sizes == (1, 4, 1), 60)
+    before = len(losses(directory))
+    site.wait(lambda: len(losses(directory)) > before + 2, 60)
+    (directory / "enough").touch()
+    assert site.wait_status(address, "completed", 60).world_sizes == (1, 4, 1)
+
+    with site.store() as store:
+        assert store.job(site.job(address).uid).script == sha256((directory / "job.sh").read_bytes()).hexdigest()
+    found = losses(directory)
+    epochs, rest = divmod(len(found), STEPS_PER_EPOCH)
+    assert rest == 0
+    reference = undisturbed(tmp_path / "undisturbed", epochs)
+    assert found == pytest.approx(losses(reference), rel=1e-9)
+    one, other = (torch.load(place / "final.pt") for place in (directory, reference))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
