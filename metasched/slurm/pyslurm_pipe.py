@@ -7,6 +7,7 @@ tells less of pending jobs than their JSON.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -21,6 +22,7 @@ from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
 from metasched.slurm.scontrol import ScontrolPipe
 
 _CHUNK = 65536
+_END_SECONDS = 5.0
 _JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})
 # scontrol's keys, and what pyslurm calls them.
 _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -156,6 +158,9 @@ class _Child:
         return line
 
     def last_words(self) -> str:
+        """Of a child that says no more: it may only just be ending."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing said")
