@@ -15,7 +15,7 @@ from tests.kills.witness import Witness
 
 TRAIN = Path(__file__).with_name("train.py")
 PATIENCE = 120.0  # seconds for anything on a crowded machine
-NOTICE = 3.0  # seconds that Slurm has to notice by itself, before an operator requeues the job
+NOTICE = 3.0  # seconds that Slurm and the daemon have to see to it by themselves, before an operator does
 OVER = {"FAILED", "COMPLETED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "BOOT_FAIL"}
 
 RANK, RANK_0_IN_CHECKPOINT = "any rank", "rank 0 in a checkpoint"
@@ -149,7 +149,7 @@ def recover(job, victim, before, trainers, at):
         step = job.witness.last_step(before)
         job.until(lambda: job.witness.last_step(before) > step + 20, "the training to go on")
         return "goes on", None
-    outcomes, ended, submitted = [], None, False
+    outcomes, ended, submitted, over = [], None, False, None
     while not job.trains(before) or ended is None:
         seconds = time.monotonic() - at
         if seconds > PATIENCE:
@@ -159,7 +159,8 @@ def recover(job, victim, before, trainers, at):
         if ended is None and not any(map(alive, trainers)):
             ended = seconds
         state = job.state()[0]
-        if state in OVER and not submitted:
+        over = (over or seconds) if state in OVER else None
+        if over and seconds - over > NOTICE and not submitted:
             outcomes.append(f"{state}, submitted again")
             submitted = True
             job.submit()
