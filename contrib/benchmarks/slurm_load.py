@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import ROOT, arguments, environment, finish, positive, private_cluster, say
-from poll_to_plan import SUBMITTERS, request
+from bench import ROOT, arguments, finish, positive, private_cluster, say
+from poll_to_plan import SUBMITTERS, request, submit
 
 from metasched.cli.tables import console, row, table
 from metasched.devcluster import DevCluster, NodeGroup
 
 NODES = NodeGroup(64, 8)
+WHOLE_NODE = ("--nodes=1", "--gres=gpu:8", "--comment=metasched")
 CONFIG = """
 [paths]
 state = "{base}/state"
@@ -33,7 +34,7 @@ name = "{policy}"
 CALM, BUSY = "nothing happens", "jobs end and come"
 CHANGE_SECONDS = 2.0
 PATIENCE = 600.0
-_CALL = re.compile(r"^\s*(REQUEST_\w+|\w+)\s*\(\s*\d+\)\s*count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
+_CALL = re.compile(r"^\s*(\w+)\s*\(\s*\d+\)\s*count:(\d+)\s+ave_time:\d+\s+total_time:(\d+)", re.MULTILINE)
 
 
 class Load(NamedTuple):
@@ -80,13 +81,6 @@ def daemon(cluster: DevCluster, base: Path, policy: str, round_seconds: float) -
         process.wait(60)
 
 
-def submit(cluster: DevCluster, base: Path, script: str, *options: str) -> str:
-    """One tagged job; its id."""
-    argv = ["sbatch", "--parsable", "--chdir=/", "--output=/dev/null", *options, str(base / script)]
-    env = environment(cluster, base / "shared")
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
-
-
 def settled(cluster: DevCluster, running: int) -> None:
     """Wait until so many jobs run."""
     deadline = time.monotonic() + PATIENCE
@@ -102,7 +96,7 @@ def churned(cluster: DevCluster, base: Path, ids: list[str], seconds: float) -> 
     until, changes = time.monotonic() + seconds, 0
     while (left := until - time.monotonic()) > 0:
         cluster.run("scancel", ids.pop(0))
-        ids.append(submit(cluster, base, "job.sh", "--nodes=1", "--gres=gpu:8", "--comment=metasched"))
+        ids.append(submit(cluster, base / "shared", base / "job.sh", *WHOLE_NODE))
         changes += 1
         time.sleep(min(CHANGE_SECONDS, left))
     return changes
@@ -114,11 +108,11 @@ def measure(pending: int, policy: str, round_seconds: float, rounds: int) -> dic
     with private_cluster(NODES) as (cluster, base):
         (base / "shared").mkdir()
         (base / "job.sh").write_text("#!/bin/bash\nexec sleep 100000\n")
-        whole = ("--nodes=1", "--gres=gpu:8", "--comment=metasched")
         say(f"{pending} jobs: submitting")
-        ids = [submit(cluster, base, "job.sh", *whole) for _ in range(NODES.count)]
+        shared, script = base / "shared", base / "job.sh"
+        ids = [submit(cluster, shared, script, *WHOLE_NODE) for _ in range(NODES.count)]
         with ThreadPoolExecutor(SUBMITTERS) as pool:
-            list(pool.map(lambda number: submit(cluster, base, "job.sh", *request(number)), range(pending)))
+            list(pool.map(lambda number: submit(cluster, shared, script, *request(number)), range(pending)))
         say(f"{pending} jobs: Slurm by itself for {seconds:g} s")
         before = load(cluster)
         time.sleep(seconds)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import selectors
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.pipes import chunks, stream
 from metasched.slurm.scontrol import ScontrolPipe
 
-_CHUNK = 65536
 _END_SECONDS = 5.0
 _JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})
 # scontrol's keys, and what pyslurm calls them.
@@ -140,21 +138,15 @@ class _Child:
         return self._process.poll() is None
 
     def write(self, data: bytes) -> None:
-        _pipe(self._process.stdin).write(data)
+        stream(self._process.stdin).write(data)
 
     def read_line(self, deadline: float) -> bytes:
         """Raises TimeoutError, or EOFError where the process has ended."""
-        out, line = _pipe(self._process.stdout), b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(out, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise TimeoutError
-                chunk = os.read(out.fileno(), _CHUNK)
-                if not chunk:
-                    raise EOFError
-                line += chunk
+        line = b""
+        for chunk in chunks(self._process.stdout, deadline):
+            line += chunk
+            if line.endswith(b"\n"):
+                break
         return line
 
     def last_words(self) -> str:
@@ -171,8 +163,3 @@ class _Child:
             if pipe is not None:
                 pipe.close()
         self._process.wait()
-
-
-def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None  # noqa: S101  both are pipes
-    return stream

@@ -7,21 +7,18 @@ word that scontrol does not know; its complaint about that word marks the end of
 
 from __future__ import annotations
 
-import os
-import selectors
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import IO
 
 from metasched.slurm.errors import InvalidArgumentError, SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.pipes import chunks, stream
 
 # scontrol splits at blanks, knows two quotes (and keeps them), repeats the last command for "!!", and some builds read
 # lines of at most 4095 bytes. So a word here is none of that, and a line is shorter.
 _BAD = frozenset(" \t\n\r\v\f\0\"'\\!")
 _MAX_LINE = 4000
-_CHUNK = 65536
 
 
 def fits(words: Sequence[str]) -> bool:
@@ -71,9 +68,9 @@ class ScontrolPipe:
         if process is None:
             return
         process.kill()
-        for stream in (process.stdin, process.stderr):
-            if stream is not None:
-                stream.close()
+        for pipe in (process.stdin, process.stderr):
+            if pipe is not None:
+                pipe.close()
         process.wait()
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -96,29 +93,18 @@ class ScontrolPipe:
 
     @staticmethod
     def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
-        _stream(process.stdin).write(data)  # shorter than a pipe's buffer, which is empty: it cannot block
+        stream(process.stdin).write(data)  # shorter than a pipe's buffer, which is empty: it cannot block
 
     @staticmethod
     def _read_until(process: subprocess.Popen[bytes], mark: bytes, deadline: float) -> str:
-        stderr = _stream(process.stderr)
         answer = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(stderr, selectors.EVENT_READ)
-            while True:
+        try:
+            for chunk in chunks(process.stderr, deadline):
+                answer += chunk
                 # scontrol names the unknown word in one line of its own: "invalid keyword: ..."
                 found = answer.find(mark)
                 if found >= 0 and b"\n" in answer[found:]:
-                    return answer[: answer.rfind(b"\n", 0, found) + 1].decode(errors="replace")
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
-                    raise TimeoutError
-                chunk = os.read(stderr.fileno(), _CHUNK)
-                if not chunk:
-                    raise EOFError(answer.decode(errors="replace").strip()[-500:])
-                answer += chunk
-
-
-def _stream(stream: IO[bytes] | None) -> IO[bytes]:
-    if stream is None:
-        raise EOFError("closed")
-    return stream
+                    break
+        except EOFError:
+            raise EOFError(answer.decode(errors="replace").strip()[-500:]) from None
+        return answer[: answer.rfind(b"\n", 0, answer.find(mark)) + 1].decode(errors="replace")

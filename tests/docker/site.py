@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests import surviving
+
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "contrib" / "docker" / "etc" / "metasched.toml"
 SHARED = "/home/metasched"
@@ -172,24 +174,14 @@ class Site:
 
         What a run did beyond the step at which the training finished did not survive.
         """
-        last = {}
-        for (incarnation, _), steps in self.trained(training).items():
-            for step in steps:
-                if last_step is not None and step["step"] > last_step:
-                    continue
-                have, indices = last.get(step["step"], (0, []))
-                if incarnation > have:
-                    last[step["step"]] = (incarnation, [(step["epoch"], step["indices"])])
-                elif incarnation == have:
-                    indices.append((step["epoch"], step["indices"]))
-        seen = {}
-        for _, parts in last.values():
-            for epoch, indices in parts:
-                seen.setdefault(epoch, []).extend(indices)
+        seen = surviving.of_steps(
+            (incarnation, step)
+            for (incarnation, _), steps in self.trained(training).items()
+            for step in steps
+            if last_step is None or step["step"] <= last_step
+        )
         assert seen
-        assert {epoch: sorted(indices) for epoch, indices in seen.items()} == {
-            epoch: list(range(SAMPLES)) for epoch in range(len(seen))
-        }
+        assert seen == {epoch: list(range(SAMPLES)) for epoch in range(len(seen))}
 
     # The daemon
 

@@ -34,6 +34,11 @@ def goes_on(site, training, incarnation, seconds=300):
     site.wait(lambda: incarnation in site.incarnations(training), seconds, f"no incarnation {incarnation} trains")
 
 
+def await_service(site, host):
+    """Wait until Slurm uses the host again."""
+    site.wait(lambda: "idle" in site.sh("controller", f"sinfo -h -N -n {host} -o %T"), 240)
+
+
 @pytest.mark.bounded
 def test_a_compute_host_is_killed(site, recovery):
     """The job goes on from its checkpoint on another host; the host, back again, is used again."""
@@ -46,7 +51,7 @@ def test_a_compute_host_is_killed(site, recovery):
     assert where(site, training) != lost
     whole = recovery()
     site.undo(f"start {lost}")
-    site.wait(lambda: "idle" in site.sh("controller", f"sinfo -h -N -n {lost} -o %T"), 240)
+    await_service(site, lost)
     whole("the host is back in service")
     site.wait_status(site.submit("bob", "sleep 1", "--gres=gpu:1", "-w", lost), "completed")
     assert finish(site, training).runs == 2
@@ -74,7 +79,7 @@ def test_a_compute_host_hangs_and_wakes_up(site, recovery):
     goes_on(site, training, 2)
     whole("trains on another host")
     site.undo(f"unpause {lost}")
-    site.wait(lambda: "idle" in site.sh("controller", f"sinfo -h -N -n {lost} -o %T"), 240)
+    await_service(site, lost)
     site.wait(lambda: _asleep(site, training, 1), 120, "the old trainer goes on to train")
     finish(site, training)
 
@@ -89,7 +94,7 @@ def test_a_compute_host_is_cut_off_from_the_controller(site, recovery):
     whole("trains on another host")
     site.wait(lambda: _asleep(site, training, 1), 60, "the old trainer goes on to train")
     site.undo(f"join {lost} controller")
-    site.wait(lambda: "idle" in site.sh("controller", f"sinfo -h -N -n {lost} -o %T"), 240)
+    await_service(site, lost)
     finish(site, training)
 
 

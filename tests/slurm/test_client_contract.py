@@ -35,10 +35,12 @@ class RealWorld:
 
     kill_wait = KILL_WAIT
 
-    def __init__(self, cluster, base):
+    def __init__(self, cluster, base, *, by_pyslurm=False):
         self.cluster, self.base = cluster, base
         base.chmod(0o777)
         self.client = CommandLineClient(cluster.env)
+        if by_pyslurm:
+            self.client.write_by_pyslurm()
         (base / "note").write_text(NOTE)
         (base / "note").chmod(0o755)
         self.owner = "nobody" if os.geteuid() == 0 else None
@@ -112,9 +114,11 @@ def small():
 
 
 class TestCommandLineClient(ClientContract):
+    by_pyslurm = False
+
     @pytest.fixture
-    def world(self, small, tmp_path_factory):
-        made = RealWorld(small, new_base())
+    def world(self, small):
+        made = RealWorld(small, new_base(), by_pyslurm=self.by_pyslurm)
         yield made
         made.close()
         restore(small)
@@ -122,30 +126,16 @@ class TestCommandLineClient(ClientContract):
     @pytest.fixture
     def farm(self, request):
         with up(request.param) as cluster:
-            made = RealWorld(cluster, new_base())
+            made = RealWorld(cluster, new_base(), by_pyslurm=self.by_pyslurm)
             yield made
             made.close()
 
 
 @pytest.mark.skipif(find_spec("pyslurm") is None, reason="pyslurm is not installed: it needs a Slurm of its release")
-class TestPyslurm(ClientContract):
+class TestPyslurm(TestCommandLineClient):
     """The same by pyslurm, where there is one for this Slurm; what it cannot do, Slurm's commands do."""
 
-    @pytest.fixture
-    def world(self, small):
-        made = RealWorld(small, new_base())
-        made.client.write_by_pyslurm()
-        yield made
-        made.close()
-        restore(small)
-
-    @pytest.fixture
-    def farm(self, request):
-        with up(request.param) as cluster:
-            made = RealWorld(cluster, new_base())
-            made.client.write_by_pyslurm()
-            yield made
-            made.close()
+    by_pyslurm = True
 
 
 class TestRealSlurmOnly:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from metasched.devcluster import NodeGroup
+from tests import surviving
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
-from tests.slurm.test_whole_path import every_sample_once, surviving
+from tests.slurm.test_whole_path import every_sample_once
 
 PACED = Path(__file__).parent / "paced.py"
 COMPUTING = "RUNNING"
@@ -194,7 +195,7 @@ def test_trainers_of_several_ranks_survive_each_others_turns(make_cluster):
         with site.store() as store:
             kinds = [action.kind for action in store.recent_actions(1000)]
         assert kinds.count("suspend") >= 3
-        assert all(surviving(directory) == every_sample_once(3) for directory in jobs.values())
+        assert all(surviving.of_directory(directory) == every_sample_once(3) for directory in jobs.values())
     finally:
         site.close()
 

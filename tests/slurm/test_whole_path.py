@@ -1,6 +1,5 @@
 """Real Slurm, the real daemon, real training."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,28 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import surviving
 from tests.slurm.site import ROOT
 
 SAMPLES = 203
-
-
-def surviving(directory):
-    """{epoch: sorted indices} of the steps that count: of each step, what the last trainer that did it trained."""
-    last = {}
-    for path in directory.glob("trained-*-*.jsonl"):
-        incarnation = int(path.name.split("-")[1])
-        for line in path.read_text().splitlines():
-            step = json.loads(line)
-            have, indices = last.get(step["step"], (0, []))
-            if incarnation > have:
-                last[step["step"]] = (incarnation, [(step["epoch"], step["indices"])])
-            elif incarnation == have:
-                indices.append((step["epoch"], step["indices"]))
-    seen = {}
-    for _, parts in last.values():
-        for epoch, indices in parts:
-            seen.setdefault(epoch, []).extend(indices)
-    return {epoch: sorted(indices) for epoch, indices in seen.items()}
 
 
 def every_sample_once(epochs):
@@ -53,16 +34,18 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
         "--gres=gpu:1",
         tag="metasched min_gpus=1 max_gpus=4",
     )
-    site.wait(lambda: list(directory.glob("trained-1-*.jsonl")) and surviving(directory))
+    site.wait(lambda: list(directory.glob("trained-1-*.jsonl")) and surviving.of_directory(directory))
     site.cluster.run("scancel", blocker)
-    site.wait(lambda: len(list(directory.glob("trained-2-*.jsonl"))) == 4 and len(surviving(directory)) > 1, 90)
+    site.wait(
+        lambda: len(list(directory.glob("trained-2-*.jsonl"))) == 4 and len(surviving.of_directory(directory)) > 1, 90
+    )
     late = site.submit("exec sleep 1000", "--gres=gpu:2", tag="metasched preempt=no")
     site.wait_status(late, "running")
     site.wait(lambda: len(list(directory.glob("trained-3-*.jsonl"))) == 2, 90)
     (directory / "enough").touch()
     ended = site.wait_status(address, "completed", 90)
     assert ended.world_sizes == (1, 4, 2)
-    seen = surviving(directory)
+    seen = surviving.of_directory(directory)
     assert seen
     assert seen == every_sample_once(len(seen))
 
@@ -125,7 +108,7 @@ def test_a_deaf_trainer_is_requeued_after_its_grace(site):
     site.wait_status(other, "completed", 90)
     ended = site.wait_status(address, "completed", 120)
     assert ended.preemptions == 1
-    assert surviving(directory) == every_sample_once(3)
+    assert surviving.of_directory(directory) == every_sample_once(3)
 
 
 def _pids_of(directory):
@@ -174,7 +157,7 @@ def test_an_owner_who_releases_a_job_is_answered(site):
     site.cluster.run("scontrol", "requeue", address)
     ended = site.wait_status(address, "completed", 120)
     assert ended.runs == 2
-    assert surviving(directory) == every_sample_once(2)
+    assert surviving.of_directory(directory) == every_sample_once(2)
     with site.store() as store:
         events = {event.kind for event in store.recent_events(1000, ended.uid)}
     assert "lost" in events
@@ -255,7 +238,7 @@ def test_the_daemon_may_be_killed_at_any_moment(site, moment):
     site.start()
     site.wait_status(other, "completed", 90)
     ended = site.wait_status(address, "completed", 120)
-    assert surviving(directory) == every_sample_once(3)
+    assert surviving.of_directory(directory) == every_sample_once(3)
     assert site.job(other).runs == 1
     assert ended.preemptions == 1
     starts = [path.name for path in directory.glob("trained-*-0.jsonl")]
@@ -275,7 +258,7 @@ def test_slurmctld_may_be_killed(site):
     other = site.wait(lambda: _try_submit(site))
     site.wait_status(other, "completed", 90)
     site.wait_status(address, "completed", 120)
-    assert surviving(directory) == every_sample_once(3)
+    assert surviving.of_directory(directory) == every_sample_once(3)
 
 
 def _try_submit(site):

@@ -1,0 +1,31 @@
+"""What is left of a training that was stopped and started again."""
+
+import json
+
+
+def of_directory(directory):
+    """Of the training whose logs are there."""
+    return of_steps(
+        (int(path.name.split("-")[1]), json.loads(line))
+        for path in directory.glob("trained-*-*.jsonl")
+        for line in path.read_text().splitlines()
+    )
+
+
+def of_steps(steps):
+    """{epoch: sorted indices} of the steps that count: of each step, what the last trainer that did it trained.
+
+    `steps` are (incarnation, line) of all trainers, as tests/shim/train.py logs its lines.
+    """
+    last = {}
+    for incarnation, step in steps:
+        have, indices = last.get(step["step"], (0, []))
+        if incarnation > have:
+            last[step["step"]] = (incarnation, [(step["epoch"], step["indices"])])
+        elif incarnation == have:
+            indices.append((step["epoch"], step["indices"]))
+    seen = {}
+    for _, parts in last.values():
+        for epoch, indices in parts:
+            seen.setdefault(epoch, []).extend(indices)
+    return {epoch: sorted(indices) for epoch, indices in seen.items()}
