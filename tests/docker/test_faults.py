@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.docker.site import CommandFailedError
+from tests.saved import until_saved
 
 LONG = "--epochs 1000 --step-seconds 0.1 --checkpoint-every 2 --finish-file enough"
 
@@ -116,7 +117,10 @@ def test_a_compute_host_is_cut_off_from_the_shared_volume(site, recovery):
 def test_the_controller_is_restarted(site, recovery):
     """Jobs run on, the daemon waits for it and says so, and jobs are scheduled again by themselves."""
     training = start(site)
-    time.sleep(6)  # Slurm's state on disk is up to 5 s old; a younger job would be Slurm's own loss
+    until_saved(
+        lambda: site.run("controller", "scontrol", "update", f"JobId={training.address}", "Nice=0"),
+        lambda: site.run("controller", "stat", "-c", "%y", "/var/lib/slurm/slurmctld/job_state"),
+    )
     site.kill_host("controller")
     site.wait(lambda: (status := site.status()) is not None and status.slurm != "ok", 120)
     assert _trains(site, training)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import surviving
+from tests.saved import until_saved
 from tests.slurm.site import ROOT
 
 SAMPLES = 203
@@ -250,7 +251,9 @@ def test_slurmctld_may_be_killed(site):
     site.start()
     address, directory = site.train("--epochs 3 --step-seconds 0.2", "--gres=gpu:2")
     site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
-    time.sleep(6)  # Slurm's state on disk is up to 5 s old; a younger job would be Slurm's own loss
+    file = site.cluster.base / "state" / "job_state"
+    update = ("scontrol", "update", f"JobId={address}", "Nice=0")
+    until_saved(lambda: site.cluster.run(*update), lambda: file.stat().st_mtime_ns)
     site.cluster.kill_controller(signal.SIGKILL)
     waiting_status = site.wait(lambda: site.status().slurm != "ok" and site.status())
     assert waiting_status.slurm

@@ -1,0 +1,18 @@
+"""When a controller can be killed without it forgetting what it knows."""
+
+import time
+
+
+def until_saved(poke, written, seconds=60):
+    """Wait until slurmctld has written to disk what it knows of its jobs now; it does so some seconds after a change.
+
+    `poke` changes something of a job; `written` tells one version of slurmctld's file of jobs from another. The first
+    new version may have been begun before, the second one was not.
+    """
+    deadline = time.monotonic() + seconds
+    for _ in range(2):
+        before = written()
+        poke()
+        while written() == before:
+            assert time.monotonic() < deadline, f"slurmctld has not written its state within {seconds} s"
+            time.sleep(0.1)
