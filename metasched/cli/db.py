@@ -1,4 +1,4 @@
-"""`metasched db`: the daemon's database, looked at from outside; only `prune` writes."""
+"""`metasched db`: the daemon's database, looked at from outside; only `import` and `prune` write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -16,13 +17,15 @@ import click
 
 from metasched.cli import past, tables
 from metasched.cli.places import DATABASE, LOCK, Places, state_option
-from metasched.cli.text import echo_json, json_option, listed, size
+from metasched.cli.text import clean, counted, echo_json, json_option, listed, size
 from metasched.errors import MetaschedError
 from metasched.lock import DaemonLock
 from metasched.store import DamagedStoreError, JobRecord, Store
 from metasched.store.schema import TABLES
 
 _DAY = 86400.0
+_IMPORTED_DAYS = 90
+_SHOWN = 300
 limit_option = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows at most.")
 
 
@@ -43,12 +46,20 @@ class Database:
         with Store.open(self.path, read_only=True) as store:
             yield store
 
+    @contextmanager
+    def writing(self) -> Iterator[Store]:
+        """Open the store to write, as long as no daemon does."""
+        with self.reading():
+            pass  # a database that is not there must not be made
+        with DaemonLock(self.places.shared(None) / LOCK), Store.open(self.path) as store:
+            yield store
+
 
 @click.group("db", short_help="Look into the daemon's database.")
 @state_option
 @click.pass_context
 def command(ctx: click.Context, state: Path | None) -> None:
-    """Look into the daemon's database (on its host); `prune` forgets old details, nothing else writes."""
+    """Look into the daemon's database (on its host); only `import` and `prune` write."""
     places = ctx.find_object(Places) or Places()
     ctx.obj = Database(places.state(state) / DATABASE, places)
 
@@ -130,6 +141,41 @@ def runs(database: Database, *, job: str, as_json: bool) -> None:
         tables.console().print(past.runs_table(found, time.time()))
 
 
+@command.command("import")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
+@click.option("--since", type=click.DateTime(), metavar="DATE", help="Ask sacct from here on [default: 90 days ago].")
+@click.option("--until", type=click.DateTime(), metavar="DATE", help="Ask sacct up to here [default: now].")
+@json_option
+@click.pass_obj
+def import_(
+    database: Database, *, file: Path | None, since: datetime | None, until: datetime | None, as_json: bool
+) -> None:
+    """Take past GPU jobs from Slurm's accounting, or from FILE with the output of sacct, as history.
+
+    Each is taken once. Refused while the daemon runs.
+    """
+    from metasched.accounting import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
+
+    if file is not None and (since or until):
+        raise click.UsageError("--since and --until are for sacct: leave them out with a file")
+    with database.writing() as store:
+        if file is not None:
+            found = import_jobs(store, file)
+        else:
+            begin = since or datetime.now() - timedelta(days=_IMPORTED_DAYS)  # noqa: DTZ005  sacct's are local times
+            with ask_sacct(begin, until) as (path, delimiter):
+                found = import_jobs(store, path, delimiter)
+    if as_json:
+        first = None if found.unreadable is None else str(found.unreadable)
+        echo_json({"read": found.read, "imported": found.jobs, "skipped": dict(found.skipped), "unreadable": first})
+        return
+    click.echo(f"read {counted(found.read, 'job')}, imported {found.jobs}")
+    for why, count in found.skipped.most_common():
+        click.echo(f"skipped {count}: {why}")
+    if found.unreadable is not None:
+        click.echo(f"first that could not be read: {clean(str(found.unreadable), _SHOWN)}")
+
+
 @command.command("prune")
 @click.option(
     "--before", type=click.FloatRange(0), required=True, metavar="DAYS", help="Forget what was over so many days ago."
@@ -141,9 +187,7 @@ def prune(database: Database, *, before: float, as_json: bool) -> None:
 
     Refused while the daemon runs.
     """
-    with database.reading():
-        pass  # a database that is not there must not be made
-    with DaemonLock(database.places.shared(None) / LOCK), Store.open(database.path) as store:
+    with database.writing() as store:
         deleted = store.prune(time.time() - before * _DAY)
     if as_json:
         echo_json(deleted)

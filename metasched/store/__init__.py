@@ -17,6 +17,7 @@ from metasched.store.errors import (
 )
 from metasched.store.ingest import IngestResult, ingest
 from metasched.store.records import (
+    IMPORTED,
     ActionRecord,
     CheckpointRecord,
     DecisionRecord,
@@ -32,6 +33,7 @@ from metasched.store.records import (
 from metasched.store.store import Store
 
 __all__ = [
+    "IMPORTED",
     "ActionRecord",
     "BusyStoreError",
     "CheckpointRecord",

@@ -8,6 +8,7 @@ from typing import Any
 
 from metasched.store.connection import Connection
 from metasched.store.records import (
+    IMPORTED,
     ActionRecord,
     CheckpointRecord,
     DecisionRecord,
@@ -26,6 +27,9 @@ _THROUGHPUT = (
     "SELECT uid, run, incarnation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
     "accumulation FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
 )
+
+
+IS_IMPORTED = f"substr(jobs.uid, 1, {len(IMPORTED)}) = '{IMPORTED}'"
 
 
 class History(Connection):
@@ -50,11 +54,10 @@ class History(Connection):
                 return [job_of(row) for row in rows]
         return []
 
-    def recent_jobs(self, limit: int = 100) -> list[JobRecord]:
-        """Jobs that finished last."""
-        rows = self._rows(
-            f"{JOBS_WITH_RUNS} WHERE jobs.finished IS NOT NULL ORDER BY jobs.finished DESC LIMIT ?", [limit]
-        )
+    def recent_jobs(self, limit: int = 100, *, imported: bool = True) -> list[JobRecord]:
+        """Jobs that finished last, with or without those of Slurm's accounting."""
+        condition = "WHERE jobs.finished IS NOT NULL" + ("" if imported else f" AND NOT {IS_IMPORTED}")
+        rows = self._rows(f"{JOBS_WITH_RUNS} {condition} ORDER BY jobs.finished DESC LIMIT ?", [limit])
         return [job_of(row) for row in rows]
 
     def completed_jobs(self, user: str, name: str, limit: int) -> list[JobRecord]:

@@ -30,6 +30,10 @@ OURS = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.DEAF})
 """Causes that count as a preemption."""
 
 
+IMPORTED = "sacct:"
+"""How the uids of jobs begin that metasched did not schedule, and knows from Slurm's accounting."""
+
+
 def service(placement: Placement | None, seconds: float) -> dict[str, float]:
     """What holding a placement for so long amounts to: GPU-seconds by type, or node-seconds under "" without GPUs."""
     if placement is None or seconds <= 0:

@@ -9,8 +9,18 @@ from typing import Any, Unpack
 from metasched.model import Placement
 from metasched.policy import PolicyState
 from metasched.store.errors import RoundOrderError, RunOrderError, UnknownJobError
-from metasched.store.history import History
-from metasched.store.records import OURS, EndCause, JobChanges, JobRecord, RoundRecord, SpeedRecord, service
+from metasched.store.history import IS_IMPORTED, History
+from metasched.store.records import (
+    IMPORTED,
+    OURS,
+    EndCause,
+    JobChanges,
+    JobRecord,
+    RoundRecord,
+    RunRecord,
+    SpeedRecord,
+    service,
+)
 from metasched.store.report_rows import ReportRows
 from metasched.store.rows import (
     JOB_COLUMNS,
@@ -24,6 +34,7 @@ from metasched.store.rows import (
 )
 
 _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' * len(JOB_COLUMNS))})"  # noqa: S608  ours
+_ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
 _OPEN_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? AND run = ? AND ended IS NULL"  # noqa: S608  ours
 
 
@@ -46,6 +57,24 @@ class Store(History, ReportRows):
         values["last_placement"] = placement_json(job.last_placement)
         with self.transaction():
             self._write(_ADD_JOB, list(values.values()))
+
+    def import_job(self, job: JobRecord, runs: Collection[RunRecord]) -> bool:
+        """Take in a job that ended without us, with its runs; whether it is new. It never becomes a live one.
+
+        Raises:
+            ValueError: it has not ended, or its uid is not that of an imported job.
+        """
+        if job.finished is None or not job.uid.startswith(IMPORTED):
+            raise ValueError(job.uid)
+        with self.transaction():
+            if self.job(job.uid) is not None:
+                return False
+            self.add_job(job)
+            values = [{name: getattr(run, name) for name in RUN_COLUMNS} for run in runs]
+            for value in values:
+                value["placement"] = placement_json(value["placement"])
+            self._write_many(_ADD_RUN, [list(value.values()) for value in values])
+        return True
 
     def job(self, uid: str) -> JobRecord | None:
         """The job of that uid, if there is one."""
@@ -349,7 +378,7 @@ class Store(History, ReportRows):
 
         Jobs and runs stay. Rounds go, with the decisions and policy states that only they needed; actions, events,
         reports and decisions go with their job, when it finished before; so do events of the cluster, and speeds that
-        nobody has measured since.
+        nobody has measured since. Imported jobs go whole: Slurm's accounting has them still.
         """
         over = "uid IN (SELECT uid FROM jobs WHERE finished < :before)"
         # the latest round stays: numbers go on from it
@@ -367,6 +396,8 @@ class Store(History, ReportRows):
             ("throughput", over),
             ("checkpoints", over),
             ("speeds", "at < :before"),
+            ("runs", f"uid IN (SELECT uid FROM jobs WHERE {IS_IMPORTED} AND finished < :before)"),  # noqa: S608  ours
+            ("jobs", f"{IS_IMPORTED} AND finished < :before"),
         )
         with self.transaction():
             return {

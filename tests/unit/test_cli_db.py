@@ -12,6 +12,7 @@ from metasched.cli.places import DATABASE, LOCK
 from metasched.lock import DaemonLock
 from metasched.model import Placement
 from metasched.policy import PolicyState
+from metasched.simulator.traces.history import read_history
 from metasched.store import EndCause, JobRecord, Store
 
 NOW = time.time()
@@ -169,3 +170,138 @@ def test_export_gives_every_row(db):
         assert len([row for row in rows if row["table"] == table]) == count
     (job,) = (row for row in rows if row["table"] == "jobs")
     assert job["name"] == "resnet"
+
+
+SACCT = "AdminComment|JobID|User|Account|Submit|ElapsedRaw|AllocTRES|Partition|Start|End|State|NodeList|JobName"
+
+
+def accounted(job, *, state="COMPLETED", submit=1000, seconds=100, gres="gres/gpu=2,gres/gpu:v100=2", **more):
+    """One record of sacct."""
+    facts = {"comment": "", "user": "ada", "nodes": "n[1-2]", "name": "bert", "begun": 10, **more}
+    if isinstance(submit, int):
+        facts["begun"] += submit
+    end = facts.get("end", facts["begun"] + seconds)
+    fields = [
+        facts["comment"],
+        job,
+        facts["user"],
+        "lab",
+        submit,
+        seconds,
+        f"cpu=4,{gres}",
+        "main",
+        facts["begun"],
+        end,
+    ]
+    return "|".join(map(str, [*fields, state, facts["nodes"], facts["name"]]))
+
+
+@pytest.fixture
+def output(tmp_path):
+    """Writes a file as sacct would."""
+
+    def write(*records):
+        path = tmp_path / "sacct.txt"
+        path.write_text("\n".join([SACCT, *records]) + "\n")
+        return path
+
+    return write
+
+
+def test_import_takes_each_job_once(db, site, output):
+    """A job's runs are one job; what is ours, runs, never ran, had no GPUs or is unreadable is counted and left out."""
+    path = output(
+        accounted("7", state="REQUEUED", submit=1000),
+        accounted("7", submit=1200, seconds=300, name="\x1b[1mbert"),
+        accounted("7", submit=9000, name="the id again"),
+        accounted("8_3", state="CANCELLED by 0", gres="gres/gpu=1", nodes="n1"),
+        accounted("12", comment=f"metasched:{UID}"),
+        accounted("9", state="RUNNING", end="Unknown"),
+        accounted("10_[4-5]", state="CANCELLED by 0", seconds=0),
+        accounted("11", gres="node=1"),
+        accounted("13", name="a|b"),
+        accounted("14; rm", user="eve"),
+        accounted("15", submit="yesterday"),
+        accounted("16.batch"),
+        accounted("17", state="REQUEUED"),
+    )
+    first = json.loads(db("import", path, "--json").output)
+    why = {"known already": 1, "not ended": 2, "never ran": 1, "without GPUs": 1, "could not be read": 3}
+    assert (first["read"], first["imported"], first["skipped"]) == (11, 3, why)
+    assert "line 10" in first["unreadable"]
+    again = db("import", path).output
+    assert "imported 0" in again
+    assert "skipped 4: known already" in again
+    with Store.open(site / "state" / DATABASE, read_only=True) as store:
+        job = store.job("sacct:7:1200")
+        assert (job.submitted, job.finished, job.end_state, job.attained) == (1000, 1510, "COMPLETED", {"v100": 800.0})
+        assert [(run.started, run.ended, run.cause) for run in store.runs(job.uid)] == [
+            (1010, 1110, EndCause.LOST),
+            (1210, 1510, EndCause.FINISHED),
+        ]
+        assert job.last_placement == Placement(("n1", "n2"), 1, "v100")
+        assert store.job("sacct:8_3:1000").attained == {"gpu": 100.0}
+        assert store.live_jobs() == []
+        assert [one.uid for one in store.recent_jobs(imported=False)] == [UID]
+        assert len(store.completed_jobs("ada", "the id again", 5)) == 1
+    assert len(json.loads(db("runs", "7", "--json").output)) > 0
+    assert json.loads(db("check", "--json").output)["problems"] == []
+
+
+def test_imported_jobs_are_history_for_simulations(db, site, output):
+    """They are there with the work that they did."""
+    db("import", output(accounted("7", seconds=300)))
+    with Store.open(site / "state" / DATABASE) as store:
+        store.update_job(UID, requirements={"gpus": 2, "min_gpus": 2, "max_gpus": 2})
+    (found,) = [one for one in read_history(site / "state" / DATABASE).submissions if one.job.name == "bert"]
+    place = Placement(("n1", "n2"), 1, "v100")
+    assert found.training.total / found.training.pace(0.0, place).steps_per_second == 300
+
+
+def test_prune_forgets_imported_jobs_whole(db, output):
+    """Slurm's accounting has them still; younger ones stay."""
+    db("import", output(accounted("7"), accounted("8", submit=int(NOW) - 1000)))
+    deleted = json.loads(db("prune", "--before", 5, "--json").output)
+    assert (deleted["jobs"], deleted["runs"]) == (1, 1)
+    assert json.loads(db("sizes", "--json").output)["rows"]["jobs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo no >&2; exit 3", "sacct: no"),
+        ("echo JobID", "column is missing"),
+    ],
+)
+def test_what_sacct_complains_of_is_told(db, tmp_path, monkeypatch, script, told):
+    """And nothing is imported."""
+    fake_sacct(tmp_path, monkeypatch, script)
+    done = db("import")
+    assert done.exit_code == 1
+    assert told in done.output
+
+
+def fake_sacct(tmp_path, monkeypatch, script):
+    """A sacct on PATH."""
+    program = tmp_path / "bin" / "sacct"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+
+def test_names_forge_nothing_in_what_sacct_tells(db, site, tmp_path, monkeypatch):
+    """A name with line breaks and bars is one name: nobody can know the delimiter that sacct is told to use."""
+    evil = "x\n" + accounted("99", user="root") + "\n"
+    line = accounted("7", name="NAME")
+    (tmp_path / "name").write_text(evil)
+    script = f"""for word; do
+      case $word in --delimiter=*) d=${{word#--delimiter=}};; --format=*) f=${{word#--format=}};; esac
+    done
+    echo "$f" | sed "s/,/$d/g"
+    printf %s '{line}' | sed "s/|/$d/g; s/NAME$//"
+    cat {tmp_path}/name"""
+    fake_sacct(tmp_path, monkeypatch, script)
+    assert "imported 1" in db("import", "--since", "2025-01-01").output
+    with Store.open(site / "state" / DATABASE, read_only=True) as store:
+        assert [(one.uid, one.name) for one in store.recent_jobs() if one.uid != UID] == [("sacct:7:1000", "x")]

@@ -27,7 +27,8 @@ def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 
         StoreError: it is no database of ours.
     """
     with Store.open(path, read_only=True) as store:
-        ended = sorted(store.recent_jobs(ALL), key=lambda record: (record.submitted, record.uid))
+        ran = [record for record in store.recent_jobs(ALL) if record.ran_seconds]
+        ended = sorted(ran, key=lambda record: (record.submitted, record.uid))
         first = ended[0].submitted if ended else 0.0
         found = []
         for record in ended:

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from metasched.simulator.records import Workload
+from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.plain import Run, workload
-from metasched.simulator.traces.rows import Row, named_rows
+from metasched.simulator.traces.rows import Row
 
 COLUMNS = ("JobID", "JobName", "User", "Account", "Submit", "ElapsedRaw", "AllocTRES")
 
 _GPUS = re.compile(r"(?:^|,)gres/gpu=([^,]*)")
+_TYPE = re.compile(r"(?:^|,)gres/gpu:([^=,]+)=")
 
 
 def read_sacct(path: Path, *, most_gpus: int | None = None, speed_up: float | None = None) -> Workload:
@@ -33,23 +35,50 @@ def read_sacct(path: Path, *, most_gpus: int | None = None, speed_up: float | No
     return workload(path.name, _runs(path, most_gpus), speed_up)
 
 
-def _runs(path: Path, most_gpus: int | None) -> Iterator[Run]:
-    for row in named_rows(path, COLUMNS, delimiter="|"):
-        name = row.text("JobID")
-        if "." in name:  # a step
-            continue
-        seconds = row.number("ElapsedRaw")
-        gpus = _gpus(row, most_gpus)
-        if seconds > 0 and gpus > 0:
-            user, account = row.values["User"].strip(), row.values["Account"].strip()
-            yield Run(name, _instant(row), gpus, seconds, user or "unknown", account or None)
+def records(path: Path, columns: Sequence[str] = COLUMNS, delimiter: str = "|") -> Iterator[Row | TraceError]:
+    """The records of jobs, without those of steps; an error for each line that is none.
+
+    Sacct writes names as they are: one that contains the delimiter makes its line unreadable. With a delimiter that
+    nobody can know, and the name as the last column, names may be anything: what follows a line break in one is a line
+    without any delimiter.
+
+    Args:
+        path: of the output.
+        columns: that it must have; it may have others.
+        delimiter: between columns.
+
+    Raises:
+        TraceError: the file cannot be read, or lacks one of the columns.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            header = file.readline().rstrip("\r\n").split(delimiter)
+            for column in columns:
+                if column not in header:
+                    raise TraceError(path, 1, column, "the column is missing", f"give {', '.join(columns)}")
+            for line, text in enumerate(file, start=2):
+                fields = text.rstrip("\r\n").split(delimiter)
+                if len(fields) == len(header):
+                    row = Row(path, line, dict(zip(header, fields, strict=True)))
+                    if "." not in row.values["JobID"]:  # else a step
+                        yield row
+                elif text.strip() and not (len(fields) == 1 and len(delimiter) > 1):
+                    fault = f"the line has {len(fields)} fields, not {len(header)}"
+                    yield TraceError(path, line, None, fault, "give one field for each column")
+    except OSError as error:
+        raise TraceError(path, None, None, f"cannot be read ({error.strerror})", "give a file that can") from error
 
 
-def _gpus(row: Row, most_gpus: int | None) -> int:
+def gpus_of(row: Row, most_gpus: int | None = None) -> int:
+    """How many GPUs the job had.
+
+    Raises:
+        TraceError: that is no number, or more than the cluster can give one job.
+    """
     found = _GPUS.search(row.values["AllocTRES"])
     if found is None:
         return 0
-    if not found[1].isdecimal():
+    if not (found[1].isascii() and found[1].isdecimal()):
         raise row.refusal("AllocTRES", f"gres/gpu={found[1]} is not a number of GPUs", "give a whole number")
     gpus = int(found[1])
     if most_gpus is not None and gpus > most_gpus:
@@ -58,10 +87,38 @@ def _gpus(row: Row, most_gpus: int | None) -> int:
     return gpus
 
 
-def _instant(row: Row) -> float:
-    """Seconds on Slurm's wall clock, which the file does not say the zone of."""
-    text = row.text("Submit")
+def gpu_type_of(row: Row) -> str | None:
+    """Their type; None where accounting does not tell one."""
+    types = set(_TYPE.findall(row.values["AllocTRES"]))
+    return types.pop() if len(types) == 1 else None
+
+
+def instant(row: Row, column: str, zone: tzinfo | None = None) -> float:
+    """A time as unix seconds.
+
+    Args:
+        row: the record.
+        column: unix seconds (``SLURM_TIME_FORMAT=%s``), or wall clock, which sacct does not say the zone of.
+        zone: of a wall clock; None for this machine's.
+
+    Raises:
+        TraceError: it is neither.
+    """
+    text = row.text(column)
     try:
-        return datetime.fromisoformat(f"{text}+00:00").timestamp()
-    except ValueError:
-        raise row.refusal("Submit", f"{text!r} is no time", "give YYYY-MM-DDTHH:MM:SS") from None
+        if text.isascii() and text.isdecimal():
+            return float(text)
+        return datetime.fromisoformat(text).replace(tzinfo=zone).timestamp()
+    except (ValueError, OverflowError):
+        raise row.refusal(column, f"{text!r} is no time", "give YYYY-MM-DDTHH:MM:SS") from None
+
+
+def _runs(path: Path, most_gpus: int | None) -> Iterator[Run]:
+    for row in records(path):
+        if isinstance(row, TraceError):
+            raise row
+        seconds, gpus = row.number("ElapsedRaw"), gpus_of(row, most_gpus)
+        if seconds > 0 and gpus > 0:
+            user, account = row.values["User"].strip(), row.values["Account"].strip()
+            submitted = instant(row, "Submit", UTC)
+            yield Run(row.text("JobID"), submitted, gpus, seconds, user or "unknown", account or None)
