@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from metasched.errors import MetaschedError
-from metasched.model import Hold, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.model import Hold, Job, Limit, Node, Placement, Preempt, Snapshot, Status
 from metasched.throughput.online import OnlineSpeed
 
 FORMAT = 1
@@ -30,6 +30,7 @@ def encode(snapshot: Snapshot) -> bytes:
     facts = _fields(snapshot)
     facts["nodes"] = [_fields(node) for node in snapshot.nodes]
     facts["jobs"] = [_fields(job) for job in snapshot.jobs]
+    facts["limits"] = [_fields(limit) for limit in snapshot.limits]
     text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_plain, separators=(",", ":"))
     return zlib.compress(text.encode(), level=1)
 
@@ -48,7 +49,8 @@ def decode(data: bytes) -> Snapshot:
         nodes = tuple(Node(**_read(node, _NODE)) for node in facts.pop("nodes"))
         speeds: dict[str, OnlineSpeed] = {}
         jobs = tuple(Job(**_read(job, _JOB | {"speed": _speed(speeds)})) for job in facts.pop("jobs"))
-        return Snapshot(nodes=nodes, jobs=jobs, **facts)
+        limits = tuple(Limit(**_read(limit, _LIMIT)) for limit in facts.pop("limits", ()))
+        return Snapshot(nodes=nodes, jobs=jobs, limits=limits, **facts)
     except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
 
@@ -98,6 +100,7 @@ def _placement(facts: Any) -> Placement | None:
 
 
 _NODE: Mapping[str, _Read] = {"features": frozenset, "partitions": frozenset}
+_LIMIT: Mapping[str, _Read] = {"members": frozenset}
 _JOB: dict[str, _Read] = {
     "gpu_types": tuple,
     "features": frozenset,

@@ -113,6 +113,16 @@ class Sharing(_Section):
     untried_part: Annotated[float, Field(ge=0, le=1)] = 0.6
 
 
+class AccountingOptions(_Section):
+    """What is heeded of Slurm's associations and QOS: shares of accounts, and limits on GPUs and running jobs.
+
+    Attributes:
+        refresh_seconds: time between looks at them; 0 for never, and then nothing of it is heeded.
+    """
+
+    refresh_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 60.0
+
+
 class PolicyChoice(_Section):
     """Which policy decides.
 
@@ -165,6 +175,7 @@ class Config(_Section):
     slurm: SlurmOptions = SlurmOptions()
     schedule: Schedule = Schedule()
     sharing: Sharing = Sharing()
+    accounting: AccountingOptions = AccountingOptions()
     policy: PolicyChoice = PolicyChoice()
     history: History = History()
     standby: Standby = Standby()

@@ -37,7 +37,7 @@ class Controller:
         store: opened in this thread.
         mailbox: of the shared directory.
         policy: the chosen one.
-        lock: checked before each batch of writes; None where nothing real is written (dry run, tests).
+        lock: checked before each poll, and again before it acts; None where nothing real is written (dry run, tests).
         clock: unix seconds.
 
     Raises:
@@ -77,7 +77,7 @@ class Controller:
         for action in unfinished:
             store.end_action(action.id, "the daemon died before it knew", None)
         self._owes_round = True  # much may have changed while nobody looked
-        self._accepting: frozenset[str] | None = None
+        self._accepting: frozenset[tuple[str, str]] | None = None
         self._sharing: bool | None = None
         self._back_at: float | None = None
         self._trouble: str | None = None
@@ -107,8 +107,7 @@ class Controller:
         """
         now = self._clock()
         schedule = self.config.schedule
-        if self._lock is not None:
-            self._lock.check()
+        self._check_lock()
         try:
             seen = self._reconciler.observe(now, self._round)
         except SlurmError as error:
@@ -122,6 +121,7 @@ class Controller:
         self._note_events(seen)
         if self._back_at is not None and 0 <= now - self._back_at < self.config.slurm.settle_seconds:
             return min(schedule.poll_seconds, self._back_at + self.config.slurm.settle_seconds - now)
+        self._check_lock()  # looking may have taken long
         if self._round_due(now):
             self._decide(seen.snapshot)
         try:
@@ -177,8 +177,12 @@ class Controller:
         self.close()
         return seen.snapshot, self._plan(seen)
 
+    def _check_lock(self) -> None:
+        if self._lock is not None:
+            self._lock.check()
+
     def _note_events(self, seen: Observation) -> None:
-        accepting = frozenset(node.name for node in seen.snapshot.nodes if node.accepts)
+        accepting = frozenset((node.name, node.reservation) for node in seen.snapshot.nodes if node.accepts)
         wanted = (
             (seen.arrived and self.policy.wakes_on_arrival)
             or (seen.completed and self.policy.wakes_on_completion)
@@ -206,6 +210,7 @@ class Controller:
             jobs=tuple(_awake(job) for job in seen.jobs),
             sharing=seen.sharing,
             worked=self._beside.take() if self.policy.works_beside else None,
+            limits=seen.limits,
         )
         self._round_at = seen.now
         self._owes_round = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from metasched.slurm.client import Geometry, SlurmClient, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm.associations import Associations
+from metasched.slurm.client import Geometry, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSettings
 
 
 class ReadOnlyClient:
@@ -26,6 +27,14 @@ class ReadOnlyClient:
         """As Slurm has them."""
         return self._client.nodes()
 
+    def reservations(self) -> Sequence[Reservation]:
+        """As Slurm has them."""
+        return self._client.reservations()
+
+    def associations(self) -> Associations | None:
+        """As Slurm has them."""
+        return self._client.associations()
+
     def batch_script(self, address: str) -> str:
         """As Slurm has it."""
         return self._client.batch_script(address)
@@ -39,6 +48,9 @@ class ReadOnlyClient:
         """Nothing is done."""
 
     def release(self, address: str) -> None:
+        """Nothing is done."""
+
+    def await_dependency(self, address: str) -> None:
         """Nothing is done."""
 
     def update(self, address: str, geometry: Geometry) -> None:

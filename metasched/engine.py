@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metasched.errors import MetaschedError
+from metasched.limits import place_within
 from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.placement import place
+from metasched.placement import closing
 from metasched.policy import Policy, PolicyState
 
 CANNOT_STOP = "it runs to its end: it cannot be preempted"
@@ -56,11 +57,15 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     view, aside = _view(snapshot)
     decision, state = policy.decide(view, state if state is not None else policy.initial_state(view))
     _check(policy.name, view, decision)
-    placements = place(view, decision.grants, decision.fallback)
+    placements, limited = place_within(snapshot, view, decision)
     reasons = {job.uid: words for job, words in aside}
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
+    for uid, words in limited.items():
+        reasons[uid] = f"{reasons[uid]}; {words}"
     for uid, missing in placements.unplaced.items():
+        reasons[uid] = f"{reasons[uid]}; {missing}"
+    for uid, missing in closing((job for job in view.jobs if job.uid not in placements.placed), view.nodes).items():
         reasons[uid] = f"{reasons[uid]}; {missing}"
     for uid in placements.placed.keys() - reasons.keys():
         reasons[uid] = CANNOT_STOP

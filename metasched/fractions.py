@@ -317,8 +317,8 @@ def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], nodes: Iterable[Nod
 
 
 def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
-    """Whether shares were made for other jobs, GPUs or speeds; speeds that differ by little are the same."""
-    if made_for is None or any(made_for[key] != asked[key] for key in ("jobs", "gpus")):
+    """Whether shares were made for something else; speeds that differ by little are the same."""
+    if made_for is None or any(made_for.get(key) != asked[key] for key in asked.keys() - {"speeds"}):
         return True
     before: Mapping[str, Mapping[str, float | None]] = made_for.get("speeds", {})
     return any(

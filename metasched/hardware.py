@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from metasched.model import Node, Placement
+from metasched.reservations import Reservations
 from metasched.seats import Seats
 from metasched.slurm.client import JobState, SlurmJob, SlurmNode
 
@@ -20,12 +21,14 @@ class Hardware:
         shards: into how many parts GPUs are given away; None for whole GPUs only.
         unshared: nodes with GPUs that are not given away in so many parts.
         seats: who has a part of which GPU.
+        reservations: whose jobs may start where.
     """
 
     gpu_type: Mapping[str, str]
     shards: int | None
     unshared: frozenset[str]
     seats: Seats | None = None
+    reservations: Reservations = field(default_factory=Reservations)
 
     @property
     def gpu_types(self) -> frozenset[str]:
@@ -33,7 +36,7 @@ class Hardware:
         return frozenset(self.gpu_type.values())
 
     @classmethod
-    def of(cls, nodes: Sequence[SlurmNode]) -> Hardware:
+    def of(cls, nodes: Sequence[SlurmNode], reservations: Reservations | None = None) -> Hardware:
         """The nodes' own part of it."""
         kinds = {node.name: next(iter(node.gpus)) for node in nodes if len(node.gpus) == 1}
         counts = Counter(node.shards_per_gpu for node in nodes if node.name in kinds)
@@ -43,6 +46,7 @@ class Hardware:
             kinds,
             shards,
             frozenset(node.name for node in nodes if node.name in kinds and node.shards_per_gpu != shards),
+            reservations=reservations or Reservations(),
         )
 
     def seated(

@@ -70,6 +70,8 @@ class Node:
         partitions: names of the partitions it belongs to.
         accepts: whether a new job may be placed here (up, not drained, not reserved for others).
         rack: the name of the switch or rack that it hangs on; None where the cluster's topology is not known.
+        reservation: the reservation whose jobs alone it takes now; "" for none.
+        open_seconds: how long a job that starts now may last before it is reserved for others; None for no end.
     """
 
     name: str
@@ -81,6 +83,8 @@ class Node:
     partitions: frozenset[str] = frozenset()
     accepts: bool = True
     rack: str | None = None
+    reservation: str = ""
+    open_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class Job:
         name: as the user wrote it (hostile text).
         user: owner.
         account: Slurm's account, which is Gavel's entity; None where accounting is off.
+        share: its account's part of the cluster by Slurm's associations, in (0, 1]; None where that is not known.
         partition: where it was submitted.
         submitted: first submission.
         gpus: GPUs asked for at submission; 0 for a CPU-only job.
@@ -185,6 +190,9 @@ class Job:
         whole_gpus: whether it can only have GPUs whole, and share them with nobody.
         part: whether it holds, or was released for, a part of each GPU only, so that another job may have the rest.
         suspended_at: since when it is suspended; None while it is not.
+        reservation: the reservation that it asks for, or several, ``a,b``; "" for none. An empty one among them means
+            nodes that are not reserved.
+        open_seconds: how long a node must be open to it, by its time limit; 0 where all nodes are open long enough.
     """
 
     uid: str
@@ -196,6 +204,7 @@ class Job:
     min_gpus: int
     max_gpus: int
     account: str | None = None
+    share: float | None = None
     partition: str = ""
     nodes: int | None = None
     max_nodes: int | None = None
@@ -236,6 +245,8 @@ class Job:
     whole_gpus: bool = False
     part: bool = False
     suspended_at: float | None = None
+    reservation: str = ""
+    open_seconds: float = 0.0
 
     def evolve(self, **changes: Any) -> Self:
         """A copy with other values: ``dataclasses.replace``, several times as fast."""
@@ -282,10 +293,15 @@ class Job:
     @property
     def constraints(self) -> tuple[object, ...]:
         """What decides which nodes suit it: ``matches`` answers alike for jobs that are alike in this."""
-        return self.gpu_types, self.features, self.partition, self.only_nodes, self.excluded_nodes
+        nodes = self.only_nodes, self.excluded_nodes
+        return self.gpu_types, self.features, self.partition, *nodes, self.reservation, self.open_seconds
 
     def matches(self, node: Node) -> bool:
-        """Whether the node's name, partition, features and GPU type suit it; capacity is another question."""
+        """Whether the node's name, partition, reservation, features and GPU type suit it; not whether there is room."""
+        if node.reservation != self.reservation and node.reservation not in self.reservation.split(","):
+            return False
+        if node.open_seconds is not None and node.open_seconds < self.open_seconds:
+            return False
         if node.name in self.excluded_nodes or (self.only_nodes and node.name not in self.only_nodes):
             return False
         if self.gpus > 0 and (node.gpu_type is None or (self.gpu_types and node.gpu_type not in self.gpu_types)):
@@ -310,13 +326,32 @@ class Job:
         return self.memory_per_unit * max(gpus_per_node, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What some of our jobs may hold at once, all together; what others use of it is taken off.
+
+    Attributes:
+        name: as an admin knows it.
+        members: the uids of the jobs that it holds for.
+        left: how much is left to them: GPUs, or with ``of_jobs`` running jobs. Negative where it is exceeded already.
+        of_jobs: whether it counts running jobs, and not GPUs.
+        gpu_type: the type of GPUs that it counts; None for any.
+    """
+
+    name: str
+    members: frozenset[str]
+    left: int
+    of_jobs: bool = False
+    gpu_type: str | None = None
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """Everything that one round knows. ``jobs`` are the live jobs of ours, ordered by (submitted, uid).
 
     ``uneven`` says that the cluster can realise placements with other numbers of GPUs on each node, and ``sharing``
     that two jobs can run on the same GPUs. ``worked`` is what the policy's work beside the rounds has given since the
-    last one, empty for nothing yet; None where nobody does such work.
+    last one, empty for nothing yet; None where nobody does such work. ``limits`` hold whatever the policy decides.
     """
 
     now: float
@@ -327,6 +362,7 @@ class Snapshot:
     uneven: bool = False
     sharing: bool = False
     worked: Mapping[str, Any] | None = None
+    limits: tuple[Limit, ...] = ()
 
     @cached_property
     def job(self) -> Mapping[str, Job]:

@@ -67,7 +67,9 @@ class Publisher:
     def publish(self, view: View, seen: Observation) -> None:
         """Publish what was just seen."""
         snapshot = seen.snapshot
-        ended = [record for record in self._store.recent_jobs(FINISHED_SHOWN) if record.finished is not None]
+        ended = [
+            record for record in self._store.recent_jobs(FINISHED_SHOWN, imported=False) if record.finished is not None
+        ]
         shown = seen.seen.keys() | {record.uid for record in ended}
         self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
         status = Status(

@@ -26,9 +26,12 @@ from metasched.hardware import Hardware, is_part, observed_placement, usable
 from metasched.learning import Learning
 from metasched.mailbox import Mailbox, MailboxError
 from metasched.model import Hold, Job, Placement, Preempt, Snapshot, Status
+from metasched.quotas import Owner, Quotas, owner_of
 from metasched.reports import TrialReport
+from metasched.reservations import Reservations
 from metasched.seats import Seats
-from metasched.slurm.client import JobState, SlurmClient, SlurmJob, SlurmSettings
+from metasched.slurm.associations import ENFORCED
+from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
 from metasched.slurm.intake import Requirements, is_ours, requirements
 from metasched.slurm.tags import Tag, parse_tag
@@ -129,6 +132,9 @@ class Reconciler:
         self._refused: set[str] = set()  # addresses of jobs that Slurm lets only an administrator stamp
         self._expected: dict[str, float | None] = {}  # by uid
         self._alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script, in this look
+        self._limited = not ENFORCED.isdisjoint(settings.values.get("AccountingStorageEnforce", "").split(","))
+        self._quotas = Quotas()
+        self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
 
     def observe(self, now: float, round_number: int) -> Observation:
         """Look once.
@@ -141,10 +147,11 @@ class Reconciler:
         if self._learning.untried != self.config.sharing.untried_part:  # the configuration was read again
             self._learning = Learning(self._store, self.config.sharing.untried_part)
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
-        hardware = Hardware.of(listed_nodes)
+        hardware = Hardware.of(listed_nodes, Reservations(self._client.reservations(), now))
         records = {record.uid: record for record in self._store.live_jobs()}
         ours, others = self._identify(listed, records, now)
         hardware = hardware.seated(listed_nodes, listed, ours, forgets=self._forgets)
+        self._read_quotas(frozenset(owner_of(job) for job in ours.values() if job.state not in ENDED), now)
         self._reported.clear()
         self._trials.clear()
         tasks = Counter(job.job_id for job in listed)
@@ -176,13 +183,20 @@ class Reconciler:
         ours_at = {
             (node, gpu) for seen in live.values() for node, which in seen.slurm.gpu_indices.items() for gpu in which
         }
+        asked = {job.reservation for job in jobs if job.blocked is None}
+        usable_nodes = (
+            hardware.reservations.on(usable(node, others, ours_at), asked, reserved=node.reserved)
+            for node in listed_nodes
+            if len(node.gpus) <= 1
+        )
         snapshot = Snapshot(
             now=now,
             round=round_number,
             round_seconds=self.config.schedule.round_seconds,
-            nodes=tuple(usable(node, others, ours_at) for node in listed_nodes if len(node.gpus) <= 1),
+            nodes=tuple(usable_nodes),
             jobs=tuple(jobs),
             sharing=hardware.shards is not None and self.config.sharing.enabled,
+            limits=self._quotas.limits([(seen.job, seen.slurm) for seen in live.values()], others),
         )
         busy = any(
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
@@ -191,6 +205,24 @@ class Reconciler:
         return Observation(
             snapshot=snapshot, seen=live, arrived=len(new), completed=completed, busy=busy, seats=hardware.seats
         )
+
+    def _read_quotas(self, owners: frozenset[Owner], now: float) -> None:
+        """Read shares and limits, if that is due; limits for each user are not told before the user has jobs."""
+        every = self.config.accounting.refresh_seconds
+        if not every:
+            self._quotas, self._quotas_read = Quotas(), None
+            return
+        if self._quotas_read is not None:
+            at, known = self._quotas_read
+            if 0 <= now - at < every and owners <= known:
+                return
+        self._quotas_read = now, owners
+        try:
+            self._quotas = Quotas(self._client.associations(), limited=self._limited)
+        except SlurmUnavailableError:
+            raise
+        except SlurmError as error:
+            log.warning("associations_not_read", error=str(error))
 
     # intake
 
@@ -246,7 +278,7 @@ class Reconciler:
                 error=error,
                 total_steps=needed.get("total_steps"),
                 # After a requeue the begin time is Slurm's delay, not the user's wish.
-                not_before=job.eligible if job.restarts == 0 else None,
+                not_before=job.eligible if job.restarts == 0 and (job.eligible or 0.0) < OUT_OF_REACH else None,
             )
             self._store.add_job(record)
             self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
@@ -304,6 +336,8 @@ class Reconciler:
             self._once(address, "stamp", lambda: self._client.stamp(address, stamp))
         elif not job.requeue:
             self._once(address, "set_requeue", lambda: self._client.set_requeue(address))
+        elif job.state is JobState.PENDING and job.dependency and job.hold is not Hold.NONE:
+            self._once(address, "await_dependency", lambda: self._client.await_dependency(address))
         return record, job
 
     def _once(self, address: str, what: str, write: Callable[[], None]) -> bool:
@@ -350,7 +384,8 @@ class Reconciler:
         needed = self._needed(record)
         found = SeenJob(_job(record, needed, seen, status, hardware, now), seen, record, needed)
         speed, expected = self._learning.speed(_subject(found)), self._expectation(record)
-        return replace(found, job=found.job.evolve(speed=speed, expected_service=expected))
+        job = found.job.evolve(speed=speed, expected_service=expected)
+        return replace(found, job=self._quotas.apply(job, seen))
 
     def _expectation(self, record: JobRecord) -> float | None:
         """GPU-seconds that it should need, by jobs of its user, name and script; looked up when it is first seen."""
@@ -553,7 +588,7 @@ def _canonical(comment: str) -> str:
 def _status(seen: SlurmJob) -> Status:
     match seen.state:
         case JobState.PENDING:
-            return Status.QUEUED if seen.hold is Hold.NONE else Status.HELD
+            return Status.QUEUED if seen.hold is Hold.NONE and not seen.dependency else Status.HELD
         case JobState.RUNNING:
             return Status.RUNNING
         case JobState.SUSPENDED:
@@ -564,7 +599,7 @@ def _status(seen: SlurmJob) -> Status:
             return Status.FINISHED
 
 
-def _blocked(record: JobRecord, seen: SlurmJob, now: float) -> str | None:
+def _blocked(record: JobRecord, seen: SlurmJob, reservations: Reservations, now: float) -> str | None:
     if record.error is not None:
         return f"it cannot be scheduled: {record.error}"
     if seen.state is JobState.PENDING and STAMP.match(seen.admin_comment) is None:
@@ -578,7 +613,7 @@ def _blocked(record: JobRecord, seen: SlurmJob, now: float) -> str | None:
         if record.run == 0:
             return "its begin time (--begin) is still to come"
         return "Slurm did not start it when it was released last; it is tried again later"
-    return None
+    return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
 
 
 def _job(  # noqa: PLR0917  one fact from each side
@@ -622,7 +657,7 @@ def _job(  # noqa: PLR0917  one fact from each side
         attained=record.attained_at(now),
         ran_seconds=record.ran_at(now),
         preemptions=record.preemptions,
-        blocked=_blocked(record, seen, now),
+        blocked=_blocked(record, seen, hardware.reservations, now),
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
@@ -634,6 +669,8 @@ def _job(  # noqa: PLR0917  one fact from each side
         whole_gpus=not (needed.shards and hardware.shards),
         part=needed.shards and is_part(seen, hardware.shards),
         suspended_at=run.suspended_at if run is not None else None,
+        reservation=hardware.reservations.asked_by(seen),
+        open_seconds=hardware.reservations.open_seconds(seen.time_limit),
     )
 
 

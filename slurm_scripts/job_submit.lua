@@ -15,7 +15,7 @@ end
 -- What an owner must not change of such a job: it would start it, take it away from metasched, or give it another size.
 local KEPT = {
   "priority", "comment", "partition", "qos", "requeue", "gres", "tres_per_job", "tres_per_task", "tres_per_socket",
-  "min_nodes", "max_nodes", "req_nodes",
+  "min_nodes", "max_nodes", "req_nodes", "begin_time",
 }
 
 -- This runs inside slurmctld, whose own user is SlurmUser; no other way tells lua who that is.
@@ -113,7 +113,7 @@ local function modify(job_desc, job_rec, modify_uid)
   end
   for _, name in ipairs(KEPT) do
     local value = job_desc[name]
-    if value ~= nil and not UNCHANGED[value] then
+    if value ~= nil and not UNCHANGED[value] and not (name == "begin_time" and value == 0) then
       slurm.log_user("metasched schedules this job: its %s cannot be changed (scancel ends it)", name)
       return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
     end

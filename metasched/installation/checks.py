@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
+from metasched.slurm.associations import ENFORCED
 from metasched.slurm.errors import SlurmError
 
 OLDEST = (22, 5)
@@ -112,6 +113,22 @@ def _role(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         yield Finding("error", "role", text, fix)
 
 
+def _associations(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    subject, values = "accounting", slurm.settings.values
+    if not facts.config.accounting.refresh_seconds:
+        yield Finding("ok", subject, "shares and limits are not heeded: [accounting] refresh_seconds = 0")
+    elif "none" in values.get("AccountingStorageType", "none"):
+        yield Finding("ok", subject, "Slurm has none, so there are no shares of accounts and no limits")
+    elif slurm.associations is None:
+        text = f"Slurm does not show {facts.user} all associations: shares and limits are not heeded"
+        fix = f"sacctmgr modify user {facts.user} set adminlevel=Operator"
+        yield Finding("warning", subject, text, fix)
+    elif ENFORCED.isdisjoint(values.get("AccountingStorageEnforce", "").split(",")):
+        yield Finding("ok", subject, "shares are heeded; limits are not, as AccountingStorageEnforce lacks `limits`")
+    else:
+        yield Finding("ok", subject, f"{len(slurm.associations.rows)} associations: shares and limits are heeded")
+
+
 def _conf(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     values, options = slurm.settings.values, facts.config.slurm
     select = values.get("SelectType", "")
@@ -198,6 +215,7 @@ def _clock(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
 _SLURM: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
     _version,
     _role,
+    _associations,
     _conf,
     _plugin,
     _nodes,

@@ -17,6 +17,7 @@ from pathlib import Path
 from metasched.config import Config
 from metasched.errors import MetaschedError
 from metasched.lock import DaemonLock, LockFileError, LockHeldError
+from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmError
 
@@ -64,6 +65,7 @@ class Slurm:
         qos: names, None where there is no accounting.
         ahead: seconds that our clock is ahead of the controller's; None if not known.
         plugin: the text of job_submit.lua beside slurm.conf; None if it cannot be read from this host.
+        associations: None where there is no accounting, or our user may not see all of them.
     """
 
     settings: SlurmSettings
@@ -72,6 +74,7 @@ class Slurm:
     qos: frozenset[str] | None
     ahead: float | None
     plugin: str | None
+    associations: Associations | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def _daemon(path: Path) -> str | None:
 
 def _ask(client: SlurmClient) -> Slurm | SlurmError:
     try:
-        settings, nodes = client.settings(), client.nodes()
+        settings, nodes, associations = client.settings(), client.nodes(), client.associations()
         asked = time.time()
     except SlurmError as error:
         return error
@@ -176,6 +179,7 @@ def _ask(client: SlurmClient) -> Slurm | SlurmError:
         qos=None if (names := _accounting("qos", "format=Name")) is None else frozenset(names.split()),
         ahead=None if settings.as_of is None else asked - settings.as_of,
         plugin=_plugin(values.get("SLURM_CONF", "")),
+        associations=associations,
     )
 
 

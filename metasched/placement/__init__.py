@@ -18,5 +18,6 @@ The GPUs of running jobs without a grant, and of jobs that Slurm is ending, coun
 """
 
 from metasched.placement.placer import Placements, place
+from metasched.placement.words import closing
 
-__all__ = ["Placements", "place"]
+__all__ = ["Placements", "closing", "place"]

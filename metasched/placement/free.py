@@ -52,7 +52,8 @@ class Ground:
         kinds: dict[object, list[int]] = {}
         for i, node in enumerate(self.nodes):
             if node.accepts:
-                key = (node.gpu_type, node.features, node.partitions, node.name if node.name in named else None)
+                called = node.name if node.name in named else None
+                key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
                 kinds.setdefault(key, []).append(i)
         return list(kinds.values())
 

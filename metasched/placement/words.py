@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from metasched.model import Job, Placement
+from metasched.model import Job, Node, Placement
 from metasched.placement.free import Free, Load
 
 
@@ -39,7 +39,9 @@ def search(free: Free, job: Job, gpus: int, types: Sequence[str | None], *, unev
         wanted = [f"GPUs of type {' or '.join(job.gpu_types)}"] if job.gpu_types else ["GPUs"] if job.gpus else []
         wanted += [f"feature {feature}" for feature in sorted(job.features)]
         having = f" with {', '.join(wanted)}" if wanted else ""
-        return f"no node{having}{f' in partition {job.partition}' if job.partition else ''} accepts jobs now"
+        where = [f"partition {job.partition}"] if job.partition else []
+        where += [f"reservation {name}" for name in job.reservation.split(",") if name]
+        return f"no node{having}{' in ' if where else ''}{' and '.join(where)} accepts jobs now"
     numbers = [i for group in groups for i in group.numbers]
     if not job.gpus:
         cpus = sum(max(free.cpus[i], 0) for i in numbers)
@@ -57,6 +59,23 @@ def search(free: Free, job: Job, gpus: int, types: Sequence[str | None], *, unev
     ways = " or ".join(f"{g} on {count(k, 'node')}{' each' if k > 1 else ''}" for k, g in spreads[:3])
     missing = "whose CPUs or memory suffice" if lacking or not ways else f"that can take {ways}"
     return f"{count(left, 'GPU')}{kind} {'is' if left == 1 else 'are'} free, but not on nodes {missing}"
+
+
+def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, str]:
+    """By uid, for jobs whose time limit keeps them from nodes that will be reserved: how many nodes that are."""
+    found: dict[object, int] = {}
+    told = {}
+    for job in jobs:
+        if not job.open_seconds:
+            continue
+        kind = (job.gpus > 0, job.constraints)
+        if kind not in found:
+            short = job.evolve(open_seconds=0.0)
+            found[kind] = sum(node.accepts and short.matches(node) and not job.matches(node) for node in nodes)
+        if found[kind]:
+            there = count(found[kind], "node")
+            told[job.uid] = f"on {there} that would suit it a reservation begins before its time limit (--time) is over"
+    return told
 
 
 def count(n: int, noun: str) -> str:

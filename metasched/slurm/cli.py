@@ -9,11 +9,12 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metasched.slurm import openapi, records, strings
-from metasched.slurm.client import Geometry, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm import associations, openapi, records, strings
+from metasched.slurm.associations import Associations
+from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _FULL_READ_SECONDS = 60.0
+_RESERVATIONS_SECONDS = 60.0
 _MAX_COMMENT = 4096
 # Of several new jobs, one after the other: scheduling waits.
 _SCRIPT_SECONDS = 3.0
@@ -67,16 +69,26 @@ class CommandLineClient:
     Args:
         env: environment of the commands, PATH and SLURM_CONF above all; None for our own.
         timeout: seconds that any one command may take. Slurm's own give up after about 9 s without a controller.
+        before_write: called before each command that changes something; what it raises keeps that from being sent.
     """
 
-    def __init__(self, env: Mapping[str, str] | None = None, timeout: float = 15) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 15,
+        before_write: Callable[[], None] = lambda: None,
+    ) -> None:
         self._env = _environment(os.environ if env is None else env)
         self._timeout = timeout
+        self._before_write = before_write
         self._scontrol: ScontrolPipe | PyslurmPipe = ScontrolPipe(self._env)
         self._lock = threading.Lock()  # one command on the pipe at a time
         self._jobs: tuple[SlurmJob, ...] = ()
         self._fingerprint: object = None  # of the poll that self._jobs is from; None after any write
         self._full_read = 0.0
+        self._reservations: tuple[Reservation, ...] = ()
+        self._reservations_read: tuple[frozenset[str], float] | None = None  # which nodes were reserved, and when
+        self._reserved: frozenset[str] = frozenset()  # nodes, as of the last look
         self._warned: set[str] = set()
         self._installed: tuple[int, ...] | None = None
 
@@ -145,7 +157,26 @@ class CommandLineClient:
         """See SlurmClient."""
         parsed = records.parse_nodes(self._run(openapi.nodes_command(self._release())))
         self._warn(parsed.errors)
+        self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
         return parsed.records
+
+    def reservations(self) -> Sequence[Reservation]:
+        """See SlurmClient; read where other nodes are reserved than at the last reading, and once a minute."""
+        now = time.monotonic()
+        reserved, since = self._reservations_read or (None, now)
+        if reserved != self._reserved or now - since >= _RESERVATIONS_SECONDS:
+            parsed = records.parse_reservations(self._run(["scontrol", "--all", "-o", "show", "reservation"]))
+            self._warn(parsed.errors)
+            self._reservations, self._reservations_read = parsed.records, (self._reserved, now)
+        return self._reservations
+
+    def associations(self) -> Associations | None:
+        """See SlurmClient."""
+        try:
+            text = self._run(["scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos"])
+            return associations.parse(text, self._run(["scontrol", "-a", "-o", "show", "partition"]))
+        except SlurmPermissionError:
+            return None
 
     # Writes
 
@@ -171,6 +202,12 @@ class CommandLineClient:
 
     def release(self, address: str) -> None:
         """See SlurmClient."""
+        self._control("release", _address(address))
+
+    def await_dependency(self, address: str) -> None:
+        """See SlurmClient."""
+        begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(OUT_OF_REACH))
+        self._control("update", f"JobId={_address(address)}", f"StartTime={begin}")
         self._control("release", _address(address))
 
     def update(self, address: str, geometry: Geometry) -> None:
@@ -239,6 +276,7 @@ class CommandLineClient:
         if state != "RUNNING":
             raise WrongJobStateError(f"job {address} is {state}: only in a running job can a step be started")
         # --mem=0: the step shares the job's memory, which the job's own step has all of.
+        self._before_write()
         options = [f"--jobid={job_id}", "--overlap", "--mem=0", "-N1", "-n1", "--quiet", "--input=none", "--chdir=/"]
         return self._run(["srun", *options, *argv], timeout, user=owner if os.geteuid() == 0 else None)
 
@@ -278,6 +316,7 @@ class CommandLineClient:
             raise
 
     def _write(self, argv: Sequence[str]) -> str:
+        self._before_write()
         try:
             return self._run(argv)
         finally:
@@ -285,6 +324,7 @@ class CommandLineClient:
 
     def _control(self, *words: str) -> None:
         with self._lock:
+            self._before_write()
             self._fingerprint = None
             complaint = self._scontrol.command(words, self._timeout)
         if complaint:

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from metasched.model import Hold
+from metasched.slurm.associations import Associations
+
+OUT_OF_REACH = 4_102_444_800.0
+"""The begin time (unix seconds, the year 2100) of a job that waits for nothing but its dependency."""
 
 
 class JobState(enum.Enum):
@@ -73,6 +77,7 @@ class SlurmJob:
         gpu_indices: which GPUs of each node it holds, whole or in part; nodes of which Slurm does not tell are missing.
         shards: shards held on each node; empty for a job that holds whole GPUs. ``allocated`` counts the GPUs that
             they are parts of.
+        reservation: the reservation it asks for (``a,b``: any of them), or that Slurm has put it into; "" for none.
     """
 
     address: str
@@ -126,6 +131,7 @@ class SlurmJob:
     shards_per_node: int | None = None
     gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shards: Mapping[str, int] = field(default_factory=dict)
+    reservation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +144,10 @@ class SlurmNode:
         cpus, memory: configured totals; memory in bytes.
         cpus_allocated, memory_allocated, gpus_allocated: held by all jobs, ours included.
         state: Slurm's words ("idle", "mixed+drain", ...).
-        accepts: up, responding, not drained, failing, in maintenance or reserved.
+        accepts: up, responding, not drained or failing.
         features, partitions: names.
         shards_per_gpu: into how many parts each of its GPUs can be given away; 0 for whole GPUs only.
+        reserved: in a reservation or in maintenance now; Slurm says so some seconds late.
     """
 
     name: str
@@ -155,6 +162,29 @@ class SlurmNode:
     features: frozenset[str]
     partitions: frozenset[str]
     shards_per_gpu: int = 0
+    reserved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """One reservation of nodes as Slurm tells it; instants are unix seconds.
+
+    Attributes:
+        name: as jobs ask for it.
+        start, end: when it holds.
+        nodes: names; empty for a reservation of something else (licences), or of nodes that are not chosen yet.
+        users: who may use it; empty where users do not decide that.
+        barred_users: who may not, where all others may.
+        flags: Slurm's words, such as MAINT, OVERLAP and FLEX.
+    """
+
+    name: str
+    start: float
+    end: float
+    nodes: frozenset[str]
+    users: frozenset[str] = frozenset()
+    barred_users: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +261,12 @@ class SlurmClient(Protocol):
     def nodes(self) -> Sequence[SlurmNode]:
         """All nodes, in one bulk read."""
 
+    def reservations(self) -> Sequence[Reservation]:
+        """All reservations, those to come included; up to a minute old where the nodes' states tell of no change."""
+
+    def associations(self) -> Associations | None:
+        """Shares and limits as slurmctld has them; None where accounting is off, or we may not see all of it."""
+
     def batch_script(self, address: str) -> str:
         """The batch script of a job that has not ended (of an array: of all its tasks), as it was submitted."""
 
@@ -247,6 +283,13 @@ class SlurmClient(Protocol):
 
     def release(self, address: str) -> None:
         """Let Slurm start a held job."""
+
+    def await_dependency(self, address: str) -> None:
+        """Let Slurm follow the dependency of a pending job, which it does for no held one, without starting the job.
+
+        Its hold is replaced by a begin time of ``OUT_OF_REACH``. Once ``dependency`` is empty, it can be held again; an
+        update brings the begin time back.
+        """
 
     def update(self, address: str, geometry: Geometry) -> None:
         """Give a pending job another size and place; sent whole, because Slurm applies a failed update in part.

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from math import inf
 from pathlib import Path
 
 from metasched.model import Hold
 from metasched.slurm import strings
-from metasched.slurm.client import Geometry, JobState, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm.associations import Associations
+from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
     InvalidArgumentError,
     NoSuchJobError,
@@ -113,6 +115,7 @@ class FakeSlurm:
     Attributes:
         now: its clock, unix seconds.
         calls: every call of the client, as (method, address or ""), for tests that count.
+        accounting: associations and QOS; None where accounting is off.
         launched: answers of ``launch``, by the first word of the command; another command raises.
     """
 
@@ -125,11 +128,20 @@ class FakeSlurm:
     ) -> None:
         self.now = now
         self.calls: list[tuple[str, str]] = []
+        self.accounting: Associations | None = None
         self.launched: dict[str, str | Callable[[SlurmJob, Sequence[str]], str]] = {}
         self._nodes = {node.name: node for node in nodes}
         self._down: set[str] = set()
         self._drained: set[str] = set()
-        self._settings = SlurmSettings((22, 5, 8), "fake", requeue_exit_hold, kill_wait, ("lua",))
+        self._reservations: dict[str, Reservation] = {}
+        self._settings = SlurmSettings(
+            (22, 5, 8),
+            "fake",
+            requeue_exit_hold,
+            kill_wait,
+            ("lua",),
+            values={"AccountingStorageEnforce": "associations,limits,qos"},
+        )
         self._jobs: dict[str, _Job] = {}
         self._next_id = 1
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -153,6 +165,16 @@ class FakeSlurm:
         """See SlurmClient."""
         self._call("nodes")
         return tuple(self._node(node) for node in self._nodes.values())
+
+    def reservations(self) -> Sequence[Reservation]:
+        """See SlurmClient."""
+        self._call("reservations")
+        return tuple(one for one in self._reservations.values() if one.end > self.now)
+
+    def associations(self) -> Associations | None:
+        """See SlurmClient; what ``accounting`` says, and is not enforced."""
+        self._call("associations")
+        return self.accounting
 
     def batch_script(self, address: str) -> str:
         """See SlurmClient."""
@@ -180,6 +202,12 @@ class FakeSlurm:
     def release(self, address: str) -> None:
         """See SlurmClient."""
         for job in self._touch("release", address, ended=False):
+            self._release(job)
+
+    def await_dependency(self, address: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("await_dependency", address, JobState.PENDING):
+            self._show(job, eligible=OUT_OF_REACH)
             self._release(job)
 
     def update(self, address: str, geometry: Geometry) -> None:
@@ -377,6 +405,10 @@ class FakeSlurm:
         self._down.discard(name)
         self._drained.discard(name)
 
+    def reserve(self, reservation: Reservation) -> None:
+        """Nodes are for its jobs alone from its start to its end."""
+        self._reservations[reservation.name] = reservation
+
     @contextmanager
     def outage(self) -> Iterator[None]:
         """The controller does not answer; jobs run on."""
@@ -467,7 +499,22 @@ class FakeSlurm:
             features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
             partitions=node.partitions,
             shards_per_gpu=node.shards,
+            reserved=any(
+                node.name in one.nodes and one.start <= self.now < one.end for one in self._reservations.values()
+            ),
         )
+
+    def _is_open(self, name: str, job: SlurmJob) -> bool:
+        """Whether the reservations let a job start on a node."""
+        names = set(filter(None, job.reservation.split(",")))
+        until = self.now + (job.time_limit or inf)
+        there = {
+            one.name: one
+            for one in self._reservations.values()
+            if name in one.nodes and self.now < one.end and one.start < until
+        }
+        mine = any(there[one].start <= self.now for one in names & there.keys())
+        return mine if names else not there
 
     def _free(self, name: str) -> list[int]:
         """Shards that are free of each GPU of a node; 1 stands for a whole GPU where there are no shards."""
@@ -484,7 +531,18 @@ class FakeSlurm:
         shown = job.shown
         return shown.state is JobState.PENDING and shown.hold is Hold.NONE and not shown.dependency
 
+    def _follow_dependencies(self) -> None:
+        """As Slurm does for jobs that are not held; of the kinds of dependencies, afterany and afterok alone."""
+        for job in self._jobs.values():
+            kind, _, other = job.shown.dependency.partition(":")
+            done = self._jobs.get(other)
+            if done is None or job.shown.hold is not Hold.NONE or done.shown.state not in _ENDED:
+                continue
+            if kind == "afterany" or (kind == "afterok" and done.shown.state is JobState.COMPLETED):
+                self._show(job, dependency="")
+
     def _start_what_can(self) -> None:
+        self._follow_dependencies()
         for job in sorted(self._jobs.values(), key=_turn):
             if self._is_queued(job) and (job.shown.eligible is None or job.shown.eligible <= self.now):
                 nodes = self._nodes_for(job.shown)
@@ -514,7 +572,7 @@ class FakeSlurm:
 
     def _has_room(self, name: str, job: SlurmJob, need: tuple[int, int, int]) -> bool:
         node, seen = self._nodes[name], self._node(self._nodes[name])
-        if not seen.accepts or (job.gpu_type and job.gpu_type != node.gpu_type):
+        if not seen.accepts or (job.gpu_type and job.gpu_type != node.gpu_type) or not self._is_open(name, job):
             return False
         if job.exclusive and seen.state != "idle":
             return False

@@ -48,6 +48,7 @@ _KNOWN = (
         "open-mode",
         "error",
         "signal",
+        "reservation",
     }
 )
 
@@ -147,4 +148,5 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
         cpus_per_gpu=int(options["cpus-per-gpu"]) if "cpus-per-gpu" in options else None,
         memory_per_gpu=memory.get("mem-per-gpu"),
         shards_per_node=sum(shards.values()) or None,
+        reservation=options.get("reservation", ""),
     )

@@ -1,4 +1,4 @@
-"""From the JSON of ``squeue`` and ``sinfo`` to records: strict, one record at a time.
+"""From what ``squeue``, ``sinfo`` and ``scontrol`` print to records: strict, one record at a time.
 
 A document that is not what it should be raises MalformedOutputError; a single record that is not is returned as such an
 error beside the good ones, so that one odd job hides nothing but itself.
@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from metasched.model import Hold
 from metasched.slurm import hostlist, openapi, strings
-from metasched.slurm.client import JobState, SlurmJob, SlurmNode
+from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
 from metasched.slurm.errors import MalformedOutputError
 
 MIB = 2**20
@@ -52,6 +52,9 @@ _RANK = {word: rank for rank, word in enumerate(_STATES)}
 _HOLDING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 _REASONS = {"JobHeldAdmin": Hold.ADMIN, "JobHeldUser": Hold.USER}
+_RESERVED = frozenset({"reserved", "maintenance", "maint"})
+_IS_RESERVATION = re.compile(r"ReservationName=\S")
+_RESERVATION_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z]+)=(\S*)")
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "cloud", "dynamic_norm", "dynamic_future"})
 
 
@@ -71,6 +74,36 @@ def parse_jobs(document: str) -> Parsed[SlurmJob]:
 def parse_nodes(document: str) -> Parsed[SlurmNode]:
     """Read the output of ``sinfo --json``."""
     return _parse(document, "sinfo", "nodes", lambda record: f"node {record.get('name')!a:.60}", _nodes)
+
+
+def parse_reservations(text: str) -> Parsed[Reservation]:
+    """Read the output of ``scontrol -o show reservation``, with times in unix seconds: 22.05 has no JSON of it."""
+    found: list[Reservation] = []
+    errors: list[MalformedOutputError] = []
+    for line in filter(_IS_RESERVATION.match, text.splitlines()):
+        try:
+            found.append(_reservation(line))
+        except MalformedOutputError as error:
+            errors.append(error)
+    return Parsed(tuple(found), tuple(errors))
+
+
+def _reservation(line: str) -> Reservation:
+    # What an admin can write freely, a comment, comes last: the first field of a name is Slurm's own.
+    data: dict[str, str] = {}
+    for key, value in _RESERVATION_FIELD.findall(line):
+        data.setdefault(key, "" if value == "(null)" else value)
+    fields = _Fields(f"reservation {data['ReservationName']!a:.60}", data)
+    users = fields.get("Users", openapi.words)
+    return Reservation(
+        name=data["ReservationName"],
+        start=fields.get("StartTime", float, required=True),
+        end=fields.get("EndTime", float, required=True),
+        nodes=frozenset(fields.get("Nodes", lambda value: hostlist.expand(openapi.text(value)))),
+        users=frozenset(user for user in users if not user.startswith("-")),
+        barred_users=frozenset(user[1:] for user in users if user.startswith("-")),
+        flags=frozenset(fields.get("Flags", openapi.words)),
+    )
 
 
 class _Fields:
@@ -234,6 +267,7 @@ def _job(fields: _Fields) -> SlurmJob:
         shards_per_node=_total(shards_per_node),
         gpu_indices=allocation.indices,
         shards=allocation.shards,
+        reservation=fields.text("resv_name"),
     )
 
 
@@ -327,9 +361,10 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             memory_allocated=(fields.number("alloc_memory") or 0) * MIB,
             gpus_allocated=sum(fields.gpus("gres_used").values()),
             state="+".join(states),
-            accepts=all(state in _USABLE for state in states) and not fields.text("reservation"),
+            accepts=all(state in _USABLE | _RESERVED for state in states),
             features=frozenset(fields.get("active_features", openapi.words)),
             partitions=frozenset(fields.get("partitions", openapi.words)),
             shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
+            reserved=not _RESERVED.isdisjoint(states) or bool(fields.text("reservation")),
         )
     ]

@@ -2,7 +2,8 @@
 
 Jobs that cannot be preempted keep what they hold. Then everybody's minimum is served in order, gangs whole; then, still
 in order, jobs grow to what they asked for, and at last to the most that they can use. GPUs are counted by type; which
-nodes they are on is the placement's business, so a job that does not fit by count is offered as fallback.
+nodes they are on is the placement's business, so a job that does not fit by count is offered as fallback. Those of
+reserved nodes are counted apart, for the jobs of their reservation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from metasched.model import Decision, Grant, Job, Preempt, Snapshot, Status
 
 CPU_ONLY = ""
 TEENS = range(11, 14)
+Kind = tuple[str, str]
+"""A GPU type, and the reservation that the GPUs are in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,9 @@ class Share:
 
 @dataclass
 class _Pool:
-    """What is left to give: GPUs by type, and CPUs."""
+    """What is left to give: GPUs by type and reservation, and CPUs."""
 
-    gpus: dict[str, int]
+    gpus: dict[Kind, int]
     cpus: int
     shares: dict[str, Share] = field(default_factory=dict)
 
@@ -71,9 +74,9 @@ class Allocator:
         self.snapshot = snapshot
         self.queue = queue
         self.elastic = elastic
-        self.pool = _Pool(dict(snapshot.capacity), sum(node.cpus for node in snapshot.nodes if node.accepts))
+        self.pool = _Pool(_capacity(snapshot), sum(node.cpus for node in snapshot.nodes if node.accepts))
         self._sizes: dict[object, Mapping[str, tuple[int, ...]]] = {}
-        self._open = {node.name for node in snapshot.nodes if node.accepts}
+        self._open = {(node.name, node.reservation) for node in snapshot.nodes if node.accepts}
         for job in queue:
             if job.placement is not None and fixed(job):
                 self.give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
@@ -153,51 +156,53 @@ class Allocator:
     # -- giving ---------------------------------------------------------------------------------------------------
 
     def cost(self, job: Job, share: Share | None) -> tuple[int, int]:
-        """GPUs and CPUs that a share takes from the pool: what it holds on nodes that accept no jobs is not in it."""
+        """GPUs and CPUs that a share takes from the pool: what it holds on nodes not open to it is not in its part."""
         if share is None:
             return 0, 0
         units = share.gpus if job.gpus else (job.nodes or 1)
         held = job.placement if job.active else None
         if held is not None and (held.gpus, held.gpu_type or CPU_ONLY) == (share.gpus, share.gpu_type):
-            units = sum(max(gpus, 1) for name, gpus in held.shares if name in self._open)
+            there = _reservation(job)
+            units = sum(max(gpus, 1) for name, gpus in held.shares if (name, there) in self._open)
         return units if job.gpus else 0, units * job.cpus_per_unit
 
     def give(self, job: Job, share: Share, *, anyway: bool = False) -> bool:
         """Change its share, if the pool has enough (for jobs that hold it already: anyway)."""
         before, after = self.cost(job, self.pool.shares.get(job.uid)), self.cost(job, share)
         gpus, cpus = after[0] - before[0], after[1] - before[1]
-        fits = gpus <= self.pool.gpus.get(share.gpu_type, 0) if job.gpus else True
+        kind = share.gpu_type, _reservation(job)
+        fits = gpus <= self.pool.gpus.get(kind, 0) if job.gpus else True
         if not anyway and not (fits and (cpus <= 0 or cpus <= self.pool.cpus)):
             return False
         if job.gpus:
-            self.pool.gpus[share.gpu_type] = self.pool.gpus.get(share.gpu_type, 0) - gpus
+            self.pool.gpus[kind] = self.pool.gpus.get(kind, 0) - gpus
         self.pool.cpus -= cpus
         self.pool.shares[job.uid] = share
         return True
 
     def serve_minimum(self, *, strict: bool) -> Mapping[str, str | None]:
         """Give everybody the minimum, in order; by uid of those left out, the job that they wait behind."""
-        heads: dict[str, str] = {}
+        heads: dict[Kind, str] = {}
         behind: dict[str, str | None] = {}
         for job in self.queue:
             if job.uid in self.pool.shares or self._keep_type(job, heads):
                 continue
-            options = self.options(job)
-            if any(share.gpu_type not in heads and self.give(job, share) for share in options):
+            options = {(share.gpu_type, _reservation(job)): share for share in self.options(job)}
+            if any(kind not in heads and self.give(job, share) for kind, share in options.items()):
                 continue
             if strict:
-                behind[job.uid] = next((heads[s.gpu_type] for s in options if s.gpu_type in heads), None)
-                for share in options:
-                    heads.setdefault(share.gpu_type, job.address)
+                behind[job.uid] = next((heads[kind] for kind in options if kind in heads), None)
+                for kind in options:
+                    heads.setdefault(kind, job.address)
         return behind
 
-    def _keep_type(self, job: Job, heads: Mapping[str, str]) -> bool:
+    def _keep_type(self, job: Job, heads: Mapping[Kind, str]) -> bool:
         """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
         held = job.placement
         if held is None or held.gpus != self.least(job) or not job.active:
             return False
         gpu_type = held.gpu_type or CPU_ONLY
-        return gpu_type not in heads and self.give(job, Share(held.gpus, gpu_type))
+        return (gpu_type, _reservation(job)) not in heads and self.give(job, Share(held.gpus, gpu_type))
 
     def options(self, job: Job) -> list[Share]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
@@ -210,9 +215,13 @@ class Allocator:
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
         types = sorted(
             sizes,
-            key=lambda t: (last is None or t != last.gpu_type, order.get(t, 0), -self.pool.gpus.get(t, 0), t),
+            key=lambda t: (last is None or t != last.gpu_type, order.get(t, 0), -self.left(job, t), t),
         )
         return [Share(sizes[t][0], t) for t in types]
+
+    def left(self, job: Job, gpu_type: str) -> int:
+        """GPUs of a type that are left to give to jobs like this."""
+        return self.pool.gpus.get((gpu_type, _reservation(job)), 0)
 
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
@@ -235,11 +244,25 @@ class Allocator:
 
     def free(self, job: Job) -> str:
         """How much of what it needs is left, in words."""
-        cpus, left = max(self.pool.cpus, 0), sum(max(self.pool.gpus.get(t, 0), 0) for t in self.sizes(job))
+        cpus, left = max(self.pool.cpus, 0), sum(max(self.left(job, t), 0) for t in self.sizes(job))
         if not job.gpus:
             return f"{cpus} CPUs are free"
         need = self.least(job) * job.cpus_per_unit
         return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
+
+
+def _capacity(snapshot: Snapshot) -> dict[Kind, int]:
+    total: dict[Kind, int] = {}
+    for node in snapshot.nodes:
+        if node.gpu_type is not None and node.accepts:
+            kind = node.gpu_type, node.reservation
+            total[kind] = total.get(kind, 0) + node.gpus
+    return total
+
+
+def _reservation(job: Job) -> str:
+    """Whose GPUs a job's are counted among; the first where it may use those of several."""
+    return job.reservation.partition(",")[0]
 
 
 def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int]:

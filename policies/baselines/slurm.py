@@ -1,7 +1,8 @@
 """Bare Slurm: what a cluster does without metasched. Priorities by several factors, EASY backfill, no preemption.
 
 Priority (Slurm's priority/multifactor): age, fair share and size, each a factor in [0, 1] times a weight. Fair share is
-Fair Tree with equal shares: users are ranked by the decayed usage of their account first, then by their own. Backfill
+Fair Tree: users are ranked by the decayed usage of their account by its shares first, then by their own usage; accounts
+whose shares are not known have the average of the others, and users of an account have equal shares. Backfill
 (EASY; Lifka 1995): the first job that does not fit has its GPUs reserved for when the running ones' time limits free
 them, and later jobs start where they do not delay it. There is one reservation for each GPU type.
 """
@@ -67,7 +68,8 @@ class Slurm(Policy):
         """Charge usage, order the queue, start what fits, and backfill."""
         ledger = _Ledger.of(state) or _Ledger(snapshot.now)
         ledger.charge(snapshot, self.parameters.half_life_seconds)
-        priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}))
+        shares = {job.account or "": job.share for job in snapshot.jobs if job.share is not None}
+        priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}, shares))
         started = [job for job in snapshot.jobs if _started(job)]
         waiting = [job for job in snapshot.jobs if not _started(job)]
         waiting.sort(key=lambda job: (-priority[job.uid], job.submitted, job.uid))
@@ -126,13 +128,19 @@ class _Ledger:
         self.at, self.seen = snapshot.now, seen
         self.usage = {owner: amount for owner, amount in usage.items() if amount >= 1.0}
 
-    def factors(self, owners: Iterable[Owner]) -> Mapping[Owner, float]:
-        """Fair Tree with equal shares: 1 for the first in rank; equals have the same."""
+    def factors(self, owners: Iterable[Owner], shares: Mapping[str, float]) -> Mapping[Owner, float]:
+        """Fair Tree: 1 for the first in rank; equals have the same. ``shares`` are those of accounts, where known."""
         of_account: dict[str, float] = {}
         for (account, _), amount in self.usage.items():
             of_account[account] = of_account.get(account, 0.0) + amount
+        average = sum(shares.values()) / len(shares) if shares else 1.0
+
+        def level(account: str) -> float:
+            used, share = of_account.get(account, 0.0), shares.get(account, average)
+            return used / share if share else math.inf
+
         everybody = {*owners, *self.usage}
-        keys = {owner: (of_account.get(owner[0], 0.0), self.usage.get(owner, 0.0)) for owner in everybody}
+        keys = {owner: (level(owner[0]), self.usage.get(owner, 0.0)) for owner in everybody}
         ranks: dict[tuple[float, float], int] = {}
         for rank, key in enumerate(sorted(keys.values())):
             ranks.setdefault(key, rank)
@@ -231,9 +239,8 @@ class _Easy:
     def _reserve(self, job: Job, share: Share) -> _Reservation:
         """When so much will be free of that type, by everybody's time limit."""
         kind = share.gpu_type
-        pool = self.allocator.pool
         need = self._units(job, share, kind)
-        free = pool.cpus if kind == CPU_ONLY else pool.gpus.get(kind, 0)
+        free = self.allocator.pool.cpus if kind == CPU_ONLY else self.allocator.left(job, kind)
         at = self.now
         for end, units in sorted((self._end(one), self._units(one, its, kind)) for one, its in self.running):
             if free >= need and end > at:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -259,12 +259,17 @@ class Entity(BaseModel):
     inside: Literal["fairness", "fifo"] = "fairness"
 
 
+LEAST_PART = 1e-3
+"""Of the average weight, what an account has at least: nobody waits for ever for having no shares."""
+
+
 class GavelHierarchicalParameters(GavelParameters):
     """Parameters of the hierarchy.
 
     Attributes:
         entities: by Slurm account: ``weight`` and ``inside`` (``fairness`` or ``fifo``).
-        others: the same for accounts that are not in it, each on its own.
+        others: the same for accounts that are not in it, each on its own. Where Slurm's associations tell their shares,
+            their weights are in the ratio of these, and ``weight`` is the average of those that have jobs.
     """
 
     entities: Mapping[str, Entity] = Field(default={})
@@ -279,8 +284,27 @@ class GavelHierarchical(GavelPolicy):
     parameters: GavelHierarchicalParameters
 
     def entity(self, job: Job) -> Entity:
-        """The entity of a job."""
+        """The entity of a job; the weights of those that are not named are another question."""
         return self.parameters.entities.get(job.account or "", self.parameters.others)
+
+    def weights(self, jobs: Iterable[Job]) -> Mapping[str, float]:
+        """By account ("" for none), the weights of the entities that these jobs belong to."""
+        named, others = self.parameters.entities, self.parameters.others.weight
+        shares = {job.account or "": job.share for job in jobs}
+        known = [share for account, share in shares.items() if account not in named and share is not None]
+        average = sum(known) / len(known) if known else 0.0
+        return {
+            account: named[account].weight
+            if account in named
+            else others * max(share / average, LEAST_PART)
+            if share is not None and average
+            else others
+            for account, share in shares.items()
+        }
+
+    def _asked(self, claims: Claims) -> Mapping[str, Any]:
+        """Shares of time are made anew when weights change, too."""
+        return {**super()._asked(claims), "weights": self.weights(claims.jobs)}
 
     def mark(self) -> Mark:
         """Jobs differ by account and weight; in a queue each has its place."""
@@ -288,23 +312,23 @@ class GavelHierarchical(GavelPolicy):
 
     def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
         """Fill, handing an account's weight on to those of its jobs that can still grow."""
-        del claims
-        accounts: dict[str | None, list[int]] = {}
+        accounts: dict[str, list[int]] = {}
         for number, (job, *_) in enumerate(market.members):
-            accounts.setdefault(job.account, []).append(number)
+            accounts.setdefault(job.account or "", []).append(number)
+        weight = self.weights(claims.jobs)
         own, counts = market.each(lambda job: job.weight), market.problem.counts
 
         def weights(growing: Floats) -> Floats:
             found = np.zeros(len(growing))
-            for numbers in accounts.values():
+            for account, numbers in accounts.items():
                 left = [number for number in numbers if growing[number] > 0]
                 entity = self.entity(market.members[numbers[0]][0])
                 if left and entity.inside == "fifo":
                     first = min(left, key=lambda n: (market.members[n][0].submitted, market.members[n][0].uid))
-                    found[first] = entity.weight
+                    found[first] = weight[account]
                 elif left:
                     total = float((own[left] * counts[left]).sum())
-                    found[left] = entity.weight * own[left] / total
+                    found[left] = weight[account] * own[left] / total
             return found
 
         return water_filling(market.problem, weights), memory

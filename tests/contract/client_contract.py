@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from metasched.model import Hold
-from metasched.slurm.client import Geometry, JobState
+from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
 from metasched.slurm.errors import (
     InvalidArgumentError,
     NoSuchJobError,
@@ -73,6 +73,10 @@ class ClientContract:
         assert not job.exclusive
         assert not job.het
 
+    def test_without_accounting_there_are_no_associations(self, world):
+        """Neither shares nor limits, and no error."""
+        assert world.client.associations() is None
+
     def test_forms_of_gpu_requests_are_told_apart(self, world):
         """Per node, in all and per task are separate fields; a job without GPUs has none of them."""
         told = {}
@@ -104,8 +108,24 @@ class ClientContract:
         later = world.job(world.submit("--begin=now+3600"))
         after = world.job(world.submit("-d", f"afterany:{held}"))
         assert (later.hold, later.state, after.hold, after.state) == (Hold.NONE, JobState.PENDING) * 2
-        assert later.eligible - later.submitted == pytest.approx(3600, abs=2)
+        assert later.eligible - later.submitted == pytest.approx(3600, abs=60)
         assert f"afterany:{held}" in after.dependency
+
+    def test_a_dependency_is_followed_without_a_start(self, world):
+        """Of a held job it is not looked at; afterwards the job can be held again, and updated and started as any."""
+        first = world.submit(does="exit 0")
+        held, after = (world.submit("--hold", "-d", f"afterok:{first}") for _ in range(2))
+        world.client.hold(after)
+        world.client.await_dependency(after)
+        assert world.job(after).hold is Hold.NONE
+        world.wait(lambda seen: not seen[after].dependency, "the dependency is met")
+        assert (world.job(after).state, world.job(after).eligible) == (JobState.PENDING, OUT_OF_REACH)
+        assert world.job(held).dependency
+        world.client.hold(after)
+        assert world.job(after).hold is Hold.ADMIN
+        world.client.update(after, geometry(["n2"], 1))
+        world.client.release(after)
+        world.wait_state(after, JobState.RUNNING)
 
     def test_unsplit_array_tasks_are_listed_one_by_one(self, world):
         """Each task has an address of its own, also while Slurm keeps one record for all."""

@@ -30,7 +30,9 @@ class Submitter:
         self.base.chmod(0o777)
         self.client = CommandLineClient(cluster.env)
         self.script = self.base / "job.sh"
-        self.script.write_text("#!/bin/bash\nenv > $SLURM_JOB_ID.env\nsleep 60\n")
+        self.script.write_text(
+            "#!/bin/bash\nenv > $SLURM_JOB_ID.part && mv $SLURM_JOB_ID.part $SLURM_JOB_ID.env\nsleep 600\n"
+        )
         self.edit(EDITS)
 
     def edit(self, edits):
@@ -64,7 +66,7 @@ class Submitter:
         )
 
     def wait_state(self, address, state):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while (job := self.job(address)).state is not state:
             assert time.monotonic() < deadline, job
             time.sleep(0.05)
@@ -163,7 +165,10 @@ def test_the_shared_root_reaches_the_jobs_environment(submitter):
 
 @pytest.mark.parametrize(
     "change",
-    ["Priority=100", "Comment=mine", "Partition=train", "Requeue=0", "NumNodes=1-1", "Gres=gpu:4", "ReqNodeList=n1"],
+    [
+        *("Priority=100", "Comment=mine", "Partition=train", "Requeue=0", "NumNodes=1-1", "Gres=gpu:4"),
+        *("ReqNodeList=n1", "StartTime=now"),
+    ],
 )
 def test_an_owner_cannot_change_what_metasched_decides(submitter, owned, change):
     """Slurm says that it is denied, and the job stays as it was."""
@@ -223,8 +228,8 @@ def test_a_mistake_in_the_plugin_keeps_nobody_from_submitting(submitter, break_i
 def environment(submitter, job):
     """The variables that the job's script saw."""
     path = submitter.base / f"{job.job_id}.env"
-    deadline = time.monotonic() + 10
-    while not path.exists() or not path.stat().st_size:
+    deadline = time.monotonic() + 90
+    while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)

@@ -19,7 +19,18 @@ from policies.baselines.las import Las
 ME = pwd.getpwuid(os.getuid()).pw_name
 POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva}
 WRITES = frozenset(
-    {"hold", "release", "update", "stamp", "set_requeue", "signal", "requeue_hold", "suspend", "resume"}
+    {
+        "hold",
+        "release",
+        "await_dependency",
+        "update",
+        "stamp",
+        "set_requeue",
+        "signal",
+        "requeue_hold",
+        "suspend",
+        "resume",
+    }
     & set(dir(SlurmClient))
 )
 

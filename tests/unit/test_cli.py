@@ -109,8 +109,9 @@ def run():
 
 
 @pytest.fixture
-def show(tmp_path, run):
-    """Publishes a status and calls a command on it, which must succeed."""
+def show(tmp_path, run, monkeypatch):
+    """Publishes a status and calls a command on it, which must succeed; time stands still meanwhile."""
+    monkeypatch.setattr(time, "time", lambda: NOW)
 
     def call(status, *argv):
         publish(tmp_path, status)

@@ -248,6 +248,17 @@ def test_a_dependency_is_waited_for(site):
     assert "afterok:99" in status.read(site.base / "shared").jobs[0].reason
 
 
+def test_a_job_starts_once_its_dependency_is_met(site):
+    """Slurm follows dependencies of jobs that it could start only: it is held again, then released for its place."""
+    first = site.add("--gres=gpu:4", seconds=30)
+    second = site.add("--gres=gpu:4", f"--dependency=afterok:{first}", seconds=5)
+    site.run_until(done(site, first))
+    assert site.slurm.trainer(second).starts == ()
+    site.run_until(done(site, second))
+    assert len(site.slurm.trainer(second).starts) == 1
+    assert "started_without_us" not in {event.kind for event in site.store.recent_events()}
+
+
 def test_a_begin_time_is_kept(site):
     """--begin is the user's wish: no release before it."""
     job = site.add("--gres=gpu:1", "--begin=now+100", seconds=5)

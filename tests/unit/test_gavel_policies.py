@@ -451,6 +451,28 @@ def test_entities_have_their_weights():
     assert found == {"a": {"v100": pytest.approx(0.75, abs=CLOSE)}, "b": {"v100": pytest.approx(0.25, abs=CLOSE)}}
 
 
+def test_accounts_that_are_not_named_have_the_weights_of_their_shares():
+    """Shares of 3 : 1 are weights 1.5 and 0.5; unknown ones are average; named ones keep theirs; none is zero."""
+    accounts = {"vision": 0.3, "speech": 0.1, "none": None, "named": 0.9}
+    jobs = [rated(name, v100=1.0).evolve(account=name, share=share) for name, share in accounts.items()]
+    policy = GavelHierarchical(GavelHierarchicalParameters(entities={"named": Entity(weight=3.0)}))
+    weights = {"vision": 1.5, "speech": 0.5, "none": 1.0, "named": 3.0}
+    assert policy.weights(jobs) == pytest.approx(weights)
+    found = shares(policy, jobs, cluster(v100=1))
+    assert found == {name: {"v100": pytest.approx(weight / 6, abs=CLOSE)} for name, weight in weights.items()}
+    assert policy.weights([jobs[0], jobs[1].evolve(share=0.0)])["speech"] > 0
+
+
+def test_weights_that_change_make_shares_anew():
+    """An admin who changes an association's shares does not wait for a job to come or go."""
+    jobs = [rated(name, v100=1.0).evolve(account=name, share=0.25) for name in "ab"]
+    policy = GavelHierarchical()
+    state = run_round(snapshot(jobs, cluster(v100=1)), policy, None).state
+    jobs[0] = jobs[0].evolve(share=0.75)
+    after = run_round(snapshot(jobs, cluster(v100=1)), policy, state).state
+    assert after.data["made_for"]["weights"] == {"a": 1.5, "b": 0.5}
+
+
 def test_water_filling_raises_who_can_still_grow():
     """The job that runs only on a crowded type is stuck; the others go on to share the rest equally."""
     jobs = [rated("a", k80=1.0, v100=0.0), *(rated(uid, v100=1.0, k80=0.0) for uid in "bc")]

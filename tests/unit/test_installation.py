@@ -11,6 +11,7 @@ from metasched.installation.facts import Directory, Facts, Slurm, look_at
 from metasched.installation.template import template
 from metasched.meanings import meanings
 from metasched.policy import installed_policies
+from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmUnavailableError
 
@@ -49,6 +50,7 @@ SLURM = Slurm(
     qos=frozenset({"normal"}),
     ahead=0.2,
     plugin=PLUGIN,
+    associations=Associations(()),
 )
 FACTS = Facts(
     config=Config.model_validate({"paths": {"state": STATE, "shared": SHARED}}),
@@ -117,6 +119,7 @@ def test_a_good_installation_gets_no_complaint():
         (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
         (with_config("intake", qos=["nromal"]), "error", "[intake] qos", "nromal", "normal"),
         (with_slurm(ahead=-7.0), "warning", "clock", "7 s behind", "NTP"),
+        (with_slurm(associations=None), "warning", "accounting", "does not show metasched", "adminlevel=Operator"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):

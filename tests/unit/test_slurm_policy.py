@@ -72,6 +72,18 @@ def test_who_has_used_less_starts_first():
     assert runs([spent, others[0]], slurm(), now=10.0) == {"same-account"}
 
 
+def test_shares_of_accounts_count_in_fair_share():
+    """An account that has used twice as much with three times the shares goes first; without shares it goes last."""
+    jobs = [
+        job(f"{account}{i}", 4, user=account, account=account, submitted=float(i), **used)
+        for i, (account, gpu_seconds) in enumerate([("x", 2000.0), ("y", 1000.0)])
+        for used in [{"attained": {"v100": gpu_seconds}, "ran_seconds": 250.0}]
+    ]
+    assert runs(jobs, slurm(), now=10.0) == {"y1"}
+    shared = [one.evolve(share=share) for one, share in zip(jobs, (0.75, 0.25), strict=True)]
+    assert runs(shared, slurm(), now=10.0) == {"x0"}
+
+
 def test_usage_counts_half_after_its_half_life():
     """Old usage is forgiven: after long enough, recent small usage weighs more."""
     policy = slurm(half_life_seconds=100.0)

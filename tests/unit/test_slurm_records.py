@@ -10,7 +10,7 @@ from metasched.model import Hold
 from metasched.slurm import openapi
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import MalformedOutputError
-from metasched.slurm.records import parse_jobs, parse_nodes
+from metasched.slurm.records import parse_jobs, parse_nodes, parse_reservations
 
 MIB = 2**20
 
@@ -294,8 +294,7 @@ def test_a_node_is_read_in_the_form_of_each_release(record):
         ({"state": "allocated"}, True),
         ({"state": "idle", "state_flags": ["DRAIN"]}, False),
         ({"state": "mixed", "state_flags": ["NOT_RESPONDING"]}, False),
-        ({"state": ["IDLE", "MAINTENANCE"]}, False),
-        ({"state": ["IDLE", "RESERVED"], "reservation": "x"}, False),
+        ({"state": ["IDLE", "MAINTENANCE"]}, True),
         ({"state": "down"}, False),
         ({"state": "unknown"}, False),
         ({"state": ["IDLE", "POWERED_DOWN"]}, False),
@@ -332,3 +331,39 @@ def test_a_wrong_node_is_named():
 def test_numbers_of_both_forms(value, number):
     """Unset, infinite and NO_VAL are None."""
     assert openapi.number(value) == number
+
+
+@pytest.mark.parametrize(
+    ("changes", "reserved"),
+    [
+        ({"state": "idle"}, False),
+        ({"state": "idle", "state_flags": ["MAINTENANCE", "RESERVED"]}, True),
+        ({"state": ["MIXED", "RESERVED"], "reservation": "x"}, True),
+    ],
+)
+def test_a_node_says_that_it_is_reserved(changes, reserved):
+    """By its flags; later releases name the reservation as well."""
+    (node,) = parse_nodes(json.dumps({"nodes": [NODE_22 | changes]})).records
+    assert node.reserved is reserved
+
+
+RESERVATIONS = """\
+ReservationName=fut StartTime=100 EndTime=160 Duration=00:01:00 Nodes=n[1,3] NodeCnt=2 CoreCnt=32 Features=(null) \
+PartitionName=(null) Flags=MAINT,SPEC_NODES TRES=cpu=32 Users=-nobody,-bin Groups=(null) State=INACTIVE
+ReservationName=core StartTime=1 EndTime=2 Nodes=n3 CoreCnt=4 Flags=   NodeName=n3 CoreIDs=0-3 TRES=cpu=4 \
+Users=ann,ben State=ACTIVE Comment=x Users=eve Nodes=n9
+ReservationName=odd StartTime=never EndTime=2 Nodes=n1
+ReservationName=lic StartTime=1 EndTime=2 Nodes=(null) Flags=ANY_NODES Users=(null) Accounts=a Licenses=x:1
+"""
+
+
+def test_reservations_are_read_line_by_line():
+    """What an admin wrote as a comment forges no field, and a line that cannot be read hides no other."""
+    parsed = parse_reservations(RESERVATIONS)
+    later, cores, licences = parsed.records
+    assert (later.name, later.start, later.end, later.nodes) == ("fut", 100.0, 160.0, {"n1", "n3"})
+    assert (later.users, later.barred_users, later.flags) == (set(), {"nobody", "bin"}, {"MAINT", "SPEC_NODES"})
+    assert (cores.nodes, cores.users, cores.flags) == ({"n3"}, {"ann", "ben"}, set())
+    assert (licences.nodes, licences.users) == (set(), set())
+    assert [(error.record, error.field) for error in parsed.errors] == [("reservation 'odd'", "StartTime")]
+    assert parse_reservations("No reservations in the system\n").records == ()

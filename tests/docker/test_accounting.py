@@ -1,0 +1,86 @@
+"""Slurm's accounting: shares of accounts are weights, and limits on GPUs hold for what metasched decides."""
+
+import pytest
+
+# Stops when it is asked to, and is light enough for many.
+WAITS = "exec metasched-run bash -c 'trap \"exit 85\" USR2 TERM; while :; do sleep 0.2; done'"
+ACCOUNTING = "\n[accounting]\nrefresh_seconds = 1\n"
+
+
+@pytest.fixture
+def sacctmgr(site):
+    """Change Slurm's accounting; what is to be done about it afterwards goes first."""
+    undo = []
+
+    def change(what, *, undone_by=None):
+        if undone_by is not None:
+            undo.append(undone_by)
+        site.sh("controller", f"sacctmgr -iQ {what}")
+
+    yield change
+    site.wait(lambda: not site.sh("controller", "scancel -u alice; scancel -u bob; squeue -h"), why="jobs do not end")
+    for what in reversed(undo):
+        site.sh("controller", f"sacctmgr -iQ {what}")
+
+
+def test_accounts_have_gpus_by_their_shares(site, sacctmgr):
+    """Four GPUs go three to one, though no account is configured."""
+    for account, user, shares in (("vision", "alice", 3), ("speech", "bob", 1)):
+        sacctmgr(f"add account {account} cluster=main fairshare={shares}", undone_by=f"delete account {account}")
+        sacctmgr(f"add user {user} account={account}", undone_by=f"delete user {user} account={account}")
+    site.configure(policy="gavel_hierarchical", parameters=ACCOUNTING)
+    site.submit("bob", "sleep 3600", "--gres=gpu:4", "-w", "c2", tag=None)
+    jobs = {
+        "vision": [site.submit("alice", WAITS, "--gres=gpu:1", "-A", "vision") for _ in range(4)],
+        "speech": [site.submit("bob", WAITS, "--gres=gpu:1", "-A", "speech") for _ in range(2)],
+    }
+
+    def seen(account):
+        return [job for training in jobs[account] if (job := site.job(training)) is not None]
+
+    def shared():
+        share = {"vision": "75% of v100", "speech": "50% of v100"}
+        return all(share[account] in job.reason for account in jobs for job in seen(account))
+
+    def had(account):
+        return sum(job.attained_service for job in seen(account))
+
+    site.wait(shared, why="the shares of time are not three of four GPUs and one of four")
+    before = {account: had(account) for account in jobs}
+    site.wait(lambda: sum(had(account) - before[account] for account in jobs) > 80)  # GPU-seconds
+    vision, speech = (had(account) - before[account] for account in jobs)
+    assert 1.7 < vision / speech < 5  # with equal weights it would be 1
+
+
+def test_limits_on_gpus_are_kept_and_named(site, sacctmgr):
+    """A user has the GPUs that the QOS leaves beside an untagged job, others have the rest, and `explain` says why."""
+    sacctmgr(
+        "modify qos normal set MaxTRESPerUser=gres/gpu=3", undone_by="modify qos normal set MaxTRESPerUser=gres/gpu=-1"
+    )
+    site.configure(policy="fifo", parameters=ACCOUNTING)
+    site.submit("alice", "sleep 3600", "--gres=gpu:1", tag=None)
+    elastic = site.submit("alice", WAITS, "--gres=gpu:1", tag="metasched min_gpus=1 max_gpus=3")
+    waits = site.submit("alice", WAITS, "--gres=gpu:1")
+    bob = site.submit("bob", WAITS, "--gres=gpu:3")
+    site.wait_status(bob, "running")
+    assert sum(vars(site.wait_status(elastic, "running").nodes).values()) == 2
+    limit = "QOS normal: MaxTRESPerUser gres/gpu=3 for alice"
+    site.wait(lambda: limit in site.job(waits).reason, why=f"it does not wait on its limit: {site.job(waits)}")
+    assert limit in site.sh("login", f"metasched explain {waits.address} --shared /home/metasched", "alice")
+    sacctmgr("modify qos normal set MaxTRESPerUser=gres/gpu=5")
+    site.wait_status(waits, "running")
+    assert "did not start" not in site.daemon_log()
+
+
+def test_an_accounts_limit_leaves_others_the_rest(site, sacctmgr):
+    """Of two accounts the limited one has its two GPUs, whoever in it came first."""
+    sacctmgr("add account vision cluster=main", undone_by="delete account vision")
+    sacctmgr("add user alice,bob account=vision", undone_by="delete user alice,bob account=vision")
+    sacctmgr("modify account vision set GrpTRES=gres/gpu=2")
+    site.configure(policy="fifo", parameters=ACCOUNTING)
+    inside = [site.submit(user, WAITS, "--gres=gpu:1", "-A", "vision") for user in ("alice", "bob", "alice")]
+    rest = site.submit("bob", WAITS, "--gres=gpu:4")
+    for training in (*inside[:2], rest):
+        site.wait_status(training, "running")
+    site.wait(lambda: "account vision: GrpTRES gres/gpu=2" in site.job(inside[2]).reason)
+    assert site.job(inside[2]).status == "held"

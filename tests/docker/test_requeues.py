@@ -1,0 +1,82 @@
+"""What a job's owner sees of it when it is preempted again and again: mails, accounting, jobs that depend on it."""
+
+import pytest
+
+MAIL_PROG = "/usr/local/bin/log-mail"
+CONF = "/etc/slurm/slurm.conf"
+
+
+@pytest.fixture
+def mails(site):
+    """The subjects of the mails to a user so far: Slurm's mail program only writes them down."""
+    script = "#!/bin/sh\nprintf '%s\\n' \"$*\" >> /tmp/mails\n"
+    site.run("controller", "tee", MAIL_PROG, stdin=script.encode())
+    site.sh("controller", f"chmod 755 {MAIL_PROG}; rm -f /tmp/mails; sed -i '/^MailProg=/d' {CONF}")
+    site.sh("controller", f"echo MailProg={MAIL_PROG} >> {CONF}; scontrol reconfigure")
+    site.mend.append(("mail", lambda: site.sh("controller", f"sed -i '/^MailProg=/d' {CONF}; scontrol reconfigure")))
+
+    def of(training):
+        found = site.sh("controller", "touch /tmp/mails; cat /tmp/mails").splitlines()
+        subjects = [line for line in found if f"Job_id={training.address} " in line]
+        assert all(line.endswith(f" {training.user}") for line in subjects)
+        return [next(word for word in ("Began", "Requeued", "Ended", "Failed") if word in line) for line in subjects]
+
+    return of
+
+
+def squeue(site, training, what):
+    return site.sh("controller", f"squeue -h -a -t all -o {what} -j {training.address}").strip()
+
+
+def runs_of(site, training, *options):
+    """The states of a job's runs in accounting."""
+    argv = ("sacct", "-X", "-n", "-P", "-o", "State", *options, "-j", training.address)
+    return site.run("login", *argv, user=training.user).split()
+
+
+def preempt(site, training, times):
+    """Let a job of Bob's take its GPUs; it goes on afterwards."""
+    site.wait(lambda: site.job(training).attained_service > 12)  # what has had less comes first from now on
+    other = site.submit("bob", "sleep 1", "-w", "c1", "--gres=gpu:4")
+    site.wait_status(other, "completed")
+    site.wait(lambda: site.job(training).runs == times + 1 and site.job(training).status == "running")
+
+
+def test_a_job_that_is_preempted_twice_is_one_job_to_its_owner(site, mails):
+    """A mail for each preemption and one for the end; accounting has each run; what depends on it starts once, then."""
+    train = "--epochs 1000 --step-seconds 0.05 --finish-file enough"
+    alice = site.train("alice", train, "-w", "c1", "--gres=gpu:1", "--mail-type=END,FAIL,REQUEUE")
+    after = [f"--dependency=afterok:{alice.address}", "--mail-type=BEGIN"]
+    ours, other = site.submit("alice", "sleep 1", *after), site.submit("alice", "sleep 1", *after, tag=None)
+    for times in (1, 2):
+        site.wait(lambda n=times: len(site.incarnations(alice)) == n, why="it does not train")
+        preempt(site, alice, times)
+        assert mails(alice) == ["Requeued"] * times
+        assert [squeue(site, one, "%T") for one in (ours, other)] == ["PENDING", "PENDING"]
+    site.sh("login", f"touch {alice.directory}/enough", "alice")
+    ended = site.wait_status(alice, "completed")
+    assert site.wait_status(ours, "completed").run_started is None
+    site.wait(lambda: squeue(site, other, "%T") == "COMPLETED")
+    assert mails(alice) == ["Requeued", "Requeued", "Ended"]
+    assert [mails(one) for one in (ours, other)] == [["Began"], ["Began"]]
+    site.wait(lambda: runs_of(site, alice) == ["COMPLETED"], 30, "no accounting")
+    assert runs_of(site, alice, "--duplicates") == ["REQUEUED", "REQUEUED", "COMPLETED"]
+    assert ended.runs == 3
+    begun = [squeue(site, one, "%S") for one in (ours, other)]  # text that sorts as time does
+    assert min(begun) >= squeue(site, alice, "%e")
+    site.assert_nothing_lost(alice)
+
+
+def test_what_depends_on_a_failure_never_starts(site, mails):
+    """A job that fails after a preemption: one mail says so, and its afterok dependents stay, with the reason."""
+    wait = "until [ -e {dir}/enough ]; do sleep 0.1; done; exit 1"
+    alice = site.submit("alice", wait, "-w", "c1", "--gres=gpu:4", "--mail-type=END,FAIL,REQUEUE")
+    ours = site.submit("alice", "sleep 1", f"--dependency=afterok:{alice.address}")
+    site.wait_status(alice, "running")
+    preempt(site, alice, 1)
+    site.sh("login", f"touch {alice.directory}/enough", "alice")
+    site.wait_status(alice, "failed")
+    site.wait(lambda: "Failed" in mails(alice))
+    assert mails(alice) == ["Requeued", "Failed"]
+    site.wait(lambda: "afterok" in site.job(ours).reason and "failed" in site.job(ours).reason)
+    assert site.job(ours).runs == 0
