@@ -206,8 +206,11 @@ def run(path: Path, *, standby: bool = False) -> None:
     lock_path, copies_path = config.paths.shared / LOCK, config.paths.shared / COPIES
     with DaemonLock.wait(lock_path, STANDBY_SECONDS, _standing_by()) if standby else DaemonLock(lock_path) as lock:
         take_over(database, copies_path)
-        with Copies(database, copies_path, config.standby.copy_seconds) as copies, Store.open(database) as store:
-            client = make_client(config.slurm.client, config.slurm.timeout_seconds)
+        with (
+            Copies(database, copies_path, config.standby.copy_seconds, lock.check) as copies,
+            Store.open(database) as store,
+        ):
+            client = make_client(config.slurm.client, config.slurm.timeout_seconds, before_write=lock.check)
             try:
                 policy = make_policy(config, registry)
                 controller = _controller(config, policy, client, store=store, mailbox=mailbox, lock=lock)

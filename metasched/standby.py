@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,7 +20,7 @@ from typing import Self
 import structlog
 
 from metasched.errors import MetaschedError
-from metasched.store import Store, StoreError
+from metasched.store import Store
 
 COPY = "metasched.db"
 REST = 20.0  # times as long as a copy took, no other is begun
@@ -82,22 +84,29 @@ def _fetch(copy: Path, target: Path) -> int:
     return _term(target)
 
 
-def write_copy(local: Path, shared: Path) -> None:
+def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lambda: None) -> None:
     """Copy the store, snapshots apart, as of one instant, also while the daemon writes it.
 
     The copy appears whole or not at all, for the eyes of its owner only.
+
+    Args:
+        local: the store.
+        shared: the directory of copies.
+        before_write: called last before the new copy replaces the old one; what it raises prevents that.
 
     Raises:
         StoreError: the store cannot be read, or its copy not be made.
         CopyError: the copy cannot be written to the directory.
     """
-    made, part = local.with_name(f"{local.name}.copy"), shared / f"{COPY}.part"
+    # A daemon that was frozen while another took over wakes up with its own unfinished copy, not with that one's.
+    made, part = local.with_name(f"{local.name}.copy"), shared / f"{COPY}.{socket.gethostname()}.part"
     try:
         shared.mkdir(mode=0o700, exist_ok=True)
         _remove(made)
         with Store.open(made) as copy:
             copy.fill_from(local)
         _write_through(made, part)
+        before_write()
         part.replace(shared / COPY)
     except OSError as error:
         raise CopyError(shared / COPY, error) from error
@@ -119,18 +128,24 @@ def _remove(database: Path) -> None:
 
 
 class Copies:
-    """Copies of the store, written by a thread of their own until the block ends, and once more then.
+    """Copies of the store, written by a thread of their own as the block begins, until it ends, and once more then.
+
+    The first one publishes the daemon's term: whoever takes over begins a later one, and so is known to be later.
 
     Args:
         local: the store.
         shared: the directory of copies, made if missing.
         every: seconds between copies; 0 for none. May be changed.
+        before_write: see write_copy.
     """
 
-    def __init__(self, local: Path, shared: Path, every: float) -> None:
+    def __init__(
+        self, local: Path, shared: Path, every: float, before_write: Callable[[], None] = lambda: None
+    ) -> None:
         self.every = every
         self._local = local
         self._shared = shared
+        self._before_write = before_write
         self._failed = False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
@@ -146,19 +161,19 @@ class Copies:
         self._thread.join()
 
     def _run(self) -> None:
-        took = 0.0
+        took = self._write()
         while not self._end.wait(max(self.every or 1.0, REST * took)):
-            if self.every:
-                took = self._write()
-        if self.every:
-            self._write()
+            took = self._write()
+        self._write()
 
     def _write(self) -> float:
-        """Write one; how many seconds that took."""
+        """Write one, if any are wanted; how many seconds that took."""
         begun = time.monotonic()
+        if not self.every:
+            return 0.0
         try:
-            write_copy(self._local, self._shared)
-        except (CopyError, StoreError) as error:
+            write_copy(self._local, self._shared, self._before_write)
+        except MetaschedError as error:
             if not self._failed:
                 log.warning("store_not_copied", error=str(error), effect="a standby would go on from an older copy")
             self._failed = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Literal
 
@@ -16,18 +16,24 @@ Choice = Literal["auto", "cli", "pyslurm"]
 log = structlog.get_logger()
 
 
-def make_client(choice: Choice, timeout: float, env: Mapping[str, str] | None = None) -> CommandLineClient:
+def make_client(
+    choice: Choice,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    before_write: Callable[[], None] = lambda: None,
+) -> CommandLineClient:
     """The client that was chosen; ``auto`` takes pyslurm where there is one that works with this Slurm.
 
     Args:
         choice: as configured.
         timeout: seconds that any one command may take.
         env: of the commands; None for our own.
+        before_write: called before each command that changes something; what it raises keeps that from being sent.
 
     Raises:
         SlurmUnavailableError: ``pyslurm`` was chosen, and there is none that works.
     """
-    client = CommandLineClient(env, timeout)
+    client = CommandLineClient(env, timeout, before_write)
     if choice == "cli":
         return client
     if choice == "auto" and find_spec("pyslurm") is None:

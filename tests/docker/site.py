@@ -187,22 +187,32 @@ class Site:
 
     def configure(self, *, policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0"):
         """Give the daemon another policy, and wait until it decides under it."""
-        text = CONFIG.read_text().partition("[policy]")[0] + f'[policy]\nname = "{policy}"\n'
+        text = f'[policy]\nname = "{policy}"\n'
         text += f"\n[policy.parameters]\n{parameters}\n" if parameters else ""
-        self.run("scheduler", "tee", "/etc/metasched/metasched.toml", stdin=text.encode())
+        self.write_config(text)
         self.wait_decides()  # it may just be starting
         self.signal_daemon("HUP")
         self.wait(lambda: (status := self.status()) is not None and status.policy == policy)
 
-    def signal_daemon(self, name):
-        """Send the daemon a signal."""
-        self.run("scheduler", "pkill", f"-{name}", "-u", "metasched", "-f", "bin/metasched daemon")
+    def write_config(self, text, host="scheduler"):
+        """Put a text in the place of the host's configuration from [policy] on."""
+        whole = CONFIG.read_text().partition("[policy]")[0] + text
+        self.run(host, "tee", "/etc/metasched/metasched.toml", stdin=whole.encode())
 
-    def daemon_log(self, since=None):
+    def signal_daemon(self, name, host="scheduler"):
+        """Send the daemon a signal."""
+        self.run(host, "pkill", f"-{name}", "-u", "metasched", "-f", "bin/metasched daemon")
+
+    def explain(self, uid, host="scheduler"):
+        """What the store of the host's daemon has of a job."""
+        as_daemon = "setpriv --reuid metasched --regid metasched --clear-groups /opt/metasched/bin/metasched"
+        return json.loads(self.sh(host, f"{as_daemon} explain {uid} --state /var/lib/metasched --json"))
+
+    def daemon_log(self, since=None, host="scheduler"):
         """What the daemon has logged, all of it or since a moment."""
         options = [] if since is None else ["--since", f"{since:.3f}"]
         done = subprocess.run(
-            ["docker", "logs", *options, self.container("scheduler")],
+            ["docker", "logs", *options, self.container(host)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=60,
@@ -227,8 +237,13 @@ class Site:
         run(["docker", "kill", self.container(host)])
         self.mend.append((f"start {host}", lambda: self.start_host(host)))
 
+    def switch_off(self, host):
+        """The same, with nothing to mend later."""
+        with contextlib.suppress(CommandFailedError):  # it is off
+            run(["docker", "kill", self.container(host)])
+
     def start_host(self, host):
-        """Switch it on again."""
+        """Switch it on."""
         run(["docker", "start", self.container(host)])
 
     def pause_host(self, host):

@@ -184,9 +184,4 @@ def test_a_daemon_of_bobs_own_can_do_nothing_to_alice(site, training):
 
 def _events(site, uid, kind):
     """Events of a kind that the daemon's store has of a job."""
-    said = site.sh(
-        "scheduler",
-        "setpriv --reuid metasched --regid metasched --clear-groups "
-        f"/opt/metasched/bin/metasched explain {uid} --state /var/lib/metasched --json",
-    )
-    return [event for event in json.loads(said)["events"] if event["kind"] == kind]
+    return [event for event in site.explain(uid)["events"] if event["kind"] == kind]

@@ -29,7 +29,7 @@ def runs(site, address):
 def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
     """The running job runs on under its uid and its history, and the waiting one gets its turn."""
     site.start()
-    runner = site.submit("sleep 12", "--gres=gpu:4", "-N4")
+    runner = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:4", "-N4")
     waiter = site.submit("sleep 1", "--gres=gpu:1")
     uid = site.wait_status(runner, "running").uid
     site.wait(lambda: site.job(waiter))
@@ -42,6 +42,7 @@ def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
     site.kill()
     second.wait(lambda: "started" in second.log())
     assert runs(second, runner) == before
+    (site.base / "job-1" / "enough").touch()
     assert second_status(site, second, runner, "completed").uid == uid
     assert second_status(site, second, waiter, "completed").runs == 1
 
@@ -49,7 +50,7 @@ def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
 def test_a_daemon_that_is_stopped_in_order_hands_over_everything(site, second):
     """Its last copy is made after its last round."""
     site.start()
-    job = site.submit("sleep 60", "--gres=gpu:1")
+    job = site.submit("sleep 600", "--gres=gpu:1")
     site.wait_status(job, "running")
     site.terminate()
     shutil.rmtree(site.base / "state")

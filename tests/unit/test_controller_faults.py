@@ -13,8 +13,8 @@ import time_machine
 from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
 
+from metasched import daemon, reconcile
 from metasched import mailbox as mailboxes
-from metasched import reconcile
 from metasched.controller import Controller
 from metasched.daemon import Clockwork, Pace
 from metasched.lock import DaemonLock, LockFileError, LockLostError
@@ -427,8 +427,8 @@ def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
 # -- lock
 
 
-def test_nothing_is_written_once_the_lock_is_lost(site, tmp_path):
-    """Even intake asks the lock first: another daemon may have taken over."""
+def test_nothing_is_decided_once_the_lock_is_lost(site, tmp_path, monkeypatch):
+    """Even intake asks the lock first, and Slurm may take so long to answer that another daemon takes over."""
     with DaemonLock(tmp_path / "lock") as lock:
         controller = Controller(
             site.config,
@@ -440,11 +440,29 @@ def test_nothing_is_written_once_the_lock_is_lost(site, tmp_path):
             clock=lambda: site.slurm.now,
         )
         site.add("--gres=gpu:1")
-        (tmp_path / "lock").unlink()
+        look = site.slurm.nodes
+        monkeypatch.setattr(site.slurm, "nodes", lambda: (tmp_path / "lock").unlink() or look())
+        with pytest.raises(LockLostError):
+            controller.poll()
+        assert controller.round_number == 0
         before = len(site.slurm.calls)
         with pytest.raises(LockLostError):
             controller.poll()
         assert len(site.slurm.calls) == before
+
+
+def test_the_daemons_client_asks_for_the_lock_before_each_write(tmp_path, monkeypatch):
+    """Between the look at the lock and the command there may be a whole night."""
+    config = tmp_path / "metasched.toml"
+    config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nshared = "{tmp_path}/shared"\n[policy]\nname = "fifo"\n')
+
+    def write_without_lock(_choice, _timeout, before_write):
+        (tmp_path / "shared" / daemon.LOCK).unlink()
+        before_write()
+
+    monkeypatch.setattr(daemon, "make_client", write_without_lock)
+    with pytest.raises(LockLostError):
+        daemon.run(config)
 
 
 def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):

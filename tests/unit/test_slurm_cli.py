@@ -306,6 +306,29 @@ def test_closing_ends_the_process_and_is_repeatable(stand):
     assert process.returncode is not None
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda client: client.hold("1"),
+        lambda client: client.stamp("1", "two words"),
+        lambda client: client.cancel("1"),
+        lambda client: client.submit(Path("job.sh")),
+        lambda client: client.launch("1", ["true"], 1),
+    ],
+)
+def test_what_may_not_be_written_is_not_sent(stand, write):
+    """Whichever command it goes by."""
+
+    def refuse():
+        raise RuntimeError("another daemon took over")
+
+    stand.says("squeue", "1 RUNNING 0\n")
+    client = CommandLineClient(stand.env, before_write=refuse)
+    with pytest.raises(RuntimeError):
+        write(client)
+    assert not any(stand.calls(name) for name in ("scontrol", "scancel", "sbatch", "srun"))
+
+
 def test_text_with_blanks_goes_by_a_process_of_its_own(stand, client):
     """On the pipe, scontrol keeps the quotes that blanks need."""
     client.stamp("1", "metasched:x bad tag")

@@ -1,8 +1,11 @@
+import socket
 import stat
 import threading
+import time
 
 import pytest
 
+from metasched.lock import LockLostError
 from metasched.standby import COPY, Copies, CopyError, take_over, write_copy
 from metasched.store import Store
 
@@ -110,7 +113,7 @@ def test_a_directory_that_cannot_be_written_leaves_the_last_copy(local, shared):
     take_over(local, shared)
     write_copy(local, shared)
     before = (shared / COPY).read_bytes()
-    (shared / f"{COPY}.part").mkdir()
+    (shared / f"{COPY}.{socket.gethostname()}.part").mkdir()
     with pytest.raises(CopyError, match=r"metasched\.db.*check that \[paths\]"):
         write_copy(local, shared)
     assert (shared / COPY).read_bytes() == before
@@ -122,6 +125,37 @@ def test_the_last_copy_is_made_at_the_end(local, shared):
     with Copies(local, shared, every=3600.0):
         note(local, "late")
     assert notes(shared / COPY) == ["late"]
+
+
+def test_the_first_copy_is_made_at_once(local, shared, tmp_path):
+    """A daemon that dies soon has begun a term all the same: what its successor writes is later, also for itself."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    other = tmp_path / "other" / "metasched.db"
+    take_over(other, shared)
+    with Copies(other, shared, every=3600.0):
+        deadline = time.monotonic() + 30
+        while term(shared / COPY) < 2:
+            assert time.monotonic() < deadline
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(other, "of the one that died")
+    take_over(other, shared)
+    assert notes(other) == []
+
+
+def test_who_has_lost_the_lock_leaves_the_copy_of_its_successor(local, shared):
+    """A frozen daemon may wake up in the middle of a copy."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(local, "of one that was superseded")
+
+    def lost():
+        raise LockLostError(shared)
+
+    with Copies(local, shared, 3600.0, lost):
+        pass
+    assert notes(shared / COPY) == []
 
 
 def test_no_copies_where_none_are_wanted(local, shared):
