@@ -172,6 +172,13 @@ class Workplace:
     def wait_for_step(self, incarnation, step):
         wait_for(lambda: self.last_step(incarnation) >= step, f"step {step} of incarnation {incarnation}")
 
+    @contextlib.contextmanager
+    def halted(self, incarnation, step):
+        """A block in which trainers that were told to `--halt` at that step do no other."""
+        self.wait_for_step(incarnation, step)
+        yield
+        (self.directory / f"go-{step}").touch()
+
     def evaluated(self, incarnation, rank=0):
         """What the rank has written of its evaluations."""
         path = self.directory / f"evaluated-{incarnation}-{rank}.txt"

@@ -20,7 +20,7 @@ SAMPLES, EPOCHS, STEPS_PER_EPOCH = 83, 2, 9
 class Step:
     """A Slurm step with one task for each rank, none of which knows a port."""
 
-    def __init__(self, place, run, size, workers, seconds, *arguments):
+    def __init__(self, place, run, size, workers, halt, *arguments):
         place.write_lease(run=run)
         metasched = {
             "METASCHED_RUN": str(run),
@@ -37,7 +37,7 @@ class Step:
             task = {"SLURM_STEP_NUM_TASKS": str(size), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
             with self.outputs[-1].open("w") as file:
                 process = subprocess.Popen(
-                    [*command, str(workers), str(seconds), *arguments],
+                    [*command, str(workers), str(halt), *arguments],
                     env=common | task,
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -67,9 +67,9 @@ def journey(workplace):
     """A training on a stream through worlds of 1, 4, 2 and 3 ranks, with 0, 1, 3 and 0 loader workers each."""
     place = workplace()
     for run, size, workers, step in [(1, 1, 0, 3), (2, 4, 1, 6), (3, 2, 3, STEPS_PER_EPOCH + 3)]:
-        running = Step(place, run, size, workers, 0.1)
-        place.wait_for_step(run, step)
-        running.stop(size - 1)
+        running = Step(place, run, size, workers, step)
+        with place.halted(run, step):
+            running.stop(size - 1)
         assert running.wait() == [85] * size, running.output()
     last = Step(place, 4, 3, 0, 0)
     assert last.wait() == [0] * 3, last.output()

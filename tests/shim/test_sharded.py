@@ -81,9 +81,9 @@ def journey(workplace):
     place = workplace()
     for run, (size, step) in enumerate([(1, 3), (4, 7), (2, 11)], start=1):
         place.write_lease(run=run)
-        trainers = place.launch(size, *SLOW, "--max-per-gpu", 3, run=run)
-        place.wait_for_step(run, step)
-        trainers.signal(size - 1)
+        trainers = place.launch(size, "--halt", step, "--max-per-gpu", 3, run=run)
+        with place.halted(run, step):
+            trainers.signal(size - 1)
         assert trainers.wait() == [85] * size, trainers.output()
     place.write_lease(run=4)
     last = place.launch(3, "--max-per-gpu", 3, run=4)
@@ -123,9 +123,9 @@ def test_same_size_is_bitwise(workplace):
     """Stopped and resumed at the same size, all states are equal to the last bit."""
     places = [workplace(), workplace()]
     undisturbed = places[0].launch(2, run=None)
-    stopped = places[1].launch(2, *SLOW)
-    places[1].wait_for_step(1, 5)
-    stopped.signal(1)
+    stopped = places[1].launch(2, "--halt", 5)
+    with places[1].halted(1, 5):
+        stopped.signal(1)
     assert stopped.wait() == [85, 85]
     assert places[1].launch(2).wait() + undisturbed.wait() == [0] * 4
     assert_close(whole(places[1]), whole(places[0]), 0.0)
@@ -134,9 +134,9 @@ def test_same_size_is_bitwise(workplace):
 def test_killed_rank_and_a_damaged_shard(workplace, undisturbed):
     """After kill -9 the job resumes from the last checkpoint all ranks have written; damaged ones are skipped."""
     place = workplace()
-    killed = place.launch(2, *SLOW, "--checkpoint-every", 0)
-    place.wait_for_step(1, 7)
-    killed.signal(1, signal.SIGKILL)
+    killed = place.launch(2, *SLOW, "--halt", 7, "--checkpoint-every", 0)
+    with place.halted(1, 7):
+        killed.signal(1, signal.SIGKILL)
     assert killed.processes[0].wait(60) not in {0, 85}
     damaged = newest(place)
     shard = next(damaged.with_suffix(".dcp").glob("__1_*"))
@@ -154,9 +154,9 @@ def test_killed_rank_and_a_damaged_shard(workplace, undisturbed):
 def test_full_disk_on_one_rank(workplace):
     """Where one rank cannot write, no checkpoint is made, the last one stays, and training goes on."""
     place = workplace()
-    trainers = place.launch(2, *SLOW, "--full-disk", 1, "--checkpoint-every", "0.3")
-    place.wait_for_step(1, 14)
-    trainers.signal(0)
+    trainers = place.launch(2, *SLOW, "--halt", 14, "--full-disk", 1, "--checkpoint-every", "0.3")
+    with place.halted(1, 14):
+        trainers.signal(0)
     assert trainers.wait() == [85, 85], trainers.output()
     assert "the last one stays: [Errno 28]" in trainers.output(0)
     assert "no checkpoint" not in trainers.output(1)

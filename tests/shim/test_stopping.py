@@ -65,9 +65,10 @@ def test_a_rank_leaves_its_evaluation(workplace):
 def test_stop_in_an_evaluation_within_an_epoch(workplace):
     """Between two steps a stop waits for the evaluation's end, so that no step is lost or repeated."""
     place = workplace()
-    trainers = place.launch(2, "--evaluate", 4, "--evaluate-at", 6, "--evaluate-seconds", "0.1")
-    place.wait_for(lambda: place.evaluated(1, 0), "an evaluation")
-    trainers.signal(0)
+    trainers = place.launch(2, "--evaluate", 4, "--evaluate-at", 6, "--evaluate-seconds", "0.1", "--halt", 6)
+    with place.halted(1, 6):
+        place.wait_for(lambda: place.evaluated(1, 0), "an evaluation")
+        trainers.signal(0)
     assert trainers.wait() == [85, 85]
     assert place.evaluated(1)[-1] == "step 6 whole"
     stop = place.report(1)[-1]
@@ -181,8 +182,7 @@ def test_training_goes_on_while_bytes_are_written(workplace):
     trainers.signal(0)
     assert trainers.wait() == [85]
     written = [line for line in place.report(1) if line["kind"] == "checkpoint"]
-    assert written[0]["seconds"] >= 2
-    assert written[0]["stall_seconds"] < 1
+    assert written[0]["seconds"] - written[0]["stall_seconds"] >= 2
     assert written[-1]["cause"] == "stop"
     assert written[-1]["stall_seconds"] == written[-1]["seconds"] >= 2
     assert written[1]["step"] > written[0]["step"] + 10

@@ -86,20 +86,21 @@ class Torchrun:
 def journey(workplace):
     """Stopped under the wrapper's torchrun by both signals, then under torchrun by hand, and ended there."""
     place = workplace()
-    slow = "--step-seconds", "0.05"
+    halts = 4, STEPS_PER_EPOCH + 2, STEPS_PER_EPOCH + 6
+    halting = [("--step-seconds", "0.1", "--halt", str(step)) for step in halts]
     runs = []
     try:
-        runs.append(Torchrun(place, 1, 2, *slow, wrapped=True))
-        place.wait_for_step(1, 4)
-        runs[-1].signal_all(signal.SIGUSR2)
+        runs.append(Torchrun(place, 1, 2, *halting[0], wrapped=True))
+        with place.halted(1, halts[0]):
+            runs[-1].signal_all(signal.SIGUSR2)
         codes = [runs[-1].wait()]
-        runs.append(Torchrun(place, 2, 3, *slow, wrapped=True))
-        place.wait_for_step(2, STEPS_PER_EPOCH + 2)
-        runs[-1].signal_all(signal.SIGTERM)
+        runs.append(Torchrun(place, 2, 3, *halting[1], wrapped=True))
+        with place.halted(2, halts[1]):
+            runs[-1].signal_all(signal.SIGTERM)
         codes.append(runs[-1].wait())
-        runs.append(Torchrun(place, 3, 1, *slow, wrapped=False, PET_SIGNALS_TO_HANDLE="SIGTERM,SIGUSR2"))
-        place.wait_for_step(3, 2 * STEPS_PER_EPOCH + 2)
-        runs[-1].signal_torchrun(signal.SIGUSR2)
+        runs.append(Torchrun(place, 3, 1, *halting[2], wrapped=False, PET_SIGNALS_TO_HANDLE="SIGTERM,SIGUSR2"))
+        with place.halted(3, halts[2]):
+            runs[-1].signal_torchrun(signal.SIGUSR2)
         codes.append(runs[-1].wait())
         runs.append(Torchrun(place, 4, 2, wrapped=True))
         codes.append(runs[-1].wait())

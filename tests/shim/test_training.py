@@ -31,21 +31,21 @@ def assert_close(place, expected):
 def journey(workplace):
     """A job through worlds of 1, 4, 2 and 3 ranks, and started once more when it had finished."""
     place = workplace()
-    first = place.launch(1, *SLOW, run=1)
-    place.wait_for_step(1, 5)
-    first.signal(0)
+    first = place.launch(1, "--halt", 5, run=1)
+    with place.halted(1, 5):
+        first.signal(0)
     assert first.wait() == [85]
 
     place.write_lease(run=2)
-    second = place.launch(4, *SLOW, run=2)
-    place.wait_for_step(2, STEPS_PER_EPOCH + 4)
-    second.signal(2)
+    second = place.launch(4, "--halt", STEPS_PER_EPOCH + 4, run=2)
+    with place.halted(2, STEPS_PER_EPOCH + 4):
+        second.signal(2)
     assert second.wait() == [85] * 4
 
     place.write_lease(run=3, stop_run=2)  # a request for the run before means nothing
-    third = place.launch(2, *SLOW, run=3)
-    place.wait_for_step(3, 2 * STEPS_PER_EPOCH)
-    place.write_lease(run=3, stop_run=3)
+    third = place.launch(2, "--step-seconds", "0.1", "--halt", 2 * STEPS_PER_EPOCH, run=3)
+    with place.halted(3, 2 * STEPS_PER_EPOCH):
+        place.write_lease(run=3, stop_run=3)
     assert third.wait() == [85] * 2
 
     place.write_lease(run=4)
@@ -119,9 +119,9 @@ def test_same_size_is_bitwise(workplace):
     """Stopped and resumed at the same size, dropout included, the parameters are equal to the last bit."""
     places = [workplace(), workplace()]
     whole = places[0].launch(2, "--dropout", "0.3", "--max-per-gpu", 3, run=None)
-    stopped = places[1].launch(2, "--dropout", "0.3", "--max-per-gpu", 3, *SLOW)
-    places[1].wait_for_step(1, 7)
-    stopped.signal(1)
+    stopped = places[1].launch(2, "--dropout", "0.3", "--max-per-gpu", 3, "--halt", 7)
+    with places[1].halted(1, 7):
+        stopped.signal(1)
     assert stopped.wait() == [85, 85]
     resumed = places[1].launch(2, "--dropout", "0.3", "--max-per-gpu", 3)
     assert resumed.wait() == [0, 0]
@@ -151,9 +151,9 @@ def test_all_objects_survive_a_stop(workplace):
     places = [workplace(), workplace()]
     args = "--scaler", "--overflow-at", 5, "--epochs", 2
     whole = places[0].launch(1, *args, run=None)
-    stopped = places[1].launch(1, *args, *SLOW)
-    places[1].wait_for_step(1, 7)
-    stopped.signal(0)
+    stopped = places[1].launch(1, *args, "--halt", 7)
+    with places[1].halted(1, 7):
+        stopped.signal(0)
     assert stopped.wait() == [85]
     assert places[1].launch(1, *args).wait() + whole.wait() == [0, 0]
     for name in ("final.pt", "others.pt"):
@@ -166,9 +166,10 @@ def test_all_objects_survive_a_stop(workplace):
 def test_killed_rank(workplace, undisturbed):
     """After kill -9 of a rank the job resumes from its last periodic checkpoint; a damaged newest one is skipped."""
     place = workplace()
-    killed = place.launch(2, *SLOW, "--checkpoint-every", 0)
-    place.wait_for_step(1, 12)
-    killed.signal(1, signal.SIGKILL)
+    killed = place.launch(2, *SLOW, "--halt", 12, "--checkpoint-every", 0)
+    with place.halted(1, 12):
+        place.wait_for(lambda: len(place.checkpoint_files()) == 4, "two checkpoints")
+        killed.signal(1, signal.SIGKILL)
     assert killed.processes[0].wait(60) not in {0, 85}  # its collective fails; under srun it would be killed too
     newest, older = sorted(
         (path for path in (place.directory / "checkpoints").glob("*.pt")),
@@ -204,7 +205,7 @@ def test_two_trainers(workplace):
 def test_superseded_by_the_lease(workplace):
     """A trainer whose run is lower than the lease's exits with 76 and leaves no checkpoint."""
     place = workplace()
-    trainers = place.launch(1, *SLOW, run=1)
+    trainers = place.launch(1, *SLOW, "--epochs", 1000, run=1)
     place.wait_for_step(1, 2)
     place.write_lease(run=2)
     assert trainers.wait() == [76]
@@ -214,10 +215,10 @@ def test_superseded_by_the_lease(workplace):
 def test_stop_in_the_first_step(workplace):
     """A signal during the first step is obeyed after it."""
     place = workplace()
-    trainers = place.launch(2, "--step-seconds", 1)
-    place.wait_for_step(1, 1)
-    trainers.signal(0)
-    trainers.signal(0)  # twice is once
+    trainers = place.launch(2, "--halt", 1)
+    with place.halted(1, 1):
+        trainers.signal(0)
+        trainers.signal(0)  # twice is once
     assert trainers.wait() == [85, 85]
     stop = place.report(1)[-1]
     assert stop["step"] <= 2
@@ -227,9 +228,9 @@ def test_stop_in_the_first_step(workplace):
 def test_sigterm_without_metasched(workplace):
     """Alone, a script checkpoints on a SIGTERM to it and its loader workers, and exits with 143."""
     place = workplace()
-    trainers = place.launch(1, *SLOW, "--workers", 2, run=None)
-    place.wait_for_step(1, 5)
-    os.killpg(trainers.processes[0].pid, signal.SIGTERM)
+    trainers = place.launch(1, "--halt", 5, "--workers", 2, run=None)
+    with place.halted(1, 5):
+        os.killpg(trainers.processes[0].pid, signal.SIGTERM)
     assert trainers.wait() == [143]
     assert not place.reports.exists()
     step = place.last_step(1)

@@ -81,9 +81,9 @@ def test_a_trial_that_is_asked_to_stop_does(workplace):
 def test_trials_between_runs_do_not_disturb_the_checkpoint(workplace):
     """A stopped job that is tried at another size goes on from where it was."""
     place = workplace()
-    first = place.launch(1, *JOB, "--step-seconds", 0.1)
-    place.wait_for_step(1, 3)
-    first.signal(0)
+    first = place.launch(1, *JOB, "--halt", 3)
+    with place.halted(1, 3):
+        first.signal(0)
     assert first.wait() == [85]
     saved = place.checkpoint_files()
     assert place.launch(2, *JOB, METASCHED_TRIAL=str(STEPS)).wait() == [0, 0]

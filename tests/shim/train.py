@@ -86,6 +86,12 @@ def finish_asked(args, epoch):
     return bool(seen.item())
 
 
+def hold(args, step):
+    """From the step on that `--halt` names, wait until the test lets the trainer go on."""
+    while args.halt is not None and step >= args.halt and not (args.directory / f"go-{args.halt}").exists():
+        time.sleep(0.01)
+
+
 @torch.no_grad()
 def evaluate(ctx, args, net, name):
     """As many batches as `--evaluate` says and one more on each further rank, half a second each; written down."""
@@ -97,6 +103,7 @@ def evaluate(ctx, args, net, name):
     with (args.directory / f"evaluated-{ctx.incarnation}-{ctx.rank}.txt").open("a", buffering=1) as file:
         for (number,) in ctx.evaluate(torch.utils.data.DataLoader(data, num_workers=args.workers)):
             file.write(f"{name} {number.item()}\n")
+            hold(args, ctx.step_count)
             time.sleep(args.evaluate_seconds)
             if number.item() == args.evaluate_break == ctx.rank:
                 break
@@ -116,6 +123,7 @@ def parse():
     parser.add_argument("--max-per-gpu", type=int)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--halt", type=int, help="after this step, or a later one, wait for the file `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--wrap-by-hand", action="store_true")
@@ -206,6 +214,7 @@ def main():
                 trained, loss_sum = [], 0.0
                 time.sleep(args.step_seconds)
                 evaluate(ctx, args, net, f"step {ctx.step_count}")
+                hold(args, ctx.step_count)
         evaluate(ctx, args, net, f"epoch {epoch}")
         if finish_asked(args, epoch):
             ctx.finish()

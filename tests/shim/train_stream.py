@@ -1,4 +1,7 @@
-"""A training on a stream, with noise from three generators; it notes what each rank has trained in each step."""
+"""A training on a stream, with noise from three generators; it notes what each rank has trained in each step.
+
+`train_stream.py DIRECTORY WORKERS STEP [split]`: after the step, or a later one, it waits for the file `go-STEP`.
+"""
 
 import json
 import random
@@ -12,7 +15,7 @@ import torch
 
 import trainer_shim
 
-directory, workers, seconds, split = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:] == ["split"]
+directory, workers, halt, split = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:] == ["split"]
 SAMPLES, EPOCHS, GLOBAL_BATCH = 83, 2, 10
 
 
@@ -48,7 +51,8 @@ def main():
             if ctx.step(optimizer):
                 log.write(json.dumps({"epoch": epoch, "step": ctx.step_count, "indices": trained}) + "\n")
                 trained = []
-                time.sleep(seconds)
+                while 0 < halt <= ctx.step_count and not (directory / f"go-{halt}").exists():
+                    time.sleep(0.01)
     if ctx.rank == 0:
         torch.save(model.module.state_dict(), directory / "final.pt")
 

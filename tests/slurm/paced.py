@@ -1,7 +1,7 @@
 """A trainer whose speed depends on the type of GPU that it was given; it speaks the shim's protocol without torch.
 
-`paced.py DIRECTORY type=steps/s...`. It "trains" by sleeping, reports its speed, checkpoints when it is asked to stop,
-and writes the clock into `beats` with every step, so that a test sees when it ran.
+`paced.py DIRECTORY type=steps/s...`. It "trains" by sleeping, reports that speed whatever the machine makes of it,
+checkpoints when it is asked to stop, and writes the clock into `beats` with every step: a test sees when it ran.
 """
 
 import json
@@ -41,9 +41,10 @@ def main():
             done += 1
             with (directory / "beats").open("a") as beats:
                 beats.write(f"{time.time()}\n")
-            if (took := time.time() - begun) >= REPORT_SECONDS:
+            if time.time() - begun >= REPORT_SECONDS:
                 batch = {"world_size": 1, "global_batch": 1, "per_gpu_batch": 1, "accumulation": 1}
-                report("steps", step=done, steps=done - since, samples=done - since, seconds=took, loss=None, **batch)
+                steps = done - since
+                report("steps", step=done, steps=steps, samples=steps, seconds=steps * seconds, loss=None, **batch)
                 begun, since = time.time(), done
         checkpoint.write_text(str(done))
         cause = "sigterm" if caught.si_signo == signal.SIGTERM else "signal"

@@ -82,7 +82,7 @@ class Site:
 
     def terminate(self):
         self.daemon.terminate()
-        assert self.daemon.wait(30) == 0, self.log()
+        assert self.daemon.wait(90) == 0, self.log()
 
     def close(self):
         if self.daemon is not None and self.daemon.poll() is None:
@@ -108,7 +108,7 @@ class Site:
         jobs = () if status is None else (*status.jobs, *status.finished)
         return next((job for job in jobs if job.address == address), None)
 
-    def wait(self, condition, seconds=60):
+    def wait(self, condition, seconds=120):
         """Wait until a condition holds, and return what it returned."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
@@ -117,7 +117,7 @@ class Site:
             time.sleep(0.05)
         return result
 
-    def wait_status(self, address, status, seconds=60):
+    def wait_status(self, address, status, seconds=120):
         return self.wait(lambda: (job := self.job(address)) is not None and job.status == status and job, seconds)
 
     def submit(self, command, *options, tag="metasched", user=None):

@@ -61,7 +61,7 @@ def test_a_job_grows_beyond_its_request_and_shrinks_back(small_site, tmp_path):
         with site.store() as store:
             return {sum(record.spread) for record in store.speeds()} >= {1, 2, 4}
 
-    site.wait(learnt, 90)
+    site.wait(learnt)
     decided = site.status().round
 
     def kept():
@@ -72,11 +72,11 @@ def test_a_job_grows_beyond_its_request_and_shrinks_back(small_site, tmp_path):
     site.wait(kept)
     other = site.submit("exec sleep 1000", "--gres=gpu:3")
     site.wait_status(other, "running")
-    site.wait(lambda: site.job(address).world_sizes == (1, 4, 1), 60)
+    site.wait(lambda: site.job(address).world_sizes == (1, 4, 1))
     before = len(losses(directory))
-    site.wait(lambda: len(losses(directory)) > before + 2, 60)
+    site.wait(lambda: len(losses(directory)) > before + 2)
     (directory / "enough").touch()
-    assert site.wait_status(address, "completed", 60).world_sizes == (1, 4, 1)
+    assert site.wait_status(address, "completed").world_sizes == (1, 4, 1)
 
     with site.store() as store:
         assert store.job(site.job(address).uid).script == sha256((directory / "job.sh").read_bytes()).hexdigest()

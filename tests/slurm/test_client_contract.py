@@ -20,10 +20,10 @@ pytest.register_assert_rewrite("tests.contract.client_contract")
 from tests.contract.client_contract import ClientContract  # noqa: E402  after the line above
 from tests.slurm.conftest import new_base, restore  # noqa: E402
 
-KILL_WAIT = 2
+KILL_WAIT = 4  # so that a slow machine sees what happens before it
 SCRIPTS = {
     "sleep": "exec sleep 600",
-    "deaf": "trap '' TERM\nfor i in $(seq 600); do sleep 0.2; done",
+    "deaf": "trap '' TERM\ntouch {base}/noted-$SLURM_JOB_ID.ready\nfor i in $(seq 600); do sleep 0.2; done",
     "note": "exec srun -n1 --mem=0 {base}/note {base}/noted-$SLURM_JOB_ID",
     "exit": "sleep 0.2; exit {code}",
 }
@@ -59,10 +59,8 @@ class RealWorld:
     def started(self, *options, does="sleep"):
         address = self.submit(*options, does=does)
         self.wait_state(address, JobState.RUNNING)
-        if does.startswith("note"):
-            self.wait(lambda _: (self.base / f"noted-{address}.ready").exists(), "trainer ready")
-        elif does == "deaf":
-            time.sleep(0.3)  # until bash has set its trap
+        if does.startswith(("note", "deaf")):
+            self.wait(lambda _: (self.base / f"noted-{address}.ready").exists(), "its trap is set")
         return address
 
     def job(self, address):
@@ -73,7 +71,7 @@ class RealWorld:
         return path.read_text().split() if path.exists() else []
 
     def wait(self, condition, why):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while not condition({job.address: job for job in self.client.jobs()}):
             assert time.monotonic() < deadline, f"never: {why}\n{self.cluster.run('squeue', '-a', '-t', 'all')}"
             time.sleep(0.05)

@@ -61,7 +61,7 @@ def test_a_sweep_as_a_job_array(small_site):
     done = metasched(site, *argv, "--slurm", "--ntasks=1 --comment=plain", config=False)
     assert done.returncode == 0, done.stderr
     results = site.base / "out" / "results"
-    site.wait(lambda: len(list(results.glob("*.json"))) == 2, seconds=90)
+    site.wait(lambda: len(list(results.glob("*.json"))) == 2)
     times = {path: path.stat().st_mtime_ns for path in results.iterdir()}
     done = metasched(site, *argv, "--json", config=False)
     assert done.returncode == 0, done.stderr

@@ -39,6 +39,6 @@ def test_a_job_is_stopped_in_its_trials(one_node):
     tag = "metasched min_gpus=1 max_gpus=4 trials=yes"
     job, directory = one_node.train("--epochs 1 --step-seconds 3", "--gres=gpu:4", tag=tag)
     one_node.wait_status(job, "running")
-    one_node.wait(lambda: list(directory.glob("trained-*")), 60)
+    one_node.wait(lambda: list(directory.glob("trained-*")))
     one_node.cluster.run("scontrol", "requeuehold", job)
-    one_node.wait(lambda: (seen := one_node.job(job)) is not None and seen.runs >= 2, 90)
+    one_node.wait(lambda: (seen := one_node.job(job)) is not None and seen.runs >= 2)

@@ -85,7 +85,7 @@ def submit(tmp_path):
     """Submit a job; it is cancelled at the end."""
     jobs = []
 
-    def make(cluster, command=f"{TRAIN} --epochs 12", requeue_by="slurm", nodes=1):
+    def make(cluster, command=f"{TRAIN} --epochs 1000", requeue_by="slurm", nodes=1):
         jobs.append(Job(cluster, tmp_path, command, requeue_by, nodes))
         return jobs[-1]
 
@@ -97,7 +97,7 @@ def submit(tmp_path):
 
 def test_stop_resize_resume(clean_cluster, submit):
     """The signal stops all ranks, Slurm requeues and holds, and another size goes on from there to the end."""
-    job = submit(clean_cluster, nodes=2)
+    job = submit(clean_cluster, f"{TRAIN} --epochs 12", nodes=2)
     assert job.wait_report(1, "start")["world_size"] == 4
     job.wait_report(1, "steps")
     job.cluster.run("scancel", "-s", "USR2", job.id)
@@ -121,7 +121,7 @@ def test_stop_resize_resume(clean_cluster, submit):
 def test_torchrun_is_stopped_and_resized(clean_cluster, submit):
     """Torchrun on two nodes is stopped by the signal alone, requeued by its exit code, and ends at another size."""
     python, train = TRAIN.split(" ", 1)
-    job = submit(clean_cluster, f"{python} -m torch.distributed.run {train} --epochs 12", nodes=2)
+    job = submit(clean_cluster, f"{python} -m torch.distributed.run {train} --epochs 1000", nodes=2)
     assert job.wait_report(1, "start")["world_size"] == 4
     job.wait_report(1, "steps")
     job.cluster.run("scancel", "-s", "USR2", job.id)

@@ -67,6 +67,7 @@ def parse():
     parser.add_argument("--max-per-gpu", type=int)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--halt", type=int, help="after this step, or a later one, wait for the file `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--plain", action="store_true", help="do not shard")
     parser.add_argument("--full-disk", type=int, help="on the rank of this number, from its second checkpoint on")
@@ -87,6 +88,12 @@ def fill_disk(ctx, rank):
         return written(path)
 
     sharded.written = full
+
+
+def hold(args, step):
+    """From the step on that `--halt` names, wait until the test lets the trainer go on."""
+    while args.halt is not None and step >= args.halt and not (args.directory / f"go-{args.halt}").exists():
+        time.sleep(0.01)
 
 
 def main():
@@ -119,6 +126,7 @@ def main():
                 log.write(json.dumps({"epoch": epoch, "step": ctx.step_count, "indices": trained}) + "\n")
                 trained = []
                 time.sleep(args.step_seconds)
+                hold(args, ctx.step_count)
     assert not idle.state
 
 
