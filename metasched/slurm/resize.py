@@ -24,7 +24,8 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
       ``Gres`` (per node) alone counts: a ``--gpus=4`` job is 2 + 2 for certain, and a ``--gpus-per-task`` job can be
       resized.
     - A request for GPUs cannot become one for shards, nor the other way round ("Invalid generic resource"), whatever is
-      cleared before: Slurm keeps an empty entry of the old kind. The number of shards can change.
+      cleared before: Slurm keeps an empty entry of the old kind. The number of shards can change. (25.11 lets the kind
+      change, too, but refuses to hear of CpusPerTres and MemPerTres, empty or not, where there are no whole GPUs.)
     - MinMemoryNode: a job that was made smaller would otherwise wait for the memory of its old size.
     - ReqNodeList in a second update: on a running job it means "shrink to these nodes", and is obeyed, or leaves it
       in a state in which Slurm refuses all updates; the first update fails on a running job, and does no harm there.
@@ -55,9 +56,9 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
         if geometry.gpu_type is not None and not re.fullmatch(r"[A-Za-z0-9_.+-]+", geometry.gpu_type, re.ASCII):
             raise InvalidArgumentError(f"not a GPU type: {geometry.gpu_type!a:.80}")
         kind = f"{geometry.gpu_type}:" if geometry.gpu_type else ""
-        words += ["TresPerJob=", "TresPerTask=", "TresPerSocket=", "CpusPerTres=", "MemPerTres="]
+        words += ["TresPerJob=", "TresPerTask=", "TresPerSocket="]
         if geometry.shards_per_node is None:
-            words.append(f"Gres=gpu:{kind}{geometry.gpus_per_node}")
+            words += ["CpusPerTres=", "MemPerTres=", f"Gres=gpu:{kind}{geometry.gpus_per_node}"]
         else:
             words.append(f"Gres=shard:{kind}{geometry.shards_per_node}")
     return words, [

