@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from metasched.errors import MetaschedError
-from metasched.limits import place_within
+from metasched.limits import place_within, shut_out
 from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.placement import closing
 from metasched.policy import Policy, PolicyState
+
+# So often at most the policy is asked again in a round, each time without more jobs that limits leave nothing.
+MOST_DECISIONS = 16
 
 CANNOT_STOP = "it runs to its end: it cannot be preempted"
 
@@ -55,10 +58,19 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
         PolicyViolationError: the policy's answer breaks the contract.
     """
     view, aside = _view(snapshot)
-    decision, state = policy.decide(view, state if state is not None else policy.initial_state(view))
+    before = state if state is not None else policy.initial_state(view)
+    decision, state = policy.decide(view, before)
     _check(policy.name, view, decision)
     placements, limited = place_within(snapshot, view, decision)
     reasons = {job.uid: words for job, words in aside}
+    for _ in range(MOST_DECISIONS):
+        if not (out := shut_out(snapshot, view, decision, placements)):
+            break
+        reasons |= out
+        view = replace(view, jobs=tuple([job for job in view.jobs if job.uid not in out]))
+        decision, _state = policy.decide(view, before)  # the state is that of all jobs
+        _check(policy.name, view, decision)
+        placements, limited = place_within(snapshot, view, decision)
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
     for uid, words in limited.items():

@@ -263,23 +263,33 @@ def fixed(job: Job) -> bool:
 def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
     """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and not fixed(job)]
+    left, nodes = _free(snapshot)
     by_constraints: dict[object, dict[str, tuple[int, ...]]] = {}
     by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
     spreads, speeds, scattered = {}, {}, {}
     far: dict[object, Mapping[str, float]] = {}
     for job in jobs:
-        like = (job.constraints, job.gpus, job.nodes, job.max_nodes)
+        like: object = (job.constraints, job.gpus, job.nodes, job.max_nodes)
+        if like not in by_constraints:
+            by_constraints[like] = _spreads(job, snapshot.nodes)
+        found = by_constraints[like]
+        if (kept := _kept(job, left)) is not None and kept[0] not in found:
+            like, found = (like, kept), {**found, kept[0]: kept[1]}
         if (like, job.speed) not in by_speed:
-            if like not in by_constraints:
-                by_constraints[like] = _spreads(job, snapshot.nodes)
-            by_speed[like, job.speed] = _speeds(job.speed, by_constraints[like])
+            by_speed[like, job.speed] = _speeds(job.speed, found)
             if apart:
                 far[like, job.speed] = _apart(job, by_speed[like, job.speed][0], snapshot.nodes)
         spreads[job.uid], speeds[job.uid] = by_speed[like, job.speed]
         if apart and far[like, job.speed]:
             scattered[job.uid] = far[like, job.speed]
-    left, nodes = _free(snapshot)
     return Claims(jobs, left, spreads, speeds, snapshot.sharing, snapshot.now, scattered, nodes if apart else {})
+
+
+def _kept(job: Job, capacity: Mapping[str, int]) -> tuple[str, tuple[int, ...]] | None:
+    """What it has, as type and GPUs on each node: that is possible, even where its nodes would not take it again."""
+    place = job.placement if job.status is Status.RUNNING else None
+    kind = None if place is None or place.gpus != job.gpus else place.gpu_type
+    return None if place is None or kind is None or kind not in capacity else (kind, place.spread)
 
 
 def _free(snapshot: Snapshot) -> tuple[Mapping[str, int], Mapping[str, list[int]]]:
@@ -421,6 +431,10 @@ def _decision(
         if job.uid in served:
             continue
         if not claims.spreads[job.uid]:
+            if (place := job.placement) is not None and place.gpus == job.gpus:
+                stays = Grant(job.uid, job.gpus, "it runs on: no node would take it again", gpu_type=place.gpu_type)
+                fallback.append((0.0, stays))
+                continue
             waits[job.uid] = f"even empty, the nodes that accept jobs could not run it on {job.gpus} GPUs"
             continue
         priority = of.get((job.uid,), {})

@@ -30,7 +30,7 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
     """
     if not snapshot.limits:
         return place(view, decision.grants, decision.fallback), {}
-    held = {job.uid: job.placement for job in snapshot.jobs if job.placement is not None and _stays(job, view)}
+    held = _held(snapshot)
     most: dict[str, Placement | None] = {}
     unplaced: dict[str, str] = {}
     words: dict[str, str] = {}
@@ -47,6 +47,29 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
         most |= less
     missing = {uid: why for uid, why in unplaced.items() if uid not in found.placed and uid not in allowed.denied}
     return replace(found, unplaced=missing), words
+
+
+def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Placements) -> Mapping[str, str]:
+    """Jobs that limits leave nothing, with words for it, where others wait behind them while GPUs are free.
+
+    A policy that keeps a strict order, and so offers nobody as fallback, is to be asked again without them: it knows
+    nothing of limits, and would let nobody pass.
+    """
+    if not snapshot.limits or not decision.waits or any(view.job[grant.uid].gpus for grant in decision.fallback):
+        return {}
+    held = _held(snapshot)
+    room, free = _left(snapshot, view, held, found)
+    out: dict[str, str] = {}
+    for job in view.jobs:
+        if job.uid in room.of and job.uid not in found.placed and job.uid not in held:
+            limits = [room.most(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
+            most, limit = max(limits, default=(math.inf, -1))
+            if most < job.min_gpus:
+                out[job.uid] = _words(snapshot.limits[limit], most)
+    behind = [view.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
+    if any(not job.gpus or max(free.values(), default=0) >= job.min_gpus for job in behind):
+        return out
+    return {}
 
 
 @dataclass(slots=True)
@@ -152,14 +175,12 @@ class _Admission:
         if most >= grant.gpus:
             self.whole.add(uid)
             return grant
-        name = self.room.limits[limit].name
         if most < job.min_gpus or grant.shares_with is not None:
-            left = f"leaves it {_gpus(most)}" if most >= 0 else "is reached"
-            self._deny(uid, f"the limit {name} {left}")
+            self._deny(uid, _words(self.room.limits[limit], most))
             return None
         gpus = int(most)
         self.allowed.cut.add(uid)
-        self.allowed.words[uid] = f"of {_gpus(grant.gpus)} the limit {name} leaves it {gpus}"
+        self.allowed.words[uid] = f"of {_gpus(grant.gpus)} the limit {self.room.limits[limit].name} leaves it {gpus}"
         return replace(grant, gpus=gpus, at_least=job.min_gpus, exact=None)
 
     def _of_one_type(self, grant: Grant, most: float, limit: int) -> tuple[float, int, Grant]:
@@ -185,9 +206,15 @@ class _Admission:
         return self.job[grant.uid].gpu_types or self.types
 
 
-def _stays(job: Job, view: Snapshot) -> bool:
-    """Whether it holds what nothing in this round can free."""
-    return job.status is Status.SUSPENDED or (job.status is Status.RUNNING and (job.pinned or job.uid not in view.job))
+def _held(snapshot: Snapshot) -> Mapping[str, Placement]:
+    """What nothing in this round can free."""
+    return {job.uid: job.placement for job in snapshot.jobs if job.placement is not None and _stays(job)}
+
+
+def _stays(job: Job) -> bool:
+    """Whether it holds what nothing in this round can free: what must not start (again) runs on."""
+    suspended, runs = job.status is Status.SUSPENDED, job.status is Status.RUNNING
+    return suspended or (runs and (job.pinned or job.blocked is not None))
 
 
 def _of(grant: Grant, found: Placement) -> Grant:
@@ -218,14 +245,7 @@ def _could_gain(
     snapshot: Snapshot, view: Snapshot, allowed: _Allowed, found: Placements, held: Mapping[str, Placement]
 ) -> bool:
     """Whether somebody whom a limit took something from could have more of it, now that all have their places."""
-    room, free = _Room(snapshot.limits), dict(view.capacity)
-    for uid, there in {**held, **found.placed}.items():
-        room.take(uid, there.gpus, [there.gpu_type])
-    for uid, there in found.placed.items():
-        for name, gpus in there.shares if uid not in found.shares or uid < found.shares[uid] else ():
-            node = view.node.get(name)
-            if node is not None and node.accepts and node.gpu_type is not None:
-                free[node.gpu_type] -= gpus
+    room, free = _left(snapshot, view, held, found)
     for uid in allowed.denied | allowed.cut | (allowed.narrowed - found.placed.keys()):
         job, has = view.job[uid], found.placed.get(uid)
         kinds: Collection[str | None] = job.gpu_types or list(free)
@@ -236,6 +256,25 @@ def _could_gain(
             if room.most(uid, [kind])[0] >= needs and (kind is None or free.get(kind, 0) >= needs):
                 return True
     return False
+
+
+def _left(
+    snapshot: Snapshot, view: Snapshot, held: Mapping[str, Placement], found: Placements
+) -> tuple[_Room, Mapping[str, int]]:
+    """What is left of limits, and of GPUs by type, once all have their places."""
+    room, free = _Room(snapshot.limits), dict(view.capacity)
+    for uid, there in {**held, **found.placed}.items():
+        room.take(uid, there.gpus, [there.gpu_type])
+    for uid, there in found.placed.items():
+        for name, gpus in there.shares if uid not in found.shares or uid < found.shares[uid] else ():
+            node = view.node.get(name)
+            if node is not None and node.accepts and node.gpu_type is not None:
+                free[node.gpu_type] -= gpus
+    return room, free
+
+
+def _words(limit: Limit, most: float) -> str:
+    return f"the limit {limit.name} {f'leaves it {_gpus(most)}' if most >= 0 else 'is reached'}"
 
 
 def _gpus(count: float) -> str:

@@ -278,7 +278,7 @@ class Reconciler:
                 error=error,
                 total_steps=needed.get("total_steps"),
                 # After a requeue the begin time is Slurm's delay, not the user's wish.
-                not_before=job.eligible if job.restarts == 0 and (job.eligible or 0.0) < OUT_OF_REACH else None,
+                not_before=job.eligible if job.restarts == 0 and job.eligible != OUT_OF_REACH else None,
             )
             self._store.add_job(record)
             self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
@@ -336,7 +336,7 @@ class Reconciler:
             self._once(address, "stamp", lambda: self._client.stamp(address, stamp))
         elif not job.requeue:
             self._once(address, "set_requeue", lambda: self._client.set_requeue(address))
-        elif job.state is JobState.PENDING and job.dependency and job.hold is not Hold.NONE:
+        elif job.state is JobState.PENDING and job.dependency and (job.hold, job.eligible) != (Hold.NONE, OUT_OF_REACH):
             self._once(address, "await_dependency", lambda: self._client.await_dependency(address))
         return record, job
 

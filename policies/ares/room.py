@@ -83,8 +83,11 @@ class Room:
         return self._sites[key]
 
     def keeps(self, job: Job) -> bool:
-        """Whether it holds something on nodes that accept no jobs, and so might not get it again."""
-        return job.active and job.placement is not None and not self._open.issuperset(job.placement.nodes)
+        """Whether it holds something on nodes that would not take it again."""
+        if job.placement is None or not job.active:
+            return False
+        there = [self._snapshot.node.get(name) for name in job.placement.nodes]
+        return not all(node is not None and node.accepts and job.matches(node) for node in there)
 
     def fits(self, job: Job, kind: str, gpus: int) -> bool:
         """Whether so much is left, beside what it has been given already."""

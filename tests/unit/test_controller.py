@@ -248,10 +248,17 @@ def test_a_dependency_is_waited_for(site):
     assert "afterok:99" in status.read(site.base / "shared").jobs[0].reason
 
 
-def test_a_job_starts_once_its_dependency_is_met(site):
-    """Slurm follows dependencies of jobs that it could start only: it is held again, then released for its place."""
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_job_starts_once_its_dependency_is_met(site, freed):
+    """Slurm follows dependencies of jobs that it could start only: it is held again, then released for its place.
+
+    Also where somebody has given it another begin time meanwhile.
+    """
     first = site.add("--gres=gpu:4", seconds=30)
     second = site.add("--gres=gpu:4", f"--dependency=afterok:{first}", seconds=5)
+    site.run(10)
+    if freed:
+        site.slurm._show(site.slurm._jobs[second], eligible=site.slurm.now)
     site.run_until(done(site, first))
     assert site.slurm.trainer(second).starts == ()
     site.run_until(done(site, second))

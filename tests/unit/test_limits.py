@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from metasched.codec import decode, encode
 from metasched.engine import run_round
 from metasched.model import Grant, Job, Limit, Node, Placement, Preempt, Snapshot, Status
+from metasched.policy import installed_policies
 from tests.unit.strategies import FixedPolicy
 
 NODES = (Node("n1", "v100", 4, 64, 640), Node("n2", "v100", 4, 64, 640), Node("n3", "a100", 4, 64, 640))
@@ -110,6 +111,18 @@ def test_limits_are_part_of_what_is_kept_of_a_round():
     """A round with limits can be decided again."""
     shot = snapshot([job("a", share=0.25)], limit(3, "a", gpu_type="v100"), limit(-1, "a", of_jobs=True))
     assert decode(encode(shot)) == shot
+
+
+@pytest.mark.parametrize("name", ["fifo", "gavel_fifo", "slurm"])
+def test_nobody_waits_behind_a_job_that_waits_for_its_limit(name):
+    """Not in a strict order either: it is of those alone whom limits leave something."""
+    policy = installed_policies().get(name)
+    jobs = [job(f"a{i}", 4) for i in range(9)]
+    held = limit(4, *(each.uid for each in jobs), name="GrpTRES gres/gpu=4")
+    shot = snapshot([*jobs, job("b", 4)], held, nodes=NODES[:2])
+    result = run_round(shot, policy(policy.Parameters()), None)
+    assert sorted(result.targets) == ["a0", "b"]
+    assert result.reasons["a5"] == "the limit GrpTRES gres/gpu=4 leaves it 0 GPUs"
 
 
 KINDS = st.sampled_from([(), ("v100",), ("a100",), ("v100", "a100")])

@@ -5,8 +5,9 @@ from math import inf
 import pytest
 
 from metasched.engine import run_round
-from metasched.model import Grant, Job, Node, Snapshot
+from metasched.model import Grant, Job, Node, Placement, Snapshot, Status
 from metasched.placement import place
+from metasched.policy import installed_policies
 from metasched.reservations import Reservations
 from metasched.slurm.client import JobState, Reservation
 from metasched.slurm.fake import FakeSlurm
@@ -126,6 +127,19 @@ def test_a_job_is_placed_only_where_its_reservation_and_its_limit_allow(more, wh
     jobs = tuple(job(uid, **more) for uid in "abc")
     placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, "because") for uid in "abc"]).placed
     assert {name for found in placed.values() for name in found.nodes} == where
+
+
+@pytest.mark.parametrize("name", ["las", "gavel_las", "gavel_fifo", "ares"])
+@pytest.mark.parametrize(
+    "there", [{"open_seconds": 50.0}, {"reservation": "a"}, {"accepts": False}], ids=["closing", "reserved", "drained"]
+)
+def test_a_job_runs_on_where_it_could_not_start_again(name, there):
+    """Whatever the policy: its nodes will be reserved before another whole run of it could end, are, or are drained."""
+    place = Placement(("n1",), 4, "v100")
+    runs = job("j", open_seconds=60.0, status=Status.RUNNING, placement=place, run=1, run_started=NOW - 60)
+    policy = installed_policies().get(name)
+    shot = Snapshot(NOW, 1, 60.0, (node(**there), Node("n2", None, 0, 16, 64)), (runs,))
+    assert run_round(shot, policy(policy.Parameters()), None).targets == {"j": place}
 
 
 def test_a_job_that_waits_for_its_limit_is_told_so():
