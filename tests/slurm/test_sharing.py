@@ -46,16 +46,22 @@ def slurm_jobs(site):
     return {str(job["job_id"]): job for job in listed}
 
 
+def state_of(job):
+    """Slurm's word; newer releases give a list."""
+    state = job["job_state"]
+    return state if isinstance(state, str) else state[0]
+
+
 def states(site, jobs):
     seen = slurm_jobs(site)
-    return [seen[job]["job_state"] for job in jobs]
+    return [state_of(seen[job]) for job in jobs]
 
 
 def gpus(site):
     """Ids of running and suspended jobs by what Slurm says of their GPUs, such as ``shard:1(IDX:0)``."""
     there = {}
     for address, job in slurm_jobs(site).items():
-        for detail in job["gres_detail"] if job["job_state"] in ("RUNNING", "SUSPENDED") else ():
+        for detail in job["gres_detail"] if state_of(job) in ("RUNNING", "SUSPENDED") else ():
             there.setdefault(detail, set()).add(address)
     return there
 
@@ -105,7 +111,7 @@ def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
     shared.cluster.run("scancel", ends)
     shared.wait(lambda: ends not in gpus(shared).get("shard:1(IDX:0)", ()))
     stranger = shared.submit("sleep 100", "--gres=gpu:1", tag=None)
-    shared.wait(lambda: stranger in slurm_jobs(shared) and slurm_jobs(shared)[stranger]["job_state"] == COMPUTING)
+    shared.wait(lambda: stranger in slurm_jobs(shared) and states(shared, [stranger]) == [COMPUTING])
     if stranger not in gpus(shared).get("gpu:v100:1(IDX:0)", ()):
         pytest.skip("this Slurm remembers that the other job is still there")
     shared.start()
