@@ -76,16 +76,18 @@ local function as_shards(job_desc)
   for _, name in ipairs({"tres_per_job", "tres_per_socket", "tres_per_task", "cpus_per_tres", "mem_per_tres"}) do
     if (job_desc[name] or "") ~= "" then return end
   end
-  local asked = job_desc.tres_per_node or job_desc.gres or ""
-  local kind, count = asked:match("^gres:gpu:([%a_.+][%w_.+-]*):(%d+)$")
+  -- "gres:gpu:v100:1" on Slurm 22.05, "gres/gpu:v100:1" on later releases.
+  local separator, asked = (job_desc.tres_per_node or job_desc.gres or ""):match("^gres([:/])gpu(.*)$")
+  if not separator then return end
+  local kind, count = asked:match("^:([%a_.+][%w_.+-]*):(%d+)$")
   if not kind then
-    kind, count = asked:match("^gres:gpu:([%a_.+][%w_.+-]*)$"), "1"
+    kind, count = asked:match("^:([%a_.+][%w_.+-]*)$"), "1"
   end
   if not kind then
-    kind, count = "", asked == "gres:gpu" and "1" or asked:match("^gres:gpu:(%d+)$")
+    kind, count = "", asked == "" and "1" or asked:match("^:(%d+)$")
   end
   if count == "1" then
-    job_desc.tres_per_node = "gres:shard:" .. (kind ~= "" and kind .. ":" or "") .. SHARDS
+    job_desc.tres_per_node = "gres" .. separator .. "shard:" .. (kind ~= "" and kind .. ":" or "") .. SHARDS
   end
 end
 
