@@ -84,3 +84,21 @@ def test_an_accounts_limit_leaves_others_the_rest(site, sacctmgr):
         site.wait_status(training, "running")
     site.wait(lambda: "account vision: GrpTRES gres/gpu=2" in site.job(inside[2]).reason)
     assert site.job(inside[2]).status == "held"
+
+
+def test_jobs_of_a_qos_are_metascheds_own(site, sacctmgr):
+    """A site gives a QOS to metasched: its jobs need no tag, and all others are left to Slurm."""
+    sacctmgr("add qos train", undone_by="delete qos train")
+    sacctmgr("modify user alice set qos+=train", undone_by="modify user alice set qos-=train")
+    plugin = "/etc/slurm/job_submit.lua"
+    site.sh(
+        "controller",
+        f"cp -p {plugin} {plugin}.before; sed -i 's/^local QOS = {{}}/local QOS = {{\"train\"}}/' {plugin}",
+    )
+    site.mend.append(("plugin", lambda: site.sh("controller", f"mv {plugin}.before {plugin}; touch {plugin}")))
+    site.configure(policy="fifo", parameters='\n[intake]\nqos = ["train"]\n')
+    ours = site.submit("alice", WAITS, "--gres=gpu:1", "--qos=train", tag=None)
+    other = site.submit("alice", "sleep 3600", "--gres=gpu:1", tag=None)
+    assert site.wait_status(ours, "running").reason
+    site.wait(lambda: site.sh("controller", f"squeue -h -o %T -j {other.address}").strip() == "RUNNING")
+    assert site.job(other) is None
