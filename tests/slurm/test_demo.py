@@ -36,6 +36,8 @@ def directory():
 def demo(directory):
     """Starts the demo."""
     started = []
+    # Of tests that run in a shell's background SIGINT is ignored, and would be by what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(*options):
         argv = [sys.executable, "-m", "metasched", "demo", *options]
@@ -45,6 +47,7 @@ def demo(directory):
         return process
 
     yield start
+    signal.signal(signal.SIGINT, before)
     for process in started:
         if process.poll() is None:
             process.kill()
