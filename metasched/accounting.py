@@ -21,6 +21,8 @@ from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
+from metasched.slurm.cli import plain_environment
+from metasched.slurm.intake import STAMP
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 
 NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")
@@ -31,7 +33,6 @@ UNKNOWN_TYPE = "gpu"
 
 _TIMEOUT_SECONDS = 600.0
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
-_STAMP = re.compile(r"metasched:([0-9a-f]{16})(?:\s|$)")
 _EITHER = frozenset({"PREEMPTED", "NODE_FAIL"})  # the end of a job, or of a run that was requeued
 _REQUEUED = _EITHER | {"REQUEUED"}
 _ENDED = _EITHER | {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
@@ -76,15 +77,11 @@ def ask_sacct(
     argv = ["sacct", "--allusers", "--allocations", "--parsable2", "--duplicates", f"--delimiter={delimiter}"]
     argv += [f"--starttime={since:%Y-%m-%dT%H:%M:%S}", *([f"--endtime={until:%Y-%m-%dT%H:%M:%S}"] if until else [])]
     argv += [f"--format=AdminComment,{','.join(NEEDED)}"]
-    plain = {
-        key: value for key, value in env.items() if not key.startswith(("SACCT_", "SLURM_")) or key == "SLURM_CONF"
-    }
-    plain |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
     with tempfile.NamedTemporaryFile(prefix="metasched-sacct-") as output:
         try:
             done = subprocess.run(
                 argv,
-                env=plain,
+                env=plain_environment(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
@@ -202,7 +199,7 @@ def _import(store: Store, rows: Sequence[Row]) -> str | None:
 
 def _is_ours(store: Store, row: Row, address: str) -> bool:
     """Whether the store has the job's whole history, since metasched scheduled it."""
-    stamp = _STAMP.match(row.values.get("AdminComment", ""))
+    stamp = STAMP.match(row.values.get("AdminComment", ""))
     if stamp is None:
         return False
     _, array, task = address.partition("_")

@@ -13,7 +13,7 @@ from typing import Any
 from metasched.errors import MetaschedError
 from metasched.limits import place_within, shut_out
 from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.placement import closing
+from metasched.placement import Placements, closing
 from metasched.policy import Policy, PolicyState
 
 # So often at most the policy is asked again in a round, each time without more jobs that limits leave nothing.
@@ -59,18 +59,14 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     """
     view, aside = _view(snapshot)
     before = state if state is not None else policy.initial_state(view)
-    decision, state = policy.decide(view, before)
-    _check(policy.name, view, decision)
-    placements, limited = place_within(snapshot, view, decision)
+    decision, after, placements, limited = _decide(snapshot, view, policy, before)
     reasons = {job.uid: words for job, words in aside}
     for _ in range(MOST_DECISIONS):
         if not (out := shut_out(snapshot, view, decision, placements)):
             break
         reasons |= out
         view = replace(view, jobs=tuple([job for job in view.jobs if job.uid not in out]))
-        decision, _state = policy.decide(view, before)  # the state is that of all jobs
-        _check(policy.name, view, decision)
-        placements, limited = place_within(snapshot, view, decision)
+        decision, _, placements, limited = _decide(snapshot, view, policy, before)  # ``after`` is that of all jobs
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
     for uid, words in limited.items():
@@ -84,7 +80,20 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and _goes_on(job)}
     targets = {**kept, **placements.placed}
     shares = {**placements.shares, **_still_shared(snapshot, kept, targets)}
-    return RoundResult(decision, state, targets, reasons, shares)
+    return RoundResult(decision, after, targets, reasons, shares)
+
+
+def _decide(
+    snapshot: Snapshot, view: Snapshot, policy: Policy, state: PolicyState
+) -> tuple[Decision, PolicyState, Placements, Mapping[str, str]]:
+    """Decide and place once, for the jobs of a view; the last is what limits took from whom, in words.
+
+    Raises:
+        PolicyViolationError: the policy's answer breaks the contract.
+    """
+    decision, after = policy.decide(view, state)
+    _check(policy.name, view, decision)
+    return decision, after, *place_within(snapshot, view, decision)
 
 
 def work(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:

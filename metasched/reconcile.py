@@ -30,15 +30,14 @@ from metasched.quotas import Owner, Quotas, owner_of
 from metasched.reports import TrialReport
 from metasched.reservations import Reservations
 from metasched.seats import Seats
-from metasched.slurm.associations import ENFORCED
+from metasched.slurm.associations import enforces_limits
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
-from metasched.slurm.intake import Requirements, is_ours, requirements
+from metasched.slurm.intake import STAMP, Requirements, is_ours, requirements
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord, Store
 from metasched.store.ingest import ingest
 
-STAMP = re.compile(r"metasched:([0-9a-f]{16})(?:\s|$)")
 # A suspension of ours that Slurm still does not show after this long was never carried out.
 SUSPEND_SECONDS = 10.0
 # A job that Slurm does not show for so long is gone.
@@ -132,7 +131,7 @@ class Reconciler:
         self._refused: set[str] = set()  # addresses of jobs that Slurm lets only an administrator stamp
         self._expected: dict[str, float | None] = {}  # by uid
         self._alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script, in this look
-        self._limited = not ENFORCED.isdisjoint(settings.values.get("AccountingStorageEnforce", "").split(","))
+        self._limited = enforces_limits(settings.values)
         self._quotas = Quotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
 

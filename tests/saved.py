@@ -16,3 +16,10 @@ def until_saved(poke, written, seconds=60):
         while written() == before:
             assert time.monotonic() < deadline, f"slurmctld has not written its state within {seconds} s"
             time.sleep(0.1)
+
+
+def until_cluster_saved(cluster, job):
+    """The same for a private cluster, with one of its jobs."""
+    file = cluster.base / "state" / "job_state"
+    update = ("scontrol", "update", f"JobId={job}", "Nice=0")
+    until_saved(lambda: cluster.run(*update), lambda: file.stat().st_mtime_ns)

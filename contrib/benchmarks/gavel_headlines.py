@@ -161,6 +161,12 @@ def jct(metrics: Metrics) -> float:
     return (metrics.jct_mean or 0.0) / HOUR
 
 
+def by_job(outcome: Outcome, workload: Workload, window: range) -> Mapping[str, float]:
+    """The JCT of each job in the window, h, by uid."""
+    chosen = {one.job.uid for one in workload.submissions[window.start : window.stop]}
+    return {job.uid: job.jct / HOUR for job in outcome.jobs if job.uid in chosen and job.jct is not None}
+
+
 def las(scale: Scale) -> Iterator[Line]:
     """Figure 9."""
     yield from _las(scale, 5.6, "3.5", ("28.96", "3.31", "2.17"), multiple=False)
@@ -217,11 +223,10 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
     ]
     for seed in scale.seeds:
         workload = scale.arriving(rate, seed, multiple=multiple)
-        chosen = {one.job.uid for one in workload.submissions[scale.window.start : scale.window.stop]}
-        apart: dict[str, float] = {}
+        apart: Mapping[str, float] = {}
         for name, policy in policies:
             outcome, metrics = run(workload, scale.nodes(), policy, window=scale.window)
-            found = {job.uid: job.jct for job in outcome.jobs if job.uid in chosen and job.jct is not None}
+            found = by_job(outcome, workload, scale.window)
             apart = apart or found
             times.setdefault(name, []).append(jct(metrics))
             rhos.setdefault(name, []).append(fmean(time / apart[uid] for uid, time in found.items()))
@@ -277,11 +282,10 @@ def priorities(scale: Scale) -> Iterator[Line]:
     for seed in scale.seeds:
         workload = scale.arriving(2.4, seed, multiple=True, weights=True)
         urgent = {one.job.uid for one in workload.submissions if one.job.weight == 1.0}
-        chosen = {one.job.uid for one in workload.submissions[scale.window.start : scale.window.stop]}
         for aware in (True, False):
             policy = GavelLas(GavelLasParameters(aware=aware, fill=True))
             outcome, _ = run(workload, scale.nodes(), policy, window=scale.window)
-            times = {job.uid: job.jct / HOUR for job in outcome.jobs if job.uid in chosen and job.jct is not None}
+            times = by_job(outcome, workload, scale.window)
             high.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid in urgent))
             low.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid not in urgent))
     what = "LAS with priorities, multiple, 2.4 jobs/h:"

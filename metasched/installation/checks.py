@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
-from metasched.slurm.associations import ENFORCED
+from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 
 OLDEST = (22, 5)
@@ -108,22 +108,28 @@ def _role(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         yield Finding("ok", "role", f"{facts.user} is {level}")
     else:
         text = f"{facts.user} is neither SlurmUser ({owner}) nor an operator: Slurm would refuse what the daemon asks"
-        accounting = "none" not in slurm.settings.values.get("AccountingStorageType", "none")
-        fix = f"sacctmgr modify user {facts.user} set adminlevel=Operator" if accounting else f"run it as {owner}"
+        fix = _make_operator(facts) if _has_accounting(slurm) else f"run it as {owner}"
         yield Finding("error", "role", text, fix)
 
 
+def _make_operator(facts: Facts) -> str:
+    return f"sacctmgr modify user {facts.user} set adminlevel=Operator"
+
+
+def _has_accounting(slurm: Slurm) -> bool:
+    return "none" not in slurm.settings.values.get("AccountingStorageType", "none")
+
+
 def _associations(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
-    subject, values = "accounting", slurm.settings.values
+    subject = "accounting"
     if not facts.config.accounting.refresh_seconds:
         yield Finding("ok", subject, "shares and limits are not heeded: [accounting] refresh_seconds = 0")
-    elif "none" in values.get("AccountingStorageType", "none"):
+    elif not _has_accounting(slurm):
         yield Finding("ok", subject, "Slurm has none, so there are no shares of accounts and no limits")
     elif slurm.associations is None:
         text = f"Slurm does not show {facts.user} all associations: shares and limits are not heeded"
-        fix = f"sacctmgr modify user {facts.user} set adminlevel=Operator"
-        yield Finding("warning", subject, text, fix)
-    elif ENFORCED.isdisjoint(values.get("AccountingStorageEnforce", "").split(",")):
+        yield Finding("warning", subject, text, _make_operator(facts))
+    elif not enforces_limits(slurm.settings.values):
         yield Finding("ok", subject, "shares are heeded; limits are not, as AccountingStorageEnforce lacks `limits`")
     else:
         yield Finding("ok", subject, f"{len(slurm.associations.rows)} associations: shares and limits are heeded")

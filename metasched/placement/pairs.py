@@ -51,7 +51,6 @@ def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[N
         only_nodes=only,
         nodes=guest.nodes if host.nodes is None else host.nodes,
         max_nodes=min((most for most in (host.max_nodes, guest.max_nodes) if most is not None), default=None),
-        open_seconds=max(host.open_seconds, guest.open_seconds),
     )
     runs = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
     if runs is not None and not are_together(host, guest):

@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from metasched.slurm import strings
+
 ROOT = "root"
-ENFORCED = frozenset({"limits", "safe", "all"})
-"""Words of AccountingStorageEnforce with which Slurm heeds limits."""
-_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z/]+)=(\S*)")
 _NUMBERED = re.compile(r"\([0-9]+\)$")
 _BLOCK = re.compile(r"=\{([^{}]*)\}")
 _GPUS = re.compile(r"gres/gpu(?::([^=,()]+))?=([0-9]+)")
@@ -151,27 +150,24 @@ def _parent(accounts: Mapping[str, Association], row: Association) -> str:
     return _inside(accounts, row.parent or ROOT)
 
 
+def enforces_limits(settings: Mapping[str, str]) -> bool:
+    """Whether Slurm heeds limits, by its settings (``SlurmSettings.values``)."""
+    return not {"limits", "safe", "all"}.isdisjoint(settings.get("AccountingStorageEnforce", "").split(","))
+
+
 def parse(assoc_mgr: str, partitions: str = "") -> Associations | None:
     """Read ``scontrol -o show assoc_mgr flags=assoc,qos`` and ``scontrol -o show partition``.
 
     None where Slurm does not show all of it: accounting is off, or we are no operator.
     """
     lines = assoc_mgr.splitlines()
-    rows = tuple(_association(_fields(line)) for line in lines if line.startswith("ClusterName="))
+    rows = tuple(_association(strings.fields(line)) for line in lines if line.startswith("ClusterName="))
     if not any(row.account == ROOT and not row.user for row in rows):
         return None
     qos = dict(_qos(line) for line in lines if line.startswith("QOS="))
-    of_partitions = (_fields(line) for line in partitions.splitlines() if line.startswith("PartitionName="))
+    of_partitions = (strings.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName="))
     known = {fields["PartitionName"]: fields.get("QoS", "") for fields in of_partitions}
     return Associations(rows, qos, {name: of for name, of in known.items() if of in qos})
-
-
-def _fields(line: str) -> dict[str, str]:
-    """The first of each name: a comment, which comes last, may say anything."""
-    found: dict[str, str] = {}
-    for key, value in _FIELD.findall(line):
-        found.setdefault(key, value)
-    return found
 
 
 def _association(fields: Mapping[str, str]) -> Association:
@@ -192,7 +188,7 @@ def _association(fields: Mapping[str, str]) -> Association:
 def _qos(line: str) -> tuple[str, Qos]:
     rest, _, users = line.partition(" User Limits=")
     own, _, accounts = rest.partition(" Account Limits=")
-    fields = _fields(own)
+    fields = strings.fields(own)
     found = Qos(
         group=_quota(fields, "GrpTRES", "GrpJobs"),
         per_user=_quota(_first_block(users), "MaxTRESPU", "MaxJobsPU"),
@@ -205,7 +201,7 @@ def _qos(line: str) -> tuple[str, Qos]:
 def _first_block(text: str) -> Mapping[str, str]:
     """Limits are the same for all users, or accounts, that are shown."""
     block = _BLOCK.search(text)
-    return {} if block is None else _fields(block[1])
+    return {} if block is None else strings.fields(block[1])
 
 
 def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> Quota:

@@ -78,7 +78,7 @@ class CommandLineClient:
         timeout: float = 15,
         before_write: Callable[[], None] = lambda: None,
     ) -> None:
-        self._env = _environment(os.environ if env is None else env)
+        self._env = plain_environment(os.environ if env is None else env)
         self._timeout = timeout
         self._before_write = before_write
         self._scontrol: ScontrolPipe | PyslurmPipe = ScontrolPipe(self._env)
@@ -366,9 +366,9 @@ class CommandLineClient:
                 _log.warning("left out what cannot be read: %s", error)
 
 
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    """What a user or site set for people's eyes must not change what we read."""
-    drop = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
+def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Of Slurm's commands: what a user or site set for people's eyes must not change what we read."""
+    drop = ("SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
     keep = {key: value for key, value in env.items() if not key.startswith(drop) or key == "SLURM_CONF"}
     # SLURM_BITSTR_LEN=0: array expressions are never cut short.
     return keep | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}

@@ -5,6 +5,7 @@ Read a job once, before its first update: an update rewrites the request in Slur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +17,9 @@ from metasched.slurm.errors import TagError
 from metasched.slurm.tags import Tag, is_tagged, quote
 
 MIB = 2**20
+
+STAMP = re.compile(r"metasched:([0-9a-f]{16})(?:\s|$)")
+"""What AdminComment begins with in a job of ours: its uid, for an array that of all its tasks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,6 @@ _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, Job
 _REASONS = {"JobHeldAdmin": Hold.ADMIN, "JobHeldUser": Hold.USER}
 _RESERVED = frozenset({"reserved", "maintenance", "maint"})
 _IS_RESERVATION = re.compile(r"ReservationName=\S")
-_RESERVATION_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z]+)=(\S*)")
 _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "cloud", "dynamic_norm", "dynamic_future"})
 
 
@@ -89,10 +88,7 @@ def parse_reservations(text: str) -> Parsed[Reservation]:
 
 
 def _reservation(line: str) -> Reservation:
-    # What an admin can write freely, a comment, comes last: the first field of a name is Slurm's own.
-    data: dict[str, str] = {}
-    for key, value in _RESERVATION_FIELD.findall(line):
-        data.setdefault(key, "" if value == "(null)" else value)
+    data = {name: "" if value == "(null)" else value for name, value in strings.fields(line).items()}
     fields = _Fields(f"reservation {data['ReservationName']!a:.60}", data)
     users = fields.get("Users", openapi.words)
     return Reservation(

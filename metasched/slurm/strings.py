@@ -22,6 +22,18 @@ _MAX_TASKS = 4_000_001
 _ADDRESS = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?", re.ASCII)
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,253}", re.ASCII)
 _COMMAS = re.compile(r",(?![^(]*\))")
+_FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z/]+)=(\S*)")
+
+
+def fields(line: str) -> dict[str, str]:
+    """What a line of ``scontrol -o`` says by name, the first of each name.
+
+    What an admin or a user can write freely, a comment, comes last: the first is Slurm's own.
+    """
+    found: dict[str, str] = {}
+    for name, value in _FIELD.findall(line):
+        found.setdefault(name, value)
+    return found
 
 
 def is_address(text: str) -> bool:

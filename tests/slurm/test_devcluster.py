@@ -24,7 +24,7 @@ from metasched.devcluster.errors import (
     NoClusterError,
     StartError,
 )
-from tests.saved import until_saved
+from tests.saved import until_cluster_saved
 
 SMALL = (NodeGroup(count=1, gpus=2),)
 OTHER_USER = "nobody"
@@ -223,9 +223,7 @@ def test_jobs_outlive_the_controller(clean_cluster):
     """After kill -9 and a new start of slurmctld, a job that ran is still running."""
     job = submit(clean_cluster, "sleep 600")
     until(lambda: state(clean_cluster, job) == "RUNNING")
-    file = clean_cluster.base / "state" / "job_state"
-    update = ("scontrol", "update", f"JobId={job}", "Nice=0")
-    until_saved(lambda: clean_cluster.run(*update), lambda: file.stat().st_mtime_ns)
+    until_cluster_saved(clean_cluster, job)
     clean_cluster.kill_controller()
     assert clean_cluster.status()["daemons"]["slurmctld"] is None
     assert set(clean_cluster.status()["nodes"].values()) == {"unknown"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import surviving
-from tests.saved import until_saved
+from tests.saved import until_cluster_saved
 from tests.slurm.site import ROOT
 
 SAMPLES = 203
@@ -251,9 +251,7 @@ def test_slurmctld_may_be_killed(site):
     site.start()
     address, directory = site.train("--epochs 3 --step-seconds 0.2", "--gres=gpu:2")
     site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
-    file = site.cluster.base / "state" / "job_state"
-    update = ("scontrol", "update", f"JobId={address}", "Nice=0")
-    until_saved(lambda: site.cluster.run(*update), lambda: file.stat().st_mtime_ns)
+    until_cluster_saved(site.cluster, address)
     site.cluster.kill_controller(signal.SIGKILL)
     waiting_status = site.wait(lambda: site.status().slurm != "ok" and site.status())
     assert waiting_status.slurm

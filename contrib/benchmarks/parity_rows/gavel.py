@@ -70,10 +70,20 @@ def cluster(*gpus: int) -> tuple[Node, ...]:
     return tuple(Node(kind, kind, count, cpus=0, memory=0) for kind, count in zip(FASTEST_FIRST, gpus, strict=True))
 
 
-def average_jct(workload: Workload, policy: Policy, nodes: tuple[Node, ...], *, sharing: bool = False) -> float:
-    """Of all jobs, s."""
-    outcome = simulate_gavel(workload, nodes, policy, Settings(round_seconds=360.0, sharing=sharing))
-    return fmean(job.jct for job in outcome.jobs if job.jct is not None)
+def average_jct(
+    workload: Workload,
+    policy: Policy,
+    nodes: tuple[Node, ...],
+    *,
+    sharing: bool = False,
+    window: range | None = None,
+) -> float:
+    """Of the jobs in the window, of all if there is none, s."""
+    settings = Settings(round_seconds=360.0, sharing=sharing)
+    outcome = simulate_gavel(workload, nodes, policy, settings, window=window)
+    chosen = workload.submissions if window is None else workload.submissions[window.start : window.stop]
+    wanted = {one.job.uid for one in chosen}
+    return fmean(job.jct for job in outcome.jobs if job.uid in wanted and job.jct is not None)
 
 
 def rows(data: Path) -> list[Row]:
@@ -218,9 +228,7 @@ def _continuous(folder: Path) -> list[Row]:
                 models=MODELS,
                 seed=THEIR_SEED,
             )
-            outcome = simulate_gavel(workload, nodes, policy, Settings(round_seconds=360.0), window=window)
-            wanted = {one.job.uid for one in workload.submissions[window.start : window.stop]}
-            return (fmean(job.jct / 3600 for job in outcome.jobs if job.uid in wanted and job.jct is not None),)
+            return (average_jct(workload, policy, nodes, window=window) / 3600,)
 
         agnostic = policy.parameters.model_dump().get("aware") is False
         words = f"{policy.name} aware=false" if agnostic else policy.name
