@@ -139,7 +139,8 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
     """Max-min fairness until nothing can grow (section 4.3): raise all, take out who is stuck, and again.
 
     A class whose price is positive in a max-min program is at the same level in all of its optima, so it cannot grow
-    without another one's loss: no integer program is needed to find the bottlenecks, and every turn finds one.
+    without another one's loss: no integer program is needed to find the bottlenecks, and every turn finds one. Classes
+    whose jobs are as fast as they can be at all are stuck whatever their price.
 
     Args:
         problem: the jobs and GPUs.
@@ -164,7 +165,7 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
         x = found.x
         gained = found.value * inverse(shares(problem, weight))
         reached = reached + np.where(now, np.maximum(gained, 0.0), 0.0)
-        stuck = now & (found.prices > SLACK)
+        stuck = now & ((found.prices > SLACK) | (reached >= problem.most * (1.0 - SLACK)))
         if not stuck.any():
             stuck = now
         growing = np.where(stuck, 0.0, growing)

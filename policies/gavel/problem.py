@@ -259,6 +259,14 @@ class Problem:
         """Throughput of one job alone on the fastest worker type, steps/s, shape (M,)."""
         return np.asarray(self.rates.max(axis=1, initial=0.0))
 
+    @cached_property
+    def most(self) -> Floats:
+        """Throughput of one job on the worker type, and in the company, where it is fastest, steps/s, shape (M,)."""
+        _, member, rate = self._parts
+        found = np.zeros(len(self.rates))
+        np.maximum.at(found, member, rate)
+        return found
+
     def fractions(self, x: Floats) -> Floats:
         """Variables -> fraction of time of one job of each class alone on each worker type, shape (M, J)."""
         combination, kind = self.columns
