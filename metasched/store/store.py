@@ -80,6 +80,17 @@ class Store(History, ReportRows):
         """The job of that uid, if there is one."""
         return self._job("jobs.uid = ?", [uid])
 
+    def known_job(self, uid: str) -> JobRecord:
+        """The job of that uid.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        job = self.job(uid)
+        if job is None:
+            raise UnknownJobError(self.path, uid)
+        return job
+
     def live_jobs(self) -> list[JobRecord]:
         """Jobs that have not finished for good, ordered by (submitted, uid)."""
         rows = self._rows(f"{JOBS_WITH_RUNS} WHERE jobs.finished IS NULL ORDER BY jobs.submitted, jobs.uid")
@@ -118,9 +129,7 @@ class Store(History, ReportRows):
         as withdrawn if it never started, else as failed.
         """
         with self.transaction():
-            job = self.job(uid)
-            if job is None:
-                raise UnknownJobError(self.path, uid)
+            job = self.known_job(uid)
             if job.finished is not None:
                 return False
             if job.current is not None:

@@ -13,7 +13,7 @@ import time_machine
 from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
 
-from metasched import daemon, reconcile
+from metasched import daemon
 from metasched import mailbox as mailboxes
 from metasched.controller import Controller
 from metasched.daemon import Clockwork, Pace
@@ -21,6 +21,7 @@ from metasched.lock import DaemonLock, LockFileError, LockLostError
 from metasched.mailbox import Mailbox
 from metasched.model import Hold, Job, Node, Snapshot
 from metasched.policy import PolicyState
+from metasched.reconcile import runs as following
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
 from metasched.slurm.fake import FakeNode, FakeSlurm
@@ -399,15 +400,15 @@ def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
     with (directory / "incarnation-1.jsonl").open("r+b") as file:
         file.truncate(2**40)
     reads = []
-    ingest = reconcile.ingest
-    monkeypatch.setattr(reconcile, "ingest", lambda *a: reads.append(1) or ingest(*a))
+    ingest = following.ingest
+    monkeypatch.setattr(following, "ingest", lambda *a: reads.append(1) or ingest(*a))
     site.run_until(completed(site, job))
     assert len(reads) < 100
 
 
 def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
     """An unknown user is not remembered as unknown: reports are read as soon as the name is found."""
-    reconcile._user_number.cache_clear()
+    following._user_number.cache_clear()
     numbers = pwd.getpwnam
     asked = []
 
@@ -417,7 +418,7 @@ def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
             raise KeyError(name)
         return numbers(name)
 
-    monkeypatch.setattr(reconcile, "pwd", SimpleNamespace(getpwnam=flaky))
+    monkeypatch.setattr(following, "pwd", SimpleNamespace(getpwnam=flaky))
     job = site.add("--gres=gpu:1", seconds=60)
     site.run(20)
     assert site.record(job).current.ready_at is not None

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.demand import APART, RECENT, PastJob, expected_service
-from metasched.reconcile import SCRIPTS
+from metasched.reconcile.adoption import SCRIPTS
 from metasched.slurm.errors import SlurmPermissionError
 from metasched.store import JobRecord, Store
 from policies.ares.policy import Ares

@@ -1,0 +1,219 @@
+"""The runs of jobs that are ours: begun, suspended, lost, ended, and what their trainers reported meanwhile."""
+
+from __future__ import annotations
+
+import pwd
+import signal
+from collections.abc import Sequence
+from functools import cache
+
+import structlog
+
+from metasched.hardware import Hardware, observed_placement
+from metasched.mailbox import Mailbox, MailboxError
+from metasched.model import Status
+from metasched.reconcile.writes import Writes
+from metasched.reports import TrialReport
+from metasched.slurm.client import JobState, SlurmClient, SlurmJob
+from metasched.slurm.errors import SlurmError, SlurmUnavailableError
+from metasched.store import EndCause, JobRecord, RunRecord, Store
+from metasched.store.ingest import ingest
+
+# A suspension of ours that Slurm still does not show after this long was never carried out.
+SUSPEND_SECONDS = 10.0
+# A job that Slurm does not show for so long is gone.
+MISSING_SECONDS = 30.0
+# Slurm's reason where it holds a released job itself, since it could never start it.
+NEVER = "BadConstraints"
+KILLED_BY_OLD_RUN = "killed_by_old_run"  # an event
+# At its end, so many budgets of a job's reports are read at most: a file can be made endless.
+LAST_READS = 64
+
+log = structlog.get_logger()
+
+
+class Runs:
+    """Keeps the store's runs as Slurm shows them.
+
+    Attributes:
+        reported: uids of which there were new reports since ``begin``.
+        trials: by uid, what trials reported since then.
+    """
+
+    def __init__(self, client: SlurmClient, store: Store, mailbox: Mailbox, writes: Writes) -> None:
+        self.reported: set[str] = set()
+        self.trials: dict[str, tuple[TrialReport, ...]] = {}
+        self._client = client
+        self._store = store
+        self._mailbox = mailbox
+        self._writes = writes
+        self._missing: dict[str, float] = {}  # by uid, since when
+
+    def begin(self) -> None:
+        """A new poll: nothing has been reported yet."""
+        self.reported.clear()
+        self.trials.clear()
+
+    def ingest(self, record: JobRecord, now: float, *, last: bool = False) -> JobRecord:
+        """Read new reports: one budget of them, or with ``last`` all that there are (within reason)."""
+        try:
+            owner = _user_number(record.user)
+        except KeyError:
+            self._store.event_once("unknown_user", f"no user {record.user} is known here", record.uid, at=now)
+            return record
+        read = 0
+        for _ in range(LAST_READS if last else 1):
+            result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
+            read += result.lines
+            if result.trials:
+                self.trials[record.uid] = result.trials
+            if not result.more:
+                break
+        if read:
+            self.reported.add(record.uid)
+        return self._store.known_job(record.uid) if read else record
+
+    def follow(  # noqa: PLR0917  one fact from each side
+        self, record: JobRecord, seen: SlurmJob, status: Status, hardware: Hardware, now: float, retry_seconds: float
+    ) -> bool:
+        """Open, close, suspend or resume the record's run as Slurm shows it; whether anything changed.
+
+        Args:
+            record: of the job.
+            seen: what Slurm shows of it.
+            status: that in our words.
+            hardware: of the cluster.
+            now: unix seconds.
+            retry_seconds: after a release that Slurm could not carry out, until the next one.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        run = record.current
+        if status in (Status.HELD, Status.QUEUED):
+            if run is None or (run.started is None and status is Status.QUEUED):
+                return False
+            if run.started is None:
+                # Held again before we saw it start (it may have come and gone between two polls).
+                self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+                if seen.reason == NEVER:
+                    self._store.update_job(record.uid, not_before=now + retry_seconds)
+                    self._store.event("not_started", f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
+                return True
+            self._close_run(record, run, now)
+            return True
+        placement = observed_placement(seen, hardware.gpu_type)
+        if status is Status.STOPPING or seen.started is None or placement is None:
+            return False
+        if run is not None and run.started is not None and seen.started > run.started + 1:
+            self._close_run(record, run, seen.started)  # it ended and began again between two polls
+            run = None
+        if run is None:
+            text = "Slurm started it though no plan asked for it"
+            self._store.event("started_without_us", text, uid=record.uid, at=now)
+        if run is None or run.started is None:
+            number = record.run + 1 if run is None else run.run
+            news = self._store.run_started(record.uid, number, seen.started, placement)
+            # Held while it runs, it comes back held if its owner requeues it or its node is lost.
+            self._writes.once(seen.address, "hold", lambda: self._client.hold(seen.address))
+            return news
+        return self._follow_suspension(run, status, now)
+
+    def rescued(self, record: JobRecord, seen: SlurmJob, now: float) -> bool:
+        """Put a run back that ended as failed, if what ended it was not the job's own failure; whether that was done.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        if seen.state not in (JobState.FAILED, JobState.TIMEOUT):
+            return False
+        if record.current is not None and record.current.stop_requested is not None:
+            kind, cause = "rescued", "when asked to stop"  # the stop must not cost the job its life
+        elif self._killed_by_old_run(record, seen):
+            kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        else:
+            return False
+        try:
+            self._client.requeue_hold(seen.address)
+        except SlurmUnavailableError:
+            raise  # it has not ended before it could be tried
+        except SlurmError as error:
+            log.warning("rescue_failed", job=seen.address, error=str(error))
+            return False
+        self._store.event(kind, f"ended as {seen.slurm_state} {cause}; put back", uid=record.uid, at=now)
+        return True
+
+    def finish(self, record: JobRecord, seen: SlurmJob, now: float) -> None:
+        """The job has ended for good."""
+        at = seen.ended if seen.ended is not None else now
+        run = record.current
+        if run is not None:
+            if run.started is None and run.released is not None and seen.started is not None and seen.started < at:
+                self._store.run_started(record.uid, run.run, seen.started, run.released)  # all of it between two looks
+            self.ingest(record, now, last=True)
+        self._store.finish_job(record.uid, at, seen.state.value, seen.exit_code)
+        self._store.event("finished", f"ended as {seen.slurm_state}", uid=record.uid, at=now)
+        self._clear(record)
+
+    def vanished(self, missing: Sequence[JobRecord], now: float) -> list[JobRecord]:
+        """End what Slurm has not shown for a while; which those are.
+
+        It ended while nobody looked, or a crashed controller forgot it. One look is no proof: its record may have been
+        unreadable.
+        """
+        self._missing = {record.uid: self._missing.get(record.uid, now) for record in missing}
+        gone = [record for record in missing if now - self._missing[record.uid] >= MISSING_SECONDS]
+        for record in gone:
+            self.ingest(record, now, last=True)
+            self._store.finish_job(record.uid, now, "GONE", None)
+            self._store.event("gone", "Slurm no longer knows it", uid=record.uid, at=now)
+            self._clear(record)
+        return gone
+
+    def _follow_suspension(self, run: RunRecord, status: Status, now: float) -> bool:
+        if status is Status.SUSPENDED and run.suspended_at is None:
+            return self._store.run_suspended(run.uid, run.run, now, by_us=False)
+        if status is Status.RUNNING and run.suspended_at is not None:
+            # Ours is recorded before Slurm is asked; seeing it run just means that the request is still to be sent.
+            if run.suspended_by_us and now - run.suspended_at < SUSPEND_SECONDS:
+                return False
+            return self._store.run_resumed(run.uid, run.run, now)
+        return False
+
+    def _close_run(self, record: JobRecord, run: RunRecord, at: float) -> None:
+        if run.stop_requested is None:
+            cause = EndCause.LOST
+            self._store.event("lost", "its run ended without our asking; it goes on", uid=record.uid, at=at)
+        elif run.ready_at is not None and run.stop_noticed is None:
+            cause = EndCause.DEAF
+        elif record.uid in self._store.targets():
+            cause = EndCause.RESIZED
+        else:
+            cause = EndCause.PREEMPTED
+        self._store.run_ended(record.uid, run.run, at, cause)
+
+    def _killed_by_old_run(self, record: JobRecord, seen: SlurmJob) -> bool:
+        """Whether the srun of a run that was lost with its host may have killed this one.
+
+        When such a host wakes up, that srun ends its step, by a number that the present run's step has as well. This is
+        taken for the cause once for each lost run, and of those not for the ones that were put back for it.
+        """
+        if seen.exit_code != 128 + signal.SIGKILL:
+            return False
+        lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
+        rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
+        return 2 * rescues < lost
+
+    def _clear(self, record: JobRecord) -> None:
+        """Empty the mailbox of a job that has ended."""
+        try:
+            self._mailbox.clear(record.uid)
+            self._mailbox.remove_address(record.address, record.uid)
+        except MailboxError as error:
+            log.warning("mailbox_not_cleared", job=record.address, error=str(error))
+
+
+@cache
+def _user_number(user: str) -> int:
+    """Raises KeyError for a user who is not known (now), which is not remembered."""
+    return pwd.getpwnam(user).pw_uid
