@@ -29,7 +29,7 @@ def encode(snapshot: Snapshot) -> bytes:
     """The snapshot in few bytes."""
     facts = _fields(snapshot)
     facts["nodes"] = [_fields(node) for node in snapshot.nodes]
-    facts["jobs"] = [_fields(job) for job in snapshot.jobs]
+    facts["jobs"] = _jobs(snapshot)
     facts["limits"] = [_fields(limit) for limit in snapshot.limits]
     text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_plain, separators=(",", ":"))
     return zlib.compress(text.encode(), level=1)
@@ -53,6 +53,17 @@ def decode(data: bytes) -> Snapshot:
         return Snapshot(nodes=nodes, jobs=jobs, limits=limits, **facts)
     except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
+
+
+def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The jobs; a speed that several have is written once, and the others name its subject."""
+    written: set[str] = set()
+    found = [_fields(job) for job in snapshot.jobs]
+    for facts in found:
+        if (speed := facts.get("speed")) is not None:
+            facts["speed"] = speed.subject if speed.subject in written else speed
+            written.add(speed.subject)
+    return found
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -89,7 +100,13 @@ def _read(facts: dict[str, Any], readers: Mapping[str, _Read]) -> dict[str, Any]
 
 def _speed(known: dict[str, OnlineSpeed]) -> _Read:
     """A reader that gives jobs with one speed one object, as they had it."""
-    return lambda facts: known.setdefault(facts["subject"], OnlineSpeed.from_json(facts))
+
+    def read(facts: Any) -> OnlineSpeed:
+        if isinstance(facts, str):
+            return known[facts]
+        return known.setdefault(facts["subject"], OnlineSpeed.from_json(facts))
+
+    return read
 
 
 def _placement(facts: Any) -> Placement | None:

@@ -7,11 +7,12 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from metasched.errors import MetaschedError
 from metasched.policy import PolicyParameters, Registry, UnknownPolicyError
 from metasched.problems import explain, nearest
+from metasched.throughput.table import Table, TableError
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 
@@ -106,11 +107,36 @@ class Sharing(_Section):
     Attributes:
         enabled: whether they do.
         untried_part: of its speed alone, what a job is taken to keep beside one beside which it has never run. The
-            higher, the sooner policies that ask for a gain try it; what is measured then takes its place.
+            higher, the sooner policies that ask for a gain try it; what is measured then takes its place, and what is
+            estimated from others' measurements goes before it.
+        reference_table: absolute path of a file with speeds of models beside each other, measured in advance, for these
+            estimates; empty for none.
     """
 
     enabled: bool = True
     untried_part: Annotated[float, Field(ge=0, le=1)] = 0.6
+    reference_table: str = ""
+    _table: Table | None = PrivateAttr(None)
+
+    @model_validator(mode="after")
+    def _read_table(self) -> Sharing:
+        if not self.reference_table:
+            return self
+        path = Path(self.reference_table)
+        if not path.is_absolute():
+            msg = "reference_table must be an absolute path"
+            raise ValueError(msg)
+        try:
+            self._table = Table.read(path)
+        except TableError as error:
+            msg = f"reference_table: {error}"
+            raise ValueError(msg) from None
+        return self
+
+    @property
+    def table(self) -> Table | None:
+        """What the file of the reference table had when the configuration was read."""
+        return self._table
 
 
 class AccountingOptions(_Section):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from metasched.model import Job, Placement, Status
 from metasched.reports import TrialReport
 from metasched.store import SpeedRecord, Store
-from metasched.throughput.online import OnlineSpeed, Where
+from metasched.throughput.fingerprints import Fingerprints, prior_of
+from metasched.throughput.online import OnlineSpeed, Parts, Where, near
+from metasched.throughput.table import Table
 from metasched.trials import part
 
 NEWS = 0.3
@@ -31,29 +33,44 @@ class _Circumstances:
 class Learning:
     """Knows every subject's speeds; the store has them, too.
 
+    Fingerprints are made anew when a speed is asked for and a part that was measured since is new, or has changed by
+    more than 5 %.
+
     Args:
         store: of the daemon.
-
-    Attributes:
         untried: see ``OnlineSpeed``.
+        table: of models that were measured beside each other in advance.
     """
 
-    def __init__(self, store: Store, untried: float | None) -> None:
+    def __init__(self, store: Store, untried: float | None, table: Table | None = None) -> None:
         self._store = store
-        self.untried = untried
+        self._untried = untried
+        self._prior: Mapping[str, Parts] = {} if table is None else prior_of(table)
         self._speeds: dict[str, OnlineSpeed] = {}
         self._since: dict[str, tuple[_Circumstances, float]] = {}
-        for record in store.speeds():
+        self._kept: dict[str, Parts] = {}  # what the fingerprints are made from; the latest last
+        self._company: dict[str, set[str]] = {}  # by subject, who was measured beside it
+        self._fingerprints = Fingerprints()
+        self._stale = bool(self._prior)
+        for record in sorted(store.speeds(), key=lambda record: record.at):
             self._keep(record)
 
     def speed(self, subject: str) -> OnlineSpeed:
         """What is known; the same object as long as nothing new is."""
-        return self._speeds.setdefault(subject, OnlineSpeed(subject, untried=self.untried))
+        if self._stale:
+            self._estimate()
+        return self._measured(subject)
 
     def forget(self, uid: str) -> None:
-        """A job has ended: what was known of it alone is of no more use."""
+        """A job has ended: what was known of it alone, and of others beside it, is of no more use."""
         self._since.pop(uid, None)
-        if self._speeds.pop(uid, None) is not None:
+        self._kept.pop(uid, None)
+        for subject in self._company.pop(uid, ()):
+            self._speeds[subject] = self._speeds[subject].without(uid)
+            self._kept[subject] = {c: part for c, part in self._kept.get(subject, {}).items() if c[2] != uid}
+        if (speed := self._speeds.pop(uid, None)) is not None:
+            for _, other in speed.beside_subject:
+                self._company.get(other, set()).discard(uid)
             self._store.forget_speeds(uid)
 
     def look(self, jobs: Iterable[Job], subjects: Mapping[str, str], reported: Collection[str], now: float) -> None:
@@ -93,7 +110,7 @@ class Learning:
         self._note(subject, where, seen.beside, latest.steps / latest.seconds, latest.at)
 
     def _note(self, subject: str, where: Where, beside: str | None, measured: float, at: float) -> None:
-        before = self.speed(subject).known(where, beside)
+        before = self._measured(subject).known(where, beside)
         mean = measured if before is None else before + NEWS * (measured - before)
         record = SpeedRecord(subject, *where, beside, mean, at)
         self._store.learn_speed(record)
@@ -101,4 +118,25 @@ class Learning:
 
     def _keep(self, record: SpeedRecord) -> None:
         where = (record.gpu_type, record.spread)
-        self._speeds[record.subject] = self.speed(record.subject).after(where, record.beside, record.steps_per_second)
+        speed = self._measured(record.subject).after(where, record.beside, record.steps_per_second)
+        self._speeds[record.subject] = speed
+        if record.beside is not None:
+            self._company.setdefault(record.beside, set()).add(record.subject)
+        kept = speed.kept()
+        if not near(kept, self._kept.get(record.subject, {})):
+            self._kept.pop(record.subject, None)
+            self._kept[record.subject] = kept
+            self._stale = True
+
+    def _measured(self, subject: str) -> OnlineSpeed:
+        """What is known, with the estimates that there are."""
+        if subject not in self._speeds:
+            new = OnlineSpeed(subject, untried=self._untried)
+            self._speeds[subject] = new.estimated(self._fingerprints.of(subject))
+        return self._speeds[subject]
+
+    def _estimate(self) -> None:
+        """Make the fingerprints anew."""
+        self._fingerprints = Fingerprints.made(self._kept, self._prior)
+        self._speeds = {who: speed.estimated(self._fingerprints.of(who)) for who, speed in self._speeds.items()}
+        self._stale = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from metasched.cli.places import Places
@@ -14,6 +16,7 @@ from metasched.cli.text import clean
 @click.pass_obj
 def command(places: Places, *, dry_run: bool, standby: bool) -> None:
     """Schedule the cluster until SIGTERM; SIGHUP reads the configuration again. Jobs outlive the daemon."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # its matrices are small: threads cost more than they bring
     from metasched import daemon  # noqa: PLC0415  the scheduler's imports are for this command alone
 
     if dry_run:

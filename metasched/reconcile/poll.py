@@ -66,7 +66,8 @@ class Reconciler:
         self._writes = Writes()
         self._adoption = Adoption(client, store, self._writes)
         self._runs = Runs(client, store, mailbox, self._writes)
-        self._learning = Learning(store, config.sharing.untried_part)
+        self._sharing = config.sharing
+        self._learning = Learning(store, self._sharing.untried_part, self._sharing.table)
         self._expected: dict[str, float | None] = {}  # by uid
         self._alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script, in this look
         self._limited = enforces_limits(settings.values)
@@ -82,8 +83,9 @@ class Reconciler:
         self._writes.begin()
         self._runs.begin()
         self._alike.clear()
-        if self._learning.untried != self.config.sharing.untried_part:  # the configuration was read again
-            self._learning = Learning(self._store, self.config.sharing.untried_part)
+        if self._sharing != self.config.sharing:  # the configuration was read again
+            self._sharing = self.config.sharing
+            self._learning = Learning(self._store, self._sharing.untried_part, self._sharing.table)
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
         self._adoption.begin(listed)
         hardware = Hardware.of(listed_nodes, Reservations(self._client.reservations(), now))

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metasched.model import Placement, Status
-from metasched.throughput.estimator import EstimatedSpeed, Estimator, Measured, complete
+from metasched.throughput.completion import complete
+from metasched.throughput.estimator import EstimatedSpeed, Estimator
+from metasched.throughput.online import OnlineSpeed
 from metasched.throughput.table import Table, TableSpeed
-from tests.unit.gavel_tables import known_job
 
 HERE = ("v100", (1,))
 NAMES = tuple(f"m{i}" for i in range(12))
@@ -118,7 +118,7 @@ def test_on_the_published_table_it_is_better_than_the_average():
 def test_an_estimated_job_suffers_as_its_reference_does():
     """Alone it has its own speed; beside another, the part that the reference keeps beside the other's reference."""
     table = references()
-    alone = Measured({HERE: 100.0})
+    alone = OnlineSpeed("new", {HERE: 100.0})
     one, other = (EstimatedSpeed(alone, TableSpeed(table, name)) for name in NAMES[:2])
     assert one.steps_per_second(*HERE) == 100.0
     part = table.speed(NAMES[0], *HERE, NAMES[1]) / table.speed(NAMES[0], *HERE)
@@ -128,26 +128,7 @@ def test_an_estimated_job_suffers_as_its_reference_does():
 
 
 def test_what_was_measured_is_believed_over_the_estimate():
-    """Beside a reference job that it has run with."""
-    table = references()
-    speed = EstimatedSpeed(Measured({HERE: 100.0}, {(HERE, NAMES[1]): 42.0}), TableSpeed(table, NAMES[0]))
-    assert speed.beside(TableSpeed(table, NAMES[1]), *HERE) == 42.0
-
-
-def test_reports_are_remembered_by_place_and_company():
-    """A job's measured speed counts for where it runs now, alone or beside a known model; else it tells nothing."""
-    job = known_job("a").evolve(status=Status.RUNNING, placement=Placement(("n",), 1, "v100"), steps_per_second=5.0)
-    found = Measured().after(job).after(job.evolve(shares_with="b", steps_per_second=3.0), NAMES[0])
-    assert found.alone == {HERE: 5.0}
-    assert found.beside_model == {(HERE, NAMES[0]): 3.0}
-    assert found.steps_per_second(*HERE) == 5.0
-    assert found.beside(TableSpeed(references(), NAMES[0]), *HERE) == 3.0
-    assert found.beside(found, *HERE) is None
-    changes = ({}, {"placement": None}, {"shares_with": "b"}, {"steps_per_second": None})
-    for tells_nothing in (job.evolve(**change) for change in changes):
-        assert found.after(tells_nothing) is found
-    estimator = Estimator(references())
-    row = estimator.measured(found)
-    assert row[estimator.column("v100", NAMES[0])] == pytest.approx(0.6)
-    assert np.isnan(row).sum() == len(row) - 1
-    assert estimator.speed(found, row).like.model in NAMES
+    """Beside a job that it has run with."""
+    alone = OnlineSpeed("new", {HERE: 100.0}, {(HERE, "other"): 42.0})
+    speed = EstimatedSpeed(alone, TableSpeed(references(), NAMES[0]))
+    assert speed.beside(OnlineSpeed("other"), *HERE) == 42.0

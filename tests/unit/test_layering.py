@@ -32,7 +32,7 @@ ROOMS = {
     "standby": {"store"},
     "supervisor": set(),
     "problems": set(),
-    "config": {"policy", "problems"},
+    "config": {"policy", "problems", "throughput"},
     "demand": set(),
     "trials": {"model"},
     "learning": {"model", "reports", "store", "throughput", "trials"},
