@@ -47,8 +47,10 @@ class FractionParameters(PolicyParameters):
         recompute_rounds: they come into force so many rounds after the round that found the change; 0 for in that very
             round. Until then the earlier shares hold, and new jobs have an equal part of every type. Where rounds are
             real, shares are then made beside them, and no round waits for a program to be solved.
-        heed_speeds: whether they are made anew, too, when what is known of a job's speed changes: when it is measured,
-            or when the job changes its batch size.
+        carry: whether time that a job had beyond its share, while others went short, still counts when shares are made
+            anew. Without, as in the public simulator, small shares starve where that happens in every round.
+        heed_speeds: whether they are made anew, too, when what is known of a job's speed changes, or of a pair's that
+            shares GPUs: when it is measured, or when the job changes its batch size.
         types_in_turn: GPU types that rounds are given away on one after the other, in this order; empty for the highest
             priority over all types, as the paper has it.
         shuffle_types: whether that order is shuffled in every round.
@@ -59,6 +61,7 @@ class FractionParameters(PolicyParameters):
 
     recompute_seconds: float = Field(default=0.0, ge=0)
     recompute_rounds: int = Field(default=0, ge=0)
+    carry: bool = True
     heed_speeds: bool = True
     types_in_turn: tuple[str, ...] = ()
     shuffle_types: bool = False
@@ -94,11 +97,12 @@ class Claims:
 
     def kinds(self, uid: str) -> tuple[str, ...]:
         """Worker types that the job can have."""
-        return (*self.spreads[uid], *(gpu_type + APART for gpu_type in self.apart.get(uid, ())))
+        near = tuple(self.spreads[uid])
+        return (*near, *(gpu_type + APART for gpu_type in self.apart[uid])) if uid in self.apart else near
 
     def near(self, uid: str) -> Mapping[str, tuple[int, ...]]:
         """The placements on types that the job can also have unconsolidated."""
-        return {gpu_type: self.spreads[uid][gpu_type] for gpu_type in self.apart.get(uid, ())}
+        return {gpu_type: self.spreads[uid][gpu_type] for gpu_type in self.apart[uid]} if uid in self.apart else {}
 
     def speed(self, job: Job, gpu_type: str) -> float | None:
         """Steps per second at its best on a type that it can have; None where it is not known."""
@@ -159,16 +163,16 @@ class FractionPolicy(Policy):
         lag = self.parameters.recompute_rounds
         coming = (snapshot.worked or data.get(COMING)) if lag else None
         if coming and snapshot.round >= coming["round"] + lag:
-            ledger = ledger.renew(live(times_of(coming["shares"]), claims.jobs), snapshot.now)
+            ledger = self._renewed(ledger, claims, live(times_of(coming["shares"]), claims.jobs))
             memory, made_for, coming = coming["memory"], coming[MADE_FOR], None
-        asked = self._asked(claims)
+        asked = self._asked(claims, ledger.shares)
         mine = not lag or (not coming and snapshot.worked is None)
         if mine and _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
             if lag:
                 coming = self._made(snapshot, claims, memory)
             else:
                 times, memory = self.shares(claims, memory)
-                ledger, made_for = ledger.renew(times, snapshot.now), asked
+                ledger, made_for = self._renewed(ledger, claims, times), self._asked(claims, times)
         if lag:
             ledger = ledger.admit(_in_the_interim(claims, ledger, made_for), snapshot.now)
         types, used = self._types(data.get("types_used", 0))
@@ -176,6 +180,7 @@ class FractionPolicy(Policy):
         if self.fills and self.parameters.fill_pairs:
             old = frozenset(made_for["jobs"] if made_for else ())
             candidates = _with_all_pairs(claims, candidates, old, PRIOR_ROUNDS * snapshot.round_seconds)
+        of = priorities(ledger, snapshot.round_seconds)
         turns = choose(
             ledger,
             candidates,
@@ -184,9 +189,10 @@ class FractionPolicy(Policy):
             types_in_turn=types,
             fill=self.fills,
             nodes=claims.nodes,
+            of=of,
         )
         ledger = ledger.give(turns)
-        decision = _decision(snapshot, claims, ledger, turns, fill=self.fills, in_turns=self.in_turns)
+        decision = _decision(snapshot, claims, _Words(ledger), turns, of, fill=self.fills, in_turns=self.in_turns)
         written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
         return decision, PolicyState(STATE_VERSION, {**written, COMING: coming} if coming else written)
 
@@ -195,7 +201,7 @@ class FractionPolicy(Policy):
         data = _known(state)
         claims = claims_of(snapshot, apart=self.placement)
         ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
-        changed = _changed(data.get(MADE_FOR), self._asked(claims))
+        changed = _changed(data.get(MADE_FOR), self._asked(claims, ledger.shares))
         if COMING in data or not (changed and self._may_renew(ledger, snapshot.now)):
             return None
         return self._made(snapshot, claims, data.get("memory", {}))
@@ -203,13 +209,25 @@ class FractionPolicy(Policy):
     def _made(self, snapshot: Snapshot, claims: Claims, memory: Mapping[str, Any]) -> Mapping[str, Any]:
         """Shares that are to come into force, as JSON-compatible data."""
         times, memory = self.shares(claims, memory)
-        return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: self._asked(claims), "memory": memory}
+        made_for = self._asked(claims, times)
+        return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: made_for, "memory": memory}
 
-    def _asked(self, claims: Claims) -> Mapping[str, Any]:
-        """What shares for these claims are made for."""
-        asked: dict[str, Any] = {"jobs": [job.uid for job in claims.jobs], "gpus": dict(claims.capacity)}
+    def _renewed(self, ledger: Ledger, claims: Claims, shares: Times) -> Ledger:
+        """The ledger with new shares."""
+        gpus = {job.uid: job.gpus for job in claims.jobs} if self.parameters.carry else None
+        return ledger.renew(shares, claims.now, gpus=gpus)
+
+    def _asked(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
+        """What these shares for these claims are made for."""
+        asked: dict[str, Any] = {
+            "jobs": [job.uid for job in claims.jobs],
+            "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in claims.jobs],
+            "gpus": dict(claims.capacity),
+            "parameters": self.parameters.model_dump(mode="json"),
+        }
         if self.parameters.heed_speeds:
             asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
+            asked["together"] = _together(claims, shares)
         return asked
 
     def _may_renew(self, ledger: Ledger, now: float) -> bool:
@@ -296,7 +314,7 @@ def _free(snapshot: Snapshot) -> tuple[Mapping[str, int], Mapping[str, list[int]
     """GPUs by type, in all and on each node, without those of jobs that neither stop nor move."""
     gpus = {node.name: node.gpus for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
     for job in snapshot.jobs:
-        if fixed(job) and job.placement is not None and job.placement.gpu_type is not None:
+        if job.placement is not None and job.placement.gpu_type is not None and fixed(job):
             for name, held in job.placement.shares:
                 if name in gpus:
                     gpus[name] -= held
@@ -328,14 +346,32 @@ def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], nodes: Iterable[Nod
 
 def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
     """Whether shares were made for something else; speeds that differ by little are the same."""
-    if made_for is None or any(made_for.get(key) != asked[key] for key in asked.keys() - {"speeds"}):
+    if made_for is None or any(made_for.get(key) != asked[key] for key in asked.keys() - {"speeds", "together"}):
         return True
+    pairs = {(one, other, kind): speeds for one, other, kind, *speeds in made_for.get("together", ())}
+    for one, other, kind, *speeds in asked.get("together", ()):
+        if any(map(_differ, speeds, pairs.get((one, other, kind), speeds))):
+            return True
     before: Mapping[str, Mapping[str, float | None]] = made_for.get("speeds", {})
     return any(
         speeds.keys() != before[uid].keys() or any(_differ(speed, before[uid][kind]) for kind, speed in speeds.items())
         for uid, speeds in asked.get("speeds", {}).items()
         if uid in before
     )
+
+
+def _together(claims: Claims, shares: Times) -> list[list[Any]]:
+    """Rows of who is to share GPUs of which type, and the speeds of both there."""
+    jobs = {job.uid: job for job in claims.jobs} if claims.sharing else {}
+    found: list[list[Any]] = []
+    for who, share in shares.items():
+        if len(who) > 1 and all(uid in jobs for uid in who):
+            one, other = (jobs[uid] for uid in who)
+            for kind in share:
+                if kind in claims.spreads[one.uid] and kind in claims.spreads[other.uid]:
+                    speeds = claims.speed_beside(one, other, kind), claims.speed_beside(other, one, kind)
+                    found.append([*who, kind, *speeds])
+    return found
 
 
 def _differ(speed: float | None, before: float | None) -> bool:
@@ -402,15 +438,21 @@ def _common_types(claims: Claims, one: Job, other: Job) -> tuple[str, ...]:
 
 
 def _decision(
-    snapshot: Snapshot, claims: Claims, ledger: Ledger, turns: Sequence[Turn], *, fill: bool, in_turns: bool
+    snapshot: Snapshot,
+    claims: Claims,
+    words: _Words,
+    turns: Sequence[Turn],
+    of: Times,
+    *,
+    fill: bool,
+    in_turns: bool,
 ) -> Decision:
     """Grants for those whose turn it is, largest first (section 5: to fragment less)."""
     grants = [
         Grant(job.uid, job.placement.gpus, "it runs to its end", gpu_type=job.placement.gpu_type)
         for job in snapshot.jobs
-        if fixed(job) and job.placement is not None
+        if job.placement is not None and fixed(job)
     ]
-    words = _Words(ledger)
     for turn in sorted(turns, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
         reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
@@ -424,7 +466,6 @@ def _decision(
             for uid in rest
         ]  # fmt: skip
     served = {grant.uid for grant in grants}
-    of = priorities(ledger, snapshot.round_seconds)
     fallback: list[tuple[float, Grant]] = []
     waits = {}
     for job in claims.jobs:
@@ -458,14 +499,19 @@ class _Words:
     """Shares in words."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._shares: dict[str, dict[str, float]] = {}
+        self._shares: dict[str, Mapping[str, float]] = {}
         for who, share in ledger.shares.items():
             for uid in who:
-                mine = self._shares.setdefault(uid, {})
-                for gpu_type, part in share.items():
-                    mine[gpu_type] = mine.get(gpu_type, 0.0) + part
+                before = self._shares.get(uid, {})
+                kinds = {**before, **share} if before else ()
+                both = {kind: before.get(kind, 0.0) + share.get(kind, 0.0) for kind in kinds}
+                self._shares[uid] = both or share
+        self._said: dict[tuple[tuple[str, float], ...], str] = {}
 
     def share(self, uid: str) -> str:
         """What a job should have."""
-        parts = [f"{part:.0%} of {kind}" for kind, part in sorted(self._shares.get(uid, {}).items()) if part > 0]
-        return f"its share of time is {', '.join(parts)}" if parts else "it has no share of time now"
+        share = tuple(self._shares.get(uid, {}).items())
+        if share not in self._said:
+            parts = [f"{part:.0%} of {kind}" for kind, part in sorted(share) if part > 0]
+            self._said[share] = f"its share of time is {', '.join(parts)}" if parts else "it has no share of time now"
+        return self._said[share]

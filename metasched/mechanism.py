@@ -85,8 +85,16 @@ class Ledger:
             seen={uid: dict(job.attained) for uid, job in live.items()},
         )
 
-    def renew(self, shares: Times, now: float) -> Self:
-        """Begin with new shares; what the old ones left undone is owed."""
+    def renew(self, shares: Times, now: float, *, gpus: Mapping[str, int] | None = None) -> Self:
+        """Begin with new shares; what the old ones left undone is owed.
+
+        Args:
+            shares: the new ones.
+            now: unix seconds.
+            gpus: of each job, by uid, if what some had beyond their shares is to count as received. Else nobody has
+                received anything yet, so that under shares that are made anew all the time, the largest always come
+                first, and the least never. Only what others went short of counts, who have a share of that type now.
+        """
         elapsed = now - (now if self.since is None else self.since)
         owed: dict[Combination, dict[str, float]] = {}
         for who in dict.fromkeys(itertools.chain(self.shares, self.received, self.owed)):
@@ -95,7 +103,11 @@ class Ledger:
                 gpu_type: due.get(gpu_type, 0.0) + should.get(gpu_type, 0.0) * elapsed - had.get(gpu_type, 0.0)
                 for gpu_type in dict.fromkeys(itertools.chain(should, had, due))
             }
-        return replace(self, shares=shares, since=now, expired=False, received={}, owed=owed)
+        received: Times = {}
+        if gpus is not None:
+            received = _beyond(owed, shares, gpus)
+            owed = {who: {kind: max(seconds, 0.0) for kind, seconds in due.items()} for who, due in owed.items()}
+        return replace(self, shares=shares, since=now, expired=False, received=received, owed=owed)
 
     def admit(self, shares: Times, now: float) -> Self:
         """Add shares for more jobs, which begin now, to those that there are."""
@@ -190,6 +202,7 @@ def choose(
     types_in_turn: Sequence[str] = (),
     fill: bool = True,
     nodes: Mapping[str, Sequence[int]] | None = None,
+    of: Times | None = None,
 ) -> tuple[Turn, ...]:
     """Give a round away by Algorithm 1: highest priority first, each job once, whoever fits.
 
@@ -205,8 +218,9 @@ def choose(
             all types.
         fill: whether GPUs that nobody with a share can use go to those without.
         nodes: by GPU type, the GPUs of each node, for those who may run unconsolidated: they do where they must.
+        of: the ledger's ``priorities``, where they are known already.
     """
-    of = priorities(ledger, round_seconds)
+    of = priorities(ledger, round_seconds) if of is None else of
     turn = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
     entries: list[tuple[int, float, float, float, int, str]] = []
     nothing: Mapping[str, float] = {}
@@ -215,21 +229,25 @@ def choose(
         priority, owed = of.get(who, nothing), ledger.owed.get(who, nothing)
         share = ledger.shares.get(who, nothing)
         for kind in candidate.types:
-            high, gpu_type = priority.get(kind, 0.0), gpu_type_of(kind)
-            if (high > 0 or fill) and (not turn or gpu_type in turn):
+            high, place = priority.get(kind, 0.0), turn.get(gpu_type_of(kind)) if turn else 0
+            if (high > 0 or fill) and place is not None:
                 key = (-high, -owed.get(kind, 0.0) - candidate.credit, -share.get(kind, 0.0))
-                entries.append((turn.get(gpu_type, 0), *key, i, kind))
+                entries.append((place, *key, i, kind))
     entries.sort()
     free = dict(capacity)
     rooms = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
+    left = sum(free.values())
     busy: set[str] = set()
     turns = []
     for *_, i, kind in entries:
+        if not left:
+            break
         who, gpus, gpu_type = candidates[i].combination, candidates[i].gpus, gpu_type_of(kind)
         near = candidates[i].near.get(gpu_type, ()) if kind == gpu_type else ()
         fits = gpus <= free.get(gpu_type, 0) and busy.isdisjoint(who)
         if fits and (not near or _take(rooms.get(gpu_type, []), near)):
             free[gpu_type] -= gpus
+            left -= gpus
             busy.update(who)
             turns.append(Turn(who, gpu_type, gpus, apart=kind != gpu_type))
     return tuple(turns)
@@ -245,6 +263,30 @@ def _take(room: list[int], near: tuple[int, ...]) -> bool:
         room[number] -= each
     room.sort()
     return True
+
+
+def _beyond(owed: Times, shares: Times, gpus: Mapping[str, int]) -> Times:
+    """What combinations had too much, s; of each GPU type no more in all than others that have a share lack of it."""
+    over: dict[str, float] = {}  # GPU-seconds by GPU type
+    short: dict[str, float] = {}
+    too_much: list[tuple[Combination, str, str, float]] = []
+    for who, due in owed.items():
+        share = shares.get(who, {})
+        for kind, seconds in due.items():
+            if not seconds or not share.get(kind):
+                continue
+            gpu_type, amount = gpu_type_of(kind), seconds * gpus[who[0]]
+            if seconds > 0:
+                short[gpu_type] = short.get(gpu_type, 0.0) + amount
+            else:
+                over[gpu_type] = over.get(gpu_type, 0.0) - amount
+                too_much.append((who, kind, gpu_type, -seconds))
+    found: dict[Combination, dict[str, float]] = {}
+    for who, kind, gpu_type, seconds in too_much:
+        if gpu_type in short:
+            part = min(short[gpu_type] / over[gpu_type], 1.0)
+            found.setdefault(who, {})[kind] = round(seconds * part, NOISE_DIGITS)
+    return found
 
 
 def gpu_type_of(kind: str) -> str:

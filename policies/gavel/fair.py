@@ -24,7 +24,7 @@ def shares(problem: Problem, weights: Floats) -> Floats:
 
 
 def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
-    """LAS with weights (section 4.1): the least weighted share is as large as it can be.
+    """LAS with weights (section 4.1): the least weighted share is as large as it can be; the rest goes by weight, too.
 
     Args:
         problem: the jobs and GPUs.
@@ -36,7 +36,7 @@ def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return make_the_most(problem, level(problem, shares(problem, weights)))
+    return make_the_most(problem, level(problem, shares(problem, weights)), weights)
 
 
 def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
@@ -108,7 +108,7 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
         UnsolvedError: HiGHS gave up.
     """
     floors = np.zeros(len(steps))
-    able = (problem.fastest > 0) & (steps > 0)
+    able = (problem.isolated > 0) & (steps > 0)
     if not able.any():
         return floors
     ideal = isolated_elapsed[able] + steps[able] / problem.isolated[able]
@@ -153,7 +153,7 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    growing = (problem.fastest > 0).astype(float)
+    growing = (problem.equal > 0).astype(float)
     reached = np.zeros(len(growing))  # throughput of one job, steps/s
     x = np.zeros(len(problem.columns[0]))
     while growing.any():
@@ -164,7 +164,8 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
         found = _raise(problem, reached, weight, now)
         x = found.x
         gained = found.value * inverse(shares(problem, weight))
-        reached = reached + np.where(now, np.maximum(gained, 0.0), 0.0)
+        raised = np.minimum(reached + np.maximum(gained, 0.0), problem.throughput @ x)
+        reached = np.where(now, raised, reached)
         stuck = now & ((found.prices > SLACK) | (reached >= problem.most * (1.0 - SLACK)))
         if not stuck.any():
             stuck = now

@@ -42,7 +42,7 @@ class Market:
 
     @classmethod
     def of(cls, claims: Claims, *, aware: bool, mark: Mark) -> Market:
-        """Put jobs that are alike into one class.
+        """Put jobs that are alike into one class. Those that fit nowhere, beside jobs that stay, are in none.
 
         Args:
             claims: of the round.
@@ -51,8 +51,8 @@ class Market:
             mark: what else tells a policy's jobs apart.
         """
         types = sorted(claims.capacity)
-        speeds = _speeds(claims)
-        scattered = claims.apart if aware else {}
+        speeds = _fitting(claims, _speeds(claims))
+        scattered = _fitting(claims, claims.apart) if aware else {}
         beyond = [t for t in types if any(t in apart for apart in scattered.values())]
         classes: dict[Hashable, list[Job]] = {}
         rows: list[tuple[float, ...]] = []
@@ -211,14 +211,14 @@ def _together(
     size = len(classes)
     table = np.zeros((size, size, rates.shape[1]))  # speed of a job of the first kind beside one of the second
     examples = [members[numbers[0]][0] for numbers in classes]
+    alone = rates[[numbers[0] for numbers in classes]]
     for a, b in np.ndindex(size, size):
         one, other = examples[a], examples[b]
         if one.gpus == other.gpus:
-            both = claims.spreads[one.uid].keys() & claims.spreads[other.uid].keys()
+            both = (alone[a] > 0) & (alone[b] > 0)
             table[a, b, : len(types)] = [
-                (claims.speed_beside(one, other, t) or 0.0) if t in both else 0.0 for t in types
+                (claims.speed_beside(one, other, t) or 0.0) if both[kind] else 0.0 for kind, t in enumerate(types)
             ]
-    alone = rates[[numbers[0] for numbers in classes]]
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = np.where(table > 0, table / alone[:, None], 0.0)
     gain = gain + gain.transpose(1, 0, 2)
@@ -246,6 +246,14 @@ def _together(
     pool, side, member, kind, beside = np.array(parts, dtype=np.int64).reshape(-1, 5).T
     left, right = np.array(pools, dtype=np.int64).reshape(-1, 2).T
     return found, Pools(pays[left, right], left == right, pool, side, member, slower[kind, beside])
+
+
+def _fitting(claims: Claims, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    """Speeds by uid and type, without types where too few GPUs are left for the job."""
+    gpus, left = {job.uid: job.gpus for job in claims.jobs}, claims.capacity
+    return {
+        uid: {t: speed for t, speed in known.items() if gpus[uid] <= left.get(t, 0)} for uid, known in speeds.items()
+    }
 
 
 def _speeds(claims: Claims) -> Mapping[str, Mapping[str, float]]:

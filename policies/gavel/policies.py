@@ -136,9 +136,10 @@ class GavelFinishTimeFairness(GavelPolicy):
     def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
         """Minimise the largest rho; remembers how long each job's past would have taken on 1/n of the cluster."""
         apart = market.problem.isolated
-        past: dict[str, list[float]] = {}
+        known = memory.get("isolated", {})
+        past: dict[str, list[float]] = {job.uid: known[job.uid] for job in claims.jobs if job.uid in known}
         for (job, *_), speed in zip(market.members, apart, strict=True):
-            seconds, steps, before = memory.get("isolated", {}).get(job.uid, (0.0, 0.0, 0.0))
+            seconds, steps, before = past.get(job.uid, (0.0, 0.0, 0.0))
             now = job.progress_steps or 0.0
             gained = (now - steps) / before if before > 0 else 0.0
             past[job.uid] = [seconds + max(gained, 0.0), now, float(speed)]
@@ -166,7 +167,11 @@ class GavelInOrder(GavelPolicy):
 
 
 class GavelFirstCome(GavelInOrder):
-    """First come, first served, each on the fastest type, as an optimisation problem (section 4.2)."""
+    """First come, first served, each on the fastest type, as an optimisation problem (section 4.2).
+
+    Unlike in the paper, what a job gets counts as often as it has GPUs, so that a large one does not wait for small
+    ones that came later.
+    """
 
     name: ClassVar[str] = "gavel_fcfs"
 
@@ -176,7 +181,11 @@ class GavelFirstCome(GavelInOrder):
 
 
 class GavelShortestFirst(GavelInOrder):
-    """The shortest job on its fastest type, then the next (section 4.2)."""
+    """First come, first served, but by what is left: the shortest job counts most, then the next.
+
+    The paper's shortest job first (section 4.2) minimises the duration of the shortest alone. This one serves all, and
+    a short job may have a slower type where that gives others more; ``in_order`` says when.
+    """
 
     name: ClassVar[str] = "gavel_sjf"
 
@@ -206,7 +215,7 @@ class GavelCostParameters(GavelParameters):
     Attributes:
         prices: by GPU type, what one GPU costs for an hour; a type that is not in it costs 1.
         slos: whether jobs get the throughput that their deadlines ask for, as far as that is possible.
-        margin: part of the time to a deadline that is kept in reserve.
+        margin: part of the time to a deadline that is kept in reserve, as far as the job is fast enough.
         together: whether the sum of all throughputs over the sum of all costs is maximised, the paper's formula; else
             the sum over all jobs of their throughput over its cost, which does what the paper's evaluation tells.
     """
@@ -233,16 +242,18 @@ class GavelCost(GavelPolicy):
     def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
         """Maximise throughput by cost."""
         prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in market.types])
-        steps = self.steps(market)
         time = market.each(lambda job: self._left(job, claims.now))
-        needs = steps * inverse(np.where(np.isfinite(time), time, 0.0))
+        urgent = self.steps(market) * inverse(np.where(np.isfinite(time), time, 0.0))
+        # A deadline that leaves no room for all of the reserve can still be met.
+        fastest = market.problem.fastest
+        needs = np.where(urgent <= fastest, np.minimum(urgent / (1.0 - self.parameters.margin), fastest), urgent)
         return least_cost(market.problem, prices, needs, together=self.parameters.together)[0], memory
 
     def _left(self, job: Job, now: float) -> float:
-        """Seconds to its deadline, without the reserve."""
+        """Seconds to its deadline."""
         if not self.parameters.slos or job.slo_seconds is None:
             return np.inf
-        return (job.submitted + job.slo_seconds - now) * (1.0 - self.parameters.margin)
+        return job.submitted + job.slo_seconds - now
 
 
 class Entity(BaseModel):
@@ -302,9 +313,9 @@ class GavelHierarchical(GavelPolicy):
             for account, share in shares.items()
         }
 
-    def _asked(self, claims: Claims) -> Mapping[str, Any]:
+    def _asked(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
         """Shares of time are made anew when weights change, too."""
-        return {**super()._asked(claims), "weights": self.weights(claims.jobs)}
+        return {**super()._asked(claims, shares), "weights": self.weights(claims.jobs)}
 
     def mark(self) -> Mark:
         """Jobs differ by account and weight; in a queue each has its place."""

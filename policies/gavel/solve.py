@@ -17,6 +17,14 @@ from policies.gavel.problem import Bools, Floats, Problem
 
 SLACK = 1e-7
 """Relative: by so much a later stage may fall short of an earlier one's value; a solver's rounding asks for it."""
+SLACKS = (SLACK, 1e-6, 1e-5, 1e-4)
+"""One after the other: the first is also HiGHS's own tolerance, so that it can be too little."""
+
+TIE = 1e-3
+"""Relative: so much more at most a throughput counts for having come first; of 1000 classes, each 10 tolerances of
+HiGHS more than the next."""
+WIDE = 1e6
+"""Gains that are further apart than this are taken to be so far apart: the least is to be above HiGHS's tolerance."""
 
 LARGE = 500
 """From so many variables on, HiGHS's interior point method is faster than its simplex method (measured)."""
@@ -49,19 +57,40 @@ def maximise(
         UnsolvedError: HiGHS gave up.
     """
     matrix, bounds = limits
+    unit = _unit(gain)
     if at_least is not None:
         matrix = sp.csr_array(sp.vstack([matrix, -at_least[0]]))
         bounds = np.concatenate([bounds, -at_least[1]])
     if not len(gain):
         feasible = at_least is None or bool((at_least[1] <= 0).all())
         return Solution(np.zeros(0), 0.0, np.zeros(0 if at_least is None else len(at_least[1]))) if feasible else None
-    found = linprog(-gain, A_ub=matrix, b_ub=bounds, method="highs-ipm" if len(gain) > LARGE else "highs-ds")
+    found = linprog(-gain / unit, A_ub=matrix, b_ub=bounds, method="highs-ipm" if len(gain) > LARGE else "highs-ds")
     if found.status == 2:  # noqa: PLR2004  scipy's word for infeasible
         return None
     if found.status != 0:
         raise UnsolvedError(f"HiGHS: {found.message}")
     prices = np.maximum(-found.ineqlin.marginals[limits[0].shape[0] :], 0.0)
-    return Solution(np.maximum(found.x, 0.0), -found.fun, prices)
+    return Solution(np.maximum(found.x, 0.0), -found.fun * unit, prices * unit)
+
+
+def _unit(gain: Floats) -> float:
+    """What the gains are divided by: HiGHS's tolerance is absolute, and tells no gains apart that are small to it."""
+    size = np.abs(gain[gain != 0.0])
+    return float(max(size.min(), size.max() / WIDE)) if len(size) else 1.0
+
+
+def keeping(gain: Floats, limits: tuple[sp.csr_array, Floats], met: tuple[sp.csr_array, Floats]) -> Solution:
+    """``maximise`` with lower bounds that an earlier program met, but for its rounding.
+
+    Raises:
+        UnsolvedError: HiGHS gave up, or they are not possible by far.
+    """
+    rows, bounds = met
+    for slack in SLACKS:
+        found = maximise(gain, limits, (rows, bounds - slack * np.abs(bounds)))
+        if found is not None:
+            return found
+    raise UnsolvedError("what an earlier program met is not possible any more")
 
 
 def max_min(problem: Problem, worth: Floats, base: Floats | None = None, among: Bools | None = None) -> Solution:
@@ -74,34 +103,36 @@ def max_min(problem: Problem, worth: Floats, base: Floats | None = None, among: 
         among: whether a class counts, shape (M,), bool; all by default. The others keep at least their base.
 
     Returns:
-        The solution; its value is the least surplus, its prices are those of the classes.
+        The solution; its value is the least surplus, its prices are those of the classes. Nothing, where none counts.
 
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    scaled = sp.csr_array(problem.throughput.multiply(worth[:, None]))
     size = len(worth)
     base = np.zeros(size) if base is None else base
     counted = np.ones(size) if among is None else among.astype(float)
+    if not counted.any():
+        return Solution(np.zeros(problem.throughput.shape[1]), 0.0, np.zeros(size))
+    scaled = sp.csr_array(problem.throughput.multiply(worth[:, None]))
     matrix, bounds = problem.limits
     wider = sp.csr_array(sp.hstack([matrix, sp.csr_array((matrix.shape[0], 1))]))
     rows = sp.csr_array(sp.hstack([scaled, sp.csr_array(-counted[:, None])]))
     gain = np.zeros(wider.shape[1])
     gain[-1] = 1.0
-    found = maximise(gain, (wider, bounds), (rows, base - SLACK * np.abs(base)))
-    if found is None:
-        raise UnsolvedError("the base that was found before is not possible any more")
+    found = keeping(gain, (wider, bounds), (rows, base))
     return Solution(found.x[:-1], found.value, found.prices)
 
 
-def make_the_most(problem: Problem, floors: Floats) -> Floats:
+def make_the_most(problem: Problem, floors: Floats, weights: Floats | None = None) -> Floats:
     """The second stage: keep every class's throughput at its floor, and make the most of what is left.
 
-    That is the largest sum of all jobs' throughputs, each relative to the job's on its fastest type.
+    That is the largest sum of all jobs' throughputs, each relative to the job's on its fastest type and times its
+    weight; of two that are worth the same, the one that came first goes first.
 
     Args:
         problem: the jobs and GPUs.
         floors: throughput of one job of each class, steps/s, that is possible; shape (M,).
+        weights: of one job of each class, shape (M,), above 0; all the same by default.
 
     Returns:
         The variables.
@@ -109,11 +140,16 @@ def make_the_most(problem: Problem, floors: Floats) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    gain = problem.throughput.T @ (inverse(problem.fastest) * problem.counts)
-    found = maximise(gain, problem.limits, (problem.throughput, floors * (1.0 - SLACK)))
-    if found is None:
-        raise UnsolvedError("the floors that were found before are not possible any more")
-    return found.x
+    relative = inverse(problem.fastest)
+    worth = relative * problem.counts * earlier(problem) * (1.0 if weights is None else weights)
+    rows = sp.csr_array(problem.throughput.multiply(relative[:, None]))
+    return keeping(problem.throughput.T @ worth, problem.limits, (rows, floors * relative)).x
+
+
+def earlier(problem: Problem) -> Floats:
+    """Factor on what each class gains that breaks ties by arrival, the order of the classes; shape (M,)."""
+    size = len(problem.rates)
+    return 1.0 + TIE * (1.0 - np.arange(size) / max(size, 1))
 
 
 def inverse(values: Floats) -> Floats:

@@ -6,16 +6,23 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Floats, Problem
-from policies.gavel.solve import SLACK, UnsolvedError, inverse, max_min, maximise
+from policies.gavel.solve import SLACK, UnsolvedError, earlier, inverse, max_min, maximise
 
 
 def in_order(problem: Problem, order: Floats) -> Floats:
-    """FIFO (section 4.2): maximise the sum of throughput / throughput(X^fastest) x (M - m).
+    """FIFO (section 4.2): maximise the sum of throughput / throughput(X^fastest) x (M - m) x scale_factor.
+
+    The paper has no scale factor here: eight jobs of one GPU would go before one of eight that came first. So a GPU's
+    time counts by the place in the queue of whose it is, however many GPUs that job has.
+
+    It is a sum: a job may have less, such as a slower type, where that gives those behind it more than it loses,
+    counted so. Jobs are served strictly in order where types are alike and nobody shares GPUs.
 
     Args:
         problem: the jobs and GPUs; each class is one job.
         order: position of each job in the queue, from 0, shape (M,). By arrival it is FIFO; by duration on the fastest
-            type it is shortest job first, which so minimises the duration of the shortest, then of the next.
+            type it stands for shortest job first, of which the paper's own program minimises the duration of the
+            shortest alone, and says nothing of the others.
 
     Returns:
         The variables.
@@ -23,15 +30,21 @@ def in_order(problem: Problem, order: Floats) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return most(problem, (len(order) - order) * inverse(problem.fastest))
+    return _largest(problem, (len(order) - order) * problem.scale * inverse(problem.fastest))
 
 
 def most(problem: Problem, worth: Floats) -> Floats:
     """Maximise the sum of all jobs' ``worth * throughput``, worth being of one job of each class, shape (M,).
 
+    Of two that are worth the same, the one that came first goes first.
+
     Raises:
         UnsolvedError: HiGHS gave up.
     """
+    return _largest(problem, worth * earlier(problem))
+
+
+def _largest(problem: Problem, worth: Floats) -> Floats:
     found = maximise(problem.throughput.T @ (worth * problem.counts), problem.limits)
     if found is None:
         raise UnsolvedError("not even an empty allocation is possible")
@@ -43,7 +56,7 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
 
     Throughputs are taken relative to the fastest type, so that a step of one job can be added to another's. A job that
     needs more than it can have alone is let off; where all needs together are not possible, each gets the largest
-    common part of its own.
+    common part of its own. Of two that are worth the same, the one that came first goes first.
 
     Args:
         problem: the jobs and GPUs.
@@ -60,22 +73,25 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
     """
     price = prices[problem.gpu_type]
     cost = price * problem.gpus
-    gain = problem.throughput.T @ (inverse(problem.fastest) * problem.counts)
+    worth = inverse(problem.fastest) * problem.counts
+    gain, first = problem.throughput.T @ worth, problem.throughput.T @ (worth * earlier(problem))
     possible = np.minimum(needs, problem.fastest) * (needs <= problem.fastest * (1 + 1e-9))
     for part in (1.0, *_parts(problem, possible)):
         met = possible * part
         if together:
-            x = _ratio(problem, gain, cost, met)
+            x = _ratio(problem, gain, first, cost, met)
         else:
-            found = maximise(gain / (price * problem.width), problem.limits, (problem.throughput, met))
+            found = maximise(first / (price * problem.width), problem.limits, (problem.throughput, met))
             x = None if found is None else found.x
         if x is not None:
             return x, met
     raise UnsolvedError("not even an allocation without needs is possible")
 
 
-def _ratio(problem: Problem, gain: Floats, cost: Floats, needs: Floats) -> Floats | None:
+def _ratio(problem: Problem, gain: Floats, first: Floats, cost: Floats, needs: Floats) -> Floats | None:
     """The x >= 0 of the best ``gain @ x / cost @ x`` that is valid and meets the needs; None if there is none.
+
+    Of all with this ratio it is the one with the most ``first @ x``.
 
     That is a ratio of linear functions; with y = x / cost and s = 1 / cost it is a linear program (Charnes and Cooper).
     """
@@ -97,10 +113,9 @@ def _ratio(problem: Problem, gain: Floats, cost: Floats, needs: Floats) -> Float
     found = maximise(np.append(gain, 0.0), (limits, at_most), (rows, np.zeros(len(needs))))
     if found is None:
         return None
-    # Of all allocations with this ratio, the one that gets most done.
     best = sp.csr_array((gain - found.value * (1.0 - SLACK) * cost)[None, :])
     rows = sp.csr_array(sp.vstack([problem.throughput, best]))
-    largest = maximise(gain, problem.limits, (rows, np.append(needs * (1.0 - SLACK), 0.0)))
+    largest = maximise(first, problem.limits, (rows, np.append(needs * (1.0 - SLACK), 0.0)))
     return None if largest is None else largest.x
 
 

@@ -78,6 +78,18 @@ def test_what_is_not_known_of_a_pair_is_no_reason_to_part_it():
     assert second.state.data["memory"]["pairs"] == first.state.data["memory"]["pairs"] == [["a", "b"]]
 
 
+@pytest.mark.parametrize(("beside", "since"), [(5.0, 0.0), (5.2, 0.0), (1.0, 60.0)])
+def test_shares_are_made_anew_when_a_pair_fares_otherwise_than_it_was_known_to(beside, since):
+    """By more than 5 %; nobody has come or gone."""
+    results = []
+    for speed in (5.0, beside):
+        table = Table({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): speed}}})
+        jobs = [known_job(uid, "m", table=table) for uid in "ab"]
+        state = results[-1].state if results else None
+        results.append(run_round(snapshot(jobs, cluster(v100=1), 60.0 * len(results), sharing=True), Gandiva(), state))
+    assert results[-1].state.data["ledger"]["since"] == since
+
+
 def fifo(jobs, nodes, **parameters):
     return shares(GavelFifo(GavelFifoParameters(**parameters)), jobs, nodes)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from metasched.engine import run_round
 from metasched.fractions import claims_of
 from metasched.mechanism import Candidate, Ledger, alone, choose
-from metasched.model import Node, Placement, Status
+from metasched.model import Node, Placement, Preempt, Status
 from metasched.throughput.table import Table
 from policies.gavel.market import Market, halves, matched, side_by_side
 from policies.gavel.policies import (
@@ -137,6 +138,55 @@ def test_every_policy_gives_valid_shares_whatever_is_known(policy, aware, sharin
     assert all(count <= 2 + CLOSE for count in used.values())
     assert time["f"] == 0.0
     assert sharing or not any("+" in who for who in found)
+
+
+def held(uid, kind, gpus=1):
+    """A job that stays on its GPUs."""
+    place = Placement((kind,), gpus, kind)
+    return rated(uid, gpus, **{kind: 1.0}).evolve(status=Status.RUNNING, placement=place, preempt=Preempt.NO)
+
+
+FILL = GavelLas(GavelLasParameters(fill=True)), GavelLas(GavelLasParameters(fill=True, aware=False))
+ALL = [*(policy(policy.Parameters(aware=aware)) for policy in EVERY for aware in (True, False)), *FILL]
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+@pytest.mark.parametrize("policy", ALL, ids=lambda policy: policy.name)
+def test_nobody_gets_shares_of_gpus_that_others_hold(policy, sharing):
+    """All of them; all of a job's only type; or so many that the rest is too few for a gang. Others have the rest."""
+    waiting = rated("a", part=0.9, left=100, v100=1.0, k80=0.0)
+    assert shares(policy, [held("p", "v100"), waiting], cluster(v100=1), sharing=sharing) == {}
+    jobs = [held("p", "v100"), waiting, rated("b", left=100, v100=2.0, k80=1.0)]
+    assert set(shares(policy, jobs, cluster(v100=1, k80=1), sharing=sharing)) == {"b"}
+    gangs = [rated(uid, 4, part=0.9, left=100, v100=9.0) for uid in "cd"]
+    found = shares(policy, [held("p", "v100"), *gangs, waiting], cluster(v100=4), sharing=sharing)
+    assert found == {"a": {"v100": pytest.approx(1.0, abs=CLOSE)}}
+
+
+@pytest.mark.parametrize("policy", ALL, ids=lambda policy: policy.name)
+def test_jobs_without_steps_left_are_served(policy):
+    """They have not ended yet, and no GPU idles that one could use."""
+    jobs = [rated("a", left=0, v100=1.0), rated("b", submitted=1.0, left=0, v100=1.0)]
+    found = shares(policy, jobs, cluster(v100=1), now=2.0)
+    assert sum(share["v100"] for share in found.values()) == pytest.approx(1.0, abs=CLOSE)
+
+
+@pytest.mark.parametrize("policy", [GavelMakespan, GavelFinishTimeFairness, GavelLas])
+def test_where_types_are_alike_speeds_do_not_count(policy):
+    """Aware or not, every job has the same throughput; of LAS, with filling."""
+    jobs = [
+        rated(uid, gpus, left=left, submitted=float(i), v100=speed, k80=speed).evolve(weight=weight)
+        for i, (uid, gpus, left, speed, weight) in enumerate(
+            [("a", 1, 900, 2.0, 1.0), ("b", 2, 100, 5.0, 0.5), ("c", 1, 50, 1.0, 0.2), ("d", 1, 700, 3.0, 1.0)]
+        )
+    ]
+    more = {"fill": True} if policy is GavelLas else {}
+    found = [
+        shares(policy(policy.Parameters(aware=aware, **more)), jobs, cluster(v100=2, k80=1), now=9.0)
+        for aware in (True, False)
+    ]
+    aware, agnostic = ([speed_of(share, job) for job in jobs] for share in found)
+    assert aware == pytest.approx(agnostic, abs=1e-3)
 
 
 @pytest.mark.parametrize("policy", [GavelLas, GavelMakespan, GavelFinishTimeFairness, GavelThroughput])
@@ -362,6 +412,18 @@ def test_finish_time_fairness_remembers_the_past_on_a_part_of_the_cluster():
     assert second.state.data["memory"]["isolated"]["a"] == [200.0, 100.0, pytest.approx(1 / 3)]
 
 
+def test_finish_time_fairness_remembers_the_past_of_who_does_not_fit_now():
+    """A gang whose GPUs others hold for a while."""
+    policy = GavelFinishTimeFairness()
+    gang = rated("a", 2, left=1000, v100=1.0)
+    first = run_round(snapshot([gang, rated("b", left=9, v100=1.0)], cluster(v100=2)), policy, None)
+    gang = gang.evolve(progress_steps=100.0)
+    jobs = [held("p", "v100"), gang]
+    second = run_round(snapshot(jobs, cluster(v100=2), now=200.0), policy, first.state)
+    third = run_round(snapshot([gang], cluster(v100=2), now=300.0), policy, second.state)
+    assert third.state.data["memory"]["isolated"]["a"] == [200.0, 100.0, 1.0]
+
+
 @pytest.mark.parametrize(("policy", "first"), [(GavelFirstCome, "a"), (GavelShortestFirst, "b")])
 def test_queues_serve_the_first_on_its_fastest_type(policy, first):
     """By arrival, or by what is left."""
@@ -403,6 +465,16 @@ def test_a_reserve_is_kept_before_a_deadline():
     assert speed_of(shares(policy, [job], cluster(v100=1, k80=1)), job) == pytest.approx(150 / 90, abs=CLOSE)
 
 
+@pytest.mark.parametrize("slo", [105.0, 103.0, 101.0, 100.0])
+def test_a_deadline_within_the_reserve_is_still_met(slo):
+    """A hundred seconds of work on the fastest type have that type; what cannot be done any more has the cheapest."""
+    policy = GavelCost(GavelCostParameters(prices={"v100": 4.0, "k80": 1.0}))
+    job = rated("a", left=200, v100=2.0, k80=1.0)
+    nodes = cluster(v100=1, k80=1)
+    assert speed_of(shares(policy, [job.evolve(slo_seconds=slo)], nodes), job) == pytest.approx(2.0, abs=CLOSE)
+    assert speed_of(shares(policy, [job.evolve(slo_seconds=99.0)], nodes), job) == pytest.approx(1.0, abs=CLOSE)
+
+
 @pytest.mark.parametrize(("together", "running"), [(True, {"a"}), (False, {"a", "b"})])
 def test_a_dear_job_waits_for_cheap_ones_or_runs_where_it_pays_best(together, running):
     """Its throughput over its cost lowers that of all together."""
@@ -441,6 +513,36 @@ def test_the_hierarchy_of_figure_6():
     assert found["r1"]["v100"] == pytest.approx(1 / 2, abs=CLOSE)
     found = shares(entities(), jobs, cluster(v100=1), now=2.0)
     assert found["r0"] == found["r1"] == {"v100": pytest.approx(1 / 4, abs=CLOSE)}
+
+
+def test_the_hierarchy_counts_speeds():
+    """The weights 2 and 1 on a V100 and a K80: a has 1 - y of the V100, which b has for y, and each the other's K80.
+
+    Shares are equal where (4 - 3 y) / (2 x 2.5) = (1 + y) / 1.5, so y = 2 / 19. In the queue of b nothing is left.
+    """
+    a = rated("a", v100=4.0, k80=1.0).evolve(account="big")
+    b, c = (rated(uid, submitted=at, v100=2.0, k80=1.0).evolve(account="q") for uid, at in (("b", 1.0), ("c", 2.0)))
+    big, queue = Entity(weight=2.0), Entity(inside="fifo")
+    policy = GavelHierarchical(GavelHierarchicalParameters(entities={"big": big, "q": queue}))
+    found = shares(policy, [a, b, c], cluster(v100=1, k80=1), now=3.0)
+    assert [speed_of(found, job) for job in (a, b, c)] == pytest.approx([70 / 19, 21 / 19, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize("accounts", ["ab", "abc"])
+def test_long_queues_of_different_speeds_are_filled(accounts):
+    """Turn by turn a solver rounds; all GPUs are given away, and the first of each queue has the fastest."""
+    chance = random.Random(0)  # noqa: S311  no secret
+    jobs = []
+    for number in range(40):
+        fast = 10 ** chance.uniform(0, 2)
+        speeds = {"v100": fast, "p100": fast * chance.uniform(0.3, 0.8), "k80": fast * chance.uniform(0.1, 0.5)}
+        account = accounts[number % len(accounts)]
+        jobs.append(rated(f"{number:02}", submitted=float(number), **speeds).evolve(account=account))
+    policy = GavelHierarchical(GavelHierarchicalParameters(others=Entity(inside="fifo")))
+    found = shares(policy, jobs, cluster(v100=8, p100=8, k80=8))
+    assert sum(part for share in found.values() for part in share.values()) == pytest.approx(24.0, abs=0.01)
+    assert set(found) >= {job.uid for job in jobs[: len(accounts)]}
+    assert "39" not in found
 
 
 def test_entities_have_their_weights():

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import policies.gavel.solve
 from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, shares, water_filling
 from policies.gavel.problem import Pairs, Pools, Problem, Room
 from policies.gavel.solve import max_min, maximise
@@ -89,6 +90,14 @@ def kinds_of_jobs(draw):
     speed = made.rates[member] * np.array([row[3] for row in parts]).reshape(-1, 1)
     inner = np.array([a == b for a, b in met], dtype=bool)
     return direct, replace(made, pools=Pools(np.ones((len(met), types), dtype=bool), inner, pool, side, member, speed))
+
+
+PROGRAMS = {
+    "las": lambda made, numbers: max_min_fairness(made, numbers / numbers.max()),
+    "makespan": makespan,
+    "ftf": lambda made, numbers: finish_time_fairness(made, numbers, np.full(len(numbers), 9.0), numbers),
+}
+every_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 
 
 def without_pairs(made):
@@ -231,6 +240,84 @@ def test_water_filling_is_pareto_efficient(made):
         assert maximise(gain, made.limits, floors).value <= reached[m] + 10 * CLOSE * made.fastest[m]
 
 
+@every_program
+@settings(max_examples=40, deadline=None)
+@given(made=problems(), data=st.data())
+def test_two_stages_are_pareto_efficient(program, made, data):
+    """What all have, each relative to its fastest, cannot grow without somebody's having less."""
+    size = len(made.rates)
+    x = program(made, data.draw(st.lists(st.floats(1.0, 100.0), min_size=size, max_size=size).map(np.array)))
+    gain = (made.throughput / made.fastest[:, None]).sum(axis=0)
+    floors = made.throughput / made.fastest[:, None], made.throughput @ x / made.fastest * (1 - 1e-7)
+    assert maximise(gain, made.limits, floors).value <= gain @ x + 10 * CLOSE
+
+
+def shuffled(solve, seed):
+    """A solver that sees variables and rows in another order, and takes another method every other time."""
+    chance = np.random.default_rng(seed)
+
+    def other(c, A_ub, b_ub, method):  # noqa: N803  scipy's names
+        columns, rows = chance.permutation(len(c)), chance.permutation(len(b_ub))
+        method = ("highs-ds", "highs-ipm")[seed % 2]
+        found = solve(c[columns], A_ub=A_ub[rows][:, columns], b_ub=b_ub[rows], method=method)
+        if found.x is not None:
+            found.x = found.x[np.argsort(columns)]
+            found.ineqlin.marginals = found.ineqlin.marginals[np.argsort(rows)]
+        return found
+
+    return other
+
+
+ONE_TYPE = problem(np.ones((4, 1)), [3])
+RATES = [[8, 4, 2], [8, 4, 2], [9, 9, 1], [5, 4, 3], [8, 4, 2], [0, 1, 1]]
+SEVERAL = problem(RATES, [2, 1, 1], scale=[1, 1, 2, 1, 1, 1])
+
+
+SUMS = {
+    "most": lambda made, _: most(made, np.ones(len(made.rates))),
+    "cost": lambda made, _: least_cost(made, np.ones(len(made.capacity)), np.zeros(len(made.rates)))[0],
+    "ratio": lambda made, _: least_cost(made, np.ones(len(made.capacity)), np.zeros(len(made.rates)), together=True)[0],
+    "in_order": lambda made, _: in_order(made, np.arange(len(made.rates), dtype=float)),
+}
+FILLING = {"filling": lambda made, numbers: water_filling(made, lambda growing: numbers * growing)}
+ALL = PROGRAMS | SUMS | FILLING
+
+
+@pytest.mark.parametrize("program", ALL.values(), ids=ALL)
+def test_without_gpus_nobody_has_any(program):
+    """As when all are held: no program is unbounded, or divides by nothing."""
+    none = replace(SEVERAL, capacity=np.zeros(3))
+    assert none.throughput @ program(none, np.arange(1.0, 7.0)) == pytest.approx(np.zeros(6), abs=1e-6)
+
+
+@pytest.mark.parametrize("made", [ONE_TYPE, SEVERAL, replace(SEVERAL, rates=np.ones((6, 3)))])
+@pytest.mark.parametrize("program", ALL.values(), ids=ALL)
+def test_throughputs_do_not_depend_on_the_solver(monkeypatch, program, made):
+    """Nor on the order in which it is given variables and rows, nor on its method."""
+    solve = policies.gavel.solve.linprog
+    numbers = np.resize([10.0, 2.0, 2.0, 1.0], len(made.rates))
+    expected = made.throughput @ program(made, numbers)
+    for seed in range(6):
+        monkeypatch.setattr(policies.gavel.solve, "linprog", shuffled(solve, seed))
+        assert made.throughput @ program(made, numbers) == pytest.approx(expected, abs=CLOSE)
+
+
+def test_what_is_left_goes_to_the_heaviest_then_to_the_first():
+    """Beyond the least share that fairness gives; in whatever order they come, unless weights are equal."""
+    weights = np.array([1.0, 0.2, 0.25, 0.1])
+    for order in ([0, 1, 2, 3], [0, 3, 2, 1], [3, 2, 1, 0]):
+        found = ONE_TYPE.throughput @ max_min_fairness(ONE_TYPE, weights[order])
+        assert found == pytest.approx(np.array([1.0, 0.9, 1.0, 0.1])[order], abs=CLOSE)
+    found = ONE_TYPE.throughput @ max_min_fairness(ONE_TYPE, np.array([1.0, 0.2, 0.2, 0.2]))
+    assert found == pytest.approx(np.array([1.0, 1.0, 0.8, 0.2]), abs=CLOSE)
+
+
+def test_of_a_thousand_alike_the_first_go_first():
+    """Ties are broken also where the places in the queue are close to each other."""
+    made = problem(np.full((1000, 1), 1e-3), [300])
+    assert made.throughput @ most(made, np.ones(1000)) == pytest.approx(np.repeat([1e-3, 0.0], [300, 700]), abs=1e-7)
+
+
 @given(problems())
 @settings(deadline=None)
 def test_classes_are_as_good_as_single_jobs(made):
@@ -307,6 +394,13 @@ def test_fifo_serves_the_first_on_its_fastest_type():
     made = problem([[10, 1], [10, 1], [10, 1]], [1, 1])
     found = made.fractions(in_order(made, np.array([1.0, 0.0, 2.0])))
     assert found == pytest.approx(np.array([[0, 1], [1, 0], [0, 0]]), abs=CLOSE)
+
+
+def test_a_large_job_does_not_wait_for_small_ones_that_came_later():
+    """Eight GPUs for one job count as much as for eight jobs, so the place in the queue decides."""
+    made = problem(np.ones((9, 1)), [8], scale=[8] + [1] * 8)
+    found = made.fractions(in_order(made, np.arange(9.0)))[:, 0]
+    assert found == pytest.approx([1.0] + [0.0] * 8, abs=CLOSE)
 
 
 def test_cost():

@@ -109,6 +109,17 @@ def test_shares_are_made_anew_when_jobs_come_and_go():
     assert rounds.run(9).state.data["ledger"]["since"] == 10 * ROUND
 
 
+def test_shares_are_made_anew_when_what_is_wished_for_changes():
+    """A job's weight, deadline and steps, and the policy's own parameters."""
+    rounds = Rounds(Isolated(), cluster(v100=1), {0: [known_job("a"), known_job("b")]}).run(2)
+    assert rounds.state.data["ledger"]["since"] == 0.0
+    for number, change in enumerate(({"weight": 2.0}, {"slo_seconds": 60.0}, {"total_steps": 5.0}), 2):
+        rounds.jobs["a"] = rounds.jobs["a"].evolve(**change)
+        assert rounds.run(1).state.data["ledger"]["since"] == number * ROUND
+    rounds.policy = Isolated(FractionParameters(seed=1))
+    assert rounds.run(1).state.data["ledger"]["since"] == 5 * ROUND
+
+
 def test_the_order_of_types_is_chance_that_a_seed_fixes():
     """Two runs agree; types that are not named are not used."""
     parameters = FractionParameters(types_in_turn=("v100", "k80"), shuffle_types=True, seed=3)

@@ -119,6 +119,31 @@ def test_what_old_shares_left_undone_is_owed():
     assert renewed.since == 100.0
 
 
+def test_shares_that_are_made_anew_in_every_round_come_true_all_the_same():
+    """A fifth of the time stays a fifth: what the other had beyond its share counts as received."""
+    shares, gpus = alone({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
+    had = dict.fromkeys("ab", 0.0)
+    book = Ledger()
+    for number in range(100):
+        book = book.look([job(uid, v100=time) for uid, time in had.items()]).renew(shares, number * ROUND, gpus=gpus)
+        (turn,) = choose(book, [single(uid) for uid in had], {"v100": 1}, ROUND)
+        had[turn.combination[0]] += ROUND
+    assert 0.15 <= had["b"] / (100 * ROUND) <= 0.25
+
+
+def test_time_that_nobody_went_short_of_is_forgotten():
+    """GPUs that stood idle were nobody's loss; of two GPU-seconds too many, one that another lacks counts."""
+    shares = alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}, "c": {"k80": 0.5}})
+    book = ledger(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
+    gpus = {"a": 2, "b": 1, "c": 1}
+    assert book.renew(shares, 100.0, gpus=gpus).received == {}
+    short = ledger(book.shares, book.received, {("b",): {"v100": 20.0}, ("c",): {"v100": 90.0}})
+    renewed = short.renew(shares, 100.0, gpus=gpus)
+    assert renewed.received == {("a",): {"v100": 10.0}}
+    assert renewed.owed["a",] == {"v100": 0.0}
+    assert renewed.owed["b",] == {"v100": 20.0}
+
+
 def test_a_ledger_survives_being_written_down():
     """It is the same after a trip through JSON."""
     book = Ledger().look([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)

@@ -127,13 +127,13 @@ def test_the_honest_simulation_takes_as_long_as_the_regimes(tmp_path):
     ("policy", "makespan", "average", "worst"),
     [
         (
-            GandivaFair(GandivaFairParameters(recompute_seconds=1000.0, as_published=True)),
+            GandivaFair(GandivaFairParameters(recompute_seconds=1000.0, carry=False, as_published=True)),
             32367.4344,
             12574.2725,
             1.85361,
         ),
         (
-            AlloX(AlloXParameters(recompute_seconds=1000.0, alpha=0.2, as_published=True)),
+            AlloX(AlloXParameters(recompute_seconds=1000.0, carry=False, alpha=0.2, as_published=True)),
             32488.6211,
             9926.3066,
             4.96351,

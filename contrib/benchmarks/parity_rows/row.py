@@ -22,6 +22,7 @@ class Measure:
         decimals: so many of them are known, and must agree.
         without: what the artifact gives without the behaviour that the row's reason names, where that was tried.
         at_most: whether the row's reason explains only figures that are less: ours are to be at least as good.
+        within: the row's reason explains no more than this, relative to theirs; None where another bound says so.
     """
 
     name: str
@@ -29,14 +30,20 @@ class Measure:
     decimals: int
     without: float | None = None
     at_most: bool = False
+    within: float | None = None
 
     def verdict(self, ours: float, reason: str) -> str:
-        """In one word, whether ours agrees; or is explained by the row's reason, as far as that can be checked."""
+        """In one word, whether ours agrees; or is explained by the row's reason, within what that allows."""
         if round(ours, self.decimals) == round(self.theirs, self.decimals):
             return EQUAL
-        tried = self.without is None or round(ours, self.decimals) == round(self.without, self.decimals)
-        worse = self.at_most and ours > self.theirs
-        return EXPLAINED if reason and tried and not worse else DIFFERENT
+        bounds = []
+        if self.without is not None:
+            bounds.append(round(ours, self.decimals) == round(self.without, self.decimals))
+        if self.at_most:
+            bounds.append(ours <= self.theirs)
+        if self.within is not None:
+            bounds.append(abs(ours - self.theirs) <= self.within * self.theirs)
+        return EXPLAINED if reason and bounds and all(bounds) else DIFFERENT
 
 
 @dataclass(frozen=True, slots=True)
