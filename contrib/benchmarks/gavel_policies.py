@@ -23,17 +23,19 @@ from dataclasses import dataclass
 import bench
 import numpy as np
 
-from metasched.fractions import Claims
+from metasched.fractions import Claims, FractionPolicy
 from metasched.model import Job, Speed
 from policies.baselines.allox import AlloX
 from policies.gavel.fair import finish_time_level, level, shares, water_filling
 from policies.gavel.market import Mark, Market
+from policies.gavel.policies import Entity, GavelHierarchical, GavelHierarchicalParameters
 from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse, make_the_most
 from policies.gavel.sums import in_order
 
 TYPES = ("v100", "p100", "k80")
 MODELS = 26
+ACCOUNTS = 4
 SAME = 1e-4  # relative: objectives that differ by less are the same
 SIZES = (128, 512, 2048, 8192)
 THEIRS: Mapping[str, Mapping[int, float]] = {
@@ -45,9 +47,14 @@ THEIRS: Mapping[str, Mapping[int, float]] = {
     "finish-time fairness, sharing": {},
     "makespan, sharing": {},
     "first come, sharing": {},
+    "hierarchical": {},
+    "hierarchical, FIFO inside": {},
     "AlloX": {128: 0.36, 512: 113.0},
 }
-"""Seconds that the public code takes, with ECOS (water filling: and GLPK); no figures of the last three are known."""
+"""Seconds that the public code takes, with ECOS (water filling: and GLPK), where that is known."""
+
+FACTORS = {"water filling": 50.0, "max-min, sharing": 50.0, "AlloX": 50.0}
+"""So many times as fast ours has to be at the public code's largest size; elsewhere no slower."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,7 @@ def claims(count: int, *, sharing: bool = False, single: bool = False) -> Claims
                 speed=chance.choice(models),
                 total_steps=steps,
                 progress_steps=steps * chance.random(),
+                account=str(number % ACCOUNTS),
             )
         )
     spreads = {job.uid: dict.fromkeys(TYPES, (job.gpus,)) for job in jobs}
@@ -204,11 +212,35 @@ def difference(case: Case, asked: Claims) -> float:
     return abs(least[0] / least[1] - 1.0)
 
 
-def allox(count: int) -> Taken:
-    """One decision of AlloX, on jobs of one GPU as in its paper; it has one stage."""
-    asked = claims(count, single=True)
+@dataclass(frozen=True)
+class Whole:
+    """A policy that is measured in one piece.
+
+    Attributes:
+        policy: it.
+        single: whether jobs have one GPU each.
+        most: jobs that it is measured with.
+    """
+
+    policy: FractionPolicy
+    single: bool = False
+    most: int = SIZES[-1]
+
+
+WHOLE = {
+    "hierarchical": Whole(GavelHierarchical()),
+    "hierarchical, FIFO inside": Whole(
+        GavelHierarchical(GavelHierarchicalParameters(others=Entity(inside="fifo"))), most=512
+    ),
+    "AlloX": Whole(AlloX(), single=True),  # as in its paper
+}
+
+
+def shared_out(one: Whole, count: int) -> Taken:
+    """One decision."""
+    asked = claims(count, single=one.single)
     begun = time.process_time()
-    AlloX().shares(asked, {})
+    one.policy.shares(asked, {})
     return Taken(time.process_time() - begun)
 
 
@@ -219,8 +251,8 @@ def measure(name: str, count: int, repeat: int) -> Taken:
         SystemExit: classes and single jobs have other objectives.
     """
     bench.say(f"{name}, {count} jobs")
-    if name not in CASES:
-        found = [allox(count) for _ in range(repeat)]
+    if name in WHOLE:
+        found = [shared_out(WHOLE[name], count) for _ in range(repeat)]
     else:
         case = CASES[name]
         asked = claims(count, sharing=case.sharing)
@@ -266,14 +298,20 @@ def main(given: Sequence[str] | None = None) -> int:
     found: dict[str, dict[int, Taken]] = {}
     for name, theirs in THEIRS.items():
         if options.only in name:
-            most = CASES[name].most if name in CASES else SIZES[-1]
+            most = (CASES[name] if name in CASES else WHOLE[name]).most
             counts = sorted({*(count for count in options.jobs if count <= most), *list(theirs)[-1:]})
             found[name] = {count: measure(name, count, options.repeat) for count in counts}
     print("\n".join(report(found)))
     as_json = {name: {n: [t.first, t.second] for n, t in sizes.items()} for name, sizes in found.items()}
     bench.finish(as_json, as_json=options.json)
-    slow = [(n, c) for n, sizes in found.items() for c, t in sizes.items() if t.first > THEIRS[n].get(c, math.inf)]
-    return 1 if slow else 0
+    return 1 if any(slow(name, count, taken) for name, sizes in found.items() for count, taken in sizes.items()) else 0
+
+
+def slow(name: str, count: int, taken: Taken) -> bool:
+    """Whether ours takes longer than it may beside the public code's figure, if there is one."""
+    theirs = THEIRS[name]
+    factor = FACTORS.get(name, 1.0) if count == max(theirs, default=None) else 1.0
+    return count in theirs and taken.first * factor > theirs[count]
 
 
 if __name__ == "__main__":
