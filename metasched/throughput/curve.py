@@ -76,7 +76,7 @@ class Fixed:
         return 1.0 if gpus == self.gpus else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ScalingSpeed:
     """What a policy may know: the curves, by GPU type; ``""`` stands for any type."""
 

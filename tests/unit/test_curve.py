@@ -4,8 +4,12 @@ import math
 
 import pytest
 
-from metasched.model import Placement
+from metasched.engine import run_round
+from metasched.model import Placement, Snapshot
 from metasched.throughput.curve import Curve, ScalingTraining, ran
+from policies.baselines.isolated import Isolated
+from policies.gavel.policies import GavelLas
+from tests.unit.gavel_tables import cluster, known_job
 
 
 def place(gpus, kind="a100"):
@@ -51,3 +55,13 @@ def test_a_speed_up_rule_is_relative_to_the_run():
     """A linear one halves the time on twice the GPUs, a root does less."""
     assert ran(300.0, 4, 1.0).pace(0, place(8)).steps_per_second == 2.0
     assert ran(300.0, 4, 0.5).pace(0, place(1)).steps_per_second == 0.5
+
+
+@pytest.mark.parametrize("policy", [Isolated(), GavelLas()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("exponent", [None, 0.8])
+def test_policies_of_shares_take_such_jobs(policy, exponent):
+    """As traces give them, whose jobs have no model."""
+    jobs = tuple(known_job(uid).evolve(speed=ran(60.0, 1, exponent).known(0.0)) for uid in "ab")
+    for sharing in (False, True):
+        view = Snapshot(0.0, 1, 60.0, cluster(a100=2), jobs, sharing=sharing)
+        assert run_round(view, policy, None).targets.keys() == {"a", "b"}
