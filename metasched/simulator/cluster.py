@@ -147,6 +147,11 @@ class Cluster:
         """Whether any job does its steps now."""
         return any(live.pace.steps_per_second > 0 and live.trains_from < self.now for live in self._holding.values())
 
+    @property
+    def lacks_nodes(self) -> bool:
+        """Whether any node is down."""
+        return bool(self._down)
+
     def node_view(self) -> tuple[Node, ...]:
         """The nodes as a snapshot shows them; the very same tuple until one goes or comes back."""
         if self._nodes_view is None:

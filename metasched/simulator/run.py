@@ -140,7 +140,7 @@ class _Simulation:
         if not self.rounds:
             return now
         if self.woken and settings.early_rounds:
-            return max(now, self.rounds[-1].at + settings.min_round_seconds)
+            return min(max(now, self.rounds[-1].at + settings.min_round_seconds), self.grid.due(now))
         return self.grid.due(now)
 
     def happen(self) -> None:
@@ -183,7 +183,10 @@ class _Simulation:
         result = run_round(snapshot, self.policy, self.state)
         self.engine_seconds += time.perf_counter() - begun
         self.state = result.state
-        self.vain = 0 if cluster.trains else self.vain + 1
+        if cluster.trains:
+            self.vain = 0
+        elif not cluster.lacks_nodes:  # what waits for a repair does not wait in vain
+            self.vain += 1
         cluster.aim(result.targets, result.shares)
         self.grid.pass_round(cluster.now)
         self.changed = self.woken = False

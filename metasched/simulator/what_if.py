@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from metasched.model import Job, Snapshot, Status
@@ -60,8 +60,9 @@ def forecast(
         snapshot: what is. Jobs that must not start at all (blocked) are left out, with what they hold.
         estimates: for each job.
         policies: by the name under which they are shown.
-        settings: how the cluster behaves.
+        settings: how the cluster behaves; whether jobs share GPUs, or have uneven numbers of them, the snapshot says.
     """
+    settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
     jobs = [job for job in snapshot.jobs if job.blocked is None and job.status is not Status.FINISHED]
     submissions = tuple(_submission(job, estimates[job.uid]) for job in jobs)
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}

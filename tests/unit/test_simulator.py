@@ -154,6 +154,23 @@ def test_failures_come_by_chance_and_seed():
     assert done[0].finished >= 10_000.0 + done[0].lost_seconds + 100.0 * done[0].failures
 
 
+def test_a_long_repair_is_waited_for():
+    """However many rounds it takes, during which nothing trains."""
+    load = workload(submission("a", 4, total=40_000.0))
+    outages = Failures(mean_seconds=20_000.0, repair_seconds=50_000.0)
+    settings = grid(10.0, failures=outages, seed=1, checkpoint_every=300.0)
+    done = run(load, policy=Script("a"), settings=settings)["a"]
+    assert done.failures > 0
+    assert done.finished > 50_000.0
+
+
+def test_no_round_is_later_than_its_turn():
+    """A least time between rounds that is longer than a round does not put rounds off."""
+    load = workload(submission("a", 4, total=400.0), submission("b", 4, 3.0, total=400.0))
+    done = simulate(load, ONE, Fifo(), Settings(round_seconds=5.0, min_round_seconds=10.0))
+    assert [each.at for each in done.rounds[:2]] == [0.0, 5.0]
+
+
 @dataclass
 class Stage:
     """A cluster on which a test plays by hand."""

@@ -3,6 +3,7 @@ from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, forecast
 from metasched.throughput.curve import ran
 from policies.baselines.fifo import Fifo
+from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
 
 NOW = 10_000.0
@@ -82,3 +83,12 @@ def test_a_policy_that_never_lets_jobs_start_is_given_up():
     jobs = look(running("a", 0.0, 5.0), job("b", NOW))
     found = forecast(jobs, known(a=3000.0, b=3000.0), {"l": policy}, settings)
     assert None in {one.ends["l"] for one in found}
+
+
+def test_two_on_the_same_gpus_stay_together():
+    """Where the live cluster shares GPUs; nobody is stopped for it."""
+    pair = [running(uid, 0.0, 1000.0, shares_with=other) for uid, other in ("ab", "ba")]
+    view = Snapshot(NOW, 7, 100.0, (NODE,), tuple(pair), sharing=True)
+    found = forecast(view, known(a=300.0, b=300.0), {"g": Gandiva()}, SETTINGS)
+    assert [one.preemptions["g"] for one in found] == [0, 0]
+    assert all(one.ends["g"] is not None for one in found)
