@@ -165,14 +165,14 @@ class FractionPolicy(Policy):
         if coming and snapshot.round >= coming["round"] + lag:
             ledger = self._renewed(ledger, claims, live(times_of(coming["shares"]), claims.jobs))
             memory, made_for, coming = coming["memory"], coming[MADE_FOR], None
-        asked = self._asked(claims, ledger.shares)
+        asked = {**self._asked(claims), **self._company(claims, ledger.shares)}
         mine = not lag or (not coming and snapshot.worked is None)
         if mine and _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
             if lag:
-                coming = self._made(snapshot, claims, memory)
+                coming = self._made(snapshot, claims, memory, asked)
             else:
                 times, memory = self.shares(claims, memory)
-                ledger, made_for = self._renewed(ledger, claims, times), self._asked(claims, times)
+                ledger, made_for = self._renewed(ledger, claims, times), {**asked, **self._company(claims, times)}
         if lag:
             ledger = ledger.admit(_in_the_interim(claims, ledger, made_for), snapshot.now)
         types, used = self._types(data.get("types_used", 0))
@@ -201,15 +201,18 @@ class FractionPolicy(Policy):
         data = _known(state)
         claims = claims_of(snapshot, apart=self.placement)
         ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
-        changed = _changed(data.get(MADE_FOR), self._asked(claims, ledger.shares))
+        asked = {**self._asked(claims), **self._company(claims, ledger.shares)}
+        changed = _changed(data.get(MADE_FOR), asked)
         if COMING in data or not (changed and self._may_renew(ledger, snapshot.now)):
             return None
-        return self._made(snapshot, claims, data.get("memory", {}))
+        return self._made(snapshot, claims, data.get("memory", {}), asked)
 
-    def _made(self, snapshot: Snapshot, claims: Claims, memory: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _made(
+        self, snapshot: Snapshot, claims: Claims, memory: Mapping[str, Any], asked: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         """Shares that are to come into force, as JSON-compatible data."""
         times, memory = self.shares(claims, memory)
-        made_for = self._asked(claims, times)
+        made_for = {**asked, **self._company(claims, times)}
         return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: made_for, "memory": memory}
 
     def _renewed(self, ledger: Ledger, claims: Claims, shares: Times) -> Ledger:
@@ -217,8 +220,8 @@ class FractionPolicy(Policy):
         gpus = {job.uid: job.gpus for job in claims.jobs} if self.parameters.carry else None
         return ledger.renew(shares, claims.now, gpus=gpus)
 
-    def _asked(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
-        """What these shares for these claims are made for."""
+    def _asked(self, claims: Claims) -> Mapping[str, Any]:
+        """What shares for these claims are made for."""
         asked: dict[str, Any] = {
             "jobs": [job.uid for job in claims.jobs],
             "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in claims.jobs],
@@ -227,8 +230,11 @@ class FractionPolicy(Policy):
         }
         if self.parameters.heed_speeds:
             asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
-            asked["together"] = _together(claims, shares)
         return asked
+
+    def _company(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
+        """What is known of the pairs that these shares make, if speeds are heeded."""
+        return {"together": _together(claims, shares)} if self.parameters.heed_speeds else {}
 
     def _may_renew(self, ledger: Ledger, now: float) -> bool:
         """Whether the shares are old enough to be made anew."""
@@ -502,10 +508,11 @@ class _Words:
         self._shares: dict[str, Mapping[str, float]] = {}
         for who, share in ledger.shares.items():
             for uid in who:
-                before = self._shares.get(uid, {})
-                kinds = {**before, **share} if before else ()
-                both = {kind: before.get(kind, 0.0) + share.get(kind, 0.0) for kind in kinds}
-                self._shares[uid] = both or share
+                if before := self._shares.get(uid):
+                    both = {kind: before.get(kind, 0.0) + share.get(kind, 0.0) for kind in {**before, **share}}
+                    self._shares[uid] = both
+                else:
+                    self._shares[uid] = share
         self._said: dict[tuple[tuple[str, float], ...], str] = {}
 
     def share(self, uid: str) -> str:

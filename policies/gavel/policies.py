@@ -313,9 +313,9 @@ class GavelHierarchical(GavelPolicy):
             for account, share in shares.items()
         }
 
-    def _asked(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
+    def _asked(self, claims: Claims) -> Mapping[str, Any]:
         """Shares of time are made anew when weights change, too."""
-        return {**super()._asked(claims, shares), "weights": self.weights(claims.jobs)}
+        return {**super()._asked(claims), "weights": self.weights(claims.jobs)}
 
     def mark(self) -> Mark:
         """Jobs differ by account and weight; in a queue each has its place."""
