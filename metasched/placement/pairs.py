@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.model import Grant, Job, Node, Status
+from metasched.placement.order import Order, least
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,43 @@ def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[N
     return Pair(host, guest, grant, job, both)
 
 
-def least(grant: Grant) -> int:
-    """The fewest GPUs that a grant allows."""
-    return grant.gpus if grant.at_least is None else grant.at_least
+class Couples:
+    """Who is to share GPUs with whom.
+
+    Attributes:
+        pairs: by host.
+        beside: by uid, the pinned job with whom it is to share.
+        unpaired: guests without a host as yet, and why.
+        guests: who has no place of its own to look for.
+    """
+
+    def __init__(self, order: Order, nodes: Sequence[Node]) -> None:
+        self.pairs: dict[str, Pair] = {}
+        self.beside: dict[str, str] = {}
+        self.unpaired: dict[str, str] = {}
+        for grant in order.grants:
+            if grant.shares_with is not None:
+                why = self._pair(order, nodes, order.job[grant.shares_with], order.job[grant.uid], grant)
+                if why is not None:
+                    self.unpaired[grant.uid] = why
+        self.guests = {pair.guest.uid for pair in self.pairs.values()} | (self.unpaired.keys() - self.beside.keys())
+
+    def _pair(self, order: Order, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
+        """Note that two jobs are to share GPUs, or say why they cannot."""
+        if any(job.status is Status.SUSPENDED and not job.pinned for job in (host, guest)):
+            return f"it cannot share GPUs with job {host.address} while one of them is suspended"
+        if host.pinned and guest.pinned:
+            return None if are_together(host, guest) else f"neither it nor job {host.address} can move"
+        pair = joined(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
+        if pair is None:
+            return f"no nodes suit both it and job {host.address}"
+        if host.pinned:
+            self.beside[guest.uid] = host.uid
+            self.unpaired[guest.uid] = f"there is no room for it beside job {host.address}"
+        elif guest.pinned:
+            self.beside[host.uid] = guest.uid
+        else:
+            self.pairs[host.uid] = pair
+            if pair.together or not host.active:
+                order.stand_in(pair.job, pair.grant)
+        return None
