@@ -182,14 +182,7 @@ class FractionPolicy(Policy):
             candidates = _with_all_pairs(claims, candidates, old, PRIOR_ROUNDS * snapshot.round_seconds)
         of = priorities(ledger, snapshot.round_seconds)
         turns = choose(
-            ledger,
-            candidates,
-            claims.capacity,
-            snapshot.round_seconds,
-            types_in_turn=types,
-            fill=self.fills,
-            nodes=claims.nodes,
-            of=of,
+            ledger, candidates, claims.capacity, of, types_in_turn=types, fill=self.fills, nodes=claims.nodes
         )
         ledger = ledger.give(turns)
         decision = _decision(snapshot, claims, _Words(ledger), turns, of, fill=self.fills, in_turns=self.in_turns)

@@ -197,12 +197,11 @@ def choose(
     ledger: Ledger,
     candidates: Sequence[Candidate],
     capacity: Mapping[str, int],
-    round_seconds: float,
+    of: Times,
     *,
     types_in_turn: Sequence[str] = (),
     fill: bool = True,
     nodes: Mapping[str, Sequence[int]] | None = None,
-    of: Times | None = None,
 ) -> tuple[Turn, ...]:
     """Give a round away by Algorithm 1: highest priority first, each job once, whoever fits.
 
@@ -213,14 +212,12 @@ def choose(
         ledger: what they should have and have had.
         candidates: who could run, and where.
         capacity: GPUs by type.
-        round_seconds: a round's length.
+        of: the ledger's ``priorities``.
         types_in_turn: fills one type after the other, in this order, and no others; empty for the highest priority over
             all types.
         fill: whether GPUs that nobody with a share can use go to those without.
         nodes: by GPU type, the GPUs of each node, for those who may run unconsolidated: they do where they must.
-        of: the ledger's ``priorities``, where they are known already.
     """
-    of = priorities(ledger, round_seconds) if of is None else of
     turn = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
     entries: list[tuple[int, float, float, float, int, str]] = []
     nothing: Mapping[str, float] = {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metasched.engine import run_round
 from metasched.fractions import claims_of
-from metasched.mechanism import Candidate, Ledger, alone, choose
+from metasched.mechanism import Candidate, Ledger, alone, choose, priorities
 from metasched.model import Node, Placement, Preempt, Status
 from metasched.throughput.table import Table
 from policies.gavel.market import Market, halves, matched, side_by_side
@@ -104,7 +104,9 @@ def test_the_rounds_of_figure_5():
     had = {uid: dict.fromkeys(kinds, 0) for uid in table}
     for _ in range(5):
         book = book.look([known_job(uid).evolve(attained={k: 60.0 * n for k, n in had[uid].items()}) for uid in had])
-        for turn in choose(book, [Candidate((uid,), 1, kinds) for uid in had], dict.fromkeys(kinds, 1), 60.0):
+        for turn in choose(
+            book, [Candidate((uid,), 1, kinds) for uid in had], dict.fromkeys(kinds, 1), priorities(book, 60.0)
+        ):
             had[turn.combination[0]][turn.gpu_type] += 1
     assert {uid: tuple(had[uid][kind] / 5 for kind in kinds) for uid in had} == table
 

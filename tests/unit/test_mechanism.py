@@ -5,7 +5,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.mechanism import Candidate, Ledger, alone, choose, expire, members, priorities
+from metasched import mechanism
+from metasched.mechanism import Candidate, Ledger, alone, expire, members, priorities
 from metasched.model import Job
 
 ROUND = 100.0
@@ -17,6 +18,10 @@ def ledger(shares, received=None, owed=None):
 
 def single(uid, gpus=1, types=("v100", "k80")):
     return Candidate((uid,), gpus, types)
+
+
+def choose(book, candidates, capacity, **more):
+    return mechanism.choose(book, candidates, capacity, priorities(book, ROUND), **more)
 
 
 def chosen(turns):
@@ -37,7 +42,7 @@ def test_a_priority_is_the_share_over_the_rounds_received():
 def test_the_round_goes_to_the_highest_priorities_over_all_types():
     """Each job runs once, where it lags behind most."""
     book = ledger(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
-    turns = choose(book, [single("a"), single("b")], {"v100": 1, "k80": 1}, ROUND)
+    turns = choose(book, [single("a"), single("b")], {"v100": 1, "k80": 1})
     assert sorted(chosen(turns)) == [(("a",), "v100"), (("b",), "k80")]
 
 
@@ -45,15 +50,15 @@ def test_who_does_not_fit_is_passed_over():
     """A large job that is first needs all its GPUs; when they are not there, the next one has them."""
     book = ledger(alone({"big": {"v100": 0.9}, "small": {"v100": 0.1}}))
     candidates = [single("big", 4), single("small")]
-    assert chosen(choose(book, candidates, {"v100": 2}, ROUND)) == [(("small",), "v100")]
-    assert chosen(choose(book, candidates, {"v100": 4}, ROUND)) == [(("big",), "v100")]
+    assert chosen(choose(book, candidates, {"v100": 2})) == [(("small",), "v100")]
+    assert chosen(choose(book, candidates, {"v100": 4})) == [(("big",), "v100")]
 
 
 def test_a_pair_keeps_its_jobs_from_running_otherwise():
     """Combinations that share a job with one that runs are out (Algorithm 1)."""
     book = ledger({("a", "b"): {"v100": 0.8}, ("a",): {"k80": 0.2}, ("c",): {"v100": 0.2}})
     candidates = [single("a"), single("b"), single("c"), Candidate(("a", "b"), 1, ("v100",))]
-    assert chosen(choose(book, candidates, {"v100": 1, "k80": 1}, ROUND)) == [(("a", "b"), "v100"), (("c",), "k80")]
+    assert chosen(choose(book, candidates, {"v100": 1, "k80": 1})) == [(("a", "b"), "v100"), (("c",), "k80")]
 
 
 def test_jobs_without_a_share_have_what_is_left_or_nothing():
@@ -61,17 +66,17 @@ def test_jobs_without_a_share_have_what_is_left_or_nothing():
     book = ledger(alone({"a": {"v100": 1.0}}))
     candidates = [single("b"), single("a")]
     free = {"v100": 1, "k80": 1}
-    assert chosen(choose(book, candidates, free, ROUND)) == [(("a",), "v100"), (("b",), "k80")]
-    assert chosen(choose(book, candidates, free, ROUND, fill=False)) == [(("a",), "v100")]
+    assert chosen(choose(book, candidates, free)) == [(("a",), "v100"), (("b",), "k80")]
+    assert chosen(choose(book, candidates, free, fill=False)) == [(("a",), "v100")]
 
 
 def test_types_can_be_filled_one_after_the_other():
     """Then a job runs on the first type that it is chosen for, wherever its priority is higher."""
     book = ledger(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
     candidates = [single("a"), single("b")]
-    turns = choose(book, candidates, {"v100": 2, "k80": 2}, ROUND, types_in_turn=("k80", "v100"))
+    turns = choose(book, candidates, {"v100": 2, "k80": 2}, types_in_turn=("k80", "v100"))
     assert chosen(turns) == [(("b",), "k80"), (("a",), "k80")]
-    turns = choose(book, candidates, {"v100": 1, "k80": 1}, ROUND, types_in_turn=("v100",))
+    turns = choose(book, candidates, {"v100": 1, "k80": 1}, types_in_turn=("v100",))
     assert chosen(turns) == [(("a",), "v100")]
 
 
@@ -79,11 +84,11 @@ def test_equal_priorities_go_to_whom_more_is_owed_then_by_order():
     """What earlier shares left undone breaks ties, and then the order of the candidates."""
     shares = alone({uid: {"v100": 0.5} for uid in "abc"})
     candidates = [single(uid) for uid in "abc"]
-    assert chosen(choose(ledger(shares), candidates, {"v100": 1}, ROUND)) == [(("a",), "v100")]
+    assert chosen(choose(ledger(shares), candidates, {"v100": 1})) == [(("a",), "v100")]
     owing = ledger(shares, owed={("b",): {"v100": 30.0}, ("a",): {"v100": -30.0}})
-    assert chosen(choose(owing, candidates, {"v100": 2}, ROUND)) == [(("b",), "v100"), (("c",), "v100")]
+    assert chosen(choose(owing, candidates, {"v100": 2})) == [(("b",), "v100"), (("c",), "v100")]
     credit = [single("a"), Candidate(("b",), 1, ("v100",), credit=1.0)]
-    assert chosen(choose(ledger(shares), credit, {"v100": 1}, ROUND)) == [(("b",), "v100")]
+    assert chosen(choose(ledger(shares), credit, {"v100": 1})) == [(("b",), "v100")]
 
 
 def test_the_ledger_counts_time_not_gpus():
@@ -96,7 +101,7 @@ def test_the_ledger_counts_time_not_gpus():
 def test_the_time_of_a_pair_is_the_pairs():
     """Two jobs that ran together have received the longer of their times once, as a pair."""
     book = Ledger().look([job("a"), job("b")])
-    (turn,) = choose(ledger({("a", "b"): {"v100": 1.0}}), [Candidate(("a", "b"), 1, ("v100",))], {"v100": 1}, ROUND)
+    (turn,) = choose(ledger({("a", "b"): {"v100": 1.0}}), [Candidate(("a", "b"), 1, ("v100",))], {"v100": 1})
     book = book.give([turn]).look([job("a", v100=60.0), job("b", v100=50.0)])
     assert book.received == {("a", "b"): {"v100": 60.0}}
 
@@ -126,7 +131,7 @@ def test_shares_that_are_made_anew_in_every_round_come_true_all_the_same():
     book = Ledger()
     for number in range(100):
         book = book.look([job(uid, v100=time) for uid, time in had.items()]).renew(shares, number * ROUND, gpus=gpus)
-        (turn,) = choose(book, [single(uid) for uid in had], {"v100": 1}, ROUND)
+        (turn,) = choose(book, [single(uid) for uid in had], {"v100": 1})
         had[turn.combination[0]] += ROUND
     assert 0.15 <= had["b"] / (100 * ROUND) <= 0.25
 
@@ -147,7 +152,7 @@ def test_time_that_nobody_went_short_of_is_forgotten():
 def test_a_ledger_survives_being_written_down():
     """It is the same after a trip through JSON."""
     book = Ledger().look([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
-    book = book.give(choose(book, [single("a")], {"v100": 1}, ROUND)).look([job("a", v100=9.0), job("b")])
+    book = book.give(choose(book, [single("a")], {"v100": 1})).look([job("a", v100=9.0), job("b")])
     assert Ledger.from_json(json.loads(json.dumps(book.to_json()))) == book
 
 
@@ -165,11 +170,11 @@ def test_time_of_an_unconsolidated_turn_is_that_worker_types():
     book = Ledger().look([job("a", 2)])
     both = Candidate(("a",), 2, ("v100", "v100 unconsolidated"), near={"v100": (2,)})
     shares = ledger({("a",): {"v100 unconsolidated": 1.0}})
-    (turn,) = choose(shares, [both], {"v100": 2}, ROUND, nodes={"v100": (1, 1)})
+    (turn,) = choose(shares, [both], {"v100": 2}, nodes={"v100": (1, 1)})
     assert (turn.gpu_type, turn.apart) == ("v100", True)
     book = Ledger.from_json(json.loads(json.dumps(book.give([turn]).to_json()))).look([job("a", 2, v100=120.0)])
     assert book.received == {("a",): {"v100 unconsolidated": 60.0}}
-    (turn,) = choose(ledger({("a",): {"v100": 1.0}}), [both], {"v100": 2}, ROUND, nodes={"v100": (2,)})
+    (turn,) = choose(ledger({("a",): {"v100": 1.0}}), [both], {"v100": 2}, nodes={"v100": (2,)})
     book = book.give([turn]).look([job("a", 2, v100=200.0)])
     assert book.received["a",]["v100"] == 40.0
 
@@ -179,9 +184,9 @@ def test_who_does_not_fit_together_runs_apart_or_not_at_all():
     kinds = ("v100", "v100 unconsolidated")
     gangs = [Candidate((uid,), 4, kinds, near={"v100": (4,)}) for uid in "abc"]
     book = ledger(alone({uid: {"v100": 1.0} for uid in "abc"}))
-    turns = choose(book, gangs, {"v100": 12}, ROUND, nodes={"v100": (6, 6)})
+    turns = choose(book, gangs, {"v100": 12}, nodes={"v100": (6, 6)})
     assert [(turn.combination[0], turn.apart) for turn in turns] == [("a", False), ("b", False), ("c", True)]
-    turns = choose(book, gangs, {"v100": 12}, ROUND, nodes={"v100": (6, 6)}, fill=False)
+    turns = choose(book, gangs, {"v100": 12}, nodes={"v100": (6, 6)}, fill=False)
     assert [turn.combination[0] for turn in turns] == ["a", "b"]
 
 
@@ -211,7 +216,7 @@ def test_over_many_rounds_everybody_has_had_its_share(weights_a, weights_b, gpus
     rounds = 150
     for _ in range(rounds):
         book = book.look([job(uid, **times) for uid, times in had.items()])
-        turns = choose(book, [single(uid) for uid in shares], {"v100": gpus, "k80": gpus}, ROUND, fill=False)
+        turns = choose(book, [single(uid) for uid in shares], {"v100": gpus, "k80": gpus}, fill=False)
         assert len({uid for turn in turns for uid in turn.combination}) == len(turns)
         for turn in turns:
             had[turn.combination[0]][turn.gpu_type] += ROUND
