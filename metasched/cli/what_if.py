@@ -56,7 +56,7 @@ def command(
     """Simulate the queue and the cluster as they are, from here on: under the configured policy, and under others.
 
     Nothing is changed. For each job it shows when it would end, and where the estimate of its work comes from: its own
-    reports, earlier jobs of its user and name, or an assumption.
+    reports, earlier jobs of its user and name, its time limit, or an assumption.
     """
     from metasched import daemon  # noqa: PLC0415  `--help` needs none of this
     from metasched.policy import installed_policies  # noqa: PLC0415
@@ -79,7 +79,9 @@ def command(
             restart_seconds=restart_seconds,
         )
         now = f"{current.name} (now)"
-        rows = forecast(snapshot, estimates, {now: current, **chosen}, settings)
+        compared = {now: current, **chosen}
+        states = {name: store.policy_state(policy.name) for name, policy in compared.items()}
+        rows = forecast(snapshot, estimates, compared, settings, states)
     columns = [now, *chosen]
     if as_json:
         echo_json([_plain(row) for row in rows])

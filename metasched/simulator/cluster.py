@@ -31,11 +31,12 @@ class StuckError(MetaschedError):
 class _Seat:
     """A set of GPUs that is held, and who holds it: one job, or two."""
 
-    __slots__ = ("jobs", "place")
+    __slots__ = ("jobs", "joined", "place")
 
     def __init__(self, place: Placement) -> None:
         self.place = place
         self.jobs: list[_Live] = []
+        self.joined = math.inf  # when the last of them came
 
     def mate(self, live: _Live) -> _Live | None:
         """The other job on it."""
@@ -64,6 +65,7 @@ class _Live:
         "saved",
         "saved_at",
         "seat",
+        "shared",
         "since",
         "start_left",
         "stays",
@@ -93,10 +95,16 @@ class _Live:
         self.stays: list[Stay] = []
         self.first_started: float | None = None
         self.seat: _Seat | None = None
+        self.shared: tuple[tuple[float, float], ...] = ()  # when others had its GPUs, too, in the present stay
         self.failures = 0
         self.lost_seconds = 0.0
         self.overhead_seconds = 0.0
         self.version = 0  # of its prediction
+
+    @property
+    def told(self) -> float | None:
+        """Steps done, as far as policies are told."""
+        return self.done if self.submission.declared else None
 
     def steps_at(self, instant: float) -> float:
         """Steps done at an instant, if nothing changes by then."""
@@ -179,14 +187,18 @@ class Cluster:
         self.now = now
 
     def arrive(self, submission: Submission) -> None:
-        """A job is submitted, or it has been before, and goes on with what it has had and holds."""
+        """A job is submitted, or it has been before, and goes on with what it has had and holds.
+
+        What somebody else has suspended stays so, for as long as the simulation lasts.
+        """
         self._change_demand(submission.job.gpus)
         live = _Live(submission, self._demand_before)
         job = submission.job
         live.done = live.saved = job.progress_steps or 0.0
         live.attained, live.ran = dict(job.attained), job.ran_seconds
+        total = live.total if submission.declared else None
         live.job = job.evolve(
-            status=Status.HELD, placement=None, shares_with=None, total_steps=live.total, progress_steps=live.done
+            status=Status.HELD, placement=None, shares_with=None, total_steps=total, progress_steps=live.told
         )
         self._tell_speed(live)
         self.live[job.uid] = live
@@ -194,6 +206,8 @@ class Cluster:
             live.first_started = self.now
             self._start(live, 0.0)
             live.job = live.job.evolve(run=job.run, run_started=job.run_started)
+            if job.status is Status.SUSPENDED and not job.suspended_by_us:
+                self._suspend(live, by_us=False)
 
     def happen(self) -> list[JobOutcome]:
         """Do what is due at this instant, and return the jobs that are done."""
@@ -266,7 +280,7 @@ class Cluster:
         contention = demand / life / self._capacity if life > 0 else 0.0
         stays = live.stays
         if live.seat is not None and live.job.status is not Status.SUSPENDED:
-            stays = [*stays, Stay(live.began, self.now, live.seat.place)]
+            stays = [*stays, self._stay(live)]
         return JobOutcome(
             uid=live.job.uid,
             submitted=live.job.submitted,
@@ -340,6 +354,7 @@ class Cluster:
         live.seat = None
         if seat.jobs:
             mate = seat.jobs[0]
+            mate.shared = (*mate.shared, (seat.joined, self.now))
             mate.job = mate.job.evolve(shares_with=None)
             self._change_company(mate)
         else:
@@ -354,7 +369,7 @@ class Cluster:
             stop_requested=None,
             suspended_by_us=False,
             steps_per_second=None,
-            progress_steps=live.done,
+            progress_steps=live.told,
             shares_with=None,
         )
         self._set_pace(live)
@@ -366,8 +381,15 @@ class Cluster:
         stop = live.job.stop_requested
         trained_until = self.now if stop is None else stop
         live.overhead_seconds += min(live.trains_from, trained_until) - live.began + self.now - trained_until
-        live.stays.append(Stay(live.began, self.now, live.seat.place))
+        live.stays.append(self._stay(live))
         live.attained, live.ran = live.job.attained, live.job.ran_seconds
+
+    def _stay(self, live: _Live) -> Stay:
+        """Its present allocation, until now."""
+        seat = live.seat
+        assert seat is not None  # noqa: S101  as above
+        shared = live.shared if seat.mate(live) is None else (*live.shared, (seat.joined, self.now))
+        return Stay(live.began, self.now, seat.place, shared)
 
     def _finish(self, live: _Live) -> JobOutcome:
         self._let_go(live, Status.FINISHED)
@@ -375,17 +397,20 @@ class Cluster:
         del self.live[live.job.uid]
         return self.outcome(live, self.now)
 
-    def _suspend(self, live: _Live) -> None:
+    def _suspend(self, live: _Live, *, by_us: bool = True) -> None:
         if live.job.status is Status.SUSPENDED:
             return
         self._advance(live)
         self._close_stay(live)
         live.start_left = max(live.trains_from - self.now, 0.0)
-        live.job = live.job.evolve(status=Status.SUSPENDED, suspended_by_us=True)
+        live.job = live.job.evolve(status=Status.SUSPENDED, suspended_by_us=by_us)
         self._set_pace(live)
+        mate = live.seat.mate(live) if live.seat is not None else None
+        if mate is not None:
+            self._change_company(mate)
 
     def _resume(self, live: _Live) -> None:
-        if live.job.status is not Status.SUSPENDED:
+        if live.job.status is not Status.SUSPENDED or not live.job.suspended_by_us:
             return
         unsaved = max(live.since - live.saved_at, 0.0)
         live.began = self.now
@@ -418,6 +443,7 @@ class Cluster:
             seat = _Seat(target)
             self._count(target, -1)
         seat.jobs.append(live)
+        seat.joined = self.now
         live.seat = seat
         return True
 
@@ -443,7 +469,7 @@ class Cluster:
         now = self.now
         live.first_started = now if live.first_started is None else live.first_started
         place = live.seat.place
-        live.began = now
+        live.began, live.shared = now, ()
         live.kind, live.units = place.gpu_type or "", place.gpus or len(place.nodes)
         live.since = live.saved_at = live.trains_from = now + seconds
         live.job = live.job.evolve(
@@ -486,8 +512,7 @@ class Cluster:
         locality = self.settings.locality
         if len(place.nodes) == 1 or locality.rack == locality.cluster == 1.0:
             return 1.0
-        racks = {self.nodes[name].rack for name in place.nodes}
-        return locality.rack if len(racks) == 1 else locality.cluster
+        return locality.factor([self.nodes[name].rack for name in place.nodes])
 
     def _push(self, at: float, live: _Live) -> None:
         self._pushed += 1
@@ -527,5 +552,5 @@ class Cluster:
         live.job = live.job.evolve(
             attained={**before, kind: before.get(kind, 0.0) + live.units * held},
             ran_seconds=live.ran + held,
-            progress_steps=live.steps_at(now),
+            progress_steps=live.steps_at(now) if live.submission.declared else None,
         )

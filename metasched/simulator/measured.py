@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
+from metasched.model import Speed
 from metasched.store import JobRecord, Store
 from metasched.throughput.curve import Curve, Scaling, ScalingTraining, ran
+from metasched.throughput.online import OnlineSpeed
 from metasched.throughput.training import Training
 
 ALL = 1_000_000
@@ -29,24 +32,36 @@ class Extended:
         """Measured, interpolated, or by the rule."""
         known = self.curve.at(gpus)
         if known is not None or gpus <= 0:
-            return known
+            return known  # what ran without GPUs has that one size
         size, speed = min(self.curve.points, key=lambda point: abs(math.log(point[0] / gpus)))
         return speed * math.pow(gpus / size, self.exponent)
 
 
 def curves(store: Store, uid: str, exponent: float) -> Mapping[str, Extended]:
-    """Steps per second by GPU type and number of GPUs, as the job's trainers reported."""
-    types = {run.run: run.placement.gpu_type or "" for run in store.runs(uid) if run.placement is not None}
+    """Steps per second by GPU type and number of GPUs, as the job's trainers reported; without GPUs, "" and 0."""
+    places = {run.run: run.placement for run in store.runs(uid) if run.placement is not None}
     sums: dict[str, dict[int, tuple[int, float]]] = {}
     for row in store.recent_throughput(uid, ALL):
-        if row.run in types and row.seconds > 0:
-            sizes = sums.setdefault(types[row.run], {})
-            steps, seconds = sizes.get(row.world_size, (0, 0.0))
-            sizes[row.world_size] = (steps + row.steps, seconds + row.seconds)
+        if row.run in places and row.seconds > 0:
+            place = places[row.run]
+            size = row.world_size if place.gpus else 0
+            sizes = sums.setdefault(place.gpu_type or "", {})
+            steps, seconds = sizes.get(size, (0, 0.0))
+            sizes[size] = (steps + row.steps, seconds + row.seconds)
     return {
         kind: Extended(Curve(tuple((n, steps / seconds) for n, (steps, seconds) in sorted(sizes.items()))), exponent)
         for kind, sizes in sums.items()
-        if all(n > 0 for n in sizes)
+    }
+
+
+def learned(speed: Speed | None, exponent: float) -> Mapping[str, Extended]:
+    """The same, as the daemon has learned it of the job while it had its GPUs to itself."""
+    sizes: dict[str, dict[int, list[float]]] = {}
+    for (kind, spread), steps_per_second in (speed.alone if isinstance(speed, OnlineSpeed) else {}).items():
+        sizes.setdefault(kind, {}).setdefault(sum(spread), []).append(steps_per_second)
+    return {
+        kind: Extended(Curve(tuple((n, fmean(speeds)) for n, speeds in sorted(found.items()))), exponent)
+        for kind, found in sizes.items()
     }
 
 

@@ -5,7 +5,7 @@ any, the makespan is not defined. Whatever is not defined is ``None``.
 
 Finish-time fairness compares a job's completion time (its JCT) with the time that would have been fair: rho > 1 is
 unfair. Papers differ in what is fair; these are their definitions, ``alone`` being the time that a job takes on the
-GPUs that it asks for, on as few nodes as can be, of the type where it is fastest:
+GPUs that it asks for, on as few nodes as can be (in one rack, if that takes no more), of the type where it is fastest:
 
 - ``themis`` (NSDI 2020, section 4.3): an app is a hyper-parameter search, here the tasks ``<base>_<task>`` of one base;
   its time is from its first submission to its last end. Fair is its work on its GPUs, at most the cluster's, at linear
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from metasched.model import Job, Node, Placement
-from metasched.simulator.records import JobOutcome, Outcome, Stay, Submission, Workload
+from metasched.simulator.records import JobOutcome, Locality, Outcome, Stay, Submission, Workload
 from metasched.throughput.training import Training
 
 HOUR = 3600.0
@@ -92,7 +92,7 @@ class Metrics:
             because nobody wants GPUs.
         preemptions_mean: stops before the end, for each job.
         restarts_mean: starts but the first, for each job, whatever made them necessary.
-        gpu_hours: GPU time held by the jobs.
+        gpu_hours: GPU time held by the jobs; while two have the same GPUs, each counts for half, here and everywhere.
         cost: of that, in the currency of the prices; None where a type has no price.
         consolidated: fraction of GPU time on the fewest nodes that can hold the job (placement score).
         lost_hours: of training that failures cost the jobs.
@@ -162,7 +162,7 @@ def measure(
     held = _by_type(stay for job in jobs for stay in job.stays)
     capacity = sum(node.gpus for node in outcome.nodes)
     everybody = (began, ended, capacity)
-    used = sum(_overlap(stay, began, ended) for job in outcome.jobs for stay in job.stays)
+    used = sum(stay.gpu_seconds(began, ended) for job in outcome.jobs for stay in job.stays)
     wanted = _wanted(outcome.jobs, {one.job.uid: one.job.gpus for one in submissions}, *everybody)
     return Metrics(
         jobs=len(jobs),
@@ -209,7 +209,7 @@ def _by_type(stays: Iterable[Stay]) -> dict[str, float]:
     for stay in stays:
         if stay.placement.gpu_type is not None:
             kind = stay.placement.gpu_type
-            held[kind] = held.get(kind, 0.0) + (stay.ended - stay.began) * stay.placement.gpus
+            held[kind] = held.get(kind, 0.0) + stay.gpu_seconds()
     return held
 
 
@@ -217,11 +217,6 @@ def _cost(held: Mapping[str, float], prices: Mapping[str, float] | None) -> floa
     if prices is None or not held.keys() <= prices.keys():
         return None
     return sum(seconds / HOUR * prices[kind] for kind, seconds in held.items())
-
-
-def _overlap(stay: Stay, began: float, ended: float) -> float:
-    """GPU-seconds of a stay within a span."""
-    return max(min(stay.ended, ended) - max(stay.began, began), 0.0) * stay.placement.gpus
 
 
 def _wanted(jobs: Iterable[JobOutcome], gpus: Mapping[str, int], began: float, ended: float, capacity: int) -> float:
@@ -246,7 +241,7 @@ def _consolidated(jobs: Iterable[JobOutcome], nodes: Iterable[Node]) -> float | 
     room = {kind: list(itertools.accumulate(sorted(counts, reverse=True))) for kind, counts in sizes.items()}
     together = total = 0.0
     for stay in (stay for job in jobs for stay in job.stays if stay.placement.gpus):
-        time = (stay.ended - stay.began) * stay.placement.gpus
+        time = stay.gpu_seconds()
         total += time
         fewest = bisect_right(room.get(stay.placement.gpu_type or "", []), stay.placement.gpus - 1) + 1
         together += time if len(stay.placement.nodes) <= fewest else 0.0
@@ -258,7 +253,7 @@ def _consolidated(jobs: Iterable[JobOutcome], nodes: Iterable[Node]) -> float | 
 
 def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set[str]) -> dict[str, Fairness]:
     capacity = sum(node.gpus for node in outcome.nodes)
-    alone = Alone(outcome.nodes)
+    alone = Alone(outcome.nodes, outcome.settings.locality)
     times = {one.job.uid: alone.by_type(one) for one in submissions}
     best = {uid: min(found.values()) for uid, found in times.items() if found}
     gpus = {one.job.uid: one.job.gpus for one in submissions if one.job.gpus}
@@ -284,7 +279,8 @@ def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set
 class Alone:
     """How long jobs take with the cluster to themselves."""
 
-    def __init__(self, nodes: Iterable[Node]) -> None:
+    def __init__(self, nodes: Iterable[Node], locality: Locality) -> None:
+        self._locality = locality
         self._nodes: dict[str, list[Node]] = {}
         for node in nodes:
             if node.gpu_type is not None and node.gpus:
@@ -292,6 +288,7 @@ class Alone:
         for same in self._nodes.values():
             same.sort(key=lambda node: (-node.gpus, node.name))
         self.gpus = {kind: sum(node.gpus for node in same) for kind, same in self._nodes.items()}
+        self._racks = {node.name: node.rack for same in self._nodes.values() for node in same}
         self._places: dict[tuple[str, int], Placement | None] = {}
 
     def by_type(self, submission: Submission) -> dict[str, float]:
@@ -301,23 +298,39 @@ class Alone:
         for kind in self._nodes:
             if job.gpus and (not job.gpu_types or kind in job.gpu_types):
                 place = self._place(kind, job.gpus)
-                seconds = math.inf if place is None else seconds_alone(submission.training, place)
+                seconds = math.inf if place is None else seconds_alone(submission.training, place) / self._factor(place)
                 if seconds < math.inf:
                     found[kind] = seconds
         return found
 
     def _place(self, kind: str, gpus: int) -> Placement | None:
-        """The largest nodes of a type, as few as can hold so many GPUs."""
+        """The largest nodes of a type, as few as can hold so many GPUs; of one rack, where as few are enough."""
         if (kind, gpus) not in self._places:
-            names, counts, left = [], [], gpus
-            for node in self._nodes[kind]:
-                if left > 0:
-                    names.append(node.name)
-                    counts.append(min(node.gpus, left))
-                    left -= counts[-1]
-            place = Placement(tuple(names), max(counts), kind, tuple(counts)) if left <= 0 else None
-            self._places[kind, gpus] = place
+            found = _filled(self._nodes[kind], kind, gpus)
+            if found is not None and self._locality.rack != self._locality.cluster:
+                racks: dict[str | None, list[Node]] = {}
+                for node in self._nodes[kind]:
+                    racks.setdefault(node.rack, []).append(node)
+                near = (_filled(nodes, kind, gpus) for nodes in racks.values())
+                fewest = len(found.nodes)
+                found = next((one for one in near if one is not None and len(one.nodes) == fewest), found)
+            self._places[kind, gpus] = found
         return self._places[kind, gpus]
+
+    def _factor(self, place: Placement) -> float:
+        """What distance leaves of the speed at a place."""
+        return self._locality.factor([self._racks[name] for name in place.nodes])
+
+
+def _filled(nodes: Iterable[Node], kind: str, gpus: int) -> Placement | None:
+    """So many GPUs, from the first node on; None where these have fewer."""
+    names, counts, left = [], [], gpus
+    for node in nodes:
+        if left > 0:
+            names.append(node.name)
+            counts.append(min(node.gpus, left))
+            left -= counts[-1]
+    return Placement(tuple(names), max(counts), kind, tuple(counts)) if left <= 0 else None
 
 
 def seconds_alone(training: Training, place: Placement) -> float:

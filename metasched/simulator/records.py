@@ -5,10 +5,12 @@ Times are seconds on the simulation's own clock, which begins at the trace's 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from metasched.model import Job, Node, Placement
+from metasched.model import Job, Limit, Node, Placement
+from metasched.policy import PolicyState
 from metasched.throughput.training import Training
 
 
@@ -22,6 +24,7 @@ class Submission:
         start_seconds: from getting its GPUs to its first step in its first run; None for the simulation's own.
         restart_seconds: the same in every later run.
         checkpoint_seconds: for which it still holds its GPUs after a stop.
+        declared: whether policies are told how much work it is, and how much of that is done.
     """
 
     job: Job
@@ -29,6 +32,7 @@ class Submission:
     start_seconds: float | None = None
     restart_seconds: float | None = None
     checkpoint_seconds: float | None = None
+    declared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,23 @@ class Workload:
 
     source: str
     submissions: tuple[Submission, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a simulation goes on from.
+
+    Attributes:
+        at: when it begins, with all jobs that were submitted before. Those that run then go on where they are.
+        round: the number of the last round before.
+        state: what the policy carries from that; None where it begins afresh.
+        limits: that hold for the jobs all the time, whatever the policy decides.
+    """
+
+    at: float = -math.inf
+    round: int = 0
+    state: PolicyState | None = None
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +84,12 @@ class Locality:
 
     rack: float = 1.0
     cluster: float = 1.0
+
+    def factor(self, racks: Collection[str | None]) -> float:
+        """On the speed of a job on nodes of these racks, one for each node."""
+        if len(racks) == 1:
+            return 1.0
+        return self.rack if len(set(racks)) == 1 else self.cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +129,28 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One allocation of a job: what it held, from when to when (overheads included)."""
+    """One allocation of a job: what it held, from when to when (overheads included).
+
+    Attributes:
+        began: when.
+        ended: when.
+        placement: what it held.
+        shared: from when to when another job had the same GPUs.
+    """
 
     began: float
     ended: float
     placement: Placement
+    shared: tuple[tuple[float, float], ...] = ()
+
+    def gpu_seconds(self, began: float = -math.inf, ended: float = math.inf) -> float:
+        """GPU time within a span; while two jobs had the same GPUs, each counts for half of them."""
+
+        def within(since: float, until: float) -> float:
+            return max(min(until, ended) - max(since, began), 0.0)
+
+        halved = sum(within(*span) for span in self.shared) / 2
+        return (within(self.began, self.ended) - halved) * self.placement.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +188,8 @@ class JobOutcome:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU time held."""
-        return sum((stay.ended - stay.began) * stay.placement.gpus for stay in self.stays)
+        """GPU time held; of GPUs that it shared, half."""
+        return sum(stay.gpu_seconds() for stay in self.stays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +200,7 @@ class RoundOutcome:
         at: when.
         jobs: live ones.
         running: those with a target.
-        gpus: in targets.
+        gpus: in targets, shared ones once.
     """
 
     at: float

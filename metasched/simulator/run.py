@@ -12,7 +12,7 @@ from metasched.engine import RoundResult, run_round
 from metasched.model import Decision, Node, Snapshot
 from metasched.policy import Policy, PolicyState
 from metasched.simulator.cluster import Cluster
-from metasched.simulator.records import Failures, JobOutcome, Outcome, RoundOutcome, Settings, Workload
+from metasched.simulator.records import Beginning, Failures, JobOutcome, Outcome, RoundOutcome, Settings, Workload
 
 VAIN_ROUNDS = 1000
 """So many rounds without any progress, and without arrivals to come, end a simulation: the jobs left never end.
@@ -53,7 +53,7 @@ def simulate(
     *,
     window: range | None = None,
     watch: Watcher | None = None,
-    begin: float | None = None,
+    begin: Beginning | None = None,
 ) -> Outcome:
     """Run a workload to its end.
 
@@ -64,8 +64,7 @@ def simulate(
         settings: how the cluster behaves.
         window: positions in the workload; the simulation ends when these jobs are done. None for all of them.
         watch: is shown every round.
-        begin: when to begin, with all jobs that were submitted before; None for the first arrival. Jobs that run then
-            go on where they are.
+        begin: what to go on from; None to begin from nothing, with the first arrival.
     """
     return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin).run()
 
@@ -82,7 +81,7 @@ class _Simulation:
         *,
         window: range | None,
         watch: Watcher | None,
-        begin: float | None,
+        begin: Beginning | None,
     ) -> None:
         self.workload = workload
         self.nodes = tuple(nodes)
@@ -92,10 +91,10 @@ class _Simulation:
         self.cluster = Cluster(self.nodes, settings)
         self.steady = policy.steady
         self.wakes = (policy.wakes_on_arrival, policy.wakes_on_completion)
-        self.state: PolicyState | None = None
+        self.begin = begin or Beginning()
+        self.state = self.begin.state
         self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
         wanted = self.arrivals if window is None else [self.arrivals[i] for i in window if i < len(self.arrivals)]
-        self.begin = -math.inf if begin is None else begin
         self.awaited = {submission.job.uid for submission in wanted}
         self.arrived = 0
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
@@ -129,7 +128,7 @@ class _Simulation:
         """When the next job is submitted; infinite after the last."""
         if self.arrived == len(self.arrivals):
             return math.inf
-        return max(self.arrivals[self.arrived].job.submitted, self.begin)
+        return max(self.arrivals[self.arrived].job.submitted, self.begin.at)
 
     @property
     def round_due(self) -> float:
@@ -172,12 +171,13 @@ class _Simulation:
         cluster, settings = self.cluster, self.settings
         snapshot = Snapshot(
             now=cluster.now,
-            round=len(self.rounds) + 1,
+            round=self.begin.round + len(self.rounds) + 1,
             round_seconds=settings.round_seconds,
             nodes=cluster.node_view(),
             jobs=cluster.job_view(timely=not self.steady or self.watch is not None),
             uneven=settings.uneven,
             sharing=settings.sharing,
+            limits=self.begin.limits,
         )
         begun = time.perf_counter()
         result = run_round(snapshot, self.policy, self.state)
@@ -190,7 +190,8 @@ class _Simulation:
         cluster.aim(result.targets, result.shares)
         self.grid.pass_round(cluster.now)
         self.changed = self.woken = False
-        gpus = sum([place.gpus for place in result.targets.values()])
+        guests = {max(pair) for pair in result.shares.items()}
+        gpus = sum([place.gpus for uid, place in result.targets.items() if uid not in guests])
         self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
         if self.watch is not None:
             self.watch(snapshot, result)

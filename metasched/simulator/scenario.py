@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -153,14 +154,27 @@ class Scenario:
 
         Raises:
             TraceError: a data file is not what it should be.
+            ScenarioError: none of the jobs is in the window.
         """
         found = self.source.workload(self.path.parent, self.nodes, seed)
-        return limited(found, self.nodes, self.limit_factor) if self.limit_factor else found
+        self._check_window(found)
+        return limited(found, self.nodes, self.settings.locality, self.limit_factor) if self.limit_factor else found
+
+    def _check_window(self, workload: Workload) -> None:
+        window, arrivals = self.window, [one.job.submitted for one in workload.submissions]
+        if window is None or window.start < min(window.stop, len(arrivals)):
+            return
+        there = "has no jobs"
+        if arrivals:
+            there = f"has jobs 0 to {len(arrivals) - 1}, which arrive from {min(arrivals):g} s to {max(arrivals):g} s"
+        raise ScenarioError(
+            self.path, [f"window: no job is from {window.start} up to {window.stop}: {workload.source} {there}"]
+        )
 
 
-def limited(workload: Workload, nodes: Sequence[Node], factor: float) -> Workload:
+def limited(workload: Workload, nodes: Sequence[Node], locality: Locality, factor: float) -> Workload:
     """The jobs, those without a time limit with one: so many times what they take alone where they are slowest."""
-    alone = Alone(nodes)
+    alone = Alone(nodes, locality)
 
     def limit(one: Submission) -> Submission:
         if one.job.time_limit_seconds is not None:
@@ -240,12 +254,13 @@ def _nodes(sections: Sequence[NodesSection]) -> list[Node]:
 
 
 def _digests(base: Path, source: AnySource) -> dict[str, str]:
-    """Each data file's digest, so that other data make other results."""
+    """Each data file's digest by its path from the base, so that other data make other results."""
     found = {}
     for path in source.files(base):
+        name = os.path.relpath(path, base)
         try:
             with path.open("rb") as file:
-                found[str(path.name)] = hashlib.file_digest(file, "sha256").hexdigest()
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:  # the reader says so, better
-            found[str(path.name)] = "unreadable"
+            found[name] = "unreadable"
     return found

@@ -56,6 +56,13 @@ def most_gpus(nodes: Iterable[Node]) -> int:
     return max(total.values(), default=0)
 
 
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
 def _inside(path: Path) -> list[Path]:
     """A file, or all files of a folder."""
     return sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
@@ -166,6 +173,11 @@ class HistoryTrace(TraceSource):
 
     format: Literal["history"]
     speed_up: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+    def files(self, base: Path) -> list[Path]:
+        """The database, and its write-ahead log, which has what was written last."""
+        log = base / f"{self.path}-wal"
+        return [*super().files(base), *([log] if _has_content(log) else [])]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """Read it."""

@@ -1,6 +1,6 @@
 import pytest
 
-from metasched.model import Placement
+from metasched.model import Placement, Preempt
 from metasched.simulator.measured import curves
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.history import read_history
@@ -9,7 +9,15 @@ from metasched.store import EndCause, JobRecord, Store
 
 UID = "0123456789abcdef"
 ONE, TWO = Placement(("n1",), 1, "v100"), Placement(("n1",), 2, "v100")
-NEEDS = {"gpus": 2, "min_gpus": 1, "max_gpus": 4, "gpu_types": ["v100"], "weight": 0.5}
+NEEDS = {
+    "gpus": 2,
+    "min_gpus": 1,
+    "max_gpus": 4,
+    "gpu_types": ["v100"],
+    "weight": 0.5,
+    "preempt": "no",
+    "slo_seconds": 9.0,
+}
 
 SACCT = "JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES\n"
 
@@ -66,12 +74,25 @@ def test_history_becomes_a_workload(store, tmp_path):
     assert second.training.total == 400
     assert second.training.pace(0.0, TWO).steps_per_second == 3.0
     assert (second.job.gpus, second.job.min_gpus, second.job.max_gpus, second.job.weight) == (2, 1, 4, 0.5)
+    assert (second.job.preempt, second.job.slo_seconds) == (Preempt.NO, 9.0)
+
+
+def test_jobs_without_gpus_have_the_speed_that_they_reported(store, tmp_path):
+    """However many processes they were, so that their simulation ends."""
+    spot = Placement(("n1",), 0, None)
+    ended(store, UID, 0.0, [(spot, 100)], steps=400, needs={"gpus": 0, "min_gpus": 0, "max_gpus": 0})
+    reported(store, 1, 300, 100.0)
+    (found,) = read_history(tmp_path / "metasched.db").submissions
+    assert found.training.pace(0.0, spot).steps_per_second == 3.0
 
 
 def test_a_broken_request_is_refused(store, tmp_path):
     """A row that says no number of GPUs is named, as is a job that no cluster of this size can run."""
     ended(store, UID, 0.0, [(ONE, 100)], needs={})
     with pytest.raises(TraceError, match=f"jobs.requirements.*{UID}"):
+        read_history(tmp_path / "metasched.db")
+    store.update_job(UID, requirements={**NEEDS, "preempt": "maybe"})
+    with pytest.raises(TraceError, match="maybe"):
         read_history(tmp_path / "metasched.db")
     store.update_job(UID, requirements={**NEEDS, "min_gpus": 9, "gpus": 9, "max_gpus": 9})
     with pytest.raises(TraceError, match="9 GPUs at least"):
@@ -88,11 +109,13 @@ def test_sacct(tmp_path):
         + "7.batch|batch|||2025-03-01T10:00:00|3600|cpu=4,gres/gpu=1\n"
         + "9|cpu|ann|ml|2025-03-01T10:00:00|3600|cpu=4\n"
         + "10|never|ann|ml|2025-03-01T10:00:00|0|cpu=4,gres/gpu=1\n"
+        + "11|typed|bob|ml|2025-03-01T10:01:00|60|cpu=4,gres/gpu:a100=2,gres/gpu:v100=1\n"
     )
     found = read_sacct(path).submissions
     assert [(one.job.name, one.job.submitted, one.job.gpus, one.job.account) for one in found] == [
         ("7", 0.0, 1, None),
         ("8", 30.0, 2, "ml"),
+        ("11", 60.0, 3, "ml"),
     ]
     assert found[0].training.pace(0.0, ONE).steps_per_second * 3600 == found[0].training.total
 
@@ -103,6 +126,7 @@ def test_sacct(tmp_path):
         ("1|a|b|c|yesterday|60|gres/gpu=1", "line 2, column 'Submit'"),
         ("1|a|b|c|2025-03-01T10:00:00|-1|gres/gpu=1", "line 2, column 'ElapsedRaw'"),
         ("1|a|b|c|2025-03-01T10:00:00|60|gres/gpu=many", "line 2, column 'AllocTRES'"),
+        ("1|a|b|c|2025-03-01T10:00:00|60|gres/gpu:v100=2G", "line 2, column 'AllocTRES'"),
         ("1|a|b|c|2025-03-01T10:00:00|60|gres/gpu=16", "cluster can give one job 8"),
         ("1|a|b", "line 2"),
     ],

@@ -4,11 +4,12 @@ from dataclasses import replace
 import pytest
 
 from metasched.model import Node, Placement
-from metasched.simulator.metrics import app_of, measure, percentile, seconds_alone
-from metasched.simulator.records import JobOutcome, Outcome, Settings, Stay
+from metasched.simulator.metrics import Alone, app_of, measure, percentile, seconds_alone
+from metasched.simulator.records import JobOutcome, Locality, Outcome, Settings, Stay
 from metasched.throughput.regimes import FAMILIES, Mode, RegimeTraining, named
 from metasched.throughput.table import Table
 from tests.unit.gavel_tables import cluster, small_table, workload
+from tests.unit.workloads import submission
 
 TABLE = small_table()
 
@@ -79,6 +80,29 @@ def test_cost_is_by_type_and_needs_a_price():
     assert measure(*two_jobs(), prices={"v100": 3.6}).cost == pytest.approx(0.2)
     assert measure(*two_jobs(), prices={"k80": 1.0}).cost is None
     assert measure(*two_jobs()).cost is None
+
+
+def test_what_two_jobs_share_counts_once():
+    """Two jobs have the same GPU for 60 s, and the one that is measured has it for 40 s more."""
+    place, together = Placement(("v100",), 1, "v100"), ((0.0, 60.0),)
+    ends = [JobOutcome(uid, 0.0, 0.0, end, (Stay(0.0, end, place, together),)) for uid, end in (("a", 60), ("b", 100))]
+    jobs = workload(TABLE, ("a", "quick", 1, 1, 0.0), ("b", "quick", 1, 1, 0.0))
+    ended = outcome(*ends, nodes=cluster(v100=1))
+    found = measure(ended, jobs, prices={"v100": 3600.0})
+    assert (found.utilization, found.cost, found.gpu_hours * 3600) == (1.0, 100.0, 100.0)
+    assert measure(ended, jobs, window=range(1, 2), prices={"v100": 3600.0}).cost == 70.0
+    assert measure(ended, jobs, window=range(1)).utilization == 1.0
+
+
+@pytest.mark.parametrize(("racks", "seconds"), [("aab", 200.0), ("aba", 200.0), ("abc", 400.0)])
+def test_time_alone_heeds_distance(racks, seconds):
+    """100 s of two nodes of four GPUs take twice as long within a rack, and four times as long between racks."""
+    nodes = [Node(f"n{i}", "v100", 4, 16, 64, rack=rack) for i, rack in enumerate(racks)]
+    alone = Alone(nodes, Locality(rack=0.5, cluster=0.25))
+    assert [alone.by_type(submission("a", gpus, total=800.0)) for gpus in (8, 4)] == [
+        {"v100": seconds},
+        {"v100": 200.0},
+    ]
 
 
 def test_preemptions_and_restarts():

@@ -9,7 +9,7 @@ from metasched.cli import main
 from metasched.simulator import results
 from metasched.simulator.plots import cdf, draw
 from metasched.simulator.scenario import ScenarioError, load_scenario
-from metasched.simulator.sweep import Case, at_load, run_case
+from metasched.simulator.sweep import Case, at_load, fingerprint, run_case
 
 SCENARIO = """
 [[nodes]]
@@ -220,10 +220,42 @@ def test_allocations_are_thinned_out():
 
 
 def test_jobs_without_a_time_limit_get_one(scenario):
-    """It is so many times what the job takes alone."""
-    scenario.write_text(SCENARIO.replace("round_seconds", "limit_factor = 3.0\nround_seconds"))
+    """It is so many times what the job takes alone, by what distance costs there."""
+    scenario.write_text(SCENARIO.replace("round_seconds", "limit_factor = 3.0\ncluster_factor = 0.5\nround_seconds"))
     found = [one.job.time_limit_seconds for one in load_scenario(scenario).workload(0).submissions]
-    assert found == [3 * 3600.0, 3 * 600.0, 3 * 900.0, 3 * 60.0]
+    assert found == [3 * 3600.0, 3 * 1200.0, 3 * 900.0, 3 * 60.0]
+
+
+@pytest.mark.parametrize(
+    ("source", "files"),
+    [
+        ('format = "pollux"\npath = "jobs.txt"\nthroughputs = "apps"', ["apps/a/speeds.csv", "apps/b/speeds.csv"]),
+        ('format = "history"\npath = "metasched.db"', ["metasched.db", "metasched.db-wal"]),
+    ],
+)
+def test_other_data_make_other_results(scenario, source, files):
+    """Whichever of the files changes: two of one name in two folders, a database and its log."""
+    scenario.write_text(SCENARIO.replace('format = "sacct"\npath = "jobs.txt"\nspeed_up = 0.8', source))
+
+    def write(*texts):
+        for name, text in zip(files, texts, strict=True):
+            path = scenario.parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return fingerprint(load_scenario(scenario), Case("fifo"))
+
+    assert write("1", "2") == write("1", "2")
+    assert len({write("1", "2"), write("3", "2"), write("1", "3"), write("1", "")}) == 4
+
+
+@pytest.mark.parametrize(("first", "last"), [(4, 9), (3, 3)])
+def test_a_window_without_jobs_is_refused(scenario, first, last):
+    """With what the trace has; one that ends beyond it is none."""
+    scenario.write_text(f"{SCENARIO}\n[window]\nfirst = {first}\nlast = {last}\n")
+    with pytest.raises(ScenarioError, match=f"from {first} up to {last}.*jobs 0 to 3, which arrive from 0 s to 1800 s"):
+        run_case(load_scenario(scenario), Case("fifo"))
+    scenario.write_text(f"{SCENARIO}\n[window]\nfirst = 3\nlast = 9\n")
+    assert run_case(load_scenario(scenario), Case("fifo")).metrics["jobs"] == 1
 
 
 TABLE = {

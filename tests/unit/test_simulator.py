@@ -7,7 +7,7 @@ import pytest
 from metasched.model import Decision, Grant, Node, Placement, Preempt, Status
 from metasched.policy import Policy, PolicyState
 from metasched.simulator.cluster import Cluster, StuckError
-from metasched.simulator.records import Failures, Locality, Settings
+from metasched.simulator.records import Beginning, Failures, Locality, Settings
 from metasched.simulator.run import simulate
 from metasched.throughput.training import Pace
 from policies.baselines.fifo import Fifo
@@ -119,7 +119,7 @@ def test_jobs_that_run_when_it_begins_go_on_where_they_are():
     )
     seen = []
     costs = Settings(start_seconds=9.0, restart_seconds=9.0)
-    done = run(load, settings=costs, begin=100.0, watch=lambda snapshot, _: seen.append(snapshot))
+    done = run(load, settings=costs, begin=Beginning(100.0), watch=lambda snapshot, _: seen.append(snapshot))
     assert done["a"].finished == 120.0
     assert done["b"].finished == 110.0
     assert seen[0].job["a"].ran_seconds == 30.0
@@ -214,6 +214,35 @@ def test_two_jobs_on_the_same_gpus_slow_each_other_down():
     stage.aim({"b": WHOLE})
     assert stage.to(60.0)["b"].progress_steps == 100.0 + 40.0
     assert stage.to(60.0)["b"].shares_with is None
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_beside_a_job_that_somebody_suspended_the_other_is_alone(order):
+    """At its full speed, whichever of them came first; the suspended one has neither progress nor service."""
+    status = {"a": Status.SUSPENDED, "b": Status.RUNNING}
+    beside = {"a": "b", "b": "a"}
+    jobs = [(uid, {"status": status[uid], "placement": HALF, "shares_with": beside[uid]}) for uid in order]
+    load = [submission(uid, 2, training=Linear(200.0, beside=0.5), **facts) for uid, facts in jobs]
+    seen = Stage.of(*load, sharing=True).to(10.0)
+    assert (seen["a"].status, seen["a"].progress_steps, seen["a"].ran_seconds) == (Status.SUSPENDED, 0.0, 0.0)
+    assert (seen["b"].progress_steps, seen["b"].shares_with) == (20.0, "a")
+
+
+class Together(Fifo):
+    """Has the second job share the GPUs of the first."""
+
+    def decide(self, snapshot, state):
+        hosts = [None, snapshot.jobs[0].uid]
+        grants = (Grant(job.uid, 4, "both", shares_with=host) for job, host in zip(snapshot.jobs, hosts, strict=False))
+        return Decision(tuple(grants)), state
+
+
+def test_gpu_time_of_a_pair_counts_once():
+    """Half of it for each while both are there: 50 s, and 25 s for the one that is left."""
+    jobs = [submission(uid, 4, training=Linear(total, beside=0.5)) for uid, total in (("a", 100.0), ("b", 200.0))]
+    outcome = simulate(workload(*jobs), ONE, Together(), Settings(sharing=True))
+    assert [(job.finished, job.gpu_seconds) for job in outcome.jobs] == [(50.0, 100.0), (75.0, 200.0)]
+    assert {each.gpus for each in outcome.rounds} == {4}
 
 
 def test_the_gpus_of_a_pair_are_free_when_both_have_left():

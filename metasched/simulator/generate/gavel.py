@@ -6,7 +6,9 @@ have one GPU, 25 % two to four (10 % have 2, 15 % have 4, as in the public simul
 not run on that many are drawn again. Continuous traces have Poisson arrivals, static ones have all jobs at 0.
 
 The draws are those of the public simulator: with the job types in its order and a seed 2 above its own, the jobs are
-its own, too.
+its own, too. Its streams of chance are apart by their seeds alone, which are the given one for the jobs, the next for
+the arrivals and the fourth after it for the SLOs: workloads whose seeds are 1, 3 or 4 apart have a stream in common,
+used for other draws. Repetitions that are to be independent take seeds further apart.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metasched.model import Job
+from metasched.model import Job, Preempt
 from metasched.simulator.measured import ALL, training
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
@@ -15,7 +15,8 @@ def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 
     """The jobs that have ended and have run, with the work that they did at the speeds that they reported.
 
     The clock begins at the first submission. Requests for nodes, partitions and features are left out, so that the
-    jobs fit other clusters too; GPU types stay.
+    jobs fit other clusters too; GPU types and what tags asked for stay. Nothing tells who shared GPUs: what jobs did
+    then counts as if they had been alone.
 
     Args:
         path: the database.
@@ -44,6 +45,9 @@ def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> 
     try:
         gpus, least, most = int(needed["gpus"]), int(needed["min_gpus"]), int(needed["max_gpus"])
         types, weight = tuple(map(str, needed.get("gpu_types", ()))), float(needed.get("weight", 1.0))
+        preempt = Preempt(needed.get("preempt", Preempt.CHECKPOINT))
+        slo = needed.get("slo_seconds")
+        slo_seconds = None if slo is None else float(slo)
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(path, None, "jobs.requirements", f"job {record.uid}: {error!r}", "repair the row") from error
     if most_gpus is not None and least > most_gpus:
@@ -61,5 +65,7 @@ def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> 
         max_gpus=most,
         gpu_types=types,
         weight=weight,
+        preempt=preempt,
+        slo_seconds=slo_seconds,
         cpus_per_unit=0,
     )

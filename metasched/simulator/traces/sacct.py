@@ -18,7 +18,7 @@ from metasched.simulator.traces.rows import Row
 COLUMNS = ("JobID", "JobName", "User", "Account", "Submit", "ElapsedRaw", "AllocTRES")
 
 _GPUS = re.compile(r"(?:^|,)gres/gpu=([^,]*)")
-_TYPE = re.compile(r"(?:^|,)gres/gpu:([^=,]+)=")
+_TYPED = re.compile(r"(?:^|,)gres/gpu:([^=,]+)=([^,]*)")
 
 
 def read_sacct(path: Path, *, most_gpus: int | None = None, speed_up: float | None = None) -> Workload:
@@ -70,17 +70,17 @@ def records(path: Path, columns: Sequence[str] = COLUMNS, delimiter: str = "|") 
 
 
 def gpus_of(row: Row, most_gpus: int | None = None) -> int:
-    """How many GPUs the job had.
+    """How many GPUs the job had: of all types, or, where accounting counts no others, of those that it names.
 
     Raises:
         TraceError: that is no number, or more than the cluster can give one job.
     """
-    found = _GPUS.search(row.values["AllocTRES"])
-    if found is None:
-        return 0
-    if not (found[1].isascii() and found[1].isdecimal()):
-        raise row.refusal("AllocTRES", f"gres/gpu={found[1]} is not a number of GPUs", "give a whole number")
-    gpus = int(found[1])
+    allocated = row.values["AllocTRES"]
+    counts = _GPUS.findall(allocated)[:1] or [count for _, count in _TYPED.findall(allocated)]
+    for count in counts:
+        if not (count.isascii() and count.isdecimal()):
+            raise row.refusal("AllocTRES", f"gres/gpu={count} is not a number of GPUs", "give a whole number")
+    gpus = sum(map(int, counts))
     if most_gpus is not None and gpus > most_gpus:
         fault = f"had {gpus} GPUs, and the cluster can give one job {most_gpus}"
         raise row.refusal("AllocTRES", fault, "use a larger cluster, or leave the job out")
@@ -89,7 +89,7 @@ def gpus_of(row: Row, most_gpus: int | None = None) -> int:
 
 def gpu_type_of(row: Row) -> str | None:
     """Their type; None where accounting does not tell one."""
-    types = set(_TYPE.findall(row.values["AllocTRES"]))
+    types = {kind for kind, _ in _TYPED.findall(row.values["AllocTRES"])}
     return types.pop() if len(types) == 1 else None
 
 
