@@ -15,14 +15,15 @@ import structlog
 from metasched.config import Config
 from metasched.mailbox import Lease, Mailbox, MailboxError
 from metasched.model import Action, HoldJob, Job, Placement, Requeue, Resume, Snapshot, Start, Status, Stop, Suspend
-from metasched.reconcile import Observation
+from metasched.reconcile import NOT_STARTED, Observation
 from metasched.slurm.client import SlurmClient, SlurmSettings
-from metasched.slurm.errors import SlurmError, SlurmUnavailableError, WrongJobStateError
+from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 from metasched.slurm.intake import geometry
 from metasched.store import EndCause, Store
 from metasched.trials import sizes
 
-RETRY_SECONDS = 5.0  # after an action that failed
+RETRY_SECONDS = 5.0  # after an action that failed; each time that it fails again, twice as long
+MOST_RETRY_SECONDS = 300.0
 SAME_NODE_SECONDS = 3.0  # a run that we saw end longer ago certainly ended in an earlier second
 DELAY_SECONDS = 1.1  # after which a start with StartTime=now+1 may happen
 
@@ -75,8 +76,25 @@ class RoundFacts:
     end: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """An action of a job has failed so often in a row; since the last time it is left alone for so many seconds."""
+
+    times: int
+    last: float
+    rest: float
+
+    def over(self, now: float) -> bool:
+        """Whether it is to be tried again; also where the clock was set back."""
+        return not 0 <= now - self.last < self.rest
+
+
 class Actuator:
-    """Performs actions; keeps nothing but a short memory of failures, so as not to hammer Slurm with them."""
+    """Performs actions; keeps nothing but a short memory of failures, so as not to hammer Slurm with them.
+
+    Attributes:
+        unsent: uids of jobs whose stop is noted and may not have reached Slurm.
+    """
 
     def __init__(
         self, config: Config, client: SlurmClient, store: Store, mailbox: Mailbox, settings: SlurmSettings
@@ -86,8 +104,14 @@ class Actuator:
         self._store = store
         self._mailbox = mailbox
         self._settings = settings
-        self._not_before: dict[str, float] = {}
+        self._failures: dict[tuple[str, type[Action]], _Failures] = {}
         self._delayed: dict[str, float] = {}
+        # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop come back by
+        # themselves, because the next look still shows what they are to change.
+        unfinished = store.unfinished_actions()
+        self.unsent = {action.uid for action in unfinished if action.kind == KINDS[Stop]}
+        for action in unfinished:
+            store.end_action(action.id, "the daemon died before it knew", None)
 
     @property
     def start_limit(self) -> float:
@@ -102,9 +126,11 @@ class Actuator:
         """
         done = 0
         now = seen.snapshot.now
+        self._forget_ended(seen)
         self._remind(seen)
         for action in actions:
-            if 0 < self._not_before.get(action.uid, now) - now <= RETRY_SECONDS:  # no longer, if the clock is set back
+            failures = self._failures.get((action.uid, type(action)))
+            if failures is not None and not failures.over(now):
                 continue
             kind = KINDS[type(action)]
             entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
@@ -112,17 +138,40 @@ class Actuator:
             try:
                 self._do(action, seen, round_facts)
             except (SlurmError, MailboxError) as error:
-                self._store.end_action(entry, str(error), time.monotonic() - begun)
+                took = time.monotonic() - begun
+                self._store.end_action(entry, str(error), took)
                 log.warning("action_failed", action=describe(action, seen.snapshot), error=str(error))
+                self._put_off(action, error, now, took)
                 if isinstance(error, SlurmUnavailableError):
                     raise
-                self._not_before[action.uid] = now + RETRY_SECONDS
                 continue
             self._store.end_action(entry, "ok", time.monotonic() - begun)
-            self._not_before.pop(action.uid, None)
+            self._failures.pop((action.uid, type(action)), None)
+            if isinstance(action, Stop):
+                self.unsent.discard(action.uid)
             log.info("action", action=describe(action, seen.snapshot))
             done += 1
         return done
+
+    def _put_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
+        """Leave an action that failed alone for a while, the longer the more often it did."""
+        before = self._failures.get((action.uid, type(action)))
+        times = 1 if before is None else before.times + 1
+        rest = min(RETRY_SECONDS * 2 ** min(times - 1, 10), MOST_RETRY_SECONDS)
+        if isinstance(error, SlurmUnavailableError):
+            # Nothing is done until Slurm has answered and settled: then it is the others' turn.
+            rest += took + self.config.schedule.poll_seconds + self.config.slurm.settle_seconds
+        self._failures[action.uid, type(action)] = _Failures(times, now, rest)
+        if isinstance(action, Stop):
+            self.unsent.add(action.uid)
+        if isinstance(action, Start) and times > 1:  # that is no accident: others may have the GPUs meanwhile
+            self._store.update_job(action.uid, not_before=now + rest)
+            self._store.event(NOT_STARTED, str(error), uid=action.uid, at=now)
+
+    def _forget_ended(self, seen: Observation) -> None:
+        live = seen.snapshot.job.keys()
+        self._failures = {key: failures for key, failures in self._failures.items() if key[0] in live}
+        self.unsent &= live
 
     def _remind(self, seen: Observation) -> None:
         """Release again what had to be released with a delay, once that is over.
@@ -134,12 +183,14 @@ class Actuator:
             job = seen.snapshot.job.get(uid)
             if job is None or job.status is not Status.QUEUED:
                 del self._delayed[uid]
-            elif seen.snapshot.now - since > DELAY_SECONDS:
+            elif not 0 <= seen.snapshot.now - since <= DELAY_SECONDS:
                 del self._delayed[uid]
                 try:
                     self._client.release(job.address)
-                except WrongJobStateError:
-                    log.debug("started_meanwhile", job=job.address)
+                except SlurmUnavailableError:
+                    raise
+                except SlurmError as error:  # it started meanwhile, say; Slurm starts it without us, too, if later
+                    log.info("not_reminded", job=job.address, error=str(error))
 
     def renew(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
         """Write a new round into the leases of the runs that go on, and nothing else: trainers read the rest once.
@@ -190,7 +241,7 @@ class Actuator:
         if now - job.released_at > self.start_limit:
             # What keeps it (a limit, a reservation, a licence) is likely to last: let others have the GPUs for a while.
             self._store.update_job(job.uid, not_before=now + seen.snapshot.round_seconds)
-            self._store.event("not_started", f"Slurm's reason: {seen.seen[job.uid].slurm.reason}", uid=job.uid, at=now)
+            self._store.event(NOT_STARTED, f"Slurm's reason: {seen.seen[job.uid].slurm.reason}", uid=job.uid, at=now)
 
     def _start(self, job: Job, action: Start, seen: Observation, round_facts: RoundFacts) -> None:
         now = seen.snapshot.now

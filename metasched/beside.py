@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from metasched.engine import work
+from metasched.errors import MetaschedError
 from metasched.model import Snapshot
 from metasched.policy import Policy, PolicyState
 
@@ -29,6 +30,29 @@ LIMIT_SECONDS = 3600.0
 END_SECONDS = 5.0  # that an ended process has to be gone
 
 log = structlog.get_logger()
+
+
+class NotPortableError(MetaschedError):
+    """A policy cannot be sent to the process that does its work."""
+
+    def __init__(self, policy: Policy, error: Exception) -> None:
+        super().__init__(
+            f"policy {policy.name!r} works beside the rounds, in another process, and cannot be sent there "
+            f"({type(error).__name__}: {error}): let it keep nothing but its parameters, and define its classes at the "
+            "top of a module"
+        )
+
+
+def check_portable(policy: Policy) -> None:
+    """See to it that a policy can do its work in another process.
+
+    Raises:
+        NotPortableError: it cannot be sent there.
+    """
+    try:
+        pickle.loads(_pickled(policy))  # noqa: S301  what we have just made
+    except Exception as error:  # a policy may be third-party code
+        raise NotPortableError(policy, error) from error
 
 
 class Beside:
@@ -46,6 +70,11 @@ class Beside:
             self.close()
         if self._busy_since is not None:
             return
+        try:
+            task = _pickled((snapshot, policy, state))
+        except Exception:  # a policy may be third-party code
+            log.exception("work_failed", policy=policy.name, effect="it is begun again after the next round")
+            return
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
@@ -53,7 +82,7 @@ class Beside:
             self._process.start()
             theirs.close()
         try:
-            self._pipe.send_bytes(_pickled((snapshot, policy, state)))
+            self._pipe.send_bytes(task)
             self._busy_since = time.monotonic()
         except OSError as error:
             self._lost(error)
@@ -110,11 +139,12 @@ def _serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the daemon closes the pipe
     while True:
         try:
-            snapshot, policy, state = pickle.loads(pipe.recv_bytes())  # noqa: S301  from our own process
+            task = pipe.recv_bytes()
         except EOFError:
             return
         try:
-            answer: dict[str, Any] = {"found": work(snapshot, policy, state)}
+            snapshot, policy, state = pickle.loads(task)  # noqa: S301  from our own process
+            answer = json.dumps({"found": work(snapshot, policy, state)})
         except Exception as error:  # noqa: BLE001  a policy may be third-party code, and the next piece may do
-            answer = {"failed": f"{type(error).__name__}: {error}"}
-        pipe.send_bytes(json.dumps(answer).encode())
+            answer = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+        pipe.send_bytes(answer.encode())

@@ -70,16 +70,12 @@ class Controller:
         self._targets: Mapping[str, Placement] = store.targets()
         self._shares = Shares(*store.target_shares())
         self._reasons: Mapping[str, str] = store.current_reasons()
-        # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop come back by
-        # themselves, because the next look still shows what they are to change.
-        unfinished = store.unfinished_actions()
-        self._stops_to_repeat = frozenset(action.uid for action in unfinished if action.kind == "stop")
-        for action in unfinished:
-            store.end_action(action.id, "the daemon died before it knew", None)
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[tuple[str, str]] | None = None
+        self._idle: frozenset[str] = frozenset()  # jobs that have a place and may not start there
         self._sharing: bool | None = None
         self._back_at: float | None = None
+        self._looked_at = 0.0 if last is None else last.at
         self._trouble: str | None = None
         self._beside = Beside()
 
@@ -108,6 +104,10 @@ class Controller:
         now = self._clock()
         schedule = self.config.schedule
         self._check_lock()
+        if now < self._looked_at:
+            log.warning("clock_set_back", seconds=self._looked_at - now)
+            self._store.clock_set_back(now)
+        self._looked_at = now
         try:
             seen = self._reconciler.observe(now, self._round)
         except SlurmError as error:
@@ -183,12 +183,14 @@ class Controller:
 
     def _note_events(self, seen: Observation) -> None:
         accepting = frozenset((node.name, node.reservation) for node in seen.snapshot.nodes if node.accepts)
+        idle = frozenset(uid for uid in self._targets if (job := seen.snapshot.job.get(uid)) and _may_not_start(job))
         wanted = (
             (seen.arrived and self.policy.wakes_on_arrival)
             or (seen.completed and self.policy.wakes_on_completion)
             or accepting != self._accepting
+            or not idle <= self._idle
         )
-        self._accepting = accepting
+        self._accepting, self._idle = accepting, idle
         if seen.snapshot.sharing is not self._sharing:
             self._sharing = seen.snapshot.sharing
             log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, seen) or None)
@@ -253,16 +255,10 @@ class Controller:
         self._actuator.renew(kept, self._round_facts())
 
     def _plan(self, seen: Observation) -> Sequence[Action]:
-        snapshot = seen.snapshot
-        if self._stops_to_repeat:
-            jobs = (
-                replace(job, stop_requested=None) if job.uid in self._stops_to_repeat else job for job in snapshot.jobs
-            )
-            snapshot = replace(snapshot, jobs=tuple(jobs))
-            self._stops_to_repeat = frozenset()
         schedule = self.config.schedule
         limits = Limits(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
-        return plan(snapshot, self._targets, limits, replace(self._shares, seats=seen.seats))
+        shares = replace(self._shares, seats=seen.seats)
+        return plan(seen.snapshot, self._targets, limits, shares, self._actuator.unsent)
 
     def _round_facts(self) -> RoundFacts:
         return RoundFacts(number=self._round, end=self.next_round)
@@ -280,6 +276,10 @@ def _awake(job: Job) -> Job:
     """A job that rests while another has its turn on the same GPU runs, as policies see it."""
     rests = job.status is Status.SUSPENDED and job.suspended_by_us and job.gpus > 0
     return job.evolve(status=Status.RUNNING) if rests else job
+
+
+def _may_not_start(job: Job) -> bool:
+    return job.blocked is not None and not job.active
 
 
 def _keeps(job: Job, targets: Mapping[str, Placement], shares: Shares) -> bool:

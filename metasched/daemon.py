@@ -20,7 +20,8 @@ from apscheduler.schedulers.blocking import BlockingScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from metasched.actuate import describe
-from metasched.config import Config, ConfigError, Log, differences, load
+from metasched.beside import check_portable
+from metasched.config import Config, Log, differences, load
 from metasched.controller import Controller
 from metasched.dry_run import ReadOnlyClient
 from metasched.errors import MetaschedError
@@ -40,6 +41,8 @@ TICK_SECONDS = 0.5
 DATABASE = "metasched.db"
 LOCK = "daemon.lock"
 COPIES = "standby"  # the directory of the database's copies, in the shared one
+# What is read at the start alone, as ``differences`` names it.
+FIXED = ("[paths] ", "[slurm] client:", "[slurm] timeout_seconds:")
 STANDBY_SECONDS = 2.0  # between a standby's looks at the lock
 
 log = structlog.get_logger()
@@ -50,6 +53,16 @@ class StateDirectoryError(MetaschedError):
 
     def __init__(self, key: str, path: Path, error: OSError) -> None:
         super().__init__(f"[paths] {key} = {path}: {error.strerror}; make it a directory that the daemon can write")
+
+
+class PolicyStartError(MetaschedError):
+    """The configured policy cannot be made."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(
+            f"[policy] name = {name!r}: it does not start ({type(error).__name__}: {error}); "
+            "tell who provides it, or choose another, see `metasched policies`"
+        )
 
 
 def configure_logs(options: Log) -> None:
@@ -74,8 +87,21 @@ def configure_logs(options: Log) -> None:
 
 
 def make_policy(config: Config, registry: Registry) -> Policy:
-    """The configured policy with its parameters."""
-    return registry.get(config.policy.name)(config.policy.parameters)
+    """The configured policy with its parameters.
+
+    Raises:
+        PolicyStartError: its own code fails.
+        NotPortableError: it works in another process, and cannot be sent there.
+    """
+    kind = registry.get(config.policy.name)
+    try:
+        policy = kind(config.policy.parameters)
+        beside = policy.works_beside
+    except Exception as error:  # a policy may be third-party code
+        raise PolicyStartError(config.policy.name, error) from error
+    if beside:
+        check_portable(policy)
+    return policy
 
 
 class Pace(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
@@ -166,18 +192,23 @@ class Daemon:
     def _reload_config(self) -> None:
         try:
             new = load(self._path, self._registry)
-        except ConfigError as error:
-            log.error("reload_refused", error=str(error), effect="the old configuration stays in force")  # noqa: TRY400  no traceback for a typing error
-            return
-        if new.paths != self._config.paths:
-            log.error("reload_refused", error="[paths] can only change with a restart")
+            policy = make_policy(new, self._registry)
+        except MetaschedError as error:
+            self._refuse(str(error))
             return
         changes = differences(self._config, new)
+        if fixed := [change for change in changes if change.startswith(FIXED)]:
+            self._refuse(f"{'; '.join(fixed)}: that can only change with a restart")
+            return
         log.info("reloaded", changes=changes or "none")
         self._config = new
         configure_logs(new.log)
         self._copies.every = new.standby.copy_seconds
-        self._controller.reconfigure(new, make_policy(new, self._registry))
+        self._controller.reconfigure(new, policy)
+
+    @staticmethod
+    def _refuse(error: str) -> None:
+        log.error("reload_refused", error=error, effect="the old configuration stays in force")
 
 
 def _make_directory(key: str, path: Path) -> None:

@@ -85,7 +85,7 @@ def is_part(job: SlurmJob, shards: int | None) -> bool:
 
 
 def observed_placement(job: SlurmJob, gpu_types: Mapping[str, str]) -> Placement | None:
-    """What a job holds, or None where it is uneven (more GPUs on one node than on another) or holds nothing.
+    """What a job holds, or None where it holds nothing, GPUs of several types, or more on one node than on another.
 
     Args:
         job: as Slurm tells it.
@@ -97,6 +97,8 @@ def observed_placement(job: SlurmJob, gpu_types: Mapping[str, str]) -> Placement
     (gpus_per_node,) = counts
     nodes = tuple(sorted(job.allocated))
     kind = gpu_types.get(nodes[0]) if job.shards else job.allocated_gpu_type
+    if gpus_per_node and kind is None:
+        return None
     return Placement(nodes=nodes, gpus_per_node=gpus_per_node, gpu_type=kind if gpus_per_node else None)
 
 

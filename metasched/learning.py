@@ -90,10 +90,14 @@ class Learning:
                 continue
             seen = _Circumstances(job.run, job.placement, company)
             before = self._since.get(uid)
-            since[uid] = before if before is not None and before[0] == seen else (seen, now)
+            # Since now at the latest: the clock may have been set back.
+            since[uid] = (seen, now if before is None or before[0] != seen else min(before[1], now))
             if uid in reported:
                 self._learn(uid, subjects[uid], *since[uid])
         self._since = since
+        # Of subjects whose jobs are over, what was measured stays, and nothing else.
+        wanted = set(subjects.values())
+        self._speeds = {who: s for who, s in self._speeds.items() if who in wanted or s.alone or s.beside_subject}
 
     def take(self, subject: str, place: Placement, trials: Iterable[TrialReport]) -> None:
         """Learn from what trials before a run have measured, on part of its place."""

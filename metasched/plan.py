@@ -7,7 +7,7 @@ starts a queued job within a tenth of a second of its GPUs becoming free, and ne
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from metasched.model import (
@@ -49,7 +49,11 @@ NOBODY_SHARES = Shares()
 
 
 def plan(
-    snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits, shares: Shares = NOBODY_SHARES
+    snapshot: Snapshot,
+    targets: Mapping[str, Placement],
+    limits: Limits,
+    shares: Shares = NOBODY_SHARES,
+    unsent: Collection[str] = (),
 ) -> tuple[Action, ...]:
     """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
 
@@ -58,8 +62,9 @@ def plan(
         targets: where each job that should run now belongs, most important first; other jobs should not run.
         limits: how long to wait for whom.
         shares: who should share GPUs, and who does.
+        unsent: uids of jobs whose stop may not have reached Slurm.
     """
-    planner = _Planner(snapshot, targets, limits, shares)
+    planner = _Planner(snapshot, targets, limits, shares, unsent)
     last = len(targets)
     rank = {uid: i for i, uid in enumerate(targets)}
     jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
@@ -71,7 +76,15 @@ def plan(
 class _Planner:
     """One call of ``plan``."""
 
-    def __init__(self, snapshot: Snapshot, targets: Mapping[str, Placement], limits: Limits, shares: Shares) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        targets: Mapping[str, Placement],
+        limits: Limits,
+        shares: Shares,
+        unsent: Collection[str],
+    ) -> None:
+        self.unsent = unsent
         self.sharing = SharingPlan(snapshot, targets, shares, limits.slice_seconds)
         self.now = snapshot.now
         self.targets = targets
@@ -141,12 +154,13 @@ class _Planner:
             return Suspend(job.uid, self._why(job, target)) if target is None else None
         if job.preempt is not Preempt.CHECKPOINT:
             return None
+        leaves = self._why(job, target) if job.placement != target else self.sharing.leave.get(job.uid)
         if job.stop_requested is not None:
             # A stop cannot be taken back: the trainer may be half-way out, and starts again in the same place.
-            if self.now > job.stop_requested + self.limits.grace_seconds:
+            deadline = job.stop_requested + self.limits.grace_seconds
+            if self.now > deadline:
                 return Requeue(job.uid, f"it did not answer a stop within {self.limits.grace_seconds:g} s")
-            return None
-        leaves = self._why(job, target) if job.placement != target else self.sharing.leave.get(job.uid)
+            return Stop(job.uid, leaves or "it was to leave", deadline) if job.uid in self.unsent else None
         if leaves is not None:
             return Stop(job.uid, leaves, self.now + self.limits.grace_seconds)
         return self.sharing.turns.get(job.uid)

@@ -82,7 +82,7 @@ class Publisher:
             round=view.round_number,
             round_at=view.round_at,
             next_round=view.next_round,
-            slurm="ok",
+            slurm=view.trouble or "ok",
             nodes=_nodes(snapshot),
             jobs=tuple(
                 self._job(job, snapshot, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs

@@ -16,7 +16,7 @@ from metasched.model import Job, Snapshot, Status
 from metasched.quotas import Owner, Quotas, owner_of
 from metasched.reconcile.adoption import Adoption
 from metasched.reconcile.runs import Runs
-from metasched.reconcile.seen import ENDED, SeenJob, is_odd, job_of, status_of, subject_of
+from metasched.reconcile.seen import ENDED, NOT_STARTED, PUT_OFF, SeenJob, is_odd, job_of, status_of, subject_of
 from metasched.reconcile.writes import Writes
 from metasched.reservations import Reservations
 from metasched.seats import Seats
@@ -27,6 +27,8 @@ from metasched.store import JobRecord, Store
 
 # So many jobs like a new one are looked at for what it will need.
 HISTORY = 20
+# Of so many events of a job the latest is looked for that tells why it was not started.
+EVENTS = 20
 # Since this release Slurm knows, when one of two jobs on a GPU has ended, that the other is still there.
 SHARDS_REMEMBERED = (23, 2)
 
@@ -80,13 +82,13 @@ class Reconciler:
         Raises:
             SlurmError: Slurm does not answer; the next look goes on from what was done.
         """
-        self._writes.begin()
         self._runs.begin()
         self._alike.clear()
         if self._sharing != self.config.sharing:  # the configuration was read again
             self._sharing = self.config.sharing
             self._learning = Learning(self._store, self._sharing.untried_part, self._sharing.table)
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
+        self._writes.begin(listed)
         self._adoption.begin(listed)
         hardware = Hardware.of(listed_nodes, Reservations(self._client.reservations(), now))
         records = {record.uid: record for record in self._store.live_jobs()}
@@ -184,7 +186,13 @@ class Reconciler:
         found = SeenJob(job_of(record, needed, seen, status, hardware, now), seen, record, needed)
         speed, expected = self._learning.speed(subject_of(found)), self._expectation(record)
         job = found.job.evolve(speed=speed, expected_service=expected)
+        if job.blocked == PUT_OFF and (why := self._why_not_started(record.uid)) is not None:
+            job = job.evolve(blocked=f"{PUT_OFF} ({why})")
         return replace(found, job=self._quotas.apply(job, seen))
+
+    def _why_not_started(self, uid: str) -> str | None:
+        events = self._store.recent_events(EVENTS, uid)
+        return next((event.text for event in events if event.kind == NOT_STARTED), None)
 
     def _forget(self, uid: str) -> None:
         """A job has ended."""

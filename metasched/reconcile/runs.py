@@ -12,6 +12,7 @@ import structlog
 from metasched.hardware import Hardware, observed_placement
 from metasched.mailbox import Mailbox, MailboxError
 from metasched.model import Status
+from metasched.reconcile.seen import NOT_STARTED
 from metasched.reconcile.writes import Writes
 from metasched.reports import TrialReport
 from metasched.slurm.client import JobState, SlurmClient, SlurmJob
@@ -98,7 +99,7 @@ class Runs:
                 self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
                 if seen.reason == NEVER:
                     self._store.update_job(record.uid, not_before=now + retry_seconds)
-                    self._store.event("not_started", f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
+                    self._store.event(NOT_STARTED, f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
                 return True
             self._close_run(record, run, now)
             return True
@@ -161,7 +162,8 @@ class Runs:
         It ended while nobody looked, or a crashed controller forgot it. One look is no proof: its record may have been
         unreadable.
         """
-        self._missing = {record.uid: self._missing.get(record.uid, now) for record in missing}
+        # Since now at the latest: the clock may have been set back.
+        self._missing = {record.uid: min(self._missing.get(record.uid, now), now) for record in missing}
         gone = [record for record in missing if now - self._missing[record.uid] >= MISSING_SECONDS]
         for record in gone:
             self.ingest(record, now, last=True)

@@ -12,6 +12,9 @@ from metasched.slurm.intake import STAMP, Requirements
 from metasched.store import JobRecord, RunRecord
 
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+NOT_STARTED = "not_started"
+"""The event that tells why a release did not start a job."""
+PUT_OFF = "Slurm did not start it when it was released last; it is tried again later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ def _blocked(record: JobRecord, seen: SlurmJob, reservations: Reservations, now:
     if record.not_before is not None and record.not_before > now:
         if record.run == 0:
             return "its begin time (--begin) is still to come"
-        return "Slurm did not start it when it was released last; it is tried again later"
+        return PUT_OFF
     return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
 
 

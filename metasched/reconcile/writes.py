@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
+from metasched.slurm.client import SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError
 
 log = structlog.get_logger()
@@ -22,9 +23,11 @@ class Writes:
         self.refused: set[str] = set()
         self._done: dict[tuple[str, str], bool] = {}
 
-    def begin(self) -> None:
-        """A new poll: everything may be written again."""
+    def begin(self, listed: Sequence[SlurmJob]) -> None:
+        """A new poll of what Slurm lists: everything may be written again; jobs that are gone are forgotten."""
         self._done.clear()
+        if self.refused:
+            self.refused &= {address for job in listed for address in (job.address, str(job.job_id))}
 
     def once(self, address: str, what: str, write: Callable[[], None]) -> bool:
         """Write, unless this poll has done so already; whether that went well.

@@ -52,7 +52,8 @@ class SlurmJob:
         gpus_per_node: GPUs per node in the request (``--gres``, ``--gpus-per-node``), else None.
         gpus_total: GPUs in the request (``--gpus``), else None.
         gpus_per_task: GPUs per task in the request, else None.
-        gpu_type: type named in the request, else None.
+        gpu_type: the one type named in the request; None where it names none, or several.
+        gpu_types: all types named in the request, sorted.
         memory_per_node, memory_per_cpu: bytes in the request, else None.
         features: required features.
         required_nodes: node names of ReqNodeList.
@@ -60,7 +61,8 @@ class SlurmJob:
         exclusive: whether it asked for whole nodes.
         allocated: GPUs held on each node ({} while pending); a CPU-only job has its nodes with 0. While COMPLETING it
             is what the request says, because Slurm no longer tells.
-        allocated_gpu_type: type of the GPUs held, "" for untyped ones; None without any (or not told).
+        allocated_gpu_type: type of the GPUs held, "" for untyped ones; None without any, or where they are of several
+            types (or not told).
         allocated_cpus, allocated_memory: held on each node, CPUs and bytes.
         restarts: Slurm's restart count.
         requeue: whether Slurm may requeue it.
@@ -132,6 +134,7 @@ class SlurmJob:
     gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shards: Mapping[str, int] = field(default_factory=dict)
     reservation: str = ""
+    gpu_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
     per_node = {**strings.gpus(options.get("gres", "")), **strings.gpus(_gpu(options, "gpus-per-node"))}
     total, per_task = strings.gpus(_gpu(options, "gpus")), strings.gpus(_gpu(options, "gpus-per-task"))
     shards = strings.shards(options.get("gres", ""))
-    types = [kind for request in (per_node, total, per_task, shards) for kind in request if kind]
+    types = sorted({kind for request in (per_node, total, per_task, shards) for kind in request if kind})
     first, _, last = options.get("nodes", "1").partition("-")
     tasks_per_node = int(options.get("ntasks-per-node", "0"))
     tasks = int(options.get("ntasks", int(first) * max(tasks_per_node, 1)))
@@ -129,7 +129,8 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
         gpus_per_node=sum(per_node.values()) or None,
         gpus_total=sum(total.values()) or None,
         gpus_per_task=sum(per_task.values()) or None,
-        gpu_type=types[0] if types else None,
+        gpu_type=types[0] if len(types) == 1 else None,
+        gpu_types=tuple(types),
         memory_per_node=memory.get("mem"),
         memory_per_cpu=memory.get("mem-per-cpu", None if memory else 4000 * MIB),
         features=frozenset(filter(None, options.get("constraint", "").split("&"))),

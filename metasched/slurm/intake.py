@@ -100,6 +100,11 @@ def requirements(
             f"--nodelist names {len(job.required_nodes)} of the {job.nodes_requested} nodes that the job asks for: "
             "name all the nodes that it may use, or none"
         )
+    if len(job.gpu_types) > 1:
+        raise TagError(
+            f"the job asks for GPUs of several types ({', '.join(map(quote, job.gpu_types))}), which metasched "
+            "does not give to one job: ask for one type, or leave the tag out"
+        )
     gpus = _gpus(job)
     if gpus == 0:
         return _cpu_only(job, tag)

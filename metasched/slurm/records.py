@@ -197,9 +197,8 @@ def _job(fields: _Fields) -> SlurmJob:
     gpus_per_task, gpus_per_socket = fields.gpus("tres_per_task"), fields.gpus("tres_per_socket")
     shards_per_node = fields.shards("tres_per_node")
     requests = (gpus_per_node, gpus_total, gpus_per_task, shards_per_node)
-    types = {kind for request in requests for kind in request if kind}
-    if len(types) > 1:
-        raise MalformedOutputError(fields.label, "tres_per_node", f"asks for GPUs of several types ({sorted(types)})")
+    types = sorted({kind for request in requests for kind in request if kind})
+    gpu_type = types[0] if len(types) == 1 else None
     allocation = _allocation(fields) if state in _HOLDING else _Allocation({}, None, {}, {}, {}, {})
     tasks = fields.number("tasks") or 1
     if state is JobState.COMPLETING and not any(allocation.gpus.values()):
@@ -207,10 +206,10 @@ def _job(fields: _Fields) -> SlurmJob:
         requested = sum(gpus_total.values()) or sum(gpus_per_task.values()) * tasks
         requested = len(allocation.gpus) if shards_per_node else requested
         per_node = _total(gpus_per_node) or ceil(requested / max(len(allocation.gpus), 1))
-        kind = next(iter(types), None)
         each = _total(shards_per_node)
         shards = dict.fromkeys(allocation.gpus, each) if each else {}
-        allocation = replace(allocation, gpus=dict.fromkeys(allocation.gpus, per_node), gpu_type=kind, shards=shards)
+        gpus = dict.fromkeys(allocation.gpus, per_node)
+        allocation = replace(allocation, gpus=gpus, gpu_type=gpu_type, shards=shards)
     return SlurmJob(
         address=str(job_id) if task is None else f"{array}_{task}",
         job_id=job_id,
@@ -238,7 +237,8 @@ def _job(fields: _Fields) -> SlurmJob:
         gpus_per_node=_total(gpus_per_node),
         gpus_total=_total(gpus_total),
         gpus_per_task=_total(gpus_per_task),
-        gpu_type=next(iter(types), None),
+        gpu_type=gpu_type,
+        gpu_types=tuple(types),
         memory_per_node=fields.bytes("memory_per_node"),
         memory_per_cpu=fields.bytes("memory_per_cpu"),
         features=frozenset(fields.get("features", openapi.words)),

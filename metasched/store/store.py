@@ -241,6 +241,17 @@ class Store(History, ReportRows):
             )
         return True
 
+    def clock_set_back(self, now: float) -> None:
+        """The clock shows less than it did: what open runs were asked or given later than that, they were now.
+
+        A job that was to be tried again later may be tried now.
+        """
+        earlier = ", ".join(f"{name} = min({name}, :now)" for name in ("released_at", "stop_requested", "suspended_at"))
+        with self.transaction():
+            self._write(f"UPDATE runs SET {earlier} WHERE ended IS NULL", {"now": now})  # noqa: S608  ours
+            retries = "UPDATE jobs SET not_before = min(not_before, :now) WHERE finished IS NULL AND run > 0"
+            self._write(retries, {"now": now})
+
     # rounds
 
     def commit_round(

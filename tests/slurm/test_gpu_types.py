@@ -1,11 +1,14 @@
 """Nodes with GPUs of two types: what the daemon learns of jobs' speeds there, and where policies put them."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from metasched.devcluster import NodeGroup
+from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.client import JobState
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
 
@@ -73,3 +76,31 @@ def test_the_real_shims_reports_teach_the_daemon(mixed):
     speeds = known(mixed)
     assert speeds["net", "k80"] < 3
     assert speeds["net", "v100"] > 1.5 * speeds["net", "k80"]
+
+
+def add_second_type(cluster):
+    """Make one of n1's two V100s a K80."""
+    gres, conf, device = cluster.layout.etc / "gres.conf", cluster.conf, cluster.layout.dev / "nvidia"
+    line = "NodeName=n1 Name=gpu Type={} File={} Flags=nvidia_gpu_env\n".format
+    both = line("v100", f"{device}0") + line("k80", f"{device}1")
+    gres.write_text(gres.read_text().replace(line("v100", f"{device}[0-1]"), both))
+    conf.write_text(conf.read_text().replace("Gres=gpu:v100:2", "Gres=gpu:v100:1,gpu:k80:1"))
+    cluster.kill_node("n1")
+    cluster.kill_controller()
+    cluster.start_controller()
+    cluster.start_node("n1")
+    cluster.wait_nodes()
+
+
+def test_jobs_with_gpus_of_several_types_are_seen(make_cluster):
+    """Of one that is not ours all GPUs are counted; one of ours is not started, and is told what to change."""
+    cluster = make_cluster(groups=(NodeGroup(1, 2, "v100"), NodeGroup(1, 1, "k80")), job_submit=JOB_SUBMIT)
+    add_second_type(cluster)
+    with closing(Site(cluster)) as site, closing(CommandLineClient(cluster.env)) as client:
+        several = "--gres=gpu:v100:1,gpu:k80:1"
+        other = site.submit("exec sleep 600", several, tag="")
+        site.wait(lambda: [job.state for job in client.jobs()] == [JobState.RUNNING])
+        ours = site.submit("exec sleep 600", several)
+        site.start()
+        assert "several types ('k80', 'v100')" in site.wait_status(ours, "held").reason
+        assert {job.address: job.allocated for job in client.jobs()} == {other: {"n1": 2}, ours: {}}

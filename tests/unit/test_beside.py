@@ -157,15 +157,37 @@ class Broken(GavelLas):
         raise ValueError("no")
 
 
+class Absent(GavelLas):
+    """The other process cannot make it."""
+
+    def __reduce__(self):
+        return eval, ("absent",)
+
+
+class Stuck(GavelLas):
+    """Cannot be sent to another process."""
+
+    def __reduce__(self):
+        raise TypeError("no")
+
+
 def test_work_that_fails_is_no_answer_and_the_next_goes_on(beside):
-    """The process goes on."""
+    """The process goes on, and so do we."""
     state = PolicyState()
+    beside.begin(look(0), Stuck(GavelLasParameters(recompute_rounds=1)), state)
+    beside.begin(look(0), Absent(GavelLasParameters(recompute_rounds=1)), state)
+    process = beside._process
+    until = time.monotonic() + SECONDS
+    while beside._busy_since is not None and time.monotonic() < until:
+        assert beside.take() == {}
+        time.sleep(0.02)
     beside.begin(look(0), Broken(GavelLasParameters(recompute_rounds=1)), state)
     until = time.monotonic() + SECONDS
     while not (found := beside.take()) and time.monotonic() < until:
         beside.begin(look(1), las(), state)
         time.sleep(0.02)
     assert found["round"] == 1
+    assert beside._process is process
 
 
 def test_a_process_that_is_gone_is_begun_again(beside):

@@ -23,8 +23,9 @@ from metasched.model import Hold, Job, Node, Snapshot
 from metasched.policy import PolicyState
 from metasched.reconcile import runs as following
 from metasched.slurm.client import JobState
-from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.fake import FakeNode, FakeSlurm
+from metasched.slurm.errors import NoSuchJobError, SlurmCommandError, SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.fake import FakeNode, FakeSlurm, Trainer
+from metasched.status import read as read_status
 from metasched.store import EndCause
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las, LasParameters
@@ -331,7 +332,104 @@ def test_the_last_task_of_an_array_is_held_alone(site):
     assert not [call for call in site.slurm.calls if call == ("hold", array)]
 
 
+class Refusing:
+    """A client that raises for one job, whatever is done to it by some methods."""
+
+    def __init__(self, client, address, error, *names):
+        self._client, self._address, self._error, self._names = client, address, error, names
+
+    def __getattr__(self, name):
+        method = getattr(self._client, name)
+
+        def call(address, *arguments):
+            if address == self._address:
+                raise self._error
+            return method(address, *arguments)
+
+        return call if name in self._names else method
+
+
+def test_a_job_that_slurm_refuses_to_start_waits_longer_each_time(site):
+    """Others have its GPUs meanwhile, it says why, and its attempts cost few rows; then it starts after all."""
+    stuck = site.add("--gres=gpu:4", "-N4", seconds=5)
+    site.start(Refusing(site.slurm, stuck, SlurmCommandError("no such licence"), "update"))
+    site.run(5)
+    others = [site.add("--gres=gpu:4", "-N4", seconds=30) for _ in range(2)]
+    site.run_until(completed(site, *others), 200)
+    site.run(5)
+    (shown,) = (job for job in read_status(site.base / "shared").jobs if job.address == stuck)
+    assert "no such licence" in shown.reason
+    attempts = [action for action in site.store.recent_actions(1000) if action.uid == site.record(stuck).uid]
+    assert 3 <= len(attempts) <= 6
+    site.start()
+    site.run_until(completed(site, stuck))
+
+
+def test_a_job_whose_commands_time_out_does_not_keep_others_waiting(site):
+    """After each outage that it makes it is the others' turn."""
+    stuck = site.add("--gres=gpu:1")
+    site.start(Refusing(site.slurm, stuck, SlurmTimeoutError("no answer"), "update"))
+    other = site.add("--gres=gpu:1", seconds=5)
+    site.run_until(completed(site, other), 100)
+
+
+def test_what_keeps_us_from_acting_is_published(site):
+    """Though the look before it went well."""
+    site.add("--gres=gpu:1")
+    site.start(Failing(site.slurm, "update", SlurmUnavailableError("away")))
+    site.run(1)
+    assert read_status(site.base / "shared").slurm == "away"
+
+
+def test_a_stop_that_was_not_sent_is_sent_again(las):
+    """Its grace lasts: nobody need be ended from outside because Slurm refused once."""
+    first = las.add("--gres=gpu:4", seconds=100)
+    las.run(40)
+    las.start(Failing(las.slurm, "signal", SlurmCommandError("not now")))
+    second = las.add("--gres=gpu:4", seconds=5)
+    las.run_until(completed(las, second))
+    assert [name for _, name in las.slurm.trainer(first).signals] == ["SIGUSR2"]
+
+
+def test_a_reminder_that_slurm_refuses_concerns_nobody_else(site, monkeypatch):
+    """The look goes on, and the job is left to Slurm."""
+    job = site.add("--gres=gpu:1")
+    monkeypatch.setattr(site.slurm, "_nodes_for", lambda _: None)
+    site.run_until(lambda: ("release", job) in site.slurm.calls)
+    client = Failing(site.slurm, "release", NoSuchJobError("gone"))
+    site.start(client)
+    site.controller._actuator._delayed[site.record(job).uid] = site.slurm.now - 5
+    site.controller.poll()
+    assert client.left == 0
+    assert site.controller.trouble is None
+
+
+def test_gpus_of_two_types_are_their_jobs_until_it_ends(site):
+    """No plan can ask for them again, so a job of ours that has them is not moved about."""
+    job = site.slurm.add("--gres=gpu:4", "-N2", user=ME, comment="metasched", trainer=Trainer(seconds=60))
+    site.slurm.tick(1)
+    site.slurm._show(site.slurm._one(job), allocated_gpu_type=None, gpu_type=None, gpu_types=("k80", "v100"))
+    site.run(5)
+    assert sorted(node.gpus for node in read_status(site.base / "shared").nodes) == [0, 0, 4, 4]
+    site.run_until(completed(site, job))
+    assert site.slurm.trainer(job).signals == []
+
+
 # -- clock
+
+
+def test_patience_begins_anew_when_the_clock_is_set_back(las):
+    """A trainer that is deaf is not waited for until the clock is as late again."""
+    deaf = las.add("--gres=gpu:4", seconds=1000, stop_seconds=None)
+    las.run(40)
+    las.add("--gres=gpu:4", seconds=5)
+    las.run_until(lambda: las.slurm.trainer(deaf).signals)
+    las.run(5)
+    las.slurm.now -= 3600
+    las.run(15)
+    assert ("requeue_hold", deaf) not in las.slurm.calls
+    las.run(10)
+    assert ("requeue_hold", deaf) in las.slurm.calls
 
 
 def test_rounds_go_on_when_the_clock_is_set_back(site):

@@ -53,7 +53,7 @@ ROOMS = {
     "dry_run": {"slurm"},
     "beside": ENGINE,
     "controller": ENGINE | {"beside", "sharing"} | EDGES | CYCLE | {"codec", "config", "lock"},
-    "daemon": ENGINE | EDGES | CYCLE | {"config", "lock", "standby", "supervisor", "dry_run", "controller"},
+    "daemon": ENGINE | EDGES | CYCLE | {"beside", "config", "lock", "standby", "supervisor", "dry_run", "controller"},
     "meanings": set(),
     "installation": {"config", "lock", "meanings", "slurm"},
     "devcluster": set(),

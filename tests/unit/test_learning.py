@@ -68,6 +68,15 @@ def test_what_is_known_of_one_job_alone_ends_with_it(store):
     assert learning.speed("a").alone == {}
 
 
+def test_subjects_without_jobs_of_which_nothing_is_known_are_forgotten(store):
+    """Users may name ever new models."""
+    learning = Learning(store, 0.6)
+    for number in range(3):
+        learning.speed(f"ann/{number}")
+        look(learning, 10.0, running("a"), subjects={"a": f"ann/{number}"})
+    assert list(learning._speeds) == ["ann/2"]
+
+
 @pytest.mark.parametrize("before", [{"place": K80}, {"shares_with": "b"}, None])
 def test_a_report_that_began_before_things_changed_tells_nothing(store, before):
     """It would mix two places, or the time alone with that beside another; or nobody saw how it began."""

@@ -59,3 +59,6 @@ def test_a_wrong_tag_of_a_stamped_job_is_written_once_and_then_left(site):
     site.run(60)
     assert site.slurm.asked == 1
     assert "min_gpus" in site.record(address).error
+    del site.slurm._jobs[address]
+    site.run(2)
+    assert not site.controller._reconciler._writes.refused

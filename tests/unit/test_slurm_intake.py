@@ -129,6 +129,7 @@ def test_cpus_and_memory_are_told_for_each_unit(options, expected):
         (["--gres=gpu:v100:2"], "gpu_types=a100", "asks for GPUs of type 'v100', which 'gpu_types=a100' leaves out"),
         (["--gres=gpu:2"], "gpu_types=v100,h100", "no GPU type 'h100' in this cluster: name some of a100, v100"),
         (["--gres=gpu:h100:2"], "", "there is no GPU type 'h100' in this cluster"),
+        (["--gpus=v100:1,gpu:a100:1"], "", "GPUs of several types ('a100', 'v100'), which metasched "),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_an_error_that_says_the_fix(options, tag, message):

@@ -252,10 +252,17 @@ def test_hostile_text_is_only_text():
     assert (found.name, found.comment, found.user, found.job_id) == (evil, evil, "ann", 22)
 
 
-def test_a_job_that_asks_for_two_types_is_named():
-    """Such a request has no single shape."""
-    (error,) = read(PENDING_22 | {"tres_per_node": "gres:gpu:v100:1,gres:gpu:p100:1"}).errors
-    assert "several types" in str(error)
+def test_gpus_of_several_types_are_counted_together():
+    """A job that is not ours may have them, and they are not free; which of them are of which type is not told."""
+    two = {
+        "tres_per_job": "gres:gpu:v100:4,gres:gpu:p100:1",
+        "gres_detail": ["gpu:v100:4(IDX:0-3)", "gpu:p100:1(IDX:0)"],
+    }
+    found = job(RUNNING_22, **two)
+    assert (found.allocated, found.allocated_gpu_type) == ({"n3": 4, "n4": 1}, None)
+    assert (found.gpus_total, found.gpu_type, found.gpu_types) == (5, None, ("p100", "v100"))
+    ending = job(RUNNING_22, **two | {"job_state": "COMPLETING", "gres_detail": []})
+    assert sum(ending.allocated.values()) >= 5
 
 
 @pytest.mark.parametrize("document", ["", "{", "[]", "{}", '{"jobs": 5}', '{"jobs": null}'])

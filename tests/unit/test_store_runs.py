@@ -49,6 +49,19 @@ def test_release_opens_the_run(store):
     assert (job.last_placement, job.last_ended) == (FOUR, 121.0)
 
 
+def test_nothing_was_asked_of_a_run_later_than_now(store):
+    """When the clock is set back, what is waited for counts from now; a user's own begin time stays."""
+    store.add_job(JobRecord(uid="new", address="13", name="train", user="ann", submitted=100.0, not_before=400.0))
+    store.release(UID, 1, TWO, 110.0)
+    store.run_started(UID, 1, 111.0, TWO)
+    store.stop_requested(UID, 1, 300.0)
+    store.update_job(UID, not_before=350.0)
+    store.clock_set_back(200.0)
+    job = store.job(UID)
+    assert (job.current.released_at, job.current.stop_requested, job.current.suspended_at) == (110.0, 200.0, None)
+    assert (job.not_before, store.job("new").not_before) == (200.0, 400.0)
+
+
 def test_service_is_folded_by_type(store):
     """GPU-seconds add up by GPU type, node-seconds under the empty type, and only our preemptions are counted."""
     run(store, 1, TWO, (110.0, 120.0), EndCause.PREEMPTED)

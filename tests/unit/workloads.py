@@ -109,7 +109,7 @@ def submissions(draw, index, *, sharing=False):
     high = draw(st.sampled_from((gpus, 2 * gpus)))
     preempt = draw(st.sampled_from((Preempt.CHECKPOINT, Preempt.CHECKPOINT, Preempt.SUSPEND, Preempt.NO)))
     training = Linear(
-        total=float(draw(st.integers(0, 400))) / draw(st.sampled_from((1, 3, 7))),
+        total=float(draw(st.integers(0, 200))) / draw(st.sampled_from((1, 3, 7))),
         rate=draw(st.sampled_from((1.0, 0.3))),
         fast=draw(st.sampled_from((1.0, 2.5))),
         beside=draw(st.sampled_from((1.0, 0.6))) if sharing else 1.0,
@@ -141,7 +141,7 @@ def settings(draw, *, failures=True, costs=True):
     """Any behaviour of a cluster under which jobs end in the end."""
     cost = st.sampled_from((0.0, 3.0, 10.0)) if costs else st.just(0.0)
     return Settings(
-        round_seconds=draw(st.sampled_from((60.0, 7.3, 0.1 * 300))),
+        round_seconds=draw(st.sampled_from((60.0, 17.3, 0.1 * 300))),
         min_round_seconds=draw(st.sampled_from((0.0, 5.0))),
         early_rounds=draw(st.booleans()),
         start_seconds=draw(cost),
