@@ -18,6 +18,9 @@ from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse
 from policies.gavel.sums import in_order, least_cost, most
 
+LEAST = 0.01
+"""Seconds that a job has left at least: programs cannot tell less from nothing beside ages of weeks."""
+
 
 class GavelParameters(FractionParameters):
     """What all of Gavel's policies have.
@@ -65,9 +68,10 @@ class GavelPolicy(FractionPolicy):
         """The variables of the program, and what to remember."""
 
     def steps(self, market: Market) -> Floats:
-        """Steps that are left of one job of each class."""
+        """Steps that are left of one job of each class; some always are, as long as it has not ended."""
         left = market.each(lambda job: np.nan if job.remaining_steps is None else job.remaining_steps)
-        return np.where(np.isnan(left), self.parameters.unknown_seconds * market.problem.fastest, left)
+        fastest = market.problem.fastest
+        return np.maximum(np.where(np.isnan(left), self.parameters.unknown_seconds * fastest, left), LEAST * fastest)
 
 
 class GavelLasParameters(GavelParameters):
@@ -140,9 +144,9 @@ class GavelFinishTimeFairness(GavelPolicy):
         past: dict[str, list[float]] = {job.uid: known[job.uid] for job in claims.jobs if job.uid in known}
         for (job, *_), speed in zip(market.members, apart, strict=True):
             seconds, steps, before = past.get(job.uid, (0.0, 0.0, 0.0))
-            now = job.progress_steps or 0.0
-            gained = (now - steps) / before if before > 0 else 0.0
-            past[job.uid] = [seconds + max(gained, 0.0), now, float(speed)]
+            most = max(job.progress_steps or 0.0, steps)  # what it lost and does again it has had once
+            gained = (most - steps) / before if before > 0 else 0.0
+            past[job.uid] = [seconds + gained, most, float(speed)]
         elapsed = market.each(lambda job: claims.now - job.submitted)
         alone = market.each(lambda job: past[job.uid][0])
         return finish_time_fairness(market.problem, self.steps(market), elapsed, alone), {"isolated": past}

@@ -249,10 +249,14 @@ class Problem:
 
     @cached_property
     def isolated(self) -> Floats:
-        """Throughput of one job with 1/n of every type's GPUs, n being the number of jobs, steps/s, shape (M,)."""
-        share = self.capacity[None, :] / self.counts.sum() / self.scale[:, None]
+        """Throughput of one job with 1/n of every type's GPUs, n being the number of jobs, steps/s, shape (M,).
+
+        A job has no more time than there is, and spends none of it where it cannot run.
+        """
+        rates = self.rates[:, : len(self.capacity)]
+        share = (rates > 0) * self.capacity / self.counts.sum() / self.scale[:, None]
         time = share.sum(axis=1, keepdims=True)
-        return np.asarray((self.rates[:, : len(self.capacity)] * share / np.maximum(time, 1.0)).sum(axis=1))
+        return np.asarray((rates * share / np.maximum(time, 1.0)).sum(axis=1))
 
     @cached_property
     def fastest(self) -> Floats:

@@ -412,6 +412,19 @@ def test_finish_time_fairness_remembers_the_past_on_a_part_of_the_cluster():
     later = [jobs[0].evolve(progress_steps=100.0), jobs[1], rated("c", left=10, v100=1.0)]
     second = run_round(snapshot(later, cluster(v100=1), now=200.0), policy, first.state)
     assert second.state.data["memory"]["isolated"]["a"] == [200.0, 100.0, pytest.approx(1 / 3)]
+    lost = [later[0].evolve(progress_steps=70.0), *later[1:], rated("d", left=10, v100=1.0)]
+    third = run_round(snapshot(lost, cluster(v100=1), now=300.0), policy, second.state)
+    assert third.state.data["memory"]["isolated"]["a"][:2] == [200.0, 100.0]
+
+
+@pytest.mark.parametrize("policy", [GavelFinishTimeFairness, GavelMakespan], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("left", [0.0, 1e-12, 1e-9, 1e-6])
+@pytest.mark.parametrize("age", [1e4, 1e6, 3e7])
+def test_next_to_nothing_left_is_no_trouble(policy, left, age):
+    """With a job on its last step, however old, shares can be made; somebody has nearly all of the time."""
+    old = known_job("a", total_steps=100.0, progress_steps=100.0 - left).evolve(speed=Rates((("v100", 1e3),), 0.0))
+    found = shares(policy(), [old, rated("b", 4, submitted=1.0, left=1e6, v100=1.0)], cluster(v100=4), now=age)
+    assert max(share["v100"] for share in found.values()) > 0.9
 
 
 def test_finish_time_fairness_remembers_the_past_of_who_does_not_fit_now():

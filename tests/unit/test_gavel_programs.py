@@ -347,6 +347,12 @@ def test_on_one_type_it_is_weighted_max_min(weights, gpus):
     assert found == pytest.approx([share[i] for i in range(len(weights))], abs=1e-3)
 
 
+def test_time_apart_is_not_spent_where_a_job_cannot_run():
+    """Half of the one GPU on which it runs is its part, however many others there are."""
+    made = problem([[10.0, 0.0], [10.0, 1.0]], [1, 32])
+    assert made.isolated.tolist() == pytest.approx([5.0, (10 * 0.5 + 16) / 16.5])
+
+
 @given(problems(), st.data())
 @settings(deadline=None)
 def test_finish_time_fairness_is_the_least_possible(made, data):
