@@ -14,7 +14,6 @@ import json
 import logging
 import re
 import shutil
-import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import torch
 
-from trainer_shim.durable import FileSum, read_sum, replacing, sync_directory
+from trainer_shim.durable import FileSum, patiently, read_sum, replacing, sync_directory
 from trainer_shim.errors import CheckpointError
 from trainer_shim.sharded import write_shards
 
@@ -36,7 +35,6 @@ FORMAT = 2  # 1 knew no shards
 KEPT = 2
 
 _NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt|dcp)(\.partial)?")
-_PATIENCE = (0.5, 1.0, 2.0)  # seconds before each further attempt to read, because shared file systems have hiccups
 _READERS = 8  # files that are verified at once
 
 log = logging.getLogger("trainer_shim")
@@ -89,6 +87,7 @@ class CheckpointStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._unread: set[Path] = set()  # manifests that `latest` has passed over
 
     def newest_incarnation(self) -> int:
         """The highest incarnation that has left a file, 0 when there is none."""
@@ -113,6 +112,8 @@ class CheckpointStore:
                 log.warning("checkpoint %s is skipped: %s", manifest, error)
                 if isinstance(error, _DamagedError):
                     damaged.append(manifest)
+                else:
+                    self._unread.add(manifest)
                 continue
             for skipped in damaged:
                 skipped.replace(f"{skipped}.damaged")
@@ -129,10 +130,18 @@ class CheckpointStore:
         return None
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The states by name, as they were given to `save`, on the CPU; without the sharded ones."""
-        # weights_only would refuse what a scheduler or a user's own object may keep; the directory is the user's own.
-        states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
-        return states
+        """The states by name, as they were given to `save`, on the CPU; without the sharded ones.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+
+        def read() -> dict[str, Any]:
+            # weights_only would refuse what a scheduler or a user's own object may keep; the directory is the user's.
+            states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
+            return states
+
+        return patiently(checkpoint.data, read)
 
     def save(
         self,
@@ -244,11 +253,16 @@ class CheckpointStore:
         return [path for _, path in sorted(self._files(), reverse=True) if _whole(path)]
 
     def _remove_old(self, incarnation: int) -> None:
-        """Remove all but the newest KEPT, and what earlier incarnations left unfinished."""
+        """Remove what is older than the newest KEPT, and what earlier incarnations left unfinished.
+
+        One that could not be read does not count as one of them: it may stay that way.
+        """
         manifests = self._manifests()
-        for manifest in manifests[KEPT:]:
+        counted = [manifest for manifest in manifests if manifest not in self._unread][:KEPT]
+        end = manifests.index(counted[-1]) + 1 if len(counted) == KEPT else len(manifests)
+        for manifest in manifests[end:]:
             manifest.unlink(missing_ok=True)  # first: data without a manifest is not a checkpoint
-        kept = {manifest.stem for manifest in manifests[:KEPT]}
+        kept = {manifest.stem for manifest in manifests[:end]}
         for (owner, _, _), path in self._files():
             stem = path.name.partition(".")[0]
             if owner <= incarnation and stem not in kept:
@@ -304,20 +318,13 @@ def _found(described: dict[str, int]) -> FileSum:
 
 
 def _read_whole(manifest: Path) -> Checkpoint:
-    """Read the manifest and verify the data, with patience for a file system that fails for a moment."""
-    pauses = iter(_PATIENCE)
-    while True:
-        try:
-            checkpoint = _read_manifest(manifest)
-            _verify(checkpoint)
-        except OSError as error:  # noqa: PERF203  a few turns
-            pause = next(pauses, None)
-            if pause is None or isinstance(error, FileNotFoundError):
-                raise
-            log.warning("checkpoint %s cannot be read, trying again in %.1f s: %s", manifest, pause, error)
-            time.sleep(pause)
-        else:
-            return checkpoint
+    """Read the manifest and verify the data."""
+    checkpoint = patiently(manifest, lambda: _read_manifest(manifest))
+    try:
+        patiently(checkpoint.data, lambda: _verify(checkpoint))
+    except FileNotFoundError as error:
+        raise _DamagedError(f"its data is missing ({error.filename})") from None
+    return checkpoint
 
 
 def _read_manifest(manifest: Path) -> Checkpoint:
@@ -363,10 +370,7 @@ def _verify(checkpoint: Checkpoint) -> None:
 
 
 def _verify_file(path: Path, expected: FileSum) -> None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise _DamagedError(f"its data is missing ({path.name})") from None
+    size = path.stat().st_size
     if size != expected.size:
         raise _DamagedError(f"its data has {size} bytes instead of {expected.size} ({path.name})")
     crc32 = read_sum(path).crc32

@@ -8,6 +8,7 @@ so. `contrib/integrations` has Lightning, the Hugging Face Trainer and Accelerat
 from __future__ import annotations
 
 import atexit
+import collections
 import functools
 import logging
 import math
@@ -37,6 +38,7 @@ from trainer_shim.report import INTERVAL, Reporter, process_age
 from trainer_shim.stop import (
     CAUSES,
     POLL_INTERVAL,
+    RECENT,
     agreed_cause,
     exit_code,
     is_time_to_save,
@@ -103,7 +105,7 @@ class Companion:
         self._saved_step = self.step if resumed else None
         self._saved_at = time.monotonic() if resumed else -math.inf
         self._tried = time.monotonic()
-        self._slowest: float | None = None  # seconds from a boundary to the end of its checkpoint
+        self._durations: collections.deque[float] = collections.deque(maxlen=RECENT)  # of checkpoints, seconds
         self._cadence = Cadence(checkpoint_every)
         self._begun = False
         self._ended = False
@@ -223,6 +225,8 @@ class Companion:
         hurried, report, save, wish = map(int, sums[len(CAUSES) :])
         self._cadence.agree(wish, ready=True)
         self._cause = agreed_cause([int(count) for count in sums[: len(CAUSES)]])
+        if report or save or self._cause:
+            self._drain()
         if report or self._cause:
             self._report_steps()
         self.should_save = save > 0
@@ -269,7 +273,7 @@ class Companion:
                 return False, False
             self._ledger.tidy(self.incarnation, spared)
             seconds = time.monotonic() - began
-            self._slowest = max(seconds, self._slowest or 0.0)
+            self._durations.append(seconds)
             self._report.emit(
                 "checkpoint", step=self.step, seconds=seconds, bytes=size, cause=cause, stall_seconds=seconds
             )
@@ -378,9 +382,17 @@ class Companion:
         """Whether there is something to save, and time for it as far as the earlier checkpoints tell."""
         if self._cause == "superseded" or self.covered:
             return False
-        deadline = self._lease.deadline if self._lease else None
-        left, age = math.inf if deadline is None else deadline - time.time(), time.monotonic() - self._saved_at
-        return is_time_to_save(left, self._slowest, age, hurried=hurried)
+        left = self._lease.seconds_left(self._stop.signalled) if self._lease else math.inf
+        slowest = max(self._durations, default=None)
+        return is_time_to_save(left, slowest, time.monotonic() - self._saved_at, hurried=hurried)
+
+    def _drain(self) -> None:
+        """Let the GPU end the steps so far, which is part of their time: the host runs ahead of it."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+        now = time.monotonic()
+        self._seconds += now - self._mark
+        self._mark = now
 
     def _clear_window(self) -> None:
         self._steps = 0

@@ -21,6 +21,7 @@ from trainer_shim.batch import plan_batch
 from trainer_shim.cadence import Cadence
 from trainer_shim.checkpoint import CheckpointStore, Progress
 from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, ignore_in_worker
+from trainer_shim.ddp import settle_buffers, unsettle_buffers
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
 from trainer_shim.fsdp import evened, fully_shard
 from trainer_shim.group import Ballot, Group
@@ -68,7 +69,8 @@ class _Window:
     def __init__(self) -> None:
         self.steps = 0
         self.samples = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # to the end of the device's work, where the window ends
+        self.known = 0  # this rank's samples whose loss is known
         self.data_seconds = 0.0  # of `seconds`, those that waited for data, and for the other ranks
         self.sync_seconds = 0.0
 
@@ -272,35 +274,8 @@ class Context:
         if self._ended:
             yield from batches
             return
-        started = time.monotonic()
-        source = deaf_iterator(batches, self._deaf)
-        together = True  # until a rank has left its loop early: then nobody waits for it
-        try:
-            while True:
-                everybody_done = False
-                while together:
-                    waiting = not source.ready(POLL_INTERVAL)
-                    done = not waiting and source.ended
-                    waits, unfinished, left = self._look_away(int(waiting), int(not done), 0)
-                    together = not left
-                    everybody_done = not unfinished
-                    if not waits:
-                        break
-                if everybody_done:
-                    break
-                if not source.ended:
-                    yield source.take()
-                elif not together:
-                    break
-        except GeneratorExit:  # the script has left its loop
-            if together:
-                self._vote(0, 0, 0, 0, 1)  # the others hear it in their next vote, which is this one
-            source.close(wait=True)
-            raise
-        finally:
-            seconds = time.monotonic() - started
-            self._evaluation += seconds
-            self._mark += seconds  # it is no part of the training's throughput
+        with self._evaluating():
+            yield from self._in_step(batches)
 
     def poll(self) -> None:
         """Stop if that was asked: for long work outside the loops. Called by all ranks alike.
@@ -336,6 +311,7 @@ class Context:
         if micro.last:
             self._call_vote()  # here, because the votes are counted while the gradients are computed
         self._loss_sum.add_(loss.detach(), alpha=micro.samples)
+        self._window.known += micro.samples
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
 
@@ -450,6 +426,7 @@ class Context:
                 self._mark = time.monotonic()
             asked = time.monotonic()
         self._data = None
+        self._drain()
         worth_it = self._between is None or self._between >= LONG_EVALUATION
         if self._group.from_first(lambda: worth_it):
             with self._group.watchdog.busy():
@@ -461,7 +438,7 @@ class Context:
         if self._trial is not None and self._trial.is_over(
             done.step,
             done.samples,
-            time.monotonic(),
+            self._drained,
             world_size=self.size,
             global_batch=plan.global_batch,
             per_gpu_batch=plan.per_gpu_batch,
@@ -488,6 +465,7 @@ class Context:
             ballot = self._vote(int(waits), *(outlook(data) if is_stream and not waits else (0, 0)))
             cause, hurried, (late, *sums) = _counted(ballot.result())
             if cause:
+                self._drain()
                 self._report_steps()
                 self._stop_now(cause, hurried=hurried)
             self._data_late = late > 0
@@ -514,6 +492,49 @@ class Context:
             if cause:
                 self._stop.request(cause)
         return self._group.vote([*self._stop.votes(), int(self._stop.hurried), *flags])
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """A block that is no part of the training's time, and whose forward passes need no other rank."""
+        self._group.drain()
+        started = time.monotonic()
+        with self._group.watchdog.over("the start of an evaluation"):
+            settled = settle_buffers(self._wrapped)
+        try:
+            yield
+            self._group.drain()
+        finally:
+            unsettle_buffers(settled)
+            seconds = time.monotonic() - started
+            self._evaluation += seconds
+            self._mark += seconds
+
+    def _in_step(self, batches: Iterable[T]) -> Iterator[T]:
+        """The batches, each after a vote of all ranks, until all of them have had theirs."""
+        source = deaf_iterator(batches, self._deaf)
+        together = True  # until a rank has left its loop early: then nobody waits for it
+        try:
+            while True:
+                everybody_done = False
+                while together:
+                    waiting = not source.ready(POLL_INTERVAL)
+                    done = not waiting and source.ended
+                    waits, unfinished, left = self._look_away(int(waiting), int(not done), 0)
+                    together = not left
+                    everybody_done = not unfinished
+                    if not waits:
+                        break
+                if everybody_done:
+                    break
+                if not source.ended:
+                    yield source.take()
+                elif not together:
+                    break
+        except GeneratorExit:  # the script has left its loop
+            if together:
+                self._vote(0, 0, 0, 0, 1)  # the others hear it in their next vote, which is this one
+            source.close(wait=True)
+            raise
 
     def _call_vote(self) -> None:
         """Begin to agree with the other ranks on what to do at this boundary, if it is one with a vote."""
@@ -550,6 +571,8 @@ class Context:
         self._ballot = None
         self._cadence.agree(wish, ready=not data_short)
         self._data_late = data_late > 0
+        if report_due or save_due or cause:
+            self._drain()
         if report_due or cause:
             self._report_steps()
         if cause:
@@ -577,8 +600,17 @@ class Context:
 
     def _seconds_left(self) -> float:
         """Until the deadline of the stop request, as far as rank 0 knows of one."""
-        deadline = self._lease.deadline if self._lease else None
-        return math.inf if deadline is None else deadline - time.time()
+        return self._lease.seconds_left(self._stop.signalled) if self._lease else math.inf
+
+    def _drained(self) -> float:
+        """The time, when the device has done what it was given."""
+        self._group.drain()
+        return time.monotonic()
+
+    def _drain(self) -> None:
+        """Let the device end the steps so far, which is part of their time."""
+        asked = time.monotonic()
+        self._window.seconds += self._drained() - asked
 
     def _report_steps(self) -> None:
         """Write the `steps` line; collective, because the loss is everybody's."""
@@ -587,9 +619,10 @@ class Context:
         if not window.steps:
             return
         assert self._loader is not None  # noqa: S101  there was a step
-        waits = torch.tensor([window.data_seconds, window.sync_seconds], dtype=torch.float64, device=self.device)
-        loss_sum, data_seconds, sync_seconds = self._group.totals(torch.cat((self._loss_sum.reshape(1), waits)))
-        self._loss = loss_sum / window.samples
+        rest = [window.known, window.data_seconds, window.sync_seconds]
+        mine = torch.cat((self._loss_sum.reshape(1), torch.tensor(rest, dtype=torch.float64, device=self.device)))
+        loss_sum, known, data_seconds, sync_seconds = self._group.totals(mine)
+        self._loss = loss_sum / known if known else None
         self._loss_sum.zero_()
         plan = self._loader.plan
         self._report.emit(
@@ -698,6 +731,7 @@ class Context:
         if self._ballot is not None:  # the script left its loop right after a step
             self._ballot.result()
             self._ballot = None
+        self._drain()
         self._report_steps()
 
         def save() -> bool:
@@ -711,6 +745,8 @@ class Context:
 
         if not self._together(save):
             self._stop_now("superseded")
+        with self._group.watchdog.over("the end of the training"):
+            settle_buffers(self._wrapped)  # from here on the ranks need not evaluate alike
         self._group.watchdog.close()
         self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._loss)
         self._ended = True

@@ -134,7 +134,8 @@ class TrainLoader:
                     return
                 micro, batch = ahead.take()
                 boundary = micro.last
-                seed_generators(mix(self.order.seed, epoch, micro.position))
+                # The word tells it from a sample's seed, whose numbers may be the same.
+                seed_generators(mix(self.order.seed, epoch, micro.position, "micro-batch"))
                 yield micro, batch
         except GeneratorExit:  # the script has left its loop
             ahead.close(wait=loader.persistent_workers)  # which serve the next epoch, too

@@ -1,21 +1,31 @@
-"""Files that are on disk when they are said to be, and the checksums of what was written."""
+"""Files that are on disk when they are said to be, the checksums of what was written, and reads with patience."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
+import secrets
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from typing import BinaryIO
 
+_PATIENCE = (0.5, 1.0, 2.0)  # seconds before each further attempt to read
 _PIECE = 1 << 25  # bytes after which the disk is told to begin
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}  # what file systems without hard links say
 _SMALL = 1 << 16  # bytes that are summed sooner than another thread would begin to
 _CHUNK = 1 << 22
+
+T = TypeVar("T")
+
+log = logging.getLogger("trainer_shim")
 
 
 class FileSum(NamedTuple):
@@ -116,6 +126,28 @@ def replacing(path: Path, check: Callable[[], None]) -> Iterator[SummedFile]:
         raise
 
 
+def create(path: Path, text: str) -> None:
+    """A new file that is whole and on disk, or not there at all; exclusive over all hosts that share the file system.
+
+    Raises:
+        FileExistsError: somebody else has made it.
+        OSError: it could not be written.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+    try:
+        with written(partial) as file:
+            file.write(text.encode())
+        try:
+            os.link(partial, path)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            path.touch(exist_ok=False)  # exclusive, too, and empty for a moment
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the directory's names last."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -123,6 +155,23 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def patiently(path: Path, read: Callable[[], T]) -> T:
+    """What `read` makes of the path, tried again for some seconds: shared file systems have hiccups.
+
+    A file that is not there may be one of them: an NFS client is told of new files late.
+
+    Raises:
+        OSError: what the last attempt raised.
+    """
+    for pause in _PATIENCE:
+        try:
+            return read()
+        except OSError as error:  # noqa: PERF203  a few turns
+            log.warning("%s cannot be read, trying again in %.1f s: %s", path, pause, error)
+            time.sleep(pause)
+    return read()
 
 
 def read_sum(path: Path) -> FileSum:

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
 
     from trainer_shim.world import World
 
-# While a CPU job is suspended gloo's clock goes on, and its next collective must not find that its time is up.
+# While a job is suspended the clocks of gloo and NCCL go on, and a collective that was under way must not find that its
+# time is up. Neither gives more time to one that has begun, so hangs are our watchdog's affair.
 SUSPENSION = timedelta(days=7)
-# Our watchdog, which tells what happened, comes before NCCL's, which aborts.
-NCCL_MARGIN = 60.0  # seconds
 
 T = TypeVar("T")
 
@@ -97,19 +96,15 @@ class Group:
         else:
             self.device = torch.device("cpu")
         on_gpu = self.device.type == "cuda"
-        limit = collective_timeout if world.size > 1 else None
-        self.watchdog = Watchdog(limit, world.rank, world.size, script=not on_gpu)  # NCCL's own clock watches the rest
+        self.watchdog = Watchdog(collective_timeout if world.size > 1 else None, world.rank, world.size)
         with self.watchdog.over("the start of the process group"):
             store = meet(world, self.device, os.environ)
-            timeout = SUSPENSION
-            if on_gpu and collective_timeout is not None:
-                timeout = timedelta(seconds=collective_timeout + NCCL_MARGIN)
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=timeout,
+                timeout=SUSPENSION,
             )
             self._control = dist.new_group(backend="gloo", timeout=SUSPENSION) if on_gpu else dist.group.WORLD
         if world.size > 1:
@@ -133,6 +128,12 @@ class Group:
         with self.watchdog.over("a sum"):
             dist.all_reduce(values)
             return values.tolist()
+
+    def drain(self) -> None:
+        """Wait until the device has done what it was given: on a GPU, the host runs ahead of it."""
+        if self.device.type == "cuda":
+            with self.watchdog.over("the work of the GPU"):
+                torch.cuda.synchronize(self.device)
 
     def peak_bytes(self) -> int:
         """The most memory that this rank has used so far: of its GPU, or without one what was resident."""

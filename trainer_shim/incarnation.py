@@ -1,8 +1,8 @@
 """The fence: each start of a trainer on a checkpoint directory claims the next number.
 
 Slurm may start a job again while an old trainer still lives (a lost node, a crashed controller). The claims are files
-made with O_EXCL, which is exclusive on every shared file system in use, and they are never removed: so "somebody newer
-has started" is "a higher number is there".
+that `create` makes, which is exclusive on every shared file system in use, and they are never removed: so "somebody
+newer has started" is "a higher number is there".
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import socket
 import time
 from typing import TYPE_CHECKING
+
+from trainer_shim.durable import create
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,14 +35,15 @@ def claim(claims: Path, above: int) -> int:
     """Claim the lowest free incarnation that is higher than every other and than `above`, and return it.
 
     Raises:
-        OSError: the directory cannot be written.
+        OSError: the directory cannot be written; nothing was claimed.
     """
     claims.mkdir(parents=True, exist_ok=True)
+    # For people only.
+    text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()})
     while True:
         above = max(highest(claims), above)
         try:
-            with (claims / str(above + 1)).open("x") as file:  # what it says is for people only
-                json.dump({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()}, file)
+            create(claims / str(above + 1), text)
         except FileExistsError:  # somebody else was faster
             above += 1
         else:

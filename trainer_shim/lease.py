@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_shim.errors import LeaseError
@@ -18,10 +19,14 @@ log = logging.getLogger("trainer_shim")
 
 
 class Lease(NamedTuple):
-    """What a trainer needs of a lease: its run, and a stop request's run and deadline (unix seconds), if any."""
+    """What a trainer needs of a lease: its run, and a stop request's run and instants, if any.
+
+    `requested` and `deadline` are unix seconds of the daemon's clock.
+    """
 
     run: int
     stop_run: int | None
+    requested: float | None
     deadline: float | None
 
 
@@ -44,7 +49,8 @@ def read_lease(path: Path) -> Lease:
     return Lease(
         run=_run(path, content),
         stop_run=_run(path, stop) if stop else None,
-        deadline=_deadline(path, stop) if stop else None,
+        requested=_instant(path, stop, "requested") if stop else None,
+        deadline=_instant(path, stop, "deadline") if stop else None,
     )
 
 
@@ -55,14 +61,14 @@ def _run(path: Path, content: dict[str, Any]) -> int:
     return run
 
 
-def _deadline(path: Path, stop: dict[str, Any]) -> float | None:
-    deadline: Any = stop.get("deadline")
-    if deadline is None:
+def _instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
+    instant: Any = stop.get(key)
+    if instant is None:
         return None
     # The bounds come before the conversion: an integer may lie beyond the range of a float.
-    if type(deadline) not in (int, float) or not -math.inf < deadline < 1e300:  # noqa: PLR2004  no clock shows that
-        raise LeaseError(f"{path}: key 'deadline' is {deadline!r}: it must be unix seconds")
-    return float(deadline)
+    if type(instant) not in (int, float) or not -1e300 < instant < 1e300:  # noqa: PLR2004  no clock shows that
+        raise LeaseError(f"{path}: key {key!r} is {instant!r}: it must be unix seconds")
+    return float(instant)
 
 
 class LeaseWatch:
@@ -73,7 +79,9 @@ class LeaseWatch:
         self._run = run
         self._seen: tuple[int, int, int] | None = None
         self._cause: str | None = None
-        self.deadline: float | None = None  # of the stop that was asked of this run, unix seconds
+        self._looked = time.monotonic()  # when no stop was asked of this run yet, as far as is known
+        self._asked = self._found = 0.0  # when it was, and when that was found here, on the same clock
+        self._grace: float | None = None
         self._warned = False
 
     def cause(self) -> str | None:
@@ -84,16 +92,34 @@ class LeaseWatch:
             if seen != self._seen:
                 self._cause = self._judge(read_lease(self._path))
                 self._seen = seen
+            if self._cause is None:
+                self._looked = time.monotonic()
         except (OSError, LeaseError) as error:
             if not self._warned:
                 log.warning("the lease cannot be read, going on without it: %s", error)
             self._warned = True
         return self._cause
 
+    def seconds_left(self, signalled: float | None) -> float:
+        """Until the deadline of the stop that was asked of this run, infinite where there is none.
+
+        The grace is counted on our own clock, because the daemon's may differ from it by more than that: from the
+        signal that goes with the request (`signalled`, a monotonic instant), or from when the request was written,
+        where that was found before a signal came.
+        """
+        if self._grace is None:
+            return math.inf
+        asked = self._asked if signalled is None or signalled > self._found else signalled
+        return self._grace - (time.monotonic() - asked)
+
     def _judge(self, lease: Lease) -> str | None:
         if lease.run > self._run:
             return "superseded"
         if lease.stop_run != self._run:
             return None
-        self.deadline = lease.deadline
+        if self._grace is None and lease.requested is not None and lease.deadline is not None:
+            self._grace = lease.deadline - lease.requested
+            self._found = time.monotonic()
+            # How old the request is depends on both clocks; it is no older than our last look.
+            self._asked = max(self._found - max(time.time() - lease.requested, 0.0), self._looked)
         return "mailbox"

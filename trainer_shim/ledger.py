@@ -8,6 +8,7 @@ written when all of it is on disk, has the size and the checksum of every file. 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from trainer_shim.durable import read_sum, replacing, sync_directory
+from trainer_shim.durable import patiently, read_sum, replacing, sync_directory
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Ledger:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._unread: set[Path] = set()  # manifests that `latest` has passed over
 
     def folder(self, incarnation: int) -> Path:
         """Where this incarnation, and nobody else, writes."""
@@ -67,9 +69,10 @@ class Ledger:
         manifests = self._manifests()
         for manifest in manifests:
             try:
-                return _read_whole(manifest)
+                return patiently(manifest, functools.partial(_read_whole, manifest))
             except (_DamagedError, OSError) as error:  # noqa: PERF203  a few turns
                 log.warning("checkpoint %s is skipped: %s", manifest, error)
+                self._unread.add(manifest)
         if manifests:
             raise CheckpointError(
                 f"{self.root}: none of its {len(manifests)} checkpoints is whole; "
@@ -97,16 +100,21 @@ class Ledger:
         return sum(size for size, _ in files.values())
 
     def tidy(self, incarnation: int, spared: Collection[Path] = ()) -> None:
-        """Remove all but the newest KEPT checkpoints and `spared`, and what earlier incarnations left unfinished."""
+        """Remove what is older than the newest KEPT but not `spared`, and what earlier incarnations left unfinished.
+
+        One that could not be read does not count as one of them: it may stay that way.
+        """
         manifests = self._manifests()
-        for manifest in manifests[KEPT:]:
+        counted = [manifest for manifest in manifests if manifest not in self._unread][:KEPT]
+        end = manifests.index(counted[-1]) + 1 if len(counted) == KEPT else len(manifests)
+        for manifest in manifests[end:]:
             with contextlib.suppress(_DamagedError, OSError, ValueError):
                 path = manifest.with_name(_read(manifest)["path"])
                 if path in spared:
                     continue
                 manifest.unlink()  # first: without it, what is left is not a checkpoint
                 _remove(path)
-        kept = {manifest.parent for manifest in manifests[:KEPT]} | {path.parent for path in spared}
+        kept = {manifest.parent for manifest in manifests[:end]} | {path.parent for path in spared}
         for number, folder in self._folders():
             if number < incarnation and folder not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -169,10 +177,9 @@ def _read_whole(manifest: Path) -> Entry:
     path = manifest.with_name(content["path"])
     for name, expected in content["files"].items():
         file = path / name if name else path
-        if not file.exists():
-            raise _DamagedError(f"{name or path.name} is missing")
-        if file.stat().st_size != expected[0]:
-            raise _DamagedError(f"{name or path.name} has {file.stat().st_size} bytes instead of {expected[0]}")
+        size = file.stat().st_size
+        if size != expected[0]:
+            raise _DamagedError(f"{name or path.name} has {size} bytes instead of {expected[0]}")
         if read_sum(file) != tuple(expected):
             raise _DamagedError(f"{name or path.name} has another checksum than when it was written")
     incarnation = int(manifest.parent.name.partition("-")[2])

@@ -1,12 +1,17 @@
-"""Whose a checkpoint directory is: two jobs that train in one would continue each other's checkpoints."""
+"""Whose a checkpoint directory is: two jobs that train in one would continue each other's checkpoints.
+
+The first owner leaves a note, `job`, and each one that takes the directory over another, `job.2`, `job.3`, ...: the
+last one counts. Notes are made exclusively and never changed: so of jobs that come at once, one becomes the owner.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import re
 from typing import TYPE_CHECKING
 
+from trainer_shim.durable import create
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,24 +37,33 @@ def belong(directory: Path, job: Job) -> None:
     if job.uid is None:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    note = directory / "job"
-    try:
-        owner = note.read_text(errors="replace").strip()
-    except FileNotFoundError:
-        owner = ""
-    if owner == job.uid:
-        return
-    if owner and not _has_ended(owner, job):
-        raise CheckpointError(
-            f"{directory}: belongs to job {owner}, which has not ended as far as is known, and this is job {job.uid}: "
-            "give each job a directory of its own; to have this job continue the other's training, end that one, "
-            f"or remove {note}"
-        )
-    if owner:
-        log.info("%s: taken over from job %s, which has ended", directory, owner)
-    partial = note.with_name(f"job.{os.getpid()}.partial")
-    partial.write_text(f"{job.uid}\n")
-    partial.replace(note)
+    while True:
+        owners = _owners(directory)
+        if owners and owners[-1] == job.uid:
+            return
+        if owners and not _has_ended(owners[-1], job):
+            raise CheckpointError(
+                f"{directory}: belongs to job {owners[-1]}, which has not ended as far as is known, and this is job "
+                f"{job.uid}: give each job a directory of its own; to have this job continue the other's training, "
+                f"end that one, or remove {_note(directory, len(owners))}"
+            )
+        with contextlib.suppress(FileExistsError):  # somebody else was faster
+            create(_note(directory, len(owners) + 1), f"{job.uid}\n")
+            if owners:
+                log.info("%s: taken over from job %s, which has ended", directory, owners[-1])
+
+
+def _note(directory: Path, number: int) -> Path:
+    return directory / ("job" if number == 1 else f"job.{number}")
+
+
+def _owners(directory: Path) -> list[str]:
+    """Who has left a note, the present owner last."""
+    owners: list[str] = []
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            owners.append(_note(directory, len(owners) + 1).read_text(errors="replace").strip())
+    return owners
 
 
 def _has_ended(owner: str, job: Job) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import logging
 import math
@@ -96,12 +98,15 @@ def _make(directory: Path) -> None:
     The parent passes its group, the daemon's, on (it is setgid). Where a file system does not do that, everybody may
     read, since the daemon must.
     """
-    try:
+    with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-    except FileExistsError:
-        return
+    found = directory.lstat()
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "made by another user; the daemon moves it aside", str(directory))
+    if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
+        return  # opened already (unless a trainer was killed before it came to that), or not a directory
     parent = directory.parent.stat()
-    passed_on = parent.st_mode & stat.S_ISGID and directory.stat().st_gid == parent.st_gid
+    passed_on = parent.st_mode & stat.S_ISGID and found.st_gid == parent.st_gid
     directory.chmod(0o750 if passed_on else 0o755)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 import math
 import threading
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from trainer_shim.checkpoint import Progress
 from trainer_shim.errors import SupersededError
 from trainer_shim.snapshot import snapshot
+from trainer_shim.stop import RECENT
 
 if TYPE_CHECKING:
     from trainer_shim.checkpoint import Checkpoint, CheckpointStore, States
@@ -48,12 +50,17 @@ class Saver:
         self._tried = time.monotonic()
         self._saved_at = self._tried if resumed else None
         self.saved = resumed.progress if resumed else Progress()  # what the newest checkpoint says
-        self.slowest: float | None = None  # seconds from the beginning of a save to its end
+        self._durations: collections.deque[float] = collections.deque(maxlen=RECENT)
 
     @property
     def age(self) -> float:
         """Seconds since the newest checkpoint was there, or was resumed from; infinite where there is none."""
         return math.inf if self._saved_at is None else time.monotonic() - self._saved_at
+
+    @property
+    def slowest(self) -> float | None:
+        """The most seconds that one of the last saves took from its beginning to its end, None before the first."""
+        return max(self._durations, default=None)
 
     def due(self, every: float) -> bool:
         """Whether the last save ended so many seconds ago."""
@@ -124,7 +131,7 @@ class Saver:
     def _note(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
         self.saved = progress
         self._saved_at = time.monotonic()
-        self.slowest = max(seconds, self.slowest or 0.0)
+        self._durations.append(seconds)
         self._report.emit(
             "checkpoint", step=progress.step, seconds=seconds, bytes=size, cause=cause, stall_seconds=stall
         )

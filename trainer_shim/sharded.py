@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_shim.durable import FileSum, SummedFile, written
+from trainer_shim.durable import FileSum, SummedFile, patiently, written
 from trainer_shim.errors import CheckpointError
 from trainer_shim.optimizer import ShardedOptimizer, empty_like_saved, ways_of
 
@@ -97,10 +97,9 @@ def read_shards(directory: Path, objects: dict[str, Any], team: Team) -> dict[st
     """
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415  slow to import
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner  # noqa: PLC0415
-    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-    reader = FileSystemReader(directory)
+    reader = _patient_reader(directory)
     try:
         metadata: Metadata = team.from_first(reader.read_metadata)
     except OSError as error:
@@ -119,6 +118,20 @@ def read_shards(directory: Path, objects: dict[str, Any], team: Team) -> dict[st
         raise CheckpointError(f"{directory}: cannot be read: {error}") from error
     loaded = {way: values[key] for name in objects for key, way in ways_of(metadata, name)}
     return {name: _filled(frame, (name,), loaded) for name, frame in frames.items()}
+
+
+def _patient_reader(directory: Path) -> Any:
+    """Torch's reader, which tries again where a read fails; the tensors are then read into once more."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415  slow to import
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            return patiently(directory, lambda: super(Reader, self).read_metadata(*args, **kwargs))
+
+        def read_data(self, *args: Any, **kwargs: Any) -> Any:
+            return patiently(directory, lambda: super(Reader, self).read_data(*args, **kwargs))
+
+    return Reader(directory)
 
 
 def misfit(path: Path, name: str, why: object) -> CheckpointError:

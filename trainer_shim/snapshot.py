@@ -50,6 +50,10 @@ def _tensor(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> t
             value.size(),
             value.stride(),
         )
+        if value.is_conj():  # these two are bits of the tensor, and not in its memory
+            same = same.conj()
+        if value.is_neg():
+            same = torch._neg_view(same)  # noqa: SLF001  what makes one
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(same, requires_grad=value.requires_grad)
     return same.requires_grad_(value.requires_grad and value.is_leaf)

@@ -18,6 +18,7 @@ HURRY_AFTER = 2.0
 
 POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
 YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
+RECENT = 5  # saves that say how long the next one may take: a file system's bad moment is forgotten
 
 CHECKPOINTED_EXIT_CODE = 85
 SUPERSEDED_EXIT_CODE = 76
@@ -31,7 +32,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self._requested: dict[str, float] = {}
-        self._signalled: float | None = None  # on the monotonic clock
+        self.signalled: float | None = None  # when the first signal came, on the monotonic clock
         self.hurried = False
 
     def request(self, cause: str) -> None:
@@ -41,9 +42,9 @@ class StopFlag:
     def signal(self, cause: str) -> None:
         """Note a request that came as a signal: a SIGTERM well after the first one says to hurry."""
         now = time.monotonic()
-        if self._signalled is None:
-            self._signalled = now
-        self.hurried = self.hurried or (cause == "sigterm" and now - self._signalled >= HURRY_AFTER)
+        if self.signalled is None:
+            self.signalled = now
+        self.hurried = self.hurried or (cause == "sigterm" and now - self.signalled >= HURRY_AFTER)
         self.request(cause)
 
     def votes(self) -> list[int]:
@@ -69,7 +70,8 @@ def agreed_cause(votes: list[int]) -> str | None:
 def is_time_to_save(left: float, slowest: float | None, age: float, *, hurried: bool) -> bool:
     """Whether a stop has time for a checkpoint, as far as the earlier ones tell; a warning says why not.
 
-    `left` is seconds to the deadline, `slowest` what the slowest checkpoint took, `age` that of the newest one.
+    `left` is seconds to the deadline, `slowest` what the slowest of the last RECENT checkpoints took, `age` the
+    newest one's.
     """
     if slowest is not None and left < slowest:
         log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", slowest, left)

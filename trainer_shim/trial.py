@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,20 +34,20 @@ class Trial:
         self._begun = 0.0
         self._samples = 0
 
-    def is_over(self, step: int, samples: int, now: float, **facts: Any) -> bool:
+    def is_over(self, step: int, samples: int, clock: Callable[[], float], **facts: Any) -> bool:
         """Whether that was the last step; the first rank's call with a file then writes down what was measured.
 
         Args:
             step: of the trial.
             samples: seen so far.
-            now: seconds.
+            clock: tells the time in seconds at which the steps so far are done.
             **facts: what else the line is to say.
         """
         if step <= WARM_UP:
-            self._begun, self._samples = now, samples
+            self._begun, self._samples = clock(), samples
         if step < WARM_UP + self._steps:
             return False
-        line = {"steps": self._steps, "samples": samples - self._samples, "seconds": now - self._begun, **facts}
+        line = {"steps": self._steps, "samples": samples - self._samples, "seconds": clock() - self._begun, **facts}
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")

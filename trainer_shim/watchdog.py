@@ -50,14 +50,12 @@ class Watchdog:
     of the time is over; then each rank that waits tells the others where, through the process group's store. Who has
     told nothing by the end is the one that hangs.
 
-    With `script`, its own code outside the steps is watched too, from the first step to the end of the training: for
-    backends whose own clock does not know of suspensions. `store` and `exit_code` are given when they are known; with a
-    `limit` of None nothing is watched.
+    The script's own code outside the steps is watched too, from the first step to the end of the training. `store` and
+    `exit_code` are given when they are known; with a `limit` of None nothing is watched.
     """
 
-    def __init__(self, limit: float | None, rank: int, size: int, *, script: bool) -> None:
+    def __init__(self, limit: float | None, rank: int, size: int) -> None:
         self._limit = limit
-        self._script = script
         self._tick = TICK if limit is None else min(TICK, limit / 10)
         self._rank = rank
         self._size = size
@@ -77,8 +75,7 @@ class Watchdog:
 
     def disarm(self) -> None:
         """From now on it does what the script wants."""
-        watched = self._script and self.started
-        self._wait = _Wait("the script's own code", self._clock, PATIENT_FACTOR) if watched else None
+        self._wait = _Wait("the script's own code", self._clock, PATIENT_FACTOR) if self.started else None
 
     @contextlib.contextmanager
     def over(self, what: str) -> Iterator[None]:

@@ -165,7 +165,8 @@ class Witness:
 
     def _note(self, place, mask, name):
         if place != self.checkpoints:
-            self.claims[int(name)] = next(iter(whole_checkpoints(self.checkpoints, int(name))), None)
+            if name.isdigit():  # not what will be linked to one
+                self.claims[int(name)] = next(iter(whole_checkpoints(self.checkpoints, int(name))), None)
             return
         match = NAME.fullmatch(name)
         if not match:

@@ -93,16 +93,18 @@ def hold(args, step):
 
 
 @torch.no_grad()
-def evaluate(ctx, args, net, name):
+def evaluate(ctx, args, model, name):
     """As many batches as `--evaluate` says and one more on each further rank, half a second each; written down."""
     wanted = "epoch" if args.evaluate_at is None else f"step {args.evaluate_at}"
-    if not args.evaluate or not (name + " ").startswith(wanted + " "):
+    if args.evaluate is None or not (name + " ").startswith(wanted + " "):
         return
-    net[0].weight.mul_(2)  # what a script may do to evaluate, such as averaged weights
+    weight = model.module[0].weight
+    weight.mul_(2)  # what a script may do to evaluate, such as averaged weights
     data = torch.utils.data.TensorDataset(torch.arange(args.evaluate + ctx.rank))
     with (args.directory / f"evaluated-{ctx.incarnation}-{ctx.rank}.txt").open("a", buffering=1) as file:
         for (number,) in ctx.evaluate(torch.utils.data.DataLoader(data, num_workers=args.workers)):
             file.write(f"{name} {number.item()}\n")
+            model(torch.ones(1, 6, dtype=torch.float64))
             hold(args, ctx.step_count)
             time.sleep(args.evaluate_seconds)
             if number.item() == args.evaluate_break == ctx.rank:
@@ -110,7 +112,7 @@ def evaluate(ctx, args, net, name):
         file.write(f"{name} whole\n")
     if torch.distributed.is_initialized():  # what a script does with its metrics
         torch.distributed.all_reduce(torch.ones(()))
-    net[0].weight.div_(2)
+    weight.div_(2)
 
 
 def parse():
@@ -129,7 +131,7 @@ def parse():
     parser.add_argument("--wrap-by-hand", action="store_true")
     parser.add_argument("--last-epoch", type=int)
     parser.add_argument("--finish-file", help="end with the epoch in which this file appears in the directory")
-    parser.add_argument("--evaluate", type=int, help="batches of an evaluation behind each epoch")
+    parser.add_argument("--evaluate", type=int, help="batches of an evaluation behind each epoch, by rank 0")
     parser.add_argument("--evaluate-seconds", type=float, default=0.5, help="per batch")
     parser.add_argument("--evaluate-break", type=int, help="the rank of this number leaves at the batch of this number")
     parser.add_argument("--evaluate-at", type=int, help="evaluate after this step, and not behind the epochs")
@@ -173,6 +175,8 @@ def main():
     slow_down(ctx, args.slow_disk)
     votes = count_votes(ctx)
     net = make_net(args.dropout)
+    if args.evaluate is not None:
+        net.register_buffer("seen", torch.zeros(()), persistent=False)  # for which DDP's forward needs all ranks
     model = nn.parallel.DistributedDataParallel(net) if args.wrap_by_hand else ctx.wrap(net)
     optimizer, schedule = make_optimizer(model.parameters())
     loader = ctx.loader(
@@ -213,9 +217,9 @@ def main():
                 log.write(json.dumps(line) + "\n")
                 trained, loss_sum = [], 0.0
                 time.sleep(args.step_seconds)
-                evaluate(ctx, args, net, f"step {ctx.step_count}")
+                evaluate(ctx, args, model, f"step {ctx.step_count}")
                 hold(args, ctx.step_count)
-        evaluate(ctx, args, net, f"epoch {epoch}")
+        evaluate(ctx, args, model, f"epoch {epoch}")
         if finish_asked(args, epoch):
             ctx.finish()
             break

@@ -1,10 +1,12 @@
 """Checkpoints, the fence and reports on disk."""
 
+import errno
 import json
 import os
 import resource
 import threading
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +25,17 @@ ORDER = {"seed": 1, "size": 10, "shuffle": True}
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts to read
     return CheckpointStore(tmp_path)
+
+
+@pytest.fixture
+def room():
+    """Let files have so many bytes at most, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def save(store, step, incarnation=1, check=lambda: None):
@@ -99,38 +110,45 @@ def test_none_is_whole(store):
             store.latest()
 
 
-def failing(monkeypatch, times):
-    """The first reads of any data fail."""
-    failures = iter([OSError(116, "Stale file handle")] * times)
-    verify = checkpoint._verify
+def failing(monkeypatch, place, name, error, times):
+    """The first calls of a function that reads fail."""
+    failures, read = iter([error] * times), getattr(place, name)
 
-    def fail(found):
-        error = next(failures, None)
-        if error:
-            raise error
-        verify(found)
+    def fail(*args, **kwargs):
+        for failure in failures:
+            raise failure
+        return read(*args, **kwargs)
 
-    monkeypatch.setattr(checkpoint, "_verify", fail)
-    monkeypatch.setattr(checkpoint.time, "sleep", lambda _: None)
+    monkeypatch.setattr(place, name, fail)
 
 
-def test_a_read_that_fails_for_a_moment(store, monkeypatch):
-    """A good checkpoint is used although its first reads fail."""
+@pytest.mark.parametrize(
+    ("place", "name"), [(checkpoint, "_read_manifest"), (checkpoint, "_verify_file"), (torch, "load")]
+)
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT])
+def test_a_read_that_fails_for_a_moment(store, monkeypatch, place, name, number):
+    """A good checkpoint is used although its first reads fail, also where a file seems not to be there."""
     save(store, 1)
     save(store, 2)
-    failing(monkeypatch, 2)
-    assert store.latest().progress.step == 2
+    failing(monkeypatch, place, name, OSError(number, "a hiccup"), 2)
+    found = store.latest()
+    assert found.progress.step == 2
+    assert store.load(found)["model"]["w"][0] == 2
 
 
 def test_an_unreadable_checkpoint_stays(store, monkeypatch, caplog):
-    """A checkpoint that cannot be read is passed over with a message, and is not set aside."""
+    """A checkpoint that cannot be read is passed over with a message, stays, and does not count as one that is kept."""
     save(store, 1)
     save(store, 2)
     before = names(store)
-    failing(monkeypatch, 4)
+    failing(monkeypatch, checkpoint, "_verify", OSError(errno.ESTALE, "Stale file handle"), 4)
     assert store.latest().progress.step == 1
     assert "incarnation-1-step-2.json is skipped: [Errno 116]" in caplog.text
     assert names(store) == before
+    save(store, 3, 2)
+    assert [name.partition(".")[0][-1] for name in names(store, "*.json")] == ["1", "2", "3"]
+    save(store, 4, 2)
+    assert [name.partition(".")[0][-1] for name in names(store, "*.pt")] == ["3", "4"]
 
 
 def test_the_same_step_again(store):
@@ -210,16 +228,12 @@ def test_a_failed_save_changes_nothing(store, error):
     assert names(store) == before
 
 
-@pytest.mark.parametrize("room", [100, 100_000, 400_000])
-def test_full_disk(store, room):
+@pytest.mark.parametrize("size", [100, 100_000, 400_000])
+def test_full_disk(store, room, size):
     """A disk that fills up, early or late in the data, is an OSError, and leaves nothing behind."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            store.save(States({"w": torch.zeros(100_000)}), 1, Progress(step=1), ORDER, lambda: None)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    room(size)
+    with pytest.raises(OSError, match="File too large"):
+        store.save(States({"w": torch.zeros(100_000)}), 1, Progress(step=1), ORDER, lambda: None)
     assert names(store) == []
 
 
@@ -248,6 +262,30 @@ def test_claims_are_exclusive(tmp_path):
     for thread in threads:
         thread.join()
     assert sorted(found) == list(range(1, 81))
+
+
+def test_a_claim_that_fails_claims_nothing(tmp_path, room):
+    """On a full disk nobody is superseded by a trainer that does not come to train."""
+    claim(tmp_path, 0)
+    room(5)
+    with pytest.raises(OSError, match="File too large"):
+        claim(tmp_path, 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("no_links", [errno.EPERM, errno.ENOSYS])
+def test_claims_without_hard_links(tmp_path, monkeypatch, no_links):
+    """Where a file system knows none, claims are exclusive all the same."""
+
+    def refuse(*_):
+        raise OSError(no_links, "no links")
+
+    monkeypatch.setattr("os.link", refuse)
+    assert [claim(tmp_path, 0), claim(tmp_path, 0)] == [1, 2]
+    with pytest.raises(FileExistsError):
+        durable.create(tmp_path / "2", "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
+    assert "claimed" in json.loads((tmp_path / "2").read_text())
 
 
 def test_reports(tmp_path):
@@ -318,11 +356,36 @@ def test_a_job_that_has_ended_leaves_its_directory(tmp_path):
     (tmp_path / "mailbox" / FIRST).rmdir()
     for _ in range(2):
         belong(tmp_path, jobs[1])
-    with pytest.raises(CheckpointError, match="has not ended"):
+    with pytest.raises(CheckpointError, match=r"has not ended.* remove .*/job\.2"):
         belong(tmp_path, jobs[0])
-    (tmp_path / "job").write_text("../somebody")
+    (tmp_path / "job.2").write_text("../somebody")
     with pytest.raises(CheckpointError, match="/somebody"):
         belong(tmp_path, jobs[1])
+
+
+@pytest.mark.parametrize(("owned", "reads"), [(False, 1), (True, 1), (True, 2)])
+def test_of_jobs_that_come_at_once_one_becomes_the_owner(tmp_path, monkeypatch, owned, reads):
+    """Also where one comes right behind what the other has read, and whether the directory had an owner or not."""
+    directory = tmp_path / "checkpoints"
+    jobs = []
+    for uid in (FIRST, SECOND):
+        lease = tmp_path / "mailbox" / uid / "lease.json"
+        lease.parent.mkdir(parents=True)
+        jobs.append(read_job({"METASCHED_UID": uid, "METASCHED_LEASE": str(lease)}))
+    if owned:
+        belong(directory, read_job({"METASCHED_UID": "c" * 16}))
+    turns, read_text = iter(range(1, 100)), Path.read_text
+
+    def read(path, **options):
+        try:
+            return read_text(path, **options)
+        finally:
+            if next(turns) == reads:
+                belong(directory, jobs[1])
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(CheckpointError, match=f"belongs to job {SECOND}"):
+        belong(directory, jobs[0])
 
 
 @pytest.mark.parametrize("sizes", [[10], [70_000, 3, 200_000], [durable._PIECE + 5, 1]])

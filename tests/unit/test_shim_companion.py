@@ -181,6 +181,25 @@ def test_no_time_for_a_checkpoint(start, tmp_path, monkeypatch):
     assert (last["cause"], last["checkpointed"]) == ("mailbox", False)
 
 
+def test_a_step_ends_with_the_gpu(start, tmp_path, monkeypatch):
+    """What the host has launched, and the GPU has yet to do, is part of the reported seconds."""
+    clock = [1000.0]
+
+    def catch_up():
+        clock[0] += 5
+
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", catch_up)
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 1)
+    first = start()
+    clock[0] += 2
+    first.should_stop()
+    clock[0] += 2
+    first.should_stop()
+    assert [line["seconds"] for line in lines(tmp_path, 1) if line["kind"] == "steps"] == [7, 7]
+
+
 def test_another_training_is_refused(start, tmp_path):
     """A checkpoint made with another global batch or another data set is not continued, and the message says why."""
     first = start()

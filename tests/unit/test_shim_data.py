@@ -124,6 +124,13 @@ class Augmented(torch.utils.data.Dataset):
         return index, *draw()
 
 
+class AsStream(torch.utils.data.IterableDataset):
+    """The same, one after the other."""
+
+    def __iter__(self):
+        return (Augmented()[index] for index in range(23))
+
+
 @pytest.fixture(scope="module")
 def augmented():
     """{index: draws} of epoch 1, by one process."""
@@ -163,6 +170,17 @@ def test_a_data_set_that_fetches_batches():
     """A data set's own way to fetch several samples is used."""
     assert [len(batch) for _, batch in read(make(InBatches(), 6, collate_fn=list))] == [6, 6, 6, 5]
     assert {row[1] for _, batch in read(make(InBatches(), 6, collate_fn=list)) for row in batch} == {"together"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_number_is_drawn_twice(stream):
+    """What is drawn for a micro-batch is nothing that was drawn for a sample."""
+    dataset = AsStream() if stream else Augmented()
+    samples, micro_batches = [], []
+    for _, batch in make(dataset, 1, shuffle=False, collate_fn=list).pairs(0, 0, lambda _: None):
+        samples += [row[1:] for row in batch]
+        micro_batches.append(draw())
+    assert len({*samples, *micro_batches}) == 2 * 23
 
 
 @pytest.mark.parametrize("workers", [0, 2])

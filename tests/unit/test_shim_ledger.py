@@ -15,7 +15,8 @@ def nothing():
 
 
 @pytest.fixture
-def ledger(tmp_path):
+def ledger(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)
     return Ledger(tmp_path)
 
 
@@ -56,19 +57,22 @@ def test_a_checkpoint_may_be_one_file(ledger):
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (lambda path: (path / "model").unlink(), "model is missing"),
+        (lambda path: (path / "model").unlink(), "No such file or directory"),
         (lambda path: (path / "model").write_bytes(b"m" * 99), "model has 99 bytes instead of 100"),
         (lambda path: (path / "deep" / "state").write_bytes(b"t" * 10), "deep/state has another checksum"),
         (lambda path: path.with_name("step-7.json").write_text("{"), "its manifest cannot be read"),
     ],
 )
 def test_a_damaged_one_is_skipped(ledger, caplog, harm, message):
-    """A checkpoint of which a file is missing, short or changed is passed over with a warning that says so."""
+    """A checkpoint of which a file is missing, short or changed is passed over with a warning; the older one stays."""
     older = make(ledger, 1, 5)
     harm(make(ledger, 1, 7))
     with caplog.at_level(logging.WARNING, "trainer_shim"):
         assert ledger.latest().path == older
     assert message in caplog.text
+    make(ledger, 2, 6)
+    ledger.tidy(2)
+    assert older.exists()
 
 
 def test_none_is_whole(ledger):

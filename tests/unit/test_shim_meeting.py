@@ -6,11 +6,12 @@ import os
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from trainer_shim import meeting
+from trainer_shim import group, meeting
 from trainer_shim.errors import VariableError, WorldError
 from trainer_shim.meeting import crowded, meet
 from trainer_shim.world import Master, World
@@ -66,6 +67,21 @@ def test_all_come(ports):
         assert [store.get("key") for store in stores] == [b"value"] * 3
         assert os.environ["MASTER_PORT"] == str(stores[0].port)
         assert (stores[0].port == ports[0]) == (name is None)
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_suspension_uses_up_no_collective_s_time(monkeypatch, gpus):
+    """No backend gives up on a collective because of `collective_timeout`, whose clock stops in a suspension."""
+    limits = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+    monkeypatch.setattr(group, "meet", lambda *_: None)
+    for name in ("init_process_group", "new_group"):
+        monkeypatch.setattr(group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
+    with patch.dict(os.environ):
+        group.Group(World(0, 1, 0, None), collective_timeout=600.0)
+    assert limits == [7] * (1 + gpus)
 
 
 def test_ports_that_are_taken(ports):

@@ -48,6 +48,32 @@ def test_what_waits_is_bounded(hung, tmp_path):
         assert json.loads(file.readline())["text"] == "x" * 10_000
 
 
+@pytest.mark.parametrize("before", ["nothing", "private", "open", "link"])
+def test_who_may_read(tmp_path, before):
+    """The daemon may read the reports, also where an earlier trainer was killed before it had seen to that."""
+    directory, secrets = tmp_path / "uid", tmp_path / "secrets"
+    secrets.mkdir(mode=0o700)
+    if before == "link":
+        directory.symlink_to(secrets)
+    elif before != "nothing":
+        directory.mkdir(mode=0o700 if before == "private" else 0o711)
+    Reporter(directory, 1).emit("start")
+    assert directory.stat().st_mode & 0o777 == {"open": 0o711, "link": 0o700}.get(before, 0o755)
+
+
+def test_anothers_directory(tmp_path, monkeypatch):
+    """Nothing is written into a directory that another user made; when it is out of the way, nothing is lost."""
+    directory = tmp_path / "uid"
+    directory.mkdir()
+    reporter = Reporter(directory, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
+        reporter.emit("start")
+    directory.rmdir()  # fails where something was written
+    reporter.emit("end")
+    assert [line["kind"] for line in lines((directory / "incarnation-1.jsonl").read_text())] == ["start", "end"]
+
+
 def test_the_last_lines_of_a_killed_trainer(tmp_path):
     """Every line that was emitted before a kill -9 is in the file."""
     script = """

@@ -12,6 +12,7 @@ from trainer_shim.errors import SupersededError
 from trainer_shim.report import Reporter
 from trainer_shim.saver import Saver
 from trainer_shim.snapshot import snapshot
+from trainer_shim.stop import RECENT
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
 
@@ -30,6 +31,8 @@ def a_state():
     optimizer.step()
     base = torch.arange(12.0)
     more = collections.OrderedDict(part=base[3:5], transposed=base.view(3, 4).t(), half=base.half(), nothing=None)
+    turned = torch.complex(base, base)
+    more |= {"turned": turned, "conjugate": turned.conj(), "negative": torch.complex(base, base).conj().imag}
     return {
         "net": net.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -114,6 +117,26 @@ def test_a_save_awaits_the_one_before(make, gate, tmp_path):
     assert store.load(store.latest()) == {"w": 1}
     saver.save(lambda: States({"w": 3}), Progress(step=2), ORDER, "stop")
     assert store.load(store.latest()) == {"w": 3}
+
+
+def test_a_slow_save_is_forgotten(make, monkeypatch):
+    """The slowest of the last saves counts: one slow save does not count for ever."""
+    now, seconds = 0.0, 50.0
+
+    def check():
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    saver = make(check)
+    assert saver.slowest is None
+    found = []
+    for step in range(1, RECENT + 2):
+        saver.save(lambda: States({"w": 1}), Progress(step=step), ORDER, "stop")
+        found.append(saver.slowest)
+        seconds = 1.0
+    assert set(found[:-1]) == {found[0]}
+    assert found[-1] == found[0] / 50
 
 
 def test_a_failure_is_an_error_in_the_log(make, caplog):

@@ -1,6 +1,7 @@
 """Requests to stop: the lease, the flag, the exit code."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -33,12 +34,29 @@ def test_lease_asks_its_run_only(write):
     """A stop counts for the run that it names, from the moment it is there."""
     watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None}), run=2)
     assert watch.cause() is None
-    write({"format": 1, "run": 2, "stop": {"run": 1, "deadline": 5}})
+    write({"format": 1, "run": 2, "stop": {"run": 1, "requested": 1, "deadline": 5}})
     assert watch.cause() is None
-    assert watch.deadline is None
-    write({"format": 1, "run": 2, "stop": {"run": 2, "deadline": 1732118393}})
+    assert watch.seconds_left(None) == math.inf
+    write({"format": 1, "run": 2, "stop": {"run": 2}})
     assert watch.cause() == "mailbox"
-    assert watch.deadline == 1732118393.0
+    assert watch.seconds_left(None) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("ahead", "signalled", "left"),
+    [(0, None, 80), (3600, None, 70), (-3600, None, 90), (3600, 100, 80), (-3600, 100, 80), (0, 119, 80)],
+)
+def test_the_grace_is_counted_on_one_clock(write, monkeypatch, ahead, signalled, left):
+    """However far a host's clock is `ahead` of the daemon's: from the signal, else from a time since the last look."""
+    now = 90.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("time.time", lambda: now + ahead)
+    watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None}), run=2)
+    assert watch.cause() is None
+    for now in (110.0, 120.0):
+        write({"format": 1, "run": 2, "round": now, "stop": {"run": 2, "requested": 100, "deadline": 200}})
+        assert watch.cause() == "mailbox"
+    assert watch.seconds_left(signalled) == left
 
 
 def test_higher_run_supersedes(write):
@@ -67,8 +85,8 @@ def test_unreadable_lease(write, caplog):
         '{"format": 1, "run": true}',
         '{"format": 1, "run": 1, "stop": 1}',
         '{"format": 1, "run": 1, "stop": {"reason": "x"}}',
-        '{"format": 1, "run": 1, "stop": {"run": 1, "deadline": "soon"}}',
-        '{"format": 1, "run": 1, "stop": {"run": 1, "deadline": NaN}}',
+        '{"format": 1, "run": 1, "stop": {"run": 1, "requested": 1, "deadline": "soon"}}',
+        '{"format": 1, "run": 1, "stop": {"run": 1, "requested": NaN}}',
         '{"format": 1, "run": 1, "stop": {"run": 1, "deadline": 1' + "0" * 400 + "}}",
     ],
 )
