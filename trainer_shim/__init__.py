@@ -72,7 +72,7 @@ def init(
         CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
         UsageError: called outside the main thread, or with a `collective_timeout` that is not above 0.
     """
-    from trainer_shim.context import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.begin import start  # noqa: PLC0415  importing the shim must not cost an import of torch
 
     return start(checkpoint_dir, checkpoint_every, collective_timeout)
 

@@ -10,27 +10,25 @@ import math
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_shim.arrival import arrive, introduce
 from trainer_shim.batch import plan_batch
 from trainer_shim.cadence import Cadence
 from trainer_shim.checkpoint import CheckpointStore, Progress
 from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, ignore_in_worker
 from trainer_shim.ddp import settle_buffers, unsettle_buffers
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
+from trainer_shim.evaluation import in_step
 from trainer_shim.fsdp import evened, fully_shard
 from trainer_shim.group import Ballot, Group
-from trainer_shim.incarnation import claim, highest
+from trainer_shim.incarnation import highest
 from trainer_shim.launcher import leave_word
 from trainer_shim.lease import LeaseWatch
-from trainer_shim.leave import departure, outlast_gloo
+from trainer_shim.leave import departure
 from trainer_shim.loading import make_loader
-from trainer_shim.owner import belong
 from trainer_shim.report import INTERVAL, Reporter, process_age
 from trainer_shim.saver import Saver
 from trainer_shim.stop import (
@@ -45,7 +43,7 @@ from trainer_shim.stop import (
 from trainer_shim.stream import check_outlook, outlook
 from trainer_shim.tracked import Stateful, Tracked
 from trainer_shim.trial import Trial, measured
-from trainer_shim.watchdog import HUNG_EXIT_CODE
+from trainer_shim.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -61,18 +59,6 @@ LONG_EVALUATION = 5.0  # seconds from which on it is worth a checkpoint, so that
 T = TypeVar("T")
 
 log = logging.getLogger("trainer_shim")
-
-
-class _Window:
-    """What has been trained since the last `steps` line."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.samples = 0
-        self.seconds = 0.0  # to the end of the device's work, where the window ends
-        self.known = 0  # this rank's samples whose loss is known
-        self.data_seconds = 0.0  # of `seconds`, those that waited for data, and for the other ranks
-        self.sync_seconds = 0.0
 
 
 class Context:
@@ -125,10 +111,8 @@ class Context:
         self._between: float | None = None  # the same between the last two epochs
         self._before_stop: list[Callable[[str], object]] = []
         self._after_stop: list[Callable[[str], object]] = []
-        self._loss_sum = torch.zeros((), dtype=torch.float64, device=group.device)
-        self._loss: float | None = None  # the mean over the last window
-        self._window = _Window()
-        self._mark = self._polled = self._reported = 0.0
+        self._window = Window(group)
+        self._mark = self._polled = 0.0
         atexit.register(self._leave)
 
     @property
@@ -275,7 +259,8 @@ class Context:
             yield from batches
             return
         with self._evaluating():
-            yield from self._in_step(batches)
+            source = deaf_iterator(batches, self._deaf)
+            yield from in_step(source, lambda *flags: self._look_away(*flags, 0), lambda: self._vote(0, 0, 0, 0, 1))
 
     def poll(self) -> None:
         """Stop if that was asked: for long work outside the loops. Called by all ranks alike.
@@ -310,8 +295,7 @@ class Context:
         micro = self._in_hand()
         if micro.last:
             self._call_vote()  # here, because the votes are counted while the gradients are computed
-        self._loss_sum.add_(loss.detach(), alpha=micro.samples)
-        self._window.known += micro.samples
+        self._window.add_loss(loss, micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
 
@@ -349,8 +333,7 @@ class Context:
             samples=self._progress.samples + micro.global_samples,
         )
         self._cadence.step()
-        self._window.steps += 1
-        self._window.samples += micro.global_samples
+        self._window.add_step(micro.global_samples)
         return True
 
     def finish(self) -> None:
@@ -426,7 +409,7 @@ class Context:
                 self._mark = time.monotonic()
             asked = time.monotonic()
         self._data = None
-        self._drain()
+        self._window.drain()
         worth_it = self._between is None or self._between >= LONG_EVALUATION
         if self._group.from_first(lambda: worth_it):
             with self._group.watchdog.busy():
@@ -465,7 +448,7 @@ class Context:
             ballot = self._vote(int(waits), *(outlook(data) if is_stream and not waits else (0, 0)))
             cause, hurried, (late, *sums) = _counted(ballot.result())
             if cause:
-                self._drain()
+                self._window.drain()
                 self._report_steps()
                 self._stop_now(cause, hurried=hurried)
             self._data_late = late > 0
@@ -509,40 +492,13 @@ class Context:
             self._evaluation += seconds
             self._mark += seconds
 
-    def _in_step(self, batches: Iterable[T]) -> Iterator[T]:
-        """The batches, each after a vote of all ranks, until all of them have had theirs."""
-        source = deaf_iterator(batches, self._deaf)
-        together = True  # until a rank has left its loop early: then nobody waits for it
-        try:
-            while True:
-                everybody_done = False
-                while together:
-                    waiting = not source.ready(POLL_INTERVAL)
-                    done = not waiting and source.ended
-                    waits, unfinished, left = self._look_away(int(waiting), int(not done), 0)
-                    together = not left
-                    everybody_done = not unfinished
-                    if not waits:
-                        break
-                if everybody_done:
-                    break
-                if not source.ended:
-                    yield source.take()
-                elif not together:
-                    break
-        except GeneratorExit:  # the script has left its loop
-            if together:
-                self._vote(0, 0, 0, 0, 1)  # the others hear it in their next vote, which is this one
-            source.close(wait=True)
-            raise
-
     def _call_vote(self) -> None:
         """Begin to agree with the other ranks on what to do at this boundary, if it is one with a vote."""
         if self._ballot is not None or not self._cadence.due:
             return
         now = time.monotonic()
         first = self.rank == 0
-        report_due = first and now - self._reported >= INTERVAL
+        report_due = first and now - self._window.closed >= INTERVAL
         save_due = first and self._saver.due(self._checkpoint_every)
         data_late = self._data is not None and not self._data.ready(0)
         data_short = not self._has_data(self._cadence.interval)
@@ -572,7 +528,7 @@ class Context:
         self._cadence.agree(wish, ready=not data_short)
         self._data_late = data_late > 0
         if report_due or save_due or cause:
-            self._drain()
+            self._window.drain()
         if report_due or cause:
             self._report_steps()
         if cause:
@@ -607,34 +563,18 @@ class Context:
         self._group.drain()
         return time.monotonic()
 
-    def _drain(self) -> None:
-        """Let the device end the steps so far, which is part of their time."""
-        asked = time.monotonic()
-        self._window.seconds += self._drained() - asked
-
     def _report_steps(self) -> None:
         """Write the `steps` line; collective, because the loss is everybody's."""
-        window, self._window = self._window, _Window()
-        self._reported = time.monotonic()
-        if not window.steps:
+        line = self._window.close()
+        if line is None:
             return
         assert self._loader is not None  # noqa: S101  there was a step
-        rest = [window.known, window.data_seconds, window.sync_seconds]
-        mine = torch.cat((self._loss_sum.reshape(1), torch.tensor(rest, dtype=torch.float64, device=self.device)))
-        loss_sum, known, data_seconds, sync_seconds = self._group.totals(mine)
-        self._loss = loss_sum / known if known else None
-        self._loss_sum.zero_()
         plan = self._loader.plan
         self._report.emit(
             "steps",
             step=self._progress.step,
-            steps=window.steps,
-            samples=window.samples,
-            seconds=window.seconds,
-            data_seconds=data_seconds / self.size,
-            sync_seconds=sync_seconds / self.size,
+            **line,
             peak_bytes=self._group.peak_bytes(),
-            loss=self._loss,
             world_size=self.size,
             global_batch=plan.global_batch,
             per_gpu_batch=plan.per_gpu_batch,
@@ -731,7 +671,7 @@ class Context:
         if self._ballot is not None:  # the script left its loop right after a step
             self._ballot.result()
             self._ballot = None
-        self._drain()
+        self._window.drain()
         self._report_steps()
 
         def save() -> bool:
@@ -748,7 +688,7 @@ class Context:
         with self._group.watchdog.over("the end of the training"):
             settle_buffers(self._wrapped)  # from here on the ranks need not evaluate alike
         self._group.watchdog.close()
-        self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._loss)
+        self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._window.loss)
         self._ended = True
         stop_listening(self._job.signal)
         if self.rank == 0:
@@ -761,53 +701,6 @@ class Context:
         """
         if self._ended:
             self._group.close()
-
-
-def start(
-    checkpoint_dir: str | os.PathLike[str], checkpoint_every: float, collective_timeout: float | None = None
-) -> Context:
-    """See `trainer_shim.init`."""
-    if collective_timeout is not None and not collective_timeout > 0:
-        raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
-    job, stop, world = arrive()
-    group = Group(world, collective_timeout)
-    atexit.register(outlast_gloo)
-    store = CheckpointStore(Path(checkpoint_dir))
-
-    def enter() -> tuple[int, Checkpoint | None]:
-        if job.trial is not None:
-            return highest(store.directory / "incarnations"), None
-        try:
-            belong(store.directory, job)
-            incarnation = claim(store.directory / "incarnations", store.newest_incarnation())
-        except OSError as error:
-            raise CheckpointError(
-                f"{store.directory}: the checkpoint directory cannot be written ({error}): "
-                "give one that this job can write, on a file system that all its nodes share"
-            ) from error
-        return incarnation, store.latest()
-
-    incarnation, resumed = group.from_first(enter)
-
-    def code_of_hang() -> int:
-        """To ask for another run makes sense only where it would hang later than this one, if at all."""
-        saved = any(store.directory.glob(f"incarnation-{incarnation}-step-*.json"))
-        code = job.exit_code if saved and job.exit_code is not None else HUNG_EXIT_CODE
-        leave_word(code, os.environ)
-        return code
-
-    group.watchdog.exit_code = code_of_hang
-    beginning = f"resumed from step {resumed.progress.step}" if resumed else "from the beginning"
-    introduce(group, job, incarnation, beginning)
-    return Context(
-        group=group,
-        job=job,
-        store=store,
-        stop=stop,
-        incarnation=incarnation,
-        resumed=resumed,
-        checkpoint_every=checkpoint_every,
-    )
 
 
 def _counted(sums: list[int]) -> tuple[str | None, bool, list[int]]:

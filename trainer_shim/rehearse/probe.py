@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from trainer_shim import context
+from trainer_shim import begin, context
 from trainer_shim.cadence import Cadence
 
 if TYPE_CHECKING:
@@ -165,10 +165,10 @@ def main() -> None:
     # A driver that is killed must leave no trainers behind.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = Orders(**json.loads(orders))
-    start = context.start
+    start = begin.start
     # The user's own checkpoints are never touched, wherever the script has them.
-    context.start = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
-    context.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,misc]
+    begin.start = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
+    begin.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,attr-defined]
     _seed(told.seed)
 
     module = sys.modules["__main__"]
