@@ -15,6 +15,9 @@ from metasched.problems import explain, nearest
 from metasched.throughput.table import Table, TableError
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
+EXIT_CODES = range(1, 126)  # those that no shell gives a meaning
+_FromText = Annotated[Path, Field(strict=False)]
+_Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists
 
 
 class ConfigError(MetaschedError):
@@ -26,7 +29,7 @@ class ConfigError(MetaschedError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Paths(_Section):
@@ -37,8 +40,8 @@ class Paths(_Section):
         shared: directory that every compute node sees, for mailbox and reports.
     """
 
-    state: Path
-    shared: Path
+    state: _FromText
+    shared: _FromText
 
     @model_validator(mode="after")
     def _absolute(self) -> Paths:
@@ -57,8 +60,8 @@ class Intake(_Section):
         qos: every job of these QOS is ours.
     """
 
-    partitions: tuple[str, ...] = ()
-    qos: tuple[str, ...] = ()
+    partitions: _Names = ()
+    qos: _Names = ()
 
 
 class SlurmOptions(_Section):
@@ -75,8 +78,8 @@ class SlurmOptions(_Section):
     client: Literal["auto", "cli", "pyslurm"] = "auto"
     timeout_seconds: Seconds = 15.0
     signal: Literal["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP"] = "SIGUSR2"
-    exit_code: Annotated[int, Field(ge=1, le=125)] = 85
-    settle_seconds: Annotated[float, Field(ge=0)] = 6.0
+    exit_code: Annotated[int, Field(ge=EXIT_CODES[0], le=EXIT_CODES[-1])] = 85
+    settle_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 6.0
 
 
 class Schedule(_Section):
@@ -166,8 +169,10 @@ class History(_Section):
 
     Attributes:
         snapshots_bytes: of what the rounds saw, the newest, for ``metasched replay``; 0 keeps none.
+        days: how long details are kept of what is over: rounds, decisions, actions, events, reports; 0 for ever.
     """
 
+    days: Annotated[float, Field(ge=0, lt=1e6)] = 90.0
     snapshots_bytes: Annotated[int, Field(ge=0)] = 256 * 1024 * 1024
 
 
@@ -219,7 +224,7 @@ def load(path: Path, registry: Registry) -> Config:
             data = tomllib.load(file)
     except OSError as error:
         raise ConfigError(path, [f"cannot be read: {error.strerror}; pass another with --config"]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # the reader's own, bytes that are no text, endless digits or nesting
         raise ConfigError(path, [f"is not TOML: {error}"]) from None
     problems: list[str] = []
     parameters = _take_parameters(data, registry, problems)

@@ -25,6 +25,8 @@ from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
 
+DAY = 86400.0
+
 log = structlog.get_logger()
 
 
@@ -130,6 +132,8 @@ class Controller:
             self._lost_sight(error, now)
             done = 0
         self._publisher.publish(self, seen)
+        if self.config.history.days:
+            self._store.forget_some(now - self.config.history.days * DAY)
         least = max(schedule.busy_poll_seconds, self._clock() - now)  # we ask of slurmctld at most half its time
         return least if done or seen.busy else min(schedule.poll_seconds, max(self.next_round - now, least))
 

@@ -32,15 +32,14 @@ from metasched.slurm.choice import make_client
 from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmUnavailableError
-from metasched.standby import Copies, take_over
-from metasched.store import Store
+from metasched.standby import COPIES, Copies, take_over
+from metasched.store import MissingStoreError, Store
 from metasched.supervisor import tell
 
 # Signals only set flags (the scheduler is not re-entrant), so the flags are looked at this often.
 TICK_SECONDS = 0.5
 DATABASE = "metasched.db"
 LOCK = "daemon.lock"
-COPIES = "standby"  # the directory of the database's copies, in the shared one
 # What is read at the start alone, as ``differences`` names it.
 FIXED = ("[paths] ", "[slurm] client:", "[slurm] timeout_seconds:")
 STANDBY_SECONDS = 2.0  # between a standby's looks at the lock
@@ -294,9 +293,8 @@ def onlooker(path: Path) -> Iterator[tuple[Controller, Store]]:
     client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
     with tempfile.TemporaryDirectory(prefix="metasched-look-") as scratch:
         database = config.paths.state / DATABASE
-        if database.exists():
-            with Store.open(database, read_only=True) as live:
-                live.copy_to(Path(scratch) / DATABASE)
+        with contextlib.suppress(MissingStoreError), Store.open(database, read_only=True) as live:
+            live.copy_to(Path(scratch) / DATABASE)
         with Store.open(Path(scratch) / DATABASE) as store:
             try:
                 yield Controller(config, client, store, Mailbox(Path(scratch)), make_policy(config, registry)), store

@@ -6,6 +6,8 @@ import datetime as dt
 import fcntl
 import os
 import socket
+import stat
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from metasched.errors import MetaschedError
+
+_MODE = 0o600  # who may read the file may lock it against all writers
+_FLOCK = struct.Struct("hhqqi0q")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 class LockHeldError(MetaschedError):
@@ -28,6 +33,17 @@ class LockHeldError(MetaschedError):
             f"another metasched daemon runs for this cluster ({holder or 'unknown holder'}, lock {path}); "
             "stop it first, or stand by for it with --standby"
         )
+
+
+class LockBlockedError(LockHeldError):
+    """A process that is no daemon has the lock: daemons take it to write, this one to read."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        where = f"process {pid}" if pid > 0 else "a process of another host"
+        MetaschedError.__init__(
+            self, f"{where}, which is no daemon, keeps {path} locked; end it, or, if no daemon runs, remove that file"
+        )
+        self.holder = f"{where}, which is no daemon"
 
 
 class LockLostError(MetaschedError):
@@ -49,24 +65,23 @@ class DaemonLock:
 
     Raises:
         LockHeldError: another process has it.
-        LockFileError: the file cannot be made, or its file system has no locks.
+        LockFileError: the file cannot be made ours alone, or its file system has no locks.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
         except OSError as error:
             raise LockFileError(path, error) from None
+        refusal: MetaschedError | None
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            holder = os.read(self._fd, 200).decode(errors="replace").strip()
+            refusal = None if _taken(self._fd) else _refusal(path, self._fd)
+        except OSError as error:
+            refusal = LockFileError(path, error)
+        if refusal is not None:
             os.close(self._fd)
-            raise LockHeldError(path, holder) from None
-        except OSError as error:  # a file system without locks
-            os.close(self._fd)
-            raise LockFileError(path, error) from None
+            raise refusal
         since = dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
         self._words = f"host {socket.gethostname()} pid {os.getpid()} since {since}\n".encode()
         os.ftruncate(self._fd, 0)
@@ -114,3 +129,53 @@ class DaemonLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def holder(path: Path) -> str | None:
+    """The daemon that has the lock, in its own words ("" where it has not said yet); None if there is none.
+
+    Nothing is changed, and nobody is kept from the lock. Not for the process that has it: it would lose it.
+
+    Raises:
+        LockFileError: the file cannot be read, or its file system has no locks.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LockFileError(path, error) from None
+    try:
+        kind, _ = _in_the_way(file)
+        return _words(file) if kind == fcntl.F_WRLCK else None
+    except OSError as error:
+        raise LockFileError(path, error) from None
+    finally:
+        os.close(file)
+
+
+def _taken(file: int) -> bool:
+    """Keep the file to ourselves, and lock it; False where another process has done that."""
+    if stat.S_IMODE(os.fstat(file).st_mode) != _MODE:
+        os.fchmod(file, _MODE)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _refusal(path: Path, file: int) -> LockHeldError:
+    kind, pid = _in_the_way(file)
+    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _words(file))
+
+
+def _in_the_way(file: int) -> tuple[int, int]:
+    """The kind of lock that keeps us from ours (F_UNLCK: none), and the pid of who has it (if on this host)."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return kind, pid
+
+
+def _words(file: int) -> str:
+    return os.pread(file, 200, 0).decode(errors="replace").strip()

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -196,6 +197,23 @@ class Mailbox:
         if lease.stop is not None and lease.stop.run == run:
             return False
         return self.write_lease(replace(lease, stop=StopRequest(run, requested, deadline, reason)))
+
+    def free_reports(self, uid: str, owner: int) -> int | None:
+        """Move aside what another user has put in the place of a job's reports; which user, None if there is none.
+
+        The directory above is sticky and ours, so that nobody else could do it but who has put it there.
+
+        Args:
+            uid: the job.
+            owner: numeric user id of the job's owner.
+        """
+        path = self.reports / _checked(_UID, uid)
+        with _naming(path), suppress(FileNotFoundError):
+            other = path.lstat().st_uid
+            if other != owner:
+                path.rename(path.with_name(f"{uid}.{secrets.token_hex(8)}"))
+                return other
+        return None
 
     def clear(self, uid: str) -> None:
         """Remove what the mailbox holds for a job; its reports are its owner's and stay."""

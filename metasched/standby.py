@@ -7,6 +7,7 @@ than the local store's was written by a daemon that took over in between, and re
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -20,10 +21,13 @@ from typing import Self
 import structlog
 
 from metasched.errors import MetaschedError
-from metasched.store import Store
+from metasched.store import NotAStoreError, Store, StoreError
+from metasched.store.connection import exists, term_of_file
 
+COPIES = "standby"  # the directory of the database's copies, in the shared one
 COPY = "metasched.db"
 REST = 20.0  # times as long as a copy took, no other is begun
+SPARE_BYTES = 64 * 2**20  # of disk that a copy leaves to the store
 
 log = structlog.get_logger()
 
@@ -38,6 +42,16 @@ class CopyError(MetaschedError):
         )
 
 
+class UnusableCopyError(MetaschedError):
+    """The store's copy is of a later term than the local store, and cannot be opened."""
+
+    def __init__(self, path: Path, error: StoreError) -> None:
+        super().__init__(
+            f"the store's copy {path} is newer than this host's store, and cannot be used here ({error}); "
+            "where that does not help, move the copy away: the daemon then goes on from this host's own store"
+        )
+
+
 def take_over(local: Path, shared: Path) -> None:
     """Make sure that the local store is the one to go on with, and begin the next term in it.
 
@@ -48,40 +62,62 @@ def take_over(local: Path, shared: Path) -> None:
         shared: the directory of copies.
 
     Raises:
-        StoreError: one of them cannot be read, or the store not be written.
+        StoreError: the store cannot be read or written; or there is none, and the copy is no store.
         CopyError: the copy cannot be read, or not be put in place.
+        UnusableCopyError: the copy is to replace the store, and cannot be opened.
     """
-    fetched = local.with_name(f"{local.name}.fetched")
+    own = _term(local)
     try:
-        own, copied = _term(local), _fetch(shared / COPY, fetched)
-        if copied > own:
-            if local.exists():
-                local.replace(local.with_name(f"{local.name}.superseded"))
-            fetched.replace(local)
-            log.info("took_over", copy=str(shared / COPY), term=copied)
-        else:
-            _remove(fetched)
-    except OSError as error:
-        raise CopyError(shared / COPY, error) from error
+        copied = term_of_copy(shared)
+    except NotAStoreError as error:
+        if not own:
+            raise
+        log.warning("copy_is_no_store", error=str(error), effect="goes on from this host's own store")
+        copied = 0
+    if copied > own:
+        _replace(local, shared / COPY)
+        log.info("took_over", copy=str(shared / COPY), term=copied)
     with Store.open(local) as store:
         store.begin_term(max(own, copied) + 1)
 
 
+def term_of_copy(shared: Path) -> int:
+    """The term of the copy in a directory of copies; 0 where there is none.
+
+    Raises:
+        NotAStoreError: the copy is no store.
+        CopyError: it cannot be read.
+    """
+    try:
+        return term_of_file(shared / COPY)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise CopyError(shared / COPY, error) from error
+
+
 def _term(path: Path) -> int:
-    if not path.exists():
+    if not exists(path):
         return 0
     with Store.open(path) as store:  # closing it leaves one file, without a journal
         return store.term
 
 
-def _fetch(copy: Path, target: Path) -> int:
-    """Bring the copy to the local disk, where it can be opened; its term, 0 where there is none."""
-    _remove(target)
-    if not copy.exists():
-        return 0
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _write_through(copy, target)
-    return _term(target)
+def _replace(local: Path, copy: Path) -> None:
+    """Put the copy in the store's place, by way of a file on the local disk, where it can be opened."""
+    fetched = local.with_name(f"{local.name}.fetched")
+    try:
+        _remove(fetched)
+        local.parent.mkdir(parents=True, exist_ok=True)
+        _write_through(copy, fetched)
+        _term(fetched)
+        if local.exists():
+            local.replace(local.with_name(f"{local.name}.superseded"))
+        fetched.replace(local)
+    except StoreError as error:
+        raise UnusableCopyError(copy, error) from error
+    except OSError as error:
+        raise CopyError(copy, error) from error
 
 
 def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lambda: None) -> None:
@@ -103,6 +139,7 @@ def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lam
     try:
         shared.mkdir(mode=0o700, exist_ok=True)
         _remove(made)
+        _check_space(local)
         with Store.open(made) as copy:
             copy.fill_from(local)
         _write_through(made, part)
@@ -112,6 +149,17 @@ def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lam
         raise CopyError(shared / COPY, error) from error
     finally:
         _remove(made)
+
+
+def _check_space(local: Path) -> None:
+    """Leave the disk to the store where it has no room for both.
+
+    Raises:
+        OSError: it has none.
+    """
+    needed = local.stat().st_size + SPARE_BYTES
+    if shutil.disk_usage(local.parent).free < needed:
+        raise OSError(errno.ENOSPC, f"less than {needed >> 20} MiB are free in {local.parent}")
 
 
 def _write_through(source: Path, target: Path) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from metasched.errors import MetaschedError
 
@@ -101,6 +101,9 @@ class Status:
     sharing_note: str = ""
 
 
+_Record = TypeVar("_Record", NodeStatus, JobStatus, Status)
+
+
 def publish(shared: Path, status: Status) -> None:
     """Replace the published status.
 
@@ -134,13 +137,31 @@ def read(shared: Path) -> Status:
     except OSError as error:
         msg = f"{path}: {error.strerror}; is the daemon running, and is this its [paths] shared?"
         raise StatusError(msg) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         msg = f"{path}: not a status file"
         raise StatusError(msg) from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        msg = f"{path}: written by another version of metasched; use the same version as the daemon"
-        raise StatusError(msg)
-    data["nodes"] = tuple(NodeStatus(**node) for node in data["nodes"])
-    for key in ("jobs", "finished"):
-        data[key] = tuple(JobStatus(**{**job, "world_sizes": tuple(job["world_sizes"])}) for job in data[key])
-    return Status(**data)
+        raise StatusError(_other_version(path))
+    try:
+        nodes = tuple(_known(NodeStatus, node) for node in data["nodes"])
+        jobs, finished = (
+            tuple(_known(JobStatus, {**job, "world_sizes": tuple(job["world_sizes"])}) for job in data[key])
+            for key in ("jobs", "finished")
+        )
+        return _known(Status, {**data, "nodes": nodes, "jobs": jobs, "finished": finished})
+    except (KeyError, TypeError, AttributeError):
+        raise StatusError(_other_version(path)) from None
+
+
+def _known(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
+    """A record of the values that this version knows: a newer daemon may tell more.
+
+    Raises:
+        TypeError: one that it needs is missing.
+    """
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in names})
+
+
+def _other_version(path: Path) -> str:
+    return f"{path}: written by another version of metasched; use the same version as the daemon"

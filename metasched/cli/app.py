@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,8 @@ COMMANDS = (
     "demo",
 )
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
 
 class Commands(click.Group):
     """Subcommands by module."""
@@ -52,6 +58,13 @@ class Commands(click.Group):
         except MetaschedError as error:
             # The message may quote what a user wrote.
             raise click.ClickException("\n".join(clean(line) for line in str(error).split("\n"))) from None
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            # what is still to be written would fail again as Python ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            what = error.filename or "the output"
+            raise click.ClickException(f"{what} cannot be written: {error.strerror}") from None
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -64,4 +77,6 @@ class Commands(click.Group):
 @click.pass_context
 def main(ctx: click.Context, config: Path | None) -> None:
     """Schedule deep-learning training on Slurm in rounds, under a policy of your choice."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # users' names need not fit the terminal's encoding
     ctx.obj = Places(config)

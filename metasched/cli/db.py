@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import quote
 
 import click
 
 from metasched.cli import past, tables
-from metasched.cli.places import DATABASE, LOCK, Places, state_option
-from metasched.cli.text import clean, counted, echo_json, json_option, listed, size
+from metasched.cli.places import DATABASE, LOCK, Places, shared_option, state_option
+from metasched.cli.text import COUNT, clean, counted, echo_json, json_option, listed, size
 from metasched.errors import MetaschedError
 from metasched.lock import DaemonLock
+from metasched.standby import COPIES, COPY, term_of_copy
 from metasched.store import DamagedStoreError, JobRecord, Store
-from metasched.store.schema import TABLES
+from metasched.store.connection import exists
 
 _DAY = 86400.0
 _IMPORTED_DAYS = 90
 _SHOWN = 300
-limit_option = click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows at most.")
+limit_option = click.option("--limit", type=COUNT, default=50, show_default=True, help="Rows at most.")
 
 
 class UnknownStoredJobError(MetaschedError):
     """No job, or several, of that address, uid or name are in the database."""
 
 
+class SupersededStoreError(MetaschedError):
+    """A daemon on another host has gone on since this host's one: what is written to this one's database is lost."""
+
+    def __init__(self, path: Path, copy: Path) -> None:
+        super().__init__(
+            f"{path}: a daemon on another host went on from it, see {copy}, and what is written here would be lost; "
+            "do this on that host, or start the daemon here and stop it again first: it takes the other's history over"
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Database:
-    """Where the database is, and what knows where the lock is."""
+    """Where the database is, and what knows where the shared directory is, by --shared or without it."""
 
     path: Path
     places: Places
+    given_shared: Path | None
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
@@ -48,20 +59,24 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Store]:
-        """Open the store to write, as long as no daemon does."""
+        """Open the store to write, as long as no daemon does, and none elsewhere has gone on from it."""
+        shared = self.places.shared(self.given_shared)
         with self.reading():
             pass  # a database that is not there must not be made
-        with DaemonLock(self.places.shared(None) / LOCK), Store.open(self.path) as store:
+        with DaemonLock(shared / LOCK), Store.open(self.path) as store:
+            if term_of_copy(shared / COPIES) > store.term:
+                raise SupersededStoreError(self.path, shared / COPIES / COPY)
             yield store
 
 
 @click.group("db", short_help="Look into the daemon's database.")
 @state_option
+@shared_option
 @click.pass_context
-def command(ctx: click.Context, state: Path | None) -> None:
+def command(ctx: click.Context, state: Path | None, shared: Path | None) -> None:
     """Look into the daemon's database (on its host); only `import` and `prune` write."""
     places = ctx.find_object(Places) or Places()
-    ctx.obj = Database(places.state(state) / DATABASE, places)
+    ctx.obj = Database(places.state(state) / DATABASE, places, shared)
 
 
 @command.command("path")
@@ -70,7 +85,7 @@ def command(ctx: click.Context, state: Path | None) -> None:
 def path(database: Database, *, as_json: bool) -> None:
     """Print where the database is."""
     if as_json:
-        echo_json({"path": str(database.path), "exists": database.path.exists()})
+        echo_json({"path": str(database.path), "exists": exists(database.path)})
     else:
         click.echo(str(database.path))
 
@@ -97,12 +112,8 @@ def sizes(database: Database, *, as_json: bool) -> None:
 @click.pass_obj
 def check(database: Database, *, as_json: bool) -> None:
     """Let SQLite check the whole file; exit code 1 if it is damaged."""
-    with database.reading(), _raw(database.path) as raw:
-        problems = [text for (text,) in raw.execute("PRAGMA integrity_check") if text != "ok"]
-        problems += [
-            f"{table}, row {row}: refers to a missing row of {parent}"
-            for table, row, parent, _ in raw.execute("PRAGMA foreign_key_check")
-        ]
+    with database.reading() as store:
+        problems = store.problems()
     if as_json:
         echo_json({"path": str(database.path), "problems": problems})
         sys.exit(bool(problems))
@@ -199,23 +210,14 @@ def prune(database: Database, *, before: float, as_json: bool) -> None:
 @command.command("export")
 @click.pass_obj
 def export(database: Database) -> None:
-    """Write every row as a line of JSON, {"table": ..., its columns ...}, to standard output."""
-    with database.reading(), _raw(database.path) as raw:
-        raw.row_factory = sqlite3.Row
-        raw.execute("BEGIN")  # one moment for all tables
-        for table in TABLES:
-            for row in raw.execute(f"SELECT * FROM {table}"):  # noqa: S608  our own names
-                click.echo(json.dumps({"table": table, **dict(row)}))
+    """Write every row as a line of JSON, {"table": ..., its columns ...}, to standard output; bytes in base64."""
+    with database.reading() as store, closing(store.every_row()) as rows:
+        for table, row in rows:
+            click.echo(json.dumps({"table": table, **row}, default=_base64))
 
 
-@contextmanager
-def _raw(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file itself, read-only; open it as a store first, which checks whose it is."""
-    try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as raw:
-            yield raw
-    except sqlite3.DatabaseError as error:
-        raise DamagedStoreError(path, str(error)) from None
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 def _job(store: Store, asked: str) -> JobRecord:

@@ -62,7 +62,7 @@ class Places:
                 value: object = tomllib.load(file)["paths"][key]
         except OSError as error:
             raise NoDirectoryError(key, self.config, f"cannot be read ({error.strerror})") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise NoDirectoryError(key, self.config, f"is not TOML ({error})") from None
         except (KeyError, TypeError):
             raise NoDirectoryError(key, self.config, f"has no [paths] {key}") from None

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from metasched.cli.places import DATABASE, Places, state_option
-from metasched.cli.text import clean, echo_json, json_option
+from metasched.cli.text import COUNT, clean, echo_json, json_option
 from metasched.policy import Policy, installed_policies
 from metasched.replay import Replayed, replay
 from metasched.store import Store
@@ -18,7 +18,7 @@ DIFFERENT = 3
 
 @click.command("replay", short_help="Decide past rounds again, and compare.")
 @state_option
-@click.option("--last", default=100, show_default=True, type=click.IntRange(min=1), help="How many rounds.")
+@click.option("--last", default=100, show_default=True, type=COUNT, help="How many rounds.")
 @click.option("--policy", "name", metavar="NAME", help="Decide by this policy, with its default parameters, instead.")
 @json_option
 @click.pass_obj

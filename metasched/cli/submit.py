@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
+from itertools import takewhile
 
 import click
 
@@ -48,7 +50,8 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
 
     The tag is checked before sbatch is called. Prints the job's id.
     """
-    if any(_COMMENT.fullmatch(argument) for argument in sbatch):
+    for_sbatch = takewhile(lambda word: not os.path.isfile(word), sbatch)  # noqa: PTH113  any text may come
+    if any(_COMMENT.fullmatch(word) for word in for_sbatch):  # what follows the script is the script's
         msg = "leave out sbatch's --comment: metasched submit writes its tag there"
         raise click.UsageError(msg)
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])

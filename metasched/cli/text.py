@@ -12,6 +12,7 @@ import click
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
 
+COUNT = click.IntRange(1, 10**9)  # of rows; SQLite takes no number of any length
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from metasched.config import Config
+from metasched.config import EXIT_CODES, Config
 from metasched.meanings import meanings
 from metasched.slurm.client import SlurmNode, SlurmSettings
 
@@ -38,10 +38,10 @@ def template(settings: SlurmSettings, nodes: Sequence[SlurmNode], state: Path, s
 
 
 def _exit_code(settings: SlurmSettings) -> object:
-    """The default where Slurm holds it, else the only code that Slurm holds; None to leave it."""
+    """The only code that Slurm holds and a trainer can have; None to leave the default."""
+    usable = settings.requeue_exit_hold.intersection(EXIT_CODES)
     default = Config.model_fields["slurm"].default.exit_code
-    held = settings.requeue_exit_hold
-    return next(iter(held)) if len(held) == 1 and default not in held else None
+    return next(iter(usable)) if len(usable) == 1 and default not in usable else None
 
 
 def _summary(section: type[BaseModel]) -> str:

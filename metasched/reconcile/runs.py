@@ -19,6 +19,7 @@ from metasched.slurm.client import JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 from metasched.store import EndCause, JobRecord, RunRecord, Store
 from metasched.store.ingest import ingest
+from metasched.supervisor import tell
 
 # A suspension of ours that Slurm still does not show after this long was never carried out.
 SUSPEND_SECONDS = 10.0
@@ -27,8 +28,8 @@ MISSING_SECONDS = 30.0
 # Slurm's reason where it holds a released job itself, since it could never start it.
 NEVER = "BadConstraints"
 KILLED_BY_OLD_RUN = "killed_by_old_run"  # an event
-# At its end, so many budgets of a job's reports are read at most: a file can be made endless.
-LAST_READS = 64
+# What jobs that end in one poll may still be read of, in budgets, of all of them together: a file can be made endless.
+LAST_READS = 128
 
 log = structlog.get_logger()
 
@@ -49,27 +50,35 @@ class Runs:
         self._mailbox = mailbox
         self._writes = writes
         self._missing: dict[str, float] = {}  # by uid, since when
+        self._last_reads = LAST_READS  # that are left in this poll
 
     def begin(self) -> None:
         """A new poll: nothing has been reported yet."""
         self.reported.clear()
         self.trials.clear()
+        self._last_reads = LAST_READS
 
     def ingest(self, record: JobRecord, now: float, *, last: bool = False) -> JobRecord:
-        """Read new reports: one budget of them, or with ``last`` all that there are (within reason)."""
+        """Read new reports: one budget of them, or with ``last`` all that there are (within reason).
+
+        No job can make this long, but many can: a service manager hears between them that we live.
+        """
         try:
             owner = _user_number(record.user)
         except KeyError:
             self._store.event_once("unknown_user", f"no user {record.user} is known here", record.uid, at=now)
             return record
+        self._free_reports(record, owner, now)
         read = 0
-        for _ in range(LAST_READS if last else 1):
+        while True:
+            tell()
             result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
             read += result.lines
             if result.trials:
                 self.trials[record.uid] = result.trials
-            if not result.more:
+            if not (last and result.more and self._last_reads):
                 break
+            self._last_reads -= 1
         if read:
             self.reported.add(record.uid)
         return self._store.known_job(record.uid) if read else record
@@ -205,6 +214,17 @@ class Runs:
         lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
         rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
         return 2 * rescues < lost
+
+    def _free_reports(self, record: JobRecord, owner: int, now: float) -> None:
+        """Let a job's owner report, where somebody else was quicker to make the directory."""
+        try:
+            other = self._mailbox.free_reports(record.uid, owner)
+        except MailboxError as error:
+            log.warning("reports_not_freed", job=record.address, error=str(error))
+            return
+        if other is not None:
+            text = f"user {other} had made reports/{record.uid}, which was moved aside"
+            self._store.event_once("reports-taken", text, record.uid, at=now)
 
     def _clear(self, record: JobRecord) -> None:
         """Empty the mailbox of a job that has ended."""

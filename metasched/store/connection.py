@@ -12,10 +12,43 @@ from urllib.parse import quote
 from sqlite_utils import Database
 
 from metasched.store import schema
-from metasched.store.errors import MissingStoreError, ReadOnlyStoreError, translated
+from metasched.store.errors import (
+    MissingStoreError,
+    NotAStoreError,
+    ReadOnlyStoreError,
+    UnreachableStoreError,
+    translated,
+)
 
 BUSY_SECONDS = 10.0
+_NEWEST_STATES = "WHERE (policy, round) IN (SELECT policy, max(round) FROM other.policy_state GROUP BY policy)"
 Parameters = Sequence[Any] | Mapping[str, Any]
+
+
+def exists(path: Path) -> bool:
+    """Whether something is at a path.
+
+    Raises:
+        UnreachableStoreError: this user may not look there.
+    """
+    try:
+        return path.exists()
+    except OSError as error:
+        raise UnreachableStoreError(path, error.strerror or str(error)) from error
+
+
+def term_of_file(path: Path) -> int:
+    """The term of a store that nobody has open, by its first bytes alone (the header of SQLite's file format).
+
+    Raises:
+        NotAStoreError: it is none of ours.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        header = file.read(72)
+    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:]) != schema.APPLICATION_ID:
+        raise NotAStoreError(path, "by its first bytes")
+    return int.from_bytes(header[60:64])
 
 
 @contextmanager
@@ -49,7 +82,7 @@ class Connection:
             NotAStoreError, NewerStoreError, OlderStoreError: it is not ours, or of another version.
             ReadOnlyStoreError, UnreachableStoreError, FullStoreError, BusyStoreError, DamagedStoreError: as named.
         """
-        if read_only and not path.exists():
+        if read_only and not exists(path):
             raise MissingStoreError(path)
         if not read_only:
             try:
@@ -88,7 +121,9 @@ class Connection:
             self._db.conn.backup(copy)
 
     def fill_from(self, path: Path) -> None:
-        """Take over the rows of another store, snapshots apart, as they are at one instant; this one must be empty.
+        """Take over the rows of another store as they are at one instant; this one must be empty.
+
+        Left out is what only replays need: snapshots, and policy states before the newest.
 
         The other may be in use by its daemon meanwhile, which does not wait for this. Afterwards this store is in one
         file, which can be read on any file system.
@@ -101,7 +136,8 @@ class Connection:
             try:
                 with self._db.atomic():
                     for table in (name for name in schema.TABLES if name != "snapshots"):
-                        self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table}")  # noqa: S608  our own names
+                        only = _NEWEST_STATES if table == "policy_state" else ""
+                        self._db.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table} {only}")  # noqa: S608  our own names
                     term = self._db.execute("PRAGMA other.user_version").fetchone()[0]
                     self._db.execute(f"PRAGMA main.user_version = {term}")
             finally:
@@ -154,7 +190,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     """Open without writing.
 
     A database in WAL mode has two more files beside it while somebody has it open. When nobody has, a reader must make
-    them; one who may not write there reads the file alone, which then holds everything.
+    them; one who may not write there, or finds the disk full, reads the file alone, which then holds everything.
     """
     uri = f"file:{quote(str(path.resolve()))}"
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_SECONDS)
@@ -163,7 +199,8 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
             rows.fetchone()
     except sqlite3.OperationalError:
         connection.close()
-        if path.with_name(f"{path.name}-wal").exists():
+        wal = path.with_name(f"{path.name}-wal")
+        if wal.exists() and wal.stat().st_size:  # one that could not be begun is empty
             raise
         return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, timeout=BUSY_SECONDS)
     except sqlite3.DatabaseError:

@@ -63,7 +63,10 @@ class UnreachableStoreError(StoreError):
     """The file or its directory cannot be opened."""
 
     def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: cannot be opened ({why}); check that {path.parent} exists and who may use it")
+        super().__init__(
+            f"{path}: cannot be opened ({why}); check that {path.parent} exists, who may use it, "
+            "and that its disk is not full"
+        )
 
 
 class FullStoreError(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,27 @@ class History(Connection):
     def table_sizes(self) -> dict[str, int]:
         """Rows of each table."""
         return {table: self._rows(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}  # noqa: S608  our own names
+
+    def problems(self) -> list[str]:
+        """What SQLite finds wrong in the whole file; empty where it is whole.
+
+        Raises:
+            DamagedStoreError: it is too damaged to be looked through.
+        """
+        found = [text for (text,) in self._rows("PRAGMA integrity_check") if text != "ok"]
+        return found + [
+            f"{table}, row {row}: refers to a missing row of {parent}"
+            for table, row, parent, _ in self._rows("PRAGMA foreign_key_check")
+        ]
+
+    def every_row(self) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        """Every row of every table, as of one instant, with the name of its table."""
+        with self.transaction():
+            for table in TABLES:
+                cursor = self._db.conn.execute(f"SELECT * FROM {table}")  # noqa: S608  our own names
+                columns = [name for name, *_ in cursor.description]
+                for row in cursor:
+                    yield table, dict(zip(columns, row, strict=True))
 
     def file_bytes(self) -> int:
         """Bytes on disk, the write-ahead log included."""

@@ -10,9 +10,10 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from metasched.reports import (
@@ -24,16 +25,32 @@ from metasched.reports import (
     TrialReport,
     parse_line,
 )
-from metasched.store.report_rows import ReportFile
+from metasched.store.report_rows import KEPT_FILES, ReportFile
 from metasched.store.store import Store
 
 POLL_BYTES = 1024 * 1024
 """Most bytes read of one job in one call."""
+POLL_LINES = 2_000
+"""Most lines read of one job in one call; a trainer writes about one a second."""
+MAX_REFUSED = 1_000
+"""A file with so many refused lines is read no further."""
 MAX_ENTRIES = 10_000
-"""Most directory entries looked at in one call."""
+"""A directory with more entries is not read."""
 
 _FILE_NAME = re.compile(r"incarnation-([1-9][0-9]{0,8})\.jsonl")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a pipe must not wait
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What one call may still read."""
+
+    bytes: int = POLL_BYTES
+    lines: int = POLL_LINES
+
+    @property
+    def is_spent(self) -> bool:
+        return self.bytes <= MAX_LINE_BYTES or self.lines == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +89,10 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     """Read what is new in a job's report files and commit it.
 
     Every file's rows and its new reading position are one transaction, so a line is ingested exactly once wherever the
-    daemon is killed. Only whole lines are taken. Refused lines are counted, and one event per file says so. A
-    file that became shorter than what was read of it was truncated or replaced: what it holds now is skipped, since a
-    line lost is better than a line counted twice, and reading goes on with what is appended.
+    daemon is killed. Only whole lines are taken. Refused lines are counted; one event tells of the job's first, and a
+    file with too many is given up. A file that became shorter than what was read of it was truncated or replaced: what
+    it holds now is skipped, since a line lost is better than a line counted twice, and reading goes on with what is
+    appended. Of many files those of the latest incarnations are read.
 
     Args:
         store: open for writing.
@@ -93,22 +111,22 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     try:
         with _directory(reports, uid, owner) as directory:
             known = store.report_files(uid)
-            sizes = _sizes(directory)
-            newest = max((*known, *sizes), default=0)
-            budget = POLL_BYTES
-            for incarnation in sorted(sizes):
+            incarnations = _incarnations(directory, known)
+            newest = max((*known, *incarnations), default=0)
+            budget = _Budget()
+            for incarnation in incarnations:
                 file = known.get(incarnation, ReportFile(uid, incarnation))
-                if sizes[incarnation] == file.offset:
+                if file.refused >= MAX_REFUSED or _size(directory, incarnation) == file.offset:
                     continue
-                if budget <= MAX_LINE_BYTES:
+                if budget.is_spent:
                     return replace(total, more=True)
                 try:
-                    read = _read(directory, file, owner, budget)
+                    read = _read(directory, file, owner, budget.bytes)
                 except _RefusedFileError as error:
                     store.event_once("reports-refused", f"{_name(incarnation)}: {error}", uid, at=now)
                     continue
-                budget -= len(read.data)
-                total = _added(total, _commit(store, file, read, now, latest=incarnation == newest))
+                budget.bytes -= len(read.data)
+                total = _added(total, _commit(store, file, read, now, budget, latest=incarnation == newest))
     except FileNotFoundError:
         pass  # no trainer has written yet, or somebody removes the files right now
     except (_RefusedFileError, OSError) as error:
@@ -147,17 +165,19 @@ def _open(name: str, directory: int, flags: int = 0) -> int:
         raise _RefusedFileError(os.strerror(error.errno or 0)) from None
 
 
-def _sizes(directory: int) -> dict[int, int]:
-    """Bytes of each report file, by incarnation."""
-    sizes: dict[int, int] = {}
+def _incarnations(directory: int, known: Collection[int]) -> list[int]:
+    """The latest incarnations whose files are there, in order; none from before those that the store remembers."""
     with os.scandir(directory) as entries:
-        for count, entry in enumerate(entries):
-            if count == MAX_ENTRIES:
-                break
-            match = _FILE_NAME.fullmatch(entry.name)
-            if match is not None:
-                sizes[int(match[1])] = entry.stat(follow_symlinks=False).st_size
-    return sizes
+        names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
+    if len(names) > MAX_ENTRIES:
+        raise _RefusedFileError(f"more than {MAX_ENTRIES} files")
+    found = sorted(int(match[1]) for name in names if (match := _FILE_NAME.fullmatch(name)))
+    first = sorted(known)[-KEPT_FILES] if len(known) >= KEPT_FILES else 0
+    return [incarnation for incarnation in found[-KEPT_FILES:] if incarnation >= first]
+
+
+def _size(directory: int, incarnation: int) -> int:
+    return os.stat(_name(incarnation), dir_fd=directory, follow_symlinks=False).st_size
 
 
 def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
@@ -177,8 +197,8 @@ def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
         os.close(descriptor)
 
 
-def _commit(store: Store, file: ReportFile, read: _Read, now: float, *, latest: bool) -> IngestResult:
-    """Parse what was read, and commit it with the position behind it."""
+def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Budget, *, latest: bool) -> IngestResult:
+    """Parse what was read, within the budget of lines, and commit it with the position behind it."""
     name = _name(file.incarnation)
     if read.size < file.offset:
         with store.transaction():
@@ -187,29 +207,42 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, *, latest: 
             # go on at a line's beginning: the rest of a torn line is skipped too
             store.commit_reports(replace(file, offset=read.size, skipping=read.torn), (), latest=False)
         return IngestResult()
-    after, reports = _parse(file, read.data, now)
+    after, reports = _parse(file, read.data, now, budget)
     refused = after.refused - file.refused
+    given_up = after.refused >= MAX_REFUSED
     if after != file:
         with store.transaction():
             store.commit_reports(after, reports, latest=latest)
             if refused:
                 text = f"{name}: lines that are not what the protocol says were refused"
                 store.event_once("reports-refused", text, file.uid, at=now)
+            if given_up:
+                text = f"{name}: {after.refused} lines were refused; no more is read of it"
+                store.event_once("reports-given-up", text, file.uid, at=now)
     steps = [report.at for report in reports if isinstance(report, StepsReport)]
-    more = file.offset + len(read.data) < read.size
+    unread = file.offset + len(read.data) < read.size or (budget.lines == 0 and after.offset < read.size)
     trials = tuple(report for report in reports if isinstance(report, TrialReport))
-    return IngestResult(len(reports), refused, max(steps, default=None), more, trials)
+    return IngestResult(len(reports), refused, max(steps, default=None), unread and not given_up, trials)
 
 
-def _parse(file: ReportFile, data: bytes, now: float) -> tuple[ReportFile, list[Report]]:
-    """The reports of the whole lines in ``data``, and the position behind them."""
+def _parse(file: ReportFile, data: bytes, now: float, budget: _Budget) -> tuple[ReportFile, list[Report]]:
+    """The reports of the whole lines in ``data``, as far as the budget goes, and the position behind them."""
     begin = 0
     refused = file.refused
     skipping = file.skipping
     reports: list[Report] = []
-    while (end := data.find(b"\n", begin)) >= 0:
+    while budget.lines > 0 and refused < MAX_REFUSED:
+        end = data.find(b"\n", begin)
+        if end < 0:
+            if not skipping and len(data) - begin > MAX_LINE_BYTES:
+                skipping = True
+                refused += 1
+            if skipping:
+                begin = len(data)
+            break
         line = data[begin:end]
         begin = end + 1
+        budget.lines -= 1
         if skipping:
             skipping = False
             continue
@@ -220,12 +253,6 @@ def _parse(file: ReportFile, data: bytes, now: float) -> tuple[ReportFile, list[
             continue
         if report is not None:
             reports.append(report)
-    if skipping:
-        begin = len(data)
-    elif len(data) - begin > MAX_LINE_BYTES:
-        begin = len(data)
-        skipping = True
-        refused += 1
     return replace(file, offset=file.offset + begin, skipping=skipping, refused=refused), reports
 
 

@@ -23,6 +23,8 @@ _Value = TypeVar("_Value")
 # a trainer may write as much as it likes; the store keeps only its latest rows
 KEPT_THROUGHPUT = 10_000
 KEPT_CHECKPOINTS = 1_000
+KEPT_FILES = 64
+"""Reading positions of a job: its owner may make files of as many incarnations as they like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +84,17 @@ class ReportRows(Connection):
                 "refused = excluded.refused, run = excluded.run",
                 [file.uid, file.incarnation, file.offset, int(file.skipping), file.refused, file.run],
             )
+            self._keep("report_files", "incarnation", file.uid, KEPT_FILES)
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
                 self._progress(file.uid, reports)
 
     def event_once(self, kind: str, text: str, uid: str, *, at: float) -> None:
-        """Record an event about a job, unless the same was said before."""
-        with self.transaction():
-            self._write(
-                "INSERT INTO events (at, uid, kind, text) SELECT ?, ?, ?, ? WHERE NOT EXISTS "
-                "(SELECT 1 FROM events WHERE uid = ? AND kind = ? AND text = ?)",
-                [at, uid, kind, text, uid, kind, text],
-            )
+        """Record an event about a job, unless it has one of that kind: what users do may be told once, not flood us."""
+        if self._row("SELECT 1 FROM events WHERE uid = ? AND kind = ?", [uid, kind]) is None:
+            with self.transaction():
+                self._write("INSERT INTO events (at, uid, kind, text) VALUES (?, ?, ?, ?)", [at, uid, kind, text])
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""
@@ -129,7 +129,7 @@ class ReportRows(Connection):
         )
         last = reports[-1]
         self._of_trainer(file, "steps_per_second = ?", [last.steps / last.seconds])
-        self._keep("throughput", file.uid, KEPT_THROUGHPUT)
+        self._keep("throughput", "id", file.uid, KEPT_THROUGHPUT)
 
     def _checkpoints(self, file: ReportFile, reports: Sequence[CheckpointReport]) -> None:
         if not reports:
@@ -138,12 +138,12 @@ class ReportRows(Connection):
             "INSERT INTO checkpoints (uid, incarnation, at, step, seconds, size, cause) VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(file.uid, file.incarnation, r.at, r.step, r.seconds, r.size, r.cause) for r in reports],
         )
-        self._keep("checkpoints", file.uid, KEPT_CHECKPOINTS)
+        self._keep("checkpoints", "id", file.uid, KEPT_CHECKPOINTS)
 
-    def _keep(self, table: str, uid: str, rows: int) -> None:
+    def _keep(self, table: str, order: str, uid: str, rows: int) -> None:
         self._write(
-            f"DELETE FROM {table} WHERE uid = ? AND id <= "  # noqa: S608  our own names
-            f"(SELECT id FROM {table} WHERE uid = ? ORDER BY id DESC LIMIT 1 OFFSET ?)",
+            f"DELETE FROM {table} WHERE uid = ? AND {order} <= "  # noqa: S608  our own names
+            f"(SELECT {order} FROM {table} WHERE uid = ? ORDER BY {order} DESC LIMIT 1 OFFSET ?)",
             [uid, uid, rows],
         )
 

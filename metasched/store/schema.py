@@ -145,6 +145,12 @@ def _script(db: Database) -> None:
     db.execute("ALTER TABLE jobs ADD COLUMN script TEXT")
 
 
+@migrations(name="0005_policy_states_go_with_snapshots")
+def _policy_states(db: Database) -> None:
+    db.execute("ALTER TABLE snapshots ADD COLUMN state_bytes INTEGER NOT NULL DEFAULT 0")
+    db.execute("CREATE INDEX policy_state_round ON policy_state (round)")
+
+
 def check(db: Database, path: Path) -> bool:
     """Whether the database needs migrations; writes nothing.
 

@@ -37,6 +37,19 @@ _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' 
 _ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
 _OPEN_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? AND run = ? AND ended IS NULL"  # noqa: S608  ours
 
+_AT_ONCE = 100  # rows that are forgotten beside other work: no poll is to take long for it
+_DETAILS = ("decisions", "actions", "events", "throughput", "checkpoints", "report_files")
+_NEXT_OVER = (
+    "SELECT finished, uid FROM jobs WHERE finished < ? AND (finished, uid) > (?, ?) ORDER BY finished, uid LIMIT 1"
+)
+_FORGET_ROUNDS = (
+    "DELETE FROM rounds WHERE at < :before AND round < (SELECT max(round) FROM rounds) "
+    "AND round IN (SELECT round FROM rounds ORDER BY round LIMIT :most)"
+)
+_FORGET_EVENTS = (
+    "DELETE FROM events WHERE at < :before AND id IN (SELECT id FROM events WHERE uid IS NULL ORDER BY id LIMIT :most)"
+)
+
 
 class Store(History, ReportRows):
     """Everything that metasched remembers: ``Store.open(path)`` in the daemon, ``read_only=True`` elsewhere.
@@ -46,6 +59,7 @@ class Store(History, ReportRows):
     """
 
     _snapshot_bytes: float | None = None  # of all snapshots, as of the last committed round; None: not counted yet
+    _forgotten: tuple[float, str] = (0.0, "")  # end and uid of the job that `forget_some` came to
 
     # jobs
 
@@ -275,7 +289,7 @@ class Store(History, ReportRows):
         """Commit one round whole: what the policy carries on, who should run where, and why.
 
         Decisions are kept by the change: a job whose target and reason are those of the round before costs no row.
-        The policy's state costs a row when it changed.
+        The policy's state costs a row when it changed, and is kept as long as a replay of a snapshot needs it.
 
         Args:
             number: greater than the last round's.
@@ -288,7 +302,7 @@ class Store(History, ReportRows):
             decide_seconds: how long the policy took.
             summary: of the snapshot, JSON-compatible.
             snapshot: what the engine saw, encoded; empty to keep none.
-            keep_snapshots_bytes: what all snapshots may take; the oldest go first.
+            keep_snapshots_bytes: what all snapshots and their rounds' policy states may take; the oldest go first.
             shares: by uid, the other job that is to be on the same GPUs, for both of each pair.
             in_turns: of these, the jobs of pairs of which one is to run at a time.
             renewed: the jobs whose run goes on with what it holds.
@@ -315,8 +329,9 @@ class Store(History, ReportRows):
                 last.round if last else 0,
                 {uid: (placed.get(uid), reasons.get(uid, "")) for uid in {**reasons, **placed}},
             )
-            self._commit_state(number, policy, state)
-            held = self._commit_snapshot(number, snapshot, keep_snapshots_bytes)
+            written = self._commit_state(number, policy, state)
+            held = self._commit_snapshot(number, snapshot, written, keep_snapshots_bytes)
+            self._forget_states(number)
         self._snapshot_bytes = held
 
     def last_round(self) -> RoundRecord | None:
@@ -415,6 +430,7 @@ class Store(History, ReportRows):
             ("events", f"at < :before AND (uid IS NULL OR {over})"),
             ("throughput", over),
             ("checkpoints", over),
+            ("report_files", over),
             ("speeds", "at < :before"),
             ("runs", f"uid IN (SELECT uid FROM jobs WHERE {IS_IMPORTED} AND finished < :before)"),  # noqa: S608  ours
             ("jobs", f"{IS_IMPORTED} AND finished < :before"),
@@ -424,6 +440,22 @@ class Store(History, ReportRows):
                 table: self._write(f"DELETE FROM {table} WHERE {condition}", {"before": before}).rowcount  # noqa: S608  ours
                 for table, condition in statements
             }
+
+    def forget_some(self, before: float) -> int:
+        """Forget a little of the details of what was over before an instant, in passing; rows deleted.
+
+        It is for the daemon to call again and again: each time the details of the next job that finished before go,
+        and some of the oldest rounds and events of the cluster. Jobs and runs stay, imported ones too.
+        """
+        job = self._row(_NEXT_OVER, [before, *self._forgotten])
+        with self.transaction():
+            cursors = [
+                self._write(sql, {"before": before, "most": _AT_ONCE}) for sql in (_FORGET_ROUNDS, _FORGET_EVENTS)
+            ]
+            if job is not None:
+                cursors += [self._write(f"DELETE FROM {table} WHERE uid = ?", job[1:]) for table in _DETAILS]  # noqa: S608  ours
+        self._forgotten = job or self._forgotten
+        return sum(cursor.rowcount for cursor in cursors)
 
     # inside
 
@@ -486,28 +518,45 @@ class Store(History, ReportRows):
             [(uid, number, *decisions[uid]) for uid in changed],
         )
 
-    def _commit_snapshot(self, number: int, snapshot: bytes, keep_bytes: int) -> float:
+    def _commit_snapshot(self, number: int, snapshot: bytes, state_bytes: int, keep_bytes: int) -> float:
         """Keep this one, drop the oldest beyond the limit, and return how many bytes are then held."""
+        added = 0
         if snapshot:
-            self._write("INSERT INTO snapshots (round, data) VALUES (?, ?)", [number, snapshot])
+            added = len(snapshot) + state_bytes
+            sql = "INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, ?)"
+            self._write(sql, [number, snapshot, state_bytes])
         held: float
         if self._snapshot_bytes is None:  # once: it reads the whole table
-            held = self._rows("SELECT TOTAL(LENGTH(data)) FROM snapshots")[0][0]
+            held = self._rows("SELECT TOTAL(LENGTH(data) + state_bytes) FROM snapshots")[0][0]
         else:
-            held = self._snapshot_bytes + len(snapshot)
+            held = self._snapshot_bytes + added
         while held > keep_bytes:
-            ((oldest, size),) = self._rows("SELECT round, LENGTH(data) FROM snapshots ORDER BY round LIMIT 1")
+            sql = "SELECT round, LENGTH(data) + state_bytes FROM snapshots ORDER BY round LIMIT 1"
+            ((oldest, size),) = self._rows(sql)
             self._write("DELETE FROM snapshots WHERE round = ?", [oldest])
             held -= size
         return held
 
-    def _commit_state(self, number: int, policy: str, state: PolicyState) -> None:
+    def _forget_states(self, number: int) -> None:
+        """Drop states that no replay begins with: of those before the oldest snapshot, all but each policy's newest."""
+        (oldest,) = self._rows("SELECT coalesce(min(round), ?) FROM snapshots", [number + 1])[0]
+        self._write(
+            "DELETE FROM policy_state WHERE (policy, round) IN (SELECT policy, round FROM policy_state AS old "
+            "WHERE round < :oldest AND EXISTS (SELECT 1 FROM policy_state AS later WHERE later.policy = old.policy "
+            "AND later.round > old.round AND later.round < :oldest) LIMIT :most)",
+            {"oldest": oldest, "most": _AT_ONCE},
+        )
+
+    def _commit_state(self, number: int, policy: str, state: PolicyState) -> int:
+        """Keep a state that is not that of the last round; the bytes that this takes."""
         data = as_json(state.data)
         latest = self._row(
             "SELECT version, data FROM policy_state WHERE policy = ? ORDER BY round DESC LIMIT 1", [policy]
         )
-        if latest != (state.version, data):
-            self._write(
-                "INSERT INTO policy_state (policy, round, version, data) VALUES (?, ?, ?, ?)",
-                [policy, number, state.version, data],
-            )
+        if latest == (state.version, data):
+            return 0
+        self._write(
+            "INSERT INTO policy_state (policy, round, version, data) VALUES (?, ?, ?, ?)",
+            [policy, number, state.version, data],
+        )
+        return len(data)

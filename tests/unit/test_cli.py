@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -238,7 +239,7 @@ def test_an_unusable_configuration_is_one_clear_message(tmp_path, run, text, exp
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 99}'])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 99}', '{"format": 1, "nodes": [[]]}', "[" * 100_000])
 def test_an_unreadable_status_is_one_clear_message(tmp_path, run, content):
     """A missing, torn or foreign status file is an error that names it."""
     if content is not None:
@@ -247,6 +248,40 @@ def test_an_unreadable_status_is_one_clear_message(tmp_path, run, content):
     assert result.exit_code == 1
     assert str(tmp_path / "status.json") in result.stderr
     assert isinstance(result.exception, SystemExit)
+
+
+def test_a_newer_daemon_may_tell_more(tmp_path, run):
+    """Keys that this version does not know are passed over; one that it needs and is missing is a clear message."""
+    publish(tmp_path, published())
+    path = tmp_path / "status.json"
+    data = json.loads(path.read_text())
+    for record in (data, data["jobs"][0], data["nodes"][0]):
+        record["mood"] = "good"
+    path.write_text(json.dumps(data))
+    assert "resnet" in run("status", "--shared", tmp_path).output
+    del data["jobs"][0]["uid"]
+    path.write_text(json.dumps(data))
+    result = run("status", "--shared", tmp_path)
+    assert (result.exit_code, "use the same version" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain", "12"]])
+def test_a_terminal_without_some_letters(tmp_path, command):
+    """What its encoding lacks is shown as an escape."""
+    publish(tmp_path, published(jobs=(job(reason="☃ waits"),)))
+    result = CliRunner(charset="iso-8859-1").invoke(main, [*command, "--shared", str(tmp_path)])
+    assert (result.exit_code, "\\u2603 waits" in result.output) == (0, True)
+
+
+def test_output_that_does_not_fit_is_one_clear_message(tmp_path, monkeypatch, capsys):
+    """A full disk behind the output is told, once."""
+    publish(tmp_path, published())
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main(["status", "--shared", str(tmp_path)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "Error: the output cannot be written: No space left on device\n"
 
 
 def test_wrong_usage_exits_with_2(run):
@@ -383,6 +418,15 @@ def test_submit_refuses_a_second_comment(run, sbatch):
     arguments = sbatch()
     assert run("submit", "--", "--comment=mine", "job.sh").exit_code == 2
     assert arguments() is None
+
+
+def test_submit_leaves_the_scripts_arguments_alone(run, sbatch, tmp_path, monkeypatch):
+    """What follows the script is not sbatch's, whatever it is called."""
+    arguments = sbatch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.sh").touch()
+    assert run("submit", "--", "-J", "x", "job.sh", "--comment", "mine").exit_code == 0
+    assert arguments()[-3:] == ["job.sh", "--comment", "mine"]
 
 
 def test_submit_passes_on_what_slurm_says(run, sbatch):

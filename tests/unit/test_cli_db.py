@@ -13,6 +13,7 @@ from metasched.lock import DaemonLock
 from metasched.model import Placement
 from metasched.policy import PolicyState
 from metasched.simulator.traces.history import read_history
+from metasched.standby import COPIES, write_copy
 from metasched.store import EndCause, JobRecord, Store
 
 NOW = time.time()
@@ -40,6 +41,8 @@ def site(tmp_path):
                 targets={UID: placement},
                 reasons={UID: "first"},
                 decide_seconds=0.1,
+                snapshot=b"\xff\x00",
+                keep_snapshots_bytes=100,
             )
         store.release(UID, 1, placement, at)
         store.run_started(UID, 1, at + 1, placement)
@@ -81,6 +84,12 @@ def test_events(db):
     assert [event["kind"] for event in json.loads(db("events", "--json").output)] == ["finished"]
     assert json.loads(db("events", "--job", "resnet", "--json").output)
     assert r"all \x1b[1m well" in db("events").output
+
+
+@pytest.mark.parametrize("command", [["db", "--state", "/", "events", "--limit"], ["replay", "--last"]])
+def test_a_number_that_no_database_takes_is_wrong_usage(command):
+    """Not a traceback."""
+    assert CliRunner().invoke(main, [*command, "9" * 20]).exit_code == 2
 
 
 def test_runs(db):
@@ -156,6 +165,18 @@ def test_prune_is_refused_while_the_daemon_runs(db, site):
     assert json.loads(db("sizes", "--json").output)["rows"]["events"] == 1
 
 
+def test_a_store_that_another_host_went_on_from_is_not_written(db, site):
+    """What is written there is lost as soon as the daemon starts; a directory that was named by --shared counts."""
+    other = site / "other"
+    (site / "elsewhere").mkdir()
+    with Store.open(other / DATABASE) as store:
+        store.begin_term(1)
+    write_copy(other / DATABASE, site / "elsewhere" / COPIES)
+    done = db("--shared", site / "elsewhere", "prune", "--before", 5)
+    assert (done.exit_code, "another host" in done.stderr) == (1, True)
+    assert json.loads(db("prune", "--before", 5, "--json").output)["events"] == 1
+
+
 def attempt(site):
     argv = [sys.executable, "-m", "metasched", "--config", site / "metasched.toml", "db", "prune", "--before", "5"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
@@ -170,6 +191,7 @@ def test_export_gives_every_row(db):
         assert len([row for row in rows if row["table"] == table]) == count
     (job,) = (row for row in rows if row["table"] == "jobs")
     assert job["name"] == "resnet"
+    assert {row["data"] for row in rows if row["table"] == "snapshots"} == {"/wA="}
 
 
 SACCT = "AdminComment|JobID|User|Account|Submit|ElapsedRaw|AllocTRES|Partition|Start|End|State|NodeList|JobName"

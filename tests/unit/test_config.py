@@ -72,6 +72,12 @@ def test_parameters_are_those_of_the_chosen_policy(write, registry):
         ("[policy]\nname = 3\n", ["[policy] name", "3"]),
         ('[policy]\nname = "toy"\n[policy.parameters]\nspede = 1\n', ["[policy.parameters] spede", "'speed'"]),
         ('[policy]\nname = "toy"\n[policy.parameters]\nspeed = "x"\n', ["[policy.parameters] speed", "'x'"]),
+        ('[schedule]\nround_seconds = "360"\n[policy]\nname = "toy"\n', ["[schedule] round_seconds", "'360'"]),
+        ('[schedule]\npoll_seconds = true\n[policy]\nname = "toy"\n', ["[schedule] poll_seconds", "True"]),
+        ('[history]\nsnapshots_bytes = "5"\n[policy]\nname = "toy"\n', ["[history] snapshots_bytes", "'5'"]),
+        ('[sharing]\nenabled = "off"\n[policy]\nname = "toy"\n', ["[sharing] enabled", "'off'"]),
+        ('[slurm]\nsettle_seconds = inf\n[policy]\nname = "toy"\n', ["[slurm] settle_seconds", "inf"]),
+        ('[intake]\npartitions = "gpu"\n[policy]\nname = "toy"\n', ["[intake] partitions", "'gpu'"]),
         ('[slurm]\nsignal = "SIGKILL"\n[policy]\nname = "toy"\n', ["[slurm] signal", "SIGKILL"]),
     ],
 )
@@ -91,7 +97,7 @@ def test_every_problem_is_told_at_once(write, registry):
     assert "nothing" in found
 
 
-@pytest.mark.parametrize("text", ["[paths", "\x00", 'x = "'])
+@pytest.mark.parametrize("text", ["[paths", "\x00", 'x = "', "x = " + "[" * 10_000, "x = " + "9" * 5000])
 def test_a_file_that_is_not_toml_is_an_error(write, registry, text):
     """No traceback of the TOML reader reaches the admin."""
     (problem,) = problems(write(text), registry)

@@ -226,6 +226,18 @@ def test_a_lost_node_costs_its_jobs_nothing_but_time(site):
     site.run_until(done(site, job))
 
 
+def test_what_others_wrote_into_admin_comment_stays_there(site):
+    """Behind the stamp, and before what is wrong with the tag, which comes and goes."""
+    job = site.slurm.add("--hold", "--gres=gpu:1", comment="metasched min_gpus=x", user=ME)
+    site.slurm.stamp(job, "cost centre 7")
+    site.run(5)
+    stamp = f"metasched:{site.record(job).uid} cost centre 7"
+    assert site.slurm.job(job).admin_comment.startswith(f"{stamp} not scheduled: ")
+    site.slurm.owner_edit(job, comment="metasched")
+    site.run(5)
+    assert site.slurm.job(job).admin_comment == stamp
+
+
 def test_a_malformed_tag_is_told_and_mended(site):
     """The reason stands in status and AdminComment; once the comment is right, the job runs."""
     job = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5)
@@ -299,6 +311,20 @@ def test_an_outage_is_waited_out_and_acted_on_only_after_a_pause(site):
     site.run_until(lambda: site.state(job) is JobState.RUNNING)
     assert site.slurm.now >= back + site.config.slurm.settle_seconds
     site.run_until(done(site, job))
+
+
+def test_what_was_over_long_ago_is_forgotten(site):
+    """Poll by poll, as old as the configuration says; the job and its runs stay."""
+    history = site.config.history.model_copy(update={"days": 30 / 86400})
+    site.config = site.config.model_copy(update={"history": history})
+    site.start()
+    job = site.add("--gres=gpu:1", seconds=5)
+    site.run_until(done(site, job))
+    assert site.store.recent_actions()
+    site.run(40)
+    assert not site.store.recent_actions()
+    assert site.store.recent_rounds()[-1].at >= site.slurm.now - 40
+    assert causes(site, job) == [EndCause.FINISHED]
 
 
 def test_a_job_id_that_slurm_gives_again_is_another_job(site):

@@ -491,17 +491,40 @@ def test_an_absurd_request_does_not_stall_the_round():
 
 
 def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
-    """What a user's sparse file pretends to hold is read to a limit when the job ends."""
-    job = site.add("--gres=gpu:1", seconds=5)
+    """What users' sparse files pretend to hold is read to a common limit when their jobs end, with signs of life."""
+    jobs = [site.add("--gres=gpu:1", seconds=5) for _ in range(4)]
     site.run(3)
-    directory = site.base / "shared" / "reports" / site.record(job).uid
-    with (directory / "incarnation-1.jsonl").open("r+b") as file:
-        file.truncate(2**40)
-    reads = []
+    for job in jobs:
+        directory = site.base / "shared" / "reports" / site.record(job).uid
+        with (directory / "incarnation-1.jsonl").open("r+b") as file:
+            file.truncate(2**40)
+    monkeypatch.setattr(following, "LAST_READS", 20)
+    reads, signs = [], []
     ingest = following.ingest
     monkeypatch.setattr(following, "ingest", lambda *a: reads.append(1) or ingest(*a))
-    site.run_until(completed(site, job))
-    assert len(reads) < 100
+    monkeypatch.setattr(following, "tell", lambda: signs.append(1))
+    site.run_until(completed(site, *jobs))
+    assert 20 < len(reads) < 60
+    assert len(signs) == len(reads)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_who_takes_a_jobs_reports_is_moved_aside(site):
+    """Another user made the job's directory first: its owner can make it again, and reports; an event names who."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run(3)
+    uid = site.record(job).uid
+    directory = site.base / "shared" / "reports" / uid
+    os.chown(directory, 65534, 65534)
+    site.run(3)
+    assert not directory.exists()
+    (told,) = (event.text for event in site.store.recent_events(100, uid) if event.kind == "reports-taken")
+    assert "65534" in told
+    directory.mkdir()
+    line = {"v": 1, "t": site.slurm.now, "kind": "end", "step": 7, "samples": 7, "loss": None}
+    (directory / "incarnation-2.jsonl").write_text(json.dumps(line) + "\n")
+    site.run(3)
+    assert site.record(job).progress_steps == 7
 
 
 def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):

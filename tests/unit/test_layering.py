@@ -39,11 +39,14 @@ ROOMS = {
     "quotas": {"model", "slurm"},
     "reservations": {"model", "slurm"},
     "hardware": {"model", "reservations", "seats", "slurm"},
-    "reconcile": CONTRACT | EDGES | {"config", "demand", "hardware", "learning", "quotas", "reservations", "seats"},
+    "reconcile": CONTRACT
+    | EDGES
+    | {"config", "demand", "hardware", "learning", "quotas", "reservations", "seats", "supervisor"},
     "actuate": CONTRACT | EDGES | {"config", "reconcile", "trials"},
     "publish": CONTRACT | EDGES | {"config", "reconcile"},
     "throughput": {"model"},
     "mechanism": {"model"},
+    "room": {"model"},
     "chance": set(),
     "fractions": CONTRACT | {"mechanism", "chance"},
     "simulator": ENGINE | {"throughput", "mechanism", "problems", "store"},
@@ -71,11 +74,12 @@ ROOMS = {
         "demo",
         "replay",
         "simulator",
+        "standby",
     },
     "__main__": {"cli"},
 }
 OPEN = {"errors"}
-FOR_POLICIES = {"model", "policy", "throughput", "mechanism", "fractions", "chance"} | OPEN
+FOR_POLICIES = {"model", "policy", "throughput", "mechanism", "fractions", "chance", "room"} | OPEN
 
 
 def sources(top: Path) -> list[Path]:

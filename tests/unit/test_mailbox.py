@@ -53,6 +53,19 @@ def test_trees_have_the_modes_of_the_protocol(mailbox, shared):
     Mailbox(shared)
 
 
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "nothing"])
+def test_anothers_reports_are_moved_aside(mailbox, tmp_path, kind):
+    """What another user put in the place of a job's reports is there under another name; what is its owner's stays."""
+    path, me = mailbox.reports / UID, os.geteuid()
+    make = {"directory": path.mkdir, "file": path.touch, "link": lambda: path.symlink_to(tmp_path)}
+    make.get(kind, bool)()
+    assert mailbox.free_reports(UID, me) is None
+    assert os.path.lexists(path) == (kind != "nothing")
+    assert mailbox.free_reports(UID, me + 1) == (None if kind == "nothing" else me)
+    assert not os.path.lexists(path)
+    assert len(list(mailbox.reports.iterdir())) == (kind != "nothing")
+
+
 def test_lease_is_what_the_protocol_says(mailbox, shared):
     """The file has the protocol's keys, and reads back as the record."""
     assert mailbox.write_lease(LEASE)

@@ -1,3 +1,5 @@
+import re
+import shutil
 import socket
 import stat
 import threading
@@ -6,8 +8,8 @@ import time
 import pytest
 
 from metasched.lock import LockLostError
-from metasched.standby import COPY, Copies, CopyError, take_over, write_copy
-from metasched.store import Store
+from metasched.standby import COPY, Copies, CopyError, UnusableCopyError, take_over, write_copy
+from metasched.store import NotAStoreError, Store
 
 
 @pytest.fixture
@@ -61,6 +63,41 @@ def test_another_host_goes_on_from_the_copy(local, shared, tmp_path):
     take_over(other, shared)
     assert notes(other) == ["before the copy"]
     assert term(other) == 2
+
+
+def test_a_copy_that_is_no_store_stops_only_who_has_no_store(local, shared, tmp_path):
+    """A daemon with a store of its own goes on; another one names the copy, not a file that it makes itself."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    (shared / COPY).write_text("garbage")
+    take_over(local, shared)
+    assert term(local) == 2
+    with pytest.raises(NotAStoreError, match=re.escape(f"{shared / COPY}: ")):
+        take_over(tmp_path / "other" / "metasched.db", shared)
+
+
+def test_a_later_copy_that_cannot_be_opened_is_named(local, shared, tmp_path):
+    """What it replaces stays in place."""
+    take_over(local, shared)
+    other = tmp_path / "other" / "metasched.db"
+    write_copy(local, shared)
+    take_over(other, shared)
+    with Store.open(other) as store, store.transaction():
+        sql = "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('metasched', '9999_future', '')"
+        store._write(sql)
+    shutil.copyfile(other, shared / COPY)
+    with pytest.raises(UnusableCopyError, match=re.escape(f"the store's copy {shared / COPY} ")):
+        take_over(local, shared)
+    assert term(local) == 1
+
+
+def test_a_copy_leaves_the_disk_to_the_store(local, shared, monkeypatch):
+    """Where both do not fit, none is made, and the error says so."""
+    take_over(local, shared)
+    monkeypatch.setattr("metasched.standby.SPARE_BYTES", 2**62)
+    with pytest.raises(CopyError, match="MiB are free in"):
+        write_copy(local, shared)
+    assert list(local.parent.iterdir()) == [local]
 
 
 def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from metasched.model import Placement
 from metasched.policy import PolicyState
 from metasched.store import EndCause, JobRecord, RoundOrderError, Store, UnknownJobError
+from metasched.store.report_rows import ReportFile
 
 UID = "0123456789abcdef"
 TWO = Placement(("n1",), 2, "v100")
@@ -23,7 +24,7 @@ def uid_of(number):
     return f"{number:016x}"
 
 
-def commit(store, number, targets=None, reasons=None, state=None, *, policy="fifo"):
+def commit(store, number, targets=None, reasons=None, state=None, *, policy="fifo", snapshot=b"", kept=0):
     store.commit_round(
         number,
         at=1000.0 * number,
@@ -34,6 +35,8 @@ def commit(store, number, targets=None, reasons=None, state=None, *, policy="fif
         reasons=reasons or {},
         decide_seconds=0.5,
         summary={"jobs": len(reasons or {})},
+        snapshot=snapshot,
+        keep_snapshots_bytes=kept,
     )
 
 
@@ -201,17 +204,33 @@ def test_equal_decisions_are_one_row(store):
     assert store.decisions_of(7) == []
 
 
-def test_policy_state_is_kept_by_round(store):
-    """The state that a policy left in any round can be read again; policies do not share theirs."""
-    commit(store, 1, state=PolicyState(1, {"n": 1}))
-    commit(store, 2, state=PolicyState(1, {"n": 1}))
-    commit(store, 3, state=PolicyState(1, {"n": 3}))
-    commit(store, 4, state=PolicyState(1, {"n": 9}), policy="las")
+def test_policy_states_are_kept_for_replays(store):
+    """A replay of any snapshot that is kept finds the state of the round before; policies do not share theirs."""
+    for number, (value, policy) in enumerate([(1, "fifo"), (1, "fifo"), (3, "fifo"), (9, "las")], start=1):
+        commit(store, number, state=PolicyState(1, {"n": value}), policy=policy, snapshot=b"seen", kept=1000)
     assert store.policy_state("fifo").data == {"n": 3}
     assert store.policy_state("fifo", 2).data == {"n": 1}
     assert store.policy_state("las").data == {"n": 9}
     assert store.policy_state("las", 3) is None
     assert store.table_sizes()["policy_state"] == 3
+
+
+def test_policy_states_that_no_replay_needs_go(store, tmp_path):
+    """They are part of the snapshots' bytes; without snapshots, and in a copy, each policy has its newest alone."""
+    commit(store, 1, state=PolicyState(1, {"other": 1}), policy="las")
+    for number in range(2, 12):
+        commit(store, number, state=PolicyState(1, {"n": number}), snapshot=b"seen", kept=4 * len('seen{"n":1}'))
+    kept = [number for number in range(1, 12) if store.snapshot(number)]
+    assert len(kept) in {3, 4}
+    assert [store.policy_state("fifo", number - 1).data["n"] for number in kept] == [number - 1 for number in kept]
+    assert store.table_sizes()["policy_state"] == len(kept) + 2
+    with Store.open(tmp_path / "copy") as copy:
+        copy.fill_from(store.path)
+        assert [copy.policy_state("las").data, copy.policy_state("fifo").data] == [{"other": 1}, {"n": 11}]
+        assert copy.table_sizes()["policy_state"] == 2
+    commit(store, 12, state=PolicyState(1, {"n": 12}))
+    assert store.policy_state("fifo").data == {"n": 12}
+    assert store.table_sizes()["policy_state"] == 2
 
 
 def test_action_without_outcome_is_visible(store):
@@ -237,11 +256,11 @@ def test_events_are_told_newest_first(store):
 
 
 def test_event_is_said_once(store):
-    """The same event about a job is kept once, another text again."""
+    """Of a kind that a job's owner may cause again and again, the first event is kept."""
     store.add_job(a_job())
-    for text in ("a", "a", "b"):
-        store.event_once("k", text, UID, at=1.0)
-    assert [event.text for event in store.recent_events()] == ["b", "a"]
+    for kind, text in (("k", "a"), ("k", "b"), ("j", "c")):
+        store.event_once(kind, text, UID, at=1.0)
+    assert [event.text for event in store.recent_events()] == ["c", "a"]
 
 
 def test_copy_is_a_store_of_its_own(store, tmp_path):
@@ -295,20 +314,43 @@ def test_prune_forgets_what_is_over(store):
     for uid in (done, live):
         store.end_action(store.begin_action(uid, "start", {}, 1, 1000.0), "ok", 1.0)
         store.event("k", "t", uid, at=1000.0)
+        store.commit_reports(ReportFile(uid, 1, offset=9), (), latest=True)
     store.event("k", "cluster", at=1000.0)
     store.finish_job(done, 1500.0, "COMPLETED", 0)
     deleted = store.prune(2500.0)
+    assert (store.report_files(done), list(store.report_files(live))) == ({}, [1])
     assert deleted["rounds"] == 2
     assert [row.uid for row in store.recent_actions()] == [live]
     assert [row.uid for row in store.recent_events()] == [live]
     assert [row.uid for row in store.decisions_of(3)] == [live]
     assert store.recent_decisions(done) == []
-    assert store.policy_state("fifo", 3).data == {"n": 3}
-    assert store.policy_state("fifo", 2) is None
+    assert store.policy_state("fifo").data == {"n": 4}
     assert store.last_round().round == 4
     assert [run.cause for run in store.runs(done)] == [EndCause.FINISHED]
     assert store.prune(9999.0)["rounds"] == 1
     assert store.last_round().round == 4
+
+
+def test_details_are_forgotten_in_small_steps(store, monkeypatch):
+    """A step takes one job that is long over, and a few rounds; live and younger jobs, jobs and runs stay."""
+    monkeypatch.setattr("metasched.store.store._AT_ONCE", 2)
+    for number in range(1, 5):
+        store.add_job(a_job(uid_of(number)))
+        store.release(uid_of(number), 1, TWO, 500.0)
+        store.event("k", "t", uid_of(number), at=500.0)
+        store.event("k", "cluster", at=1000.0 * number)
+        commit(store, number, {}, {uid_of(number): "r"})
+    for number, finished in ((1, 600.0), (2, 600.0), (3, 9000.0)):
+        store.finish_job(uid_of(number), finished, "COMPLETED", 0)
+    told = []
+    while store.forget_some(3500.0):
+        told.append(sorted(event.uid for event in store.recent_events() if event.uid))
+    assert told == [[uid_of(2), uid_of(3), uid_of(4)], [uid_of(3), uid_of(4)]]
+    assert [event.at for event in store.recent_events() if event.uid is None] == [4000.0]
+    assert [record.round for record in store.recent_rounds()] == [4]
+    assert store.recent_decisions(uid_of(1)) == []
+    assert store.recent_decisions(uid_of(3)) != []
+    assert len(store.runs(uid_of(1))) == 1
 
 
 def test_sizes_are_told(store):

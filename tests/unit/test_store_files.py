@@ -126,6 +126,12 @@ def test_directory_that_cannot_be_made(tmp_path):
         Store.open(tmp_path / "file" / "state" / "store.sqlite")
 
 
+def test_path_that_cannot_be_looked_at(tmp_path):
+    """A reader is told so, with a name that no file has as behind a directory that is closed to them."""
+    with pytest.raises(UnreachableStoreError, match="File name too long"):
+        Store.open(tmp_path / ("x" * 300), read_only=True)
+
+
 def test_path_that_is_a_directory(tmp_path):
     """A directory in the file's place is an error that names it."""
     with pytest.raises(UnreachableStoreError, match=tmp_path.name):
@@ -143,10 +149,11 @@ def test_state_directory_that_others_own():
 def _check_without_write_access(path):
     with Store.open(path) as store:
         store.add_job(JOB)
+    path.with_name(f"{path.name}-wal").touch()  # as a full disk leaves one that could not be begun
     script = (
         "import os, sys; from pathlib import Path; from metasched.store import ReadOnlyStoreError, Store;"
         "import metasched.store.errors as e; os.setgroups([]); os.setuid(65534); path = Path(sys.argv[1])\n"
-        f"with Store.open(path, read_only=True) as s: assert s.job('{UID}')\n"
+        f"with Store.open(path, read_only=True) as s: assert s.job('{UID}') and s.problems() == []\n"
         "try: Store.open(path)\n"
         "except (ReadOnlyStoreError, e.UnreachableStoreError) as error: print(error)\n"
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from metasched.model import Placement
 from metasched.store import JobRecord, Store, ingest, report_rows
-from metasched.store.ingest import POLL_BYTES, IngestResult
+from metasched.store.ingest import MAX_REFUSED, POLL_BYTES, POLL_LINES, IngestResult
+from metasched.store.report_rows import KEPT_FILES
 
 UID = "0123456789abcdef"
 NOW = 1_732_118_400.0
@@ -160,7 +162,7 @@ def test_run_that_never_was_is_not_believed(tree):
 
 
 def test_corrupt_lines_are_counted_and_told_once(tree):
-    """Bad lines cost themselves only: the good ones around them count, and one event per file says so."""
+    """Bad lines cost themselves only: the good ones around them count, and one event says so."""
     tree.append(b"garbage\n" + steps(10) + b"\xff\n\n" + start(9) + steps(20))
     assert tree.poll() == IngestResult(lines=2, refused=4, newest_step=NOW)
     tree.append(b"{}\n")
@@ -168,7 +170,7 @@ def test_corrupt_lines_are_counted_and_told_once(tree):
     assert tree.poll().refused == 2
     assert tree.steps() == [10, 20]
     assert {incarnation: file.refused for incarnation, file in tree.store.report_files(UID).items()} == {1: 5, 2: 1}
-    assert len(tree.events()) == 2
+    assert len(tree.events()) == 1
 
 
 def test_endless_line_is_skipped(tree):
@@ -184,15 +186,12 @@ def test_endless_line_is_skipped(tree):
 
 def test_a_poll_has_a_budget(tree):
     """Much to read is read in several calls, all of it once."""
-    lines = [steps(number) for number in range(1, 9001)]
-    assert len(b"".join(lines)) > POLL_BYTES
-    tree.append(b"".join(lines[:5000]))
-    tree.append(b"".join(lines[5000:]), 2)
-    polls = 1
-    while tree.poll().more:
-        polls += 1
-    assert polls > 1
-    assert tree.steps() == list(range(1, 9001))
+    lines = [steps(number) for number in range(1, 2 * POLL_LINES + 1)]
+    tree.append(b"".join(lines[:-100]))
+    tree.append(b"".join(lines[-100:]), 2)
+    results = [tree.poll() for _ in range(3)]
+    assert [(result.lines, result.more) for result in results] == [(POLL_LINES, True), (POLL_LINES, False), (0, False)]
+    assert tree.steps() == list(range(1, 2 * POLL_LINES + 1))
 
 
 def test_store_keeps_the_latest_rows(tree, monkeypatch):
@@ -219,7 +218,7 @@ def test_shortened_file_is_never_counted_twice(tree, torn):
 
 
 def test_links_pipes_and_directories_are_not_followed(tree, tmp_path):
-    """Whatever is no plain file in a report's place is named in an event and left alone, without waiting for it."""
+    """Whatever is no plain file in a report's place is left alone, without waiting for it; an event names the first."""
     secret = tmp_path / "secret"
     secret.write_bytes(steps(10))
     tree.file(1).symlink_to(secret)
@@ -231,7 +230,7 @@ def test_links_pipes_and_directories_are_not_followed(tree, tmp_path):
         assert tree.poll().lines == 1
         tree.poll()
     assert tree.steps() == [40]
-    assert sorted(event.split(".")[0] for event in tree.events()) == ["incarnation-1", "incarnation-3"]
+    assert [event.split(".")[0] for event in tree.events()] == ["incarnation-1"]
 
 
 def test_linked_directory_is_not_followed(tree, tmp_path):
@@ -273,6 +272,62 @@ def test_other_names_are_ignored(tree):
     ):
         (tree.directory / name).write_bytes(steps(10))
     assert tree.poll() == IngestResult()
+
+
+def test_a_file_of_refused_lines_is_given_up(tree, monkeypatch):
+    """A mebibyte of newlines costs a bounded number of lines once, and no look at the file thereafter."""
+    tree.append(b"\n" * POLL_BYTES)
+    tree.append(steps(10), 2)
+    parsed = counted(monkeypatch, sys.modules[ingest.__module__], "parse_line")
+    opened = counted(monkeypatch, os, "open")
+    assert [tree.poll().more for _ in range(3)] == [True, False, False]
+    assert len(parsed) == MAX_REFUSED + 1
+    assert [call[0] for call in opened if str(call[0]).endswith("jsonl")] == [tree.file(1).name, tree.file(2).name]
+    assert tree.steps() == [10]
+    assert ["no more is read" in event for event in tree.events()] == [True, False]
+
+
+@pytest.mark.parametrize("how", ["links", "renamed"])
+def test_many_names_cost_little(tree, monkeypatch, how):
+    """Few of many files are looked at, and leave few rows, also when they have other names at each poll."""
+    tree.append(steps(10))
+    tree.poll()
+    opened = counted(monkeypatch, os, "open")
+    spare = tree.directory / "spare"
+    spare.write_bytes(b"\n")
+    for poll in range(3):
+        for number in range(200):
+            name = tree.file(2 + number if how == "links" else 2 + 200 * poll + number)
+            if how == "renamed":
+                name.hardlink_to(spare)
+            elif poll == 0:
+                name.symlink_to("nowhere")
+        opened.clear()
+        tree.poll()
+        assert len(opened) <= KEPT_FILES + 2  # and the directories
+    assert len(tree.store.report_files(UID)) <= KEPT_FILES
+    assert len(tree.events()) == 1
+    for path in tree.directory.glob("incarnation-???*"):
+        path.unlink()
+    tree.append(steps(20), 900)
+    tree.poll()
+    assert tree.steps() == [10, 20]
+
+
+def test_a_crowded_directory_is_not_read(tree, monkeypatch):
+    """There is no end to what can be in a directory; an event says why nothing of it is read."""
+    monkeypatch.setattr(sys.modules[ingest.__module__], "MAX_ENTRIES", 3)
+    for incarnation in range(1, 5):
+        tree.append(steps(10), incarnation)
+    assert tree.poll() == IngestResult()
+    assert "more than 3 files" in tree.events()[0]
+
+
+def counted(monkeypatch, module, name):
+    """The arguments of each call of a function from now on."""
+    function, calls = getattr(module, name), []
+    monkeypatch.setattr(module, name, lambda *a, **k: calls.append(a) or function(*a, **k))
+    return calls
 
 
 class Killed(BaseException):
