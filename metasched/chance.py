@@ -6,6 +6,8 @@ import random
 from typing import Self
 
 WORD = 32  # bits that the generator makes at a time
+LIFE = 2**26  # words of one seed: whoever resumes after more of them begins with another
+SKIP = 2**16  # words that are passed over at a time
 
 
 class Chance(random.Random):
@@ -20,9 +22,11 @@ class Chance(random.Random):
     @classmethod
     def resume(cls, seed: int, used: int = 0) -> Self:
         """The generator of a seed after so many words."""
-        chance = cls(seed)
-        if used:
-            chance.getrandbits(WORD * used)
+        life, words = divmod(used, LIFE)
+        chance = cls(f"{seed} {life}" if life else seed)
+        for done in range(0, words, SKIP):
+            chance.getrandbits(WORD * min(SKIP, words - done))
+        chance.used = used
         return chance
 
     def getrandbits(self, k: int, /) -> int:

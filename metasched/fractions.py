@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -34,7 +35,10 @@ from metasched.policy import Policy, PolicyParameters, PolicyState
 STATE_VERSION = 1
 SPEED_NEWS = 0.05
 """Relative: what is known of a job's speed has changed when it has by more than this; less is noise of measurement."""
+RUNS_ON = "it runs on: its nodes accept no other jobs now"
 COMING = "coming"  # in the data of a state: shares that are made, and not in force yet
+WITHOUT = "without"  # in the data of a state: the jobs that have been given no share, though shares were made for them
+WAITING = (Status.HELD, Status.QUEUED)
 TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
 
 
@@ -75,15 +79,17 @@ class Claims:
 
     Attributes:
         jobs: GPU jobs that can be given shares, by submission.
-        capacity: GPUs by type, without those of jobs that neither stop nor move.
+        capacity: GPUs by type, without those of jobs that stay.
         spreads: by uid, by GPU type, the best placement of the job there as GPUs on each node; only types that accept
-            and can hold it, and where it is not known not to run.
+            it and can hold it beside jobs that stay, and where it is not known not to run.
         speeds: by uid, by the same types, steps per second there; None where it is not known.
         sharing: whether two jobs can have the same GPUs.
         now: unix seconds.
         apart: by uid, by GPU type, where placement counts and it can be told: steps per second on GPUs that are spread
             over as many nodes as they can be, where that is more nodes than in ``spreads``.
         nodes: by GPU type, the GPUs of each node; empty where placement does not count.
+        stays: jobs that go on with what they hold, and have no part in the shares.
+        shut_out: the uids of those who could run if these were not there.
     """
 
     jobs: Sequence[Job]
@@ -94,6 +100,8 @@ class Claims:
     now: float
     apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     nodes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    stays: Sequence[Job] = ()
+    shut_out: AbstractSet[str] = frozenset()
 
     def kinds(self, uid: str) -> tuple[str, ...]:
         """Worker types that the job can have."""
@@ -205,7 +213,8 @@ class FractionPolicy(Policy):
     ) -> Mapping[str, Any]:
         """Shares that are to come into force, as JSON-compatible data."""
         times, memory = self.shares(claims, memory)
-        made_for = {**asked, **self._company(claims, times)}
+        without = {job.uid for job in claims.jobs}.difference(*times)
+        made_for = {**asked, **self._company(claims, times), WITHOUT: sorted(without)}
         return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: made_for, "memory": memory}
 
     def _renewed(self, ledger: Ledger, claims: Claims, shares: Times) -> Ledger:
@@ -223,6 +232,8 @@ class FractionPolicy(Policy):
         }
         if self.parameters.heed_speeds:
             asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
+        else:
+            asked["types"] = {uid: sorted(spreads) for uid, spreads in claims.spreads.items()}
         return asked
 
     def _company(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
@@ -263,9 +274,13 @@ def equal_parts(claims: Claims, who: Sequence[tuple[Combination, int]]) -> dict[
 
 
 def _in_the_interim(claims: Claims, ledger: Ledger, made_for: Mapping[str, Any] | None) -> Times:
-    """Equal parts for the jobs for which no shares have been made yet (section 7.4: agnostic ones in the interim)."""
-    known = frozenset(made_for["jobs"] if made_for else ())
-    new = [job.uid for job in claims.jobs if job.uid not in known and (job.uid,) not in ledger.shares]
+    """Equal parts for the jobs for which no shares have been made yet (section 7.4: agnostic ones in the interim).
+
+    So it is with a job that has lost its share since, with a partner that ended or while it could not start.
+    """
+    without = frozenset(made_for.get(WITHOUT, made_for["jobs"]) if made_for else ())
+    served = {uid for who in live(ledger.shares, claims.jobs) for uid in who}
+    new = [job.uid for job in claims.jobs if job.uid not in served and job.uid not in without]
     if not new:
         return {}
     parts = equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs])
@@ -279,27 +294,107 @@ def fixed(job: Job) -> bool:
 
 def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
     """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
-    jobs = [job for job in snapshot.jobs if job.gpus > 0 and not fixed(job)]
-    left, nodes = _free(snapshot)
-    by_constraints: dict[object, dict[str, tuple[int, ...]]] = {}
+    empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
+    stays = [job for job in snapshot.jobs if job.status not in WAITING and (fixed(job) or _runs_outside(empty, job))]
+    staying = {job.uid for job in stays}
+    jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
+    places = _Places(_without(empty, stays))
+    gpus = places.gpus()
+    capacity = {kind: sum(left) for kind, left in gpus.items()}
     by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
     spreads, speeds, scattered = {}, {}, {}
     far: dict[object, Mapping[str, float]] = {}
     for job in jobs:
-        like: object = (job.constraints, job.gpus, job.nodes, job.max_nodes)
-        if like not in by_constraints:
-            by_constraints[like] = _spreads(job, snapshot.nodes)
-        found = by_constraints[like]
-        if (kept := _kept(job, left)) is not None and kept[0] not in found:
+        like = shape = _shape(job)
+        found = places.spreads(job, shape)
+        if (kept := _kept(job, capacity)) is not None and kept[0] not in found:
             like, found = (like, kept), {**found, kept[0]: kept[1]}
-        if (like, job.speed) not in by_speed:
-            by_speed[like, job.speed] = _speeds(job.speed, found)
+        key = like, job.speed
+        if (known := by_speed.get(key)) is None:
+            known = by_speed[key] = _speeds(job.speed, found)
             if apart:
-                far[like, job.speed] = _apart(job, by_speed[like, job.speed][0], snapshot.nodes)
-        spreads[job.uid], speeds[job.uid] = by_speed[like, job.speed]
-        if apart and far[like, job.speed]:
-            scattered[job.uid] = far[like, job.speed]
-    return Claims(jobs, left, spreads, speeds, snapshot.sharing, snapshot.now, scattered, nodes if apart else {})
+                far[key] = _apart(job, known[0], places.suiting(job, shape))
+        spreads[job.uid], speeds[job.uid] = known
+        if apart and far[key]:
+            scattered[job.uid] = far[key]
+    placeless = (job for job in jobs if not spreads[job.uid])
+    return Claims(
+        jobs,
+        capacity,
+        spreads,
+        speeds,
+        snapshot.sharing,
+        snapshot.now,
+        apart=scattered,
+        nodes=gpus if apart else {},
+        stays=stays,
+        shut_out=_shut_out(placeless, empty.values()) if stays else frozenset(),
+    )
+
+
+def _shape(job: Job) -> tuple[object, ...]:
+    """What decides where it can be placed, its constraints first."""
+    return job.constraints, job.gpus, job.nodes, job.max_nodes, job.cpus_per_unit, job.memory_per_unit
+
+
+class _Places:
+    """Nodes, and where on them jobs could be placed; of jobs of one shape it is found once."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._nodes = list(nodes)
+        self._suiting: dict[object, list[Node]] = {}
+        self._spreads: dict[object, dict[str, tuple[int, ...]]] = {}
+
+    def gpus(self) -> Mapping[str, list[int]]:
+        """By type, those of each node."""
+        found: dict[str, list[int]] = {}
+        for node in self._nodes:
+            found.setdefault(node.gpu_type or "", []).append(node.gpus)
+        return found
+
+    def suiting(self, job: Job, shape: tuple[object, ...]) -> Sequence[Node]:
+        """The nodes that suit a job."""
+        if shape[0] not in self._suiting:
+            self._suiting[shape[0]] = [node for node in self._nodes if job.matches(node)]
+        return self._suiting[shape[0]]
+
+    def spreads(self, job: Job, shape: tuple[object, ...]) -> dict[str, tuple[int, ...]]:
+        """By type, a job's placement with the fewest nodes."""
+        if (found := self._spreads.get(shape)) is None:
+            found = self._spreads[shape] = _spreads(job, self.suiting(job, shape))
+        return found
+
+
+def _runs_outside(nodes: Mapping[str, Node], job: Job) -> bool:
+    """Whether it runs on none of these nodes, which accept jobs: nobody else could use what it has."""
+    place = job.placement if job.status is Status.RUNNING else None
+    return place is not None and place.gpus == job.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
+
+
+def _without(nodes: Mapping[str, Node], stays: Iterable[Job]) -> Iterable[Node]:
+    """The nodes without what jobs that stay hold there; GPUs that two of them share are taken off once."""
+    held: dict[str, tuple[int, int, int]] = {}
+    counted: set[str] = set()
+    for job in stays:
+        for name, gpus in job.placement.shares if job.placement is not None else ():
+            if name in nodes:
+                before = held.get(name, (0, 0, 0))
+                own = 0 if job.shares_with in counted else gpus
+                held[name] = (before[0] + own, before[1] + job.node_cpus(gpus), before[2] + job.node_memory(gpus))
+        counted.add(job.uid)
+    return (_less(node, *held[node.name]) if node.name in held else node for node in nodes.values())
+
+
+def _less(node: Node, gpus: int, cpus: int, memory: int) -> Node:
+    """A node on which that much is taken."""
+    left = max(node.gpus - gpus, 0), max(node.cpus - cpus, 0), max(node.memory - memory, 0)
+    return replace(node, gpus=left[0], cpus=left[1], memory=left[2])
+
+
+def _shut_out(jobs: Iterable[Job], empty: Iterable[Node]) -> AbstractSet[str]:
+    """Which of these jobs, that have no place, would have one on empty nodes."""
+    places = _Places(empty)
+    return {job.uid for job in jobs if _speeds(job.speed, places.spreads(job, _shape(job)))[0]}
 
 
 def _kept(job: Job, capacity: Mapping[str, int]) -> tuple[str, tuple[int, ...]] | None:
@@ -307,20 +402,6 @@ def _kept(job: Job, capacity: Mapping[str, int]) -> tuple[str, tuple[int, ...]] 
     place = job.placement if job.status is Status.RUNNING else None
     kind = None if place is None or place.gpus != job.gpus else place.gpu_type
     return None if place is None or kind is None or kind not in capacity else (kind, place.spread)
-
-
-def _free(snapshot: Snapshot) -> tuple[Mapping[str, int], Mapping[str, list[int]]]:
-    """GPUs by type, in all and on each node, without those of jobs that neither stop nor move."""
-    gpus = {node.name: node.gpus for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    for job in snapshot.jobs:
-        if job.placement is not None and job.placement.gpu_type is not None and fixed(job):
-            for name, held in job.placement.shares:
-                if name in gpus:
-                    gpus[name] -= held
-    nodes: dict[str, list[int]] = {}
-    for name, left in gpus.items():
-        nodes.setdefault(snapshot.node[name].gpu_type or "", []).append(left)
-    return {kind: max(sum(left), 0) for kind, left in nodes.items()}, nodes
 
 
 def _speeds(
@@ -380,11 +461,10 @@ def _differ(speed: float | None, before: float | None) -> bool:
 
 
 def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str, tuple[int, ...]]:
-    """By type that could hold it if it were empty, the placement with the fewest nodes, or with the most."""
+    """By type of these nodes that could hold it, the placement with the fewest of them, or with the most."""
     room: dict[str, list[int]] = {}
     for node in nodes:
-        if node.accepts and node.gpu_type is not None and job.matches(node):
-            room.setdefault(node.gpu_type, []).append(node.gpus)
+        room.setdefault(node.gpu_type or "", []).append(_units(job, node))
     found = {}
     for gpu_type, sizes in sorted(room.items()):
         sizes.sort(reverse=True)
@@ -396,13 +476,20 @@ def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str
     return found
 
 
+def _units(job: Job, node: Node) -> int:
+    """GPUs of a node that a job could have, with the CPUs and the memory that it needs for each."""
+    cpus = node.cpus // job.cpus_per_unit if job.cpus_per_unit else node.gpus
+    memory = node.memory // job.memory_per_unit if job.memory_per_unit else node.gpus
+    return min(node.gpus, cpus, memory)
+
+
 def _candidates(claims: Claims, ledger: Ledger) -> list[Candidate]:
     """Every job, and the pairs that have shares."""
     found = [Candidate((job.uid,), job.gpus, claims.kinds(job.uid), near=claims.near(job.uid)) for job in claims.jobs]
     if claims.sharing:
         jobs = {job.uid: job for job in claims.jobs}
-        pairs = ((jobs[who[0]], jobs[who[1]]) for who in ledger.shares if len(who) > 1)
-        found += [_pair(claims, one, other) for one, other in pairs]
+        pairs = (who for who in ledger.shares if len(who) > 1 and all(uid in jobs for uid in who))
+        found += [_pair(claims, jobs[one], jobs[other]) for one, other in pairs]
     return found
 
 
@@ -447,11 +534,7 @@ def _decision(
     in_turns: bool,
 ) -> Decision:
     """Grants for those whose turn it is, largest first (section 5: to fragment less)."""
-    grants = [
-        Grant(job.uid, job.placement.gpus, "it runs to its end", gpu_type=job.placement.gpu_type)
-        for job in snapshot.jobs
-        if job.placement is not None and fixed(job)
-    ]
+    grants = list(_staying(claims, in_turns=in_turns))
     for turn in sorted(turns, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
         reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
@@ -475,7 +558,8 @@ def _decision(
                 stays = Grant(job.uid, job.gpus, "it runs on: no node would take it again", gpu_type=place.gpu_type)
                 fallback.append((0.0, stays))
                 continue
-            waits[job.uid] = f"even empty, the nodes that accept jobs could not run it on {job.gpus} GPUs"
+            given = "beside jobs that neither stop nor move" if job.uid in claims.shut_out else "even empty"
+            waits[job.uid] = f"{given}, the nodes that accept jobs could not run it on {job.gpus} GPUs"
             continue
         priority = of.get((job.uid,), {})
         best = max(claims.kinds(job.uid), key=lambda kind: priority.get(kind, 0.0))
@@ -492,6 +576,22 @@ def _decision(
         if job.gpus == 0 and job.uid not in served
     ]
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
+
+
+def _staying(claims: Claims, *, in_turns: bool) -> Iterator[Grant]:
+    """Grants of what they hold, for those who stay."""
+    before: dict[str | None, Job] = {}
+    for job in claims.stays:
+        if (place := job.placement) is None:
+            continue
+        host = before.get(job.shares_with) if claims.sharing and not fixed(job) else None
+        if host is not None and host.placement == place:
+            reason = f"{RUNS_ON}, with job {host.address} on the same GPUs"
+            yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type, shares_with=host.uid, in_turns=in_turns)
+        else:
+            reason = "it runs to its end" if fixed(job) else RUNS_ON
+            yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
+        before[job.uid] = job
 
 
 class _Words:

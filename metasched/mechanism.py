@@ -64,7 +64,7 @@ class Ledger:
         together = {uid: who for who in self.ran if all(uid in live for uid in who) for uid in who}
         news: dict[Combination, dict[str, float]] = {}
         for uid, job in live.items():
-            before = self.seen.get(uid, {})
+            before = self.seen.get(uid, job.attained)  # of one that comes, or comes back: nothing since the last look
             who = together.get(uid, (uid,))
             for gpu_type, attained in job.attained.items():
                 seconds = (attained - before.get(gpu_type, 0.0)) / job.gpus

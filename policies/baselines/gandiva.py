@@ -65,7 +65,7 @@ class Gandiva(FractionPolicy):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
             one, other = chance.sample(single, 2)
-            if one.gpus == other.gpus:
+            if one.gpus == other.gpus and _common(claims, one, other):
                 single.remove(one)
                 single.remove(other)
                 kept.append((one.uid, other.uid) if _before(one, other) else (other.uid, one.uid))
@@ -75,10 +75,8 @@ class Gandiva(FractionPolicy):
     def _pays(self, claims: Claims, one: Job, other: Job) -> bool:
         """Whether two jobs together are fast enough; what is not known of them yet is no reason to part them."""
         gains = []
-        for kind in claims.spreads[one.uid]:
+        for kind in _common(claims, one, other):
             for job, beside in ((one, other), (other, one)):
-                if kind not in claims.spreads[job.uid]:
-                    return False
                 together, alone = claims.speed_beside(job, beside, kind), claims.speed(job, kind)
                 if together == 0.0:
                     return False
@@ -86,6 +84,11 @@ class Gandiva(FractionPolicy):
                     return True
                 gains.append(together / alone if together is not None and alone else 0.5)
         return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
+
+
+def _common(claims: Claims, one: Job, other: Job) -> list[str]:
+    """The types that both can have; whether they run there together is tried."""
+    return [kind for kind in claims.spreads[one.uid] if kind in claims.spreads[other.uid]]
 
 
 def _before(one: Job, other: Job) -> bool:

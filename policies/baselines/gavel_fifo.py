@@ -1,7 +1,8 @@
 """FIFO over GPU types, in both of Gavel's forms: agnostic of speeds, and aware of them (OSDI 2020, section 4.2).
 
 Jobs are given a GPU type in the order of their arrival, until one finds none with room; the others wait. A job that
-finds room only on types where it does not run is passed over.
+finds room only on types where it does not run is passed over, and so is one that could not run even if it were alone
+with the jobs that stay.
 """
 
 from __future__ import annotations
@@ -77,9 +78,12 @@ class _Line:
                 self._take(job, kind)
 
     def serve(self, pick: Callable[[Job, list[str]], str]) -> None:
-        """Go down the line until a job finds no room; one that finds room only where it cannot run is passed over."""
+        """Go down the line until a job finds no room.
+
+        One that finds room only where it cannot run is passed over, and one that cannot run anywhere now.
+        """
         for job in self.claims.jobs:
-            if job.uid in self.taken:
+            if job.uid in self.taken or not self.claims.spreads[job.uid]:
                 continue
             roomy = [kind for kind, gpus in sorted(self.free.items()) if gpus >= job.gpus]
             if not roomy:
@@ -95,8 +99,9 @@ class _Line:
 def _slip(claims: Claims, before: Mapping[str, str], chance: Chance) -> dict[str, str]:
     """The public simulator's choice of types (see ``as_published``)."""
     jobs = {job.uid: job for job in claims.jobs}
-    queue = [job for job in claims.jobs if job.uid not in before]
     free = dict(claims.capacity)
+    before = {uid: kind for uid, kind in before.items() if kind in claims.spreads.get(uid, free)}
+    queue = [job for job in claims.jobs if job.uid not in before and claims.spreads[job.uid]]
     taken: dict[str, str] = {}
     for uid, kind in sorted(before.items()):
         if uid in jobs:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -43,6 +45,35 @@ def test_without_sharing_it_is_isolated():
     table = small_table()
     jobs = [known_job(uid, table=table) for uid in "ab"]
     assert shares(Gandiva(), jobs, cluster(v100=1)) == {"a": {"v100": 0.5}, "b": {"v100": 0.5}}
+
+
+def test_jobs_without_a_type_in_common_are_not_paired():
+    """Nor kept together; what else one of them could run on is no reason to part two."""
+    jobs = [known_job("a", gpu_types=("v100",)), known_job("b", gpu_types=("k80",)), known_job("c")]
+    results = [
+        run_round(snapshot(jobs, cluster(v100=1, k80=1), sharing=True), Gandiva(GandivaParameters(seed=seed)), None)
+        for seed in range(10)
+    ]
+    assert {str(result.state.data["memory"]["pairs"]) for result in results} <= {"[]", "[['a', 'c']]", "[['b', 'c']]"}
+    state = next(result.state for result in results if result.state.data["memory"]["pairs"] == [["a", "c"]])
+    for types, pairs in (((), [["a", "c"]]), (("p100",), [])):
+        later = [*jobs[:2], jobs[2].evolve(gpu_types=types), known_job("d", gpus=2)]
+        view = snapshot(later, cluster(v100=1, k80=1, p100=1), now=1.0, sharing=True)
+        assert run_round(view, Gandiva(), state).state.data["memory"]["pairs"] == pairs
+
+
+def test_whose_partner_has_ended_has_a_share_at_once():
+    """Though new shares come late."""
+    policy = Gandiva(GandivaParameters(recompute_rounds=10))
+    jobs = [known_job(uid) for uid in "abc"]
+    state = None
+    for number in range(12):
+        view = replace(snapshot(jobs, cluster(v100=1), now=60.0 * number, sharing=True), round=number)
+        state = run_round(view, policy, state).state
+    (pair,) = state.data["memory"]["pairs"]
+    rest = [job for job in jobs if job.uid != pair[0]]
+    state = run_round(replace(view, jobs=tuple(rest), now=720.0, round=12), policy, state).state
+    assert [[pair[1]], {"v100": 0.5}] in state.data["ledger"]["shares"]
 
 
 def trial(beside, least_gain=1.0, seed=2):
@@ -123,6 +154,13 @@ def test_a_fifo_job_without_a_type_waits_even_if_gpus_are_idle():
     assert result.reasons["c"] == "not its turn: it has no share of time now"
 
 
+@pytest.mark.parametrize("more", [{}, {"aware": False}, {"aware": False, "as_published": True}])
+def test_a_fifo_job_that_fits_nowhere_holds_nobody_up(more):
+    """The next in line are served."""
+    jobs = [known_job("huge", gpus=8), known_job("a")]
+    assert fifo(jobs, cluster(v100=1), **more) == {"a": {"v100": 1.0}}
+
+
 def test_agnostic_fifo_jobs_stay_on_the_type_that_chance_gave_them():
     """A type with room by the seed; and it is the same when others come and go."""
     jobs = [known_job(uid) for uid in "abc"]
@@ -145,3 +183,14 @@ def test_the_published_slip_gives_a_type_to_too_many():
     assert any(sum(share == {"v100": 1.0} for share in one.values()) > 1 for one in found)
     with pytest.raises(ValidationError, match="aware = false"):
         GavelFifoParameters(as_published=True)
+
+
+def test_the_published_slip_forgets_types_that_are_gone():
+    """Who had one, whether it still lives or has ended, and those that follow it are served on the others."""
+    jobs = [known_job(uid) for uid in "abcd"]
+    policy = GavelFifo(GavelFifoParameters(aware=False, as_published=True))
+    first = run_round(snapshot(jobs, cluster(v100=2, k80=2)), policy, None)
+    assert "v100" in first.state.data["memory"]["taken"].values()
+    for live in (jobs, jobs[2:]):
+        second = run_round(snapshot(live, cluster(k80=4), now=1.0), policy, first.state)
+        assert second.targets.keys() == {job.uid for job in live}

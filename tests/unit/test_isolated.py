@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.chance import Chance
+from metasched.chance import LIFE, SKIP, WORD, Chance
 from metasched.engine import run_round
 from metasched.fractions import FractionParameters
-from metasched.model import Placement, Preempt, Snapshot, Status
+from metasched.model import Node, Placement, Preempt, Snapshot, Status
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
@@ -98,6 +98,74 @@ def test_a_job_that_cannot_stop_keeps_its_gpus_and_the_others_share_the_rest():
     assert run_round(snapshot(jobs, cluster(v100=2)), Isolated(), None).targets["a"] == held
 
 
+def held(uid, *nodes, gpus=1, kind="v100", **more):
+    """A job that runs there, with so many GPUs on each node."""
+    place = Placement(nodes, gpus, kind)
+    return known_job(uid, gpus=place.gpus, status=Status.RUNNING, placement=place, **more)
+
+
+ROOMY = Node("k80", "k80", 4, 32, 2**35)
+
+
+@pytest.mark.parametrize(
+    ("fast", "more"),
+    [
+        ((Node("v100", "v100", 4, 8, 2**35),), {"cpus_per_unit": 8}),
+        ((Node("v100", "v100", 4, 32, 2**32),), {"memory_per_unit": 2**33}),
+        ((Node("n1", "v100", 4, 32, 2**35), Node("n2", "v100", 4, 32, 2**35)), {"nodes": 1, "max_nodes": 1}),
+    ],
+    ids=["cpus", "memory", "fragments"],
+)
+@pytest.mark.parametrize("name", ["isolated", "max_sum_throughput", "gandiva", "gavel_fifo", "agnostic"])
+def test_a_gang_has_no_share_of_a_type_on_whose_nodes_it_cannot_be_placed(name, fast, more):
+    """For want of CPUs, of memory, or beside jobs that stay on each node: it runs at once on the other type."""
+    stays = [held(f"p{number}", f"n{number}", preempt=Preempt.NO) for number in (1, 2)] if len(fast) > 1 else []
+    view = snapshot([*stays, known_job("gang", gpus=4, **more)], (*fast, ROOMY))
+    assert run_round(view, POLICIES[name], None).targets["gang"].gpu_type == "k80"
+
+
+@pytest.mark.parametrize("heed_speeds", [True, False])
+def test_who_has_no_place_beside_jobs_that_stay_is_told_so(heed_speeds):
+    """And it has a share as soon as these leave it one, even if they hold as many GPUs as before."""
+    policy = GavelFifo(GavelFifoParameters(heed_speeds=heed_speeds))
+    nodes = tuple(Node(name, "v100", 4, 0, 0) for name in ("n1", "n2"))
+    stays = [held("p", "n1", preempt=Preempt.NO), held("q", "n2", preempt=Preempt.NO)]
+    waits = [known_job("gang", gpus=4, nodes=1), known_job("huge", gpus=8, nodes=1)]
+    first = run_round(snapshot([*stays, *waits], nodes), policy, None)
+    words = "the nodes that accept jobs could not run it on"
+    assert first.reasons["gang"] == f"beside jobs that neither stop nor move, {words} 4 GPUs"
+    assert first.reasons["huge"] == f"even empty, {words} 8 GPUs"
+    stays = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
+    second = run_round(snapshot([*stays, *waits], nodes, now=1.0), policy, first.state)
+    assert second.targets["gang"].nodes == ("n2",)
+
+
+def test_gpus_that_two_jobs_which_stay_have_together_are_taken_off_once():
+    """A third job has what these leave."""
+    pair = [held(uid, "v100", gpus=2, preempt=Preempt.NO, shares_with=other) for uid, other in (("a", "b"), ("b", "a"))]
+    view = snapshot([*pair, known_job("c", gpus=2)], cluster(v100=4), sharing=True)
+    for policy in (Isolated(), GavelFifo()):
+        assert run_round(view, policy, None).targets.keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("sharing", [False, True])
+@pytest.mark.parametrize("name", POLICIES)
+def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(name, sharing):
+    """Also two on the same GPUs; the open node is the others'."""
+    nodes = (Node("old", "v100", 1, 0, 0, accepts=False), *cluster(v100=1, a100=1))
+    jobs = [held("a", "old"), known_job("b", gpu_types=("v100",))]
+    if sharing:
+        pair = {"shares_with": "c"}, {"shares_with": "a"}
+        jobs = [held("a", "old", **pair[0]), jobs[1], held("c", "old", **pair[1])]
+    result = run_round(snapshot(jobs, nodes, sharing=sharing), POLICIES[name], None)
+    assert {uid: place.nodes for uid, place in result.targets.items()} == {
+        **dict.fromkeys("ac" if sharing else "a", ("old",)),
+        "b": ("v100",),
+    }
+    assert result.reasons["a"] == "it runs on: its nodes accept no other jobs now"
+    assert not any("a" in who or "c" in who for who, _ in result.state.data["ledger"]["shares"])
+
+
 def test_shares_are_made_anew_when_jobs_come_and_go():
     """At every such round, unless a least time between two is given."""
     jobs = {0: [known_job("a")], 1: [known_job("b")]}
@@ -163,3 +231,27 @@ def test_chance_goes_on_where_it_was():
     again = Chance.resume(7, first.used)
     assert [again.random(), again.randrange(1000)] == [first.random(), first.randrange(1000)]
     assert again.used == first.used
+
+
+def test_chance_is_never_used_up():
+    """However much has been drawn; passing over much at a time or little is the same."""
+    whole = Chance(7)
+    whole.getrandbits(WORD * (SKIP + 1))
+    assert Chance.resume(7, SKIP + 1).random() == whole.random()
+    later = [Chance.resume(seed, life * LIFE + 3) for seed, life in ((7, 0), (7, 1), (7, 1), (7, 2), (8, 1))]
+    assert later[1].used == LIFE + 3
+    first, *others = [chance.random() for chance in later]
+    assert first not in others
+    assert len(set(others)) == 3
+    assert others[0] == others[1]
+
+
+def test_who_was_away_for_a_round_has_a_share_again_at_once():
+    """Though new shares come late."""
+    late = Isolated(FractionParameters(recompute_rounds=8))
+    rounds = Rounds(late, cluster(v100=1), {0: [known_job(uid) for uid in "abc"]}).run(10)
+    away = rounds.jobs.pop("a")
+    rounds.run(1)
+    rounds.jobs["a"] = away.evolve(status=Status.HELD, placement=None)
+    rounds.run(6)
+    assert sum(rounds.gpus("a")[11:]) >= 2

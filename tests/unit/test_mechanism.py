@@ -98,6 +98,11 @@ def test_the_ledger_counts_time_not_gpus():
     assert book.look([job("a", 4, v100=240.0)]).received == {("a",): {"v100": 60.0}}
 
 
+def test_time_before_a_job_was_seen_is_not_received():
+    """Of one that comes back, or that another policy served."""
+    assert not Ledger().look([job("a", v100=240.0)]).received
+
+
 def test_the_time_of_a_pair_is_the_pairs():
     """Two jobs that ran together have received the longer of their times once, as a pair."""
     book = Ledger().look([job("a"), job("b")])
