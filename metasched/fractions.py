@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
 
 from metasched.chance import Chance
+from metasched.claims import Claims, claims_of, fixed
 from metasched.mechanism import (
-    APART,
     LEDGER,
     MADE_FOR,
     PRIOR_ROUNDS,
@@ -29,7 +28,7 @@ from metasched.mechanism import (
     rows_of,
     times_of,
 )
-from metasched.model import Decision, Grant, Job, Node, Snapshot, Speed, Status
+from metasched.model import Decision, Grant, Job, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
 
 STATE_VERSION = 1
@@ -38,7 +37,6 @@ SPEED_NEWS = 0.05
 RUNS_ON = "it runs on: its nodes accept no other jobs now"
 COMING = "coming"  # in the data of a state: shares that are made, and not in force yet
 WITHOUT = "without"  # in the data of a state: the jobs that have been given no share, though shares were made for them
-WAITING = (Status.HELD, Status.QUEUED)
 TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
 
 
@@ -71,58 +69,6 @@ class FractionParameters(PolicyParameters):
     shuffle_types: bool = False
     fill_pairs: bool = False
     seed: int = Field(default=0, ge=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """What shares are made for: jobs, and GPUs for them.
-
-    Attributes:
-        jobs: GPU jobs that can be given shares, by submission.
-        capacity: GPUs by type, without those of jobs that stay.
-        spreads: by uid, by GPU type, the best placement of the job there as GPUs on each node; only types that accept
-            it and can hold it beside jobs that stay, and where it is not known not to run.
-        speeds: by uid, by the same types, steps per second there; None where it is not known.
-        sharing: whether two jobs can have the same GPUs.
-        now: unix seconds.
-        apart: by uid, by GPU type, where placement counts and it can be told: steps per second on GPUs that are spread
-            over as many nodes as they can be, where that is more nodes than in ``spreads``.
-        nodes: by GPU type, the GPUs of each node; empty where placement does not count.
-        stays: jobs that go on with what they hold, and have no part in the shares.
-        shut_out: the uids of those who could run if these were not there.
-    """
-
-    jobs: Sequence[Job]
-    capacity: Mapping[str, int]
-    spreads: Mapping[str, Mapping[str, tuple[int, ...]]]
-    speeds: Mapping[str, Mapping[str, float | None]]
-    sharing: bool
-    now: float
-    apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    nodes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    stays: Sequence[Job] = ()
-    shut_out: AbstractSet[str] = frozenset()
-
-    def kinds(self, uid: str) -> tuple[str, ...]:
-        """Worker types that the job can have."""
-        near = tuple(self.spreads[uid])
-        return (*near, *(gpu_type + APART for gpu_type in self.apart[uid])) if uid in self.apart else near
-
-    def near(self, uid: str) -> Mapping[str, tuple[int, ...]]:
-        """The placements on types that the job can also have unconsolidated."""
-        return {gpu_type: self.spreads[uid][gpu_type] for gpu_type in self.apart[uid]} if uid in self.apart else {}
-
-    def speed(self, job: Job, gpu_type: str) -> float | None:
-        """Steps per second at its best on a type that it can have; None where it is not known."""
-        return self.speeds[job.uid][gpu_type]
-
-    def speed_beside(self, job: Job, other: Job, gpu_type: str) -> float | None:
-        """The same with another job on the same GPUs; 0.0 for jobs that cannot share any."""
-        if job.whole_gpus or other.whole_gpus:
-            return 0.0
-        if job.speed is None or other.speed is None:
-            return None
-        return job.speed.beside(other.speed, gpu_type, self.spreads[job.uid][gpu_type])
 
 
 class FractionPolicy(Policy):
@@ -287,143 +233,6 @@ def _in_the_interim(claims: Claims, ledger: Ledger, made_for: Mapping[str, Any] 
     return alone({uid: parts[uid,] for uid in new})
 
 
-def fixed(job: Job) -> bool:
-    """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
-    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
-
-
-def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
-    """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
-    empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    stays = [job for job in snapshot.jobs if job.status not in WAITING and (fixed(job) or _runs_outside(empty, job))]
-    staying = {job.uid for job in stays}
-    jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
-    places = _Places(_without(empty, stays))
-    gpus = places.gpus()
-    capacity = {kind: sum(left) for kind, left in gpus.items()}
-    by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
-    spreads, speeds, scattered = {}, {}, {}
-    far: dict[object, Mapping[str, float]] = {}
-    for job in jobs:
-        like = shape = _shape(job)
-        found = places.spreads(job, shape)
-        if (kept := _kept(job, capacity)) is not None and kept[0] not in found:
-            like, found = (like, kept), {**found, kept[0]: kept[1]}
-        key = like, job.speed
-        if (known := by_speed.get(key)) is None:
-            known = by_speed[key] = _speeds(job.speed, found)
-            if apart:
-                far[key] = _apart(job, known[0], places.suiting(job, shape))
-        spreads[job.uid], speeds[job.uid] = known
-        if apart and far[key]:
-            scattered[job.uid] = far[key]
-    placeless = (job for job in jobs if not spreads[job.uid])
-    return Claims(
-        jobs,
-        capacity,
-        spreads,
-        speeds,
-        snapshot.sharing,
-        snapshot.now,
-        apart=scattered,
-        nodes=gpus if apart else {},
-        stays=stays,
-        shut_out=_shut_out(placeless, empty.values()) if stays else frozenset(),
-    )
-
-
-def _shape(job: Job) -> tuple[object, ...]:
-    """What decides where it can be placed, its constraints first."""
-    return job.constraints, job.gpus, job.nodes, job.max_nodes, job.cpus_per_unit, job.memory_per_unit
-
-
-class _Places:
-    """Nodes, and where on them jobs could be placed; of jobs of one shape it is found once."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._nodes = list(nodes)
-        self._suiting: dict[object, list[Node]] = {}
-        self._spreads: dict[object, dict[str, tuple[int, ...]]] = {}
-
-    def gpus(self) -> Mapping[str, list[int]]:
-        """By type, those of each node."""
-        found: dict[str, list[int]] = {}
-        for node in self._nodes:
-            found.setdefault(node.gpu_type or "", []).append(node.gpus)
-        return found
-
-    def suiting(self, job: Job, shape: tuple[object, ...]) -> Sequence[Node]:
-        """The nodes that suit a job."""
-        if shape[0] not in self._suiting:
-            self._suiting[shape[0]] = [node for node in self._nodes if job.matches(node)]
-        return self._suiting[shape[0]]
-
-    def spreads(self, job: Job, shape: tuple[object, ...]) -> dict[str, tuple[int, ...]]:
-        """By type, a job's placement with the fewest nodes."""
-        if (found := self._spreads.get(shape)) is None:
-            found = self._spreads[shape] = _spreads(job, self.suiting(job, shape))
-        return found
-
-
-def _runs_outside(nodes: Mapping[str, Node], job: Job) -> bool:
-    """Whether it runs on none of these nodes, which accept jobs: nobody else could use what it has."""
-    place = job.placement if job.status is Status.RUNNING else None
-    return place is not None and place.gpus == job.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
-
-
-def _without(nodes: Mapping[str, Node], stays: Iterable[Job]) -> Iterable[Node]:
-    """The nodes without what jobs that stay hold there; GPUs that two of them share are taken off once."""
-    held: dict[str, tuple[int, int, int]] = {}
-    counted: set[str] = set()
-    for job in stays:
-        for name, gpus in job.placement.shares if job.placement is not None else ():
-            if name in nodes:
-                before = held.get(name, (0, 0, 0))
-                own = 0 if job.shares_with in counted else gpus
-                held[name] = (before[0] + own, before[1] + job.node_cpus(gpus), before[2] + job.node_memory(gpus))
-        counted.add(job.uid)
-    return (_less(node, *held[node.name]) if node.name in held else node for node in nodes.values())
-
-
-def _less(node: Node, gpus: int, cpus: int, memory: int) -> Node:
-    """A node on which that much is taken."""
-    left = max(node.gpus - gpus, 0), max(node.cpus - cpus, 0), max(node.memory - memory, 0)
-    return replace(node, gpus=left[0], cpus=left[1], memory=left[2])
-
-
-def _shut_out(jobs: Iterable[Job], empty: Iterable[Node]) -> AbstractSet[str]:
-    """Which of these jobs, that have no place, would have one on empty nodes."""
-    places = _Places(empty)
-    return {job.uid for job in jobs if _speeds(job.speed, places.spreads(job, _shape(job)))[0]}
-
-
-def _kept(job: Job, capacity: Mapping[str, int]) -> tuple[str, tuple[int, ...]] | None:
-    """What it has, as type and GPUs on each node: that is possible, even where its nodes would not take it again."""
-    place = job.placement if job.status is Status.RUNNING else None
-    kind = None if place is None or place.gpus != job.gpus else place.gpu_type
-    return None if place is None or kind is None or kind not in capacity else (kind, place.spread)
-
-
-def _speeds(
-    speed: Speed | None, spreads: Mapping[str, tuple[int, ...]]
-) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]:
-    """The placements on types where it is not known not to run, and the speeds there."""
-    if speed is None:
-        return spreads, dict.fromkeys(spreads)
-    found = {kind: speed.steps_per_second(kind, spread) for kind, spread in spreads.items()}
-    runs = {kind: per_second for kind, per_second in found.items() if per_second != 0.0}
-    return {kind: spreads[kind] for kind in runs}, runs
-
-
-def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], nodes: Iterable[Node]) -> Mapping[str, float]:
-    """By type, the speed on as many nodes as can be, where that is known, and another place than the one on few."""
-    if job.speed is None:
-        return {}
-    far = {kind: spread for kind, spread in _spreads(job, nodes, most=True).items() if kind in spreads}
-    found = {kind: job.speed.steps_per_second(kind, far[kind]) for kind in far if len(far[kind]) > len(spreads[kind])}
-    return {kind: speed for kind, speed in found.items() if speed}
-
-
 def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
     """Whether shares were made for something else; speeds that differ by little are the same."""
     if made_for is None or any(made_for.get(key) != asked[key] for key in asked.keys() - {"speeds", "together"}):
@@ -458,29 +267,6 @@ def _differ(speed: float | None, before: float | None) -> bool:
     if speed is None or before is None:
         return speed is not before
     return abs(speed - before) > SPEED_NEWS * before
-
-
-def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str, tuple[int, ...]]:
-    """By type of these nodes that could hold it, the placement with the fewest of them, or with the most."""
-    room: dict[str, list[int]] = {}
-    for node in nodes:
-        room.setdefault(node.gpu_type or "", []).append(_units(job, node))
-    found = {}
-    for gpu_type, sizes in sorted(room.items()):
-        sizes.sort(reverse=True)
-        order = job.spreads(job.gpus)
-        tried = reversed(order) if most else order
-        ways = (way for way in tried if way[0] <= len(sizes) and sizes[way[0] - 1] >= way[1])
-        if (way := next(ways, None)) is not None:
-            found[gpu_type] = (way[1],) * way[0]
-    return found
-
-
-def _units(job: Job, node: Node) -> int:
-    """GPUs of a node that a job could have, with the CPUs and the memory that it needs for each."""
-    cpus = node.cpus // job.cpus_per_unit if job.cpus_per_unit else node.gpus
-    memory = node.memory // job.memory_per_unit if job.memory_per_unit else node.gpus
-    return min(node.gpus, cpus, memory)
 
 
 def _candidates(claims: Claims, ledger: Ledger) -> list[Candidate]:

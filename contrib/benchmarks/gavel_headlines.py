@@ -33,7 +33,8 @@ from statistics import fmean
 import bench
 import numpy as np
 
-from metasched.fractions import FractionPolicy, claims_of
+from metasched.claims import claims_of
+from metasched.fractions import FractionPolicy
 from metasched.model import Job, Node, Placement, Snapshot, Speed
 from metasched.policy import Policy
 from metasched.simulator.generate.gavel import continuous_jobs, static_jobs

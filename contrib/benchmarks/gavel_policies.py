@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import bench
 import numpy as np
 
-from metasched.fractions import Claims, FractionPolicy
+from metasched.claims import Claims
+from metasched.fractions import FractionPolicy
 from metasched.model import Job, Speed
 from policies.baselines.allox import AlloX
 from policies.gavel.fair import finish_time_level, level, shares, water_filling

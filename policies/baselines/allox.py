@@ -24,7 +24,8 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
-from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.claims import Claims
+from metasched.fractions import FractionParameters, FractionPolicy
 from metasched.mechanism import Times, alone
 from metasched.model import Job
 

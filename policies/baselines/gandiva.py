@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from metasched.chance import Chance
-from metasched.fractions import Claims, FractionParameters, FractionPolicy, equal_parts
+from metasched.claims import Claims
+from metasched.fractions import FractionParameters, FractionPolicy, equal_parts
 from metasched.mechanism import Times
 from metasched.model import Job
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.claims import Claims
+from metasched.fractions import FractionParameters, FractionPolicy
 from metasched.mechanism import Times, alone
 from metasched.model import Job
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from metasched.chance import Chance
-from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.claims import Claims
+from metasched.fractions import FractionParameters, FractionPolicy
 from metasched.mechanism import Times, alone
 from metasched.model import Job
 

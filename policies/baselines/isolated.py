@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from metasched.fractions import Claims, FractionPolicy, equal_parts
+from metasched.claims import Claims
+from metasched.fractions import FractionPolicy, equal_parts
 from metasched.mechanism import Times
 
 

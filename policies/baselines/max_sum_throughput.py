@@ -10,7 +10,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from metasched.fractions import Claims, FractionPolicy
+from metasched.claims import Claims
+from metasched.fractions import FractionPolicy
 from metasched.mechanism import Times, alone
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from metasched.fractions import Claims
+from metasched.claims import Claims
 from metasched.mechanism import APART, Combination, Times
 from metasched.model import Job
 from policies.gavel.problem import Floats, Pairs, Pools, Problem, Room

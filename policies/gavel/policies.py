@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from metasched.fractions import Claims, FractionParameters, FractionPolicy
+from metasched.claims import Claims
+from metasched.fractions import FractionParameters, FractionPolicy
 from metasched.mechanism import Times
 from metasched.model import Job
 from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, water_filling

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.claims import claims_of
 from metasched.engine import run_round
-from metasched.fractions import claims_of
 from metasched.mechanism import Candidate, Ledger, alone, choose, priorities
 from metasched.model import Node, Placement, Preempt, Status
 from metasched.throughput.table import Table

@@ -48,7 +48,8 @@ ROOMS = {
     "mechanism": {"model"},
     "room": {"model"},
     "chance": set(),
-    "fractions": CONTRACT | {"mechanism", "chance"},
+    "claims": {"mechanism", "model"},
+    "fractions": CONTRACT | {"claims", "mechanism", "chance"},
     "simulator": ENGINE | {"throughput", "mechanism", "problems", "store"},
     "accounting": {"model", "simulator", "slurm", "store"},
     "codec": CONTRACT | {"throughput"},
@@ -79,7 +80,7 @@ ROOMS = {
     "__main__": {"cli"},
 }
 OPEN = {"errors"}
-FOR_POLICIES = {"model", "policy", "throughput", "mechanism", "fractions", "chance", "room"} | OPEN
+FOR_POLICIES = {"model", "policy", "throughput", "mechanism", "claims", "fractions", "chance", "room"} | OPEN
 
 
 def sources(top: Path) -> list[Path]:

@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from metasched.fractions import Claims, FractionParameters
+from metasched.claims import Claims
+from metasched.fractions import FractionParameters
 from metasched.mechanism import Times
 from metasched.model import Node
 from metasched.policy import Policy
