@@ -5,7 +5,6 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-RUN = "slurm_scripts/metasched-run"
 
 # The shim lives in users' environments and asks for torch alone; the scheduler asks for more, and for a newer Python.
 DAEMON = [
@@ -54,15 +53,11 @@ setup(
     python_requires=">=3.9",
     packages=find_packages(include=["metasched*", "policies*", "trainer_shim*"]),
     package_data={"": ["py.typed"]},
-    scripts=[RUN],
-    data_files=[
+    scripts=["slurm_scripts/metasched-run"],  # pip has it run by the Python that it installs into
+    data_files=[  # byte for byte, for other hosts
         (
             "share/metasched/slurm_scripts",
-            sorted(
-                str(path.relative_to(HERE))
-                for path in (HERE / "slurm_scripts").iterdir()
-                if path.is_file() and path != HERE / RUN
-            ),
+            sorted(str(path.relative_to(HERE)) for path in (HERE / "slurm_scripts").iterdir() if path.is_file()),
         )
     ],
     install_requires=["torch>=2.4"],

@@ -2,11 +2,13 @@
 -- Install beside slurm.conf, with JobSubmitPlugins=lua. slurmctld reads it again whenever it changes.
 -- Edit these four lines. The daemon's configuration must name the same partitions and QOS.
 local PARTITIONS = {}  -- whose batch jobs are all metasched's, such as {"train", "long"}
-local QOS = {}         -- likewise
+local QOS = {}         -- likewise, whether a job names one or it is its user's DefaultQOS; case does not matter
 local SHARED = nil     -- root of metasched's shared directory, such as "/home/metasched": METASCHED_SHARED in its jobs
 local SHARDS = nil     -- shards of each GPU in gres.conf, such as 2: jobs of one GPU a node then ask for so many shards
 
 local WORD = "metasched"
+local STAMP = "^%s*" .. WORD .. ":%x+(:?%a*)"  -- what AdminComment of its jobs begins with; ":held" after sbatch --hold
+local OUT_OF_REACH = 4102444800  -- a begin time, as unix seconds (2100-01-01): nobody waits for it
 local UNCHANGED = {}  -- what Slurm passes for a field that a modification does not name
 for _, name in ipairs({"NO_VAL", "NO_VAL16", "NO_VAL64", "NO_VAL8"}) do
   if slurm[name] then UNCHANGED[slurm[name]] = true end
@@ -34,17 +36,24 @@ local function has(list, name)
   return false
 end
 
-local function named(list, names)  -- names may be "a,b"
+local function any_in(list, names)  -- names may be "a,b"
   for name in (names or ""):gmatch("[^,]+") do
     if has(list, name) then return true end
   end
   return false
 end
 
-local function is_ours(job, default_partition)
-  return (job.comment or ""):match("^%s*(%S+)") == WORD
-    or named(PARTITIONS, job.partition or default_partition)
-    or has(QOS, job.qos)
+local function lower(list)
+  local result = {}
+  for i, name in ipairs(list) do result[i] = name:lower() end
+  return result
+end
+
+local function is_ours(job_desc, partition, qos)
+  if qos == "" then qos = job_desc.default_qos or "normal" end  -- what Slurm takes where none is named
+  return (job_desc.comment or ""):match("^%s*(%S+)") == WORD
+    or any_in(PARTITIONS, partition)
+    or any_in(lower(QOS), (qos or ""):lower())
 end
 
 local function default_of(part_list)
@@ -92,14 +101,19 @@ local function as_shards(job_desc)
 end
 
 local function submit(job_desc, part_list)
-  if (job_desc.admin_comment or ""):match("^%s*" .. WORD .. ":") then
-    job_desc.admin_comment = ""  -- nobody says for himself which job this is
+  local words = job_desc.admin_comment or ""  -- of a plugin before this one
+  if words:match(STAMP) then
+    words, job_desc.admin_comment = "", ""  -- nobody says for himself which job this is
   end
-  if not job_desc.script or not is_ours(job_desc, default_of(part_list)) then
+  local partition = job_desc.partition or default_of(part_list)
+  if not job_desc.script or not is_ours(job_desc, partition, job_desc.qos or "") then
     return  -- a job without a batch script cannot be requeued: it is left to Slurm
   end
   local uid = mint()
-  if uid then job_desc.admin_comment = WORD .. ":" .. uid end
+  if uid then
+    local held = job_desc.priority == 0 and ":held" or ""
+    job_desc.admin_comment = WORD .. ":" .. uid .. held .. (words ~= "" and " " .. words or "")
+  end
   job_desc.priority = 0
   job_desc.requeue = 1
   if SHARDS then as_shards(job_desc) end
@@ -109,16 +123,38 @@ local function submit(job_desc, part_list)
   slurm.log_user("metasched schedules this job; see: metasched status")
 end
 
+local function deny(...)
+  slurm.log_user(...)  -- which Slurm shows from 23.02 on
+  return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
+end
+
+-- The release of a job that its owner kept back, and that never ran.
+local function lets_go(job_desc, job_rec, mark)
+  return mark == ":held" and job_desc.priority == slurm.INFINITE
+    and job_rec.priority == 0 and (job_rec.restart_cnt or 0) == 0
+end
+
 local function modify(job_desc, job_rec, modify_uid)
-  if modify_uid == 0 or modify_uid ~= job_rec.user_id or modify_uid == slurm_user() or not is_ours(job_rec, nil) then
-    return slurm.SUCCESS  -- of anybody else, Slurm itself lets only operators pass
+  if modify_uid == 0 or modify_uid ~= job_rec.user_id or modify_uid == slurm_user() then
+    return slurm.SUCCESS  -- of anybody else, Slurm itself lets only operators and coordinators of the account pass
   end
+  local mark = (job_rec.admin_comment or ""):match(STAMP)
+  if not mark then
+    if is_ours(job_desc, job_desc.partition, job_desc.qos) then
+      return deny("metasched takes jobs as they are submitted, not later: submit this one anew")
+    end
+    return slurm.SUCCESS
+  end
+  local released = lets_go(job_desc, job_rec, mark)
   for _, name in ipairs(KEPT) do
     local value = job_desc[name]
-    if value ~= nil and not UNCHANGED[value] and not (name == "begin_time" and value == 0) then
-      slurm.log_user("metasched schedules this job: its %s cannot be changed (scancel ends it)", name)
-      return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
+    local allowed = (name == "priority" and released) or (name == "begin_time" and value == 0)
+    if value ~= nil and not UNCHANGED[value] and not allowed then
+      return deny("metasched schedules this job: its %s cannot be changed (scancel ends it)", name)
     end
+  end
+  if released then
+    job_desc.begin_time = OUT_OF_REACH  -- metasched takes it from there; Slurm is not to start it
   end
   return slurm.SUCCESS
 end

@@ -61,19 +61,14 @@ def _print(finding: Finding) -> None:
 
 def _ask_nodes(facts: Facts) -> Iterator[Finding]:
     from metasched.installation.checks import Finding  # noqa: PLC0415  as above
-    from metasched.installation.facts import CommandFailedError, Slurm, on_node  # noqa: PLC0415
+    from metasched.installation.facts import CommandFailedError, Slurm, on_nodes  # noqa: PLC0415
 
     nodes = facts.slurm.nodes if isinstance(facts.slurm, Slurm) else ()
-    for node in nodes:
-        if not node.gpus:
-            continue
-        try:
-            lacks = on_node(node.name, facts.config.paths.shared)
-        except CommandFailedError as error:
-            yield Finding("warning", node.name, f"could not be asked: {error}", "try again when it has a CPU free")
-            continue
-        if lacks:
+    for name, lacks in on_nodes([node for node in nodes if node.gpus], facts.config.paths.shared):
+        if isinstance(lacks, CommandFailedError):
+            yield Finding("warning", name, f"could not be asked: {lacks}", "try again when it has a CPU free")
+        elif lacks:
             fix = "mount the shared directory there, and put metasched-run and Python on jobs' PATH"
-            yield Finding("error", node.name, "; ".join(lacks), fix)
+            yield Finding("error", name, "; ".join(lacks), fix)
         else:
-            yield Finding("ok", node.name, "has what jobs need")
+            yield Finding("ok", name, "has what jobs need")

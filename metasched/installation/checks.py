@@ -83,6 +83,9 @@ def _usable(subject: str, there: Directory, user: str) -> Iterator[Finding]:
         yield Finding("warning", subject, text, "free some space: the daemon stops when it cannot write")
     else:
         yield Finding("ok", subject, f"{there.path} can be used")
+    if there.open_to_all:
+        text = f"every user may replace files in {there.path}, which metasched takes for its own"
+        yield Finding("error", subject, text, f"chmod go-w {there.path}")
 
 
 def _version(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
@@ -176,6 +179,25 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
             yield Finding("error", subject, said, "make them the same")
         else:
             yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
+        yield from _plugin_takes(facts, slurm, text)
+
+
+def _plugin_takes(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
+    """Whether job_submit.lua and the configuration mean the same jobs; what is not written as in ours is not judged."""
+    subject, intake = "job_submit", facts.config.intake
+    for name, taken, fold in (("PARTITIONS", intake.partitions, str), ("QOS", intake.qos, str.lower)):
+        table = re.search(rf"^\s*local {name}\s*=\s*\{{([^{{}}]*)\}}", text, re.MULTILINE)
+        if table is None:
+            continue
+        held = re.findall(r"""["']([^"']+)["']""", table[1])
+        if set(map(fold, held)) != set(map(fold, taken)):
+            words = _some(sorted(held)) or "none", _some(sorted(taken)) or "none"
+            said = f"{name} of job_submit.lua: {words[0]}; [intake] {name.lower()} of the configuration: {words[1]}"
+            yield Finding("error", subject, said, "make them the same: the daemon takes in what the plugin stamps")
+    shards = re.search(r"^\s*local SHARDS\s*=\s*([0-9]+)", text, re.MULTILINE)
+    if shards is not None and int(shards[1]) not in {node.shards_per_gpu for node in slurm.nodes}:
+        said = f"job_submit.lua has SHARDS = {shards[1]}, and no node has so many shards of each GPU"
+        yield Finding("error", subject, said, "make it what gres.conf and Gres= of the nodes say")
 
 
 def _nodes(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
@@ -204,7 +226,8 @@ def _intake(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     if missing := sorted(set(intake.partitions) - known):
         text = f"Slurm has no partition {_some(missing)} with nodes"
         yield Finding("error", "[intake] partitions", text, f"name some of: {_some(sorted(known))}")
-    if slurm.qos is not None and (missing := sorted(set(intake.qos) - slurm.qos)):
+    known_qos = frozenset(name.lower() for name in slurm.qos or ())  # which are the same in any case
+    if slurm.qos is not None and (missing := sorted(name for name in intake.qos if name.lower() not in known_qos)):
         yield Finding(
             "error", "[intake] qos", f"Slurm has no QOS {_some(missing)}", f"name some of: {_some(sorted(slurm.qos))}"
         )

@@ -7,21 +7,24 @@ import fcntl
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from metasched.config import Config
 from metasched.errors import MetaschedError
-from metasched.lock import DaemonLock, LockFileError, LockHeldError
+from metasched.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmError
 
 SECONDS = 30.0  # for any one command
+AT_ONCE = 16  # nodes that are asked at the same time
 
 # Asked on a compute node, as a job: whether it sees the shared directory, and has what jobs run.
 _ON_A_NODE = (
@@ -45,6 +48,7 @@ class Directory:
         filesystem: its type, as the kernel calls it ("" if not known).
         free: bytes that are left there; None if not known.
         locks: whether POSIX locks work there; None if not tried.
+        open_to_all: whether every user may make and remove files there.
     """
 
     path: Path
@@ -52,6 +56,7 @@ class Directory:
     filesystem: str
     free: int | None
     locks: bool | None
+    open_to_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +120,11 @@ def gather(config: Config, client: SlurmClient, lock: str) -> Facts:
 
 def look_at(path: Path) -> Directory:
     """Try a directory out. One that is missing counts as usable where the daemon could make it."""
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
     problem, locks = None, None
+    try:
+        there = next(parent for parent in (path, *path.parents) if parent.exists())
+    except OSError as error:
+        return Directory(path, f"{path} cannot be looked at by this user: {error.strerror}", "", None, None)
     if not there.is_dir():
         problem = f"{there} is not a directory"
     else:
@@ -128,7 +136,8 @@ def look_at(path: Path) -> Directory:
     free = None
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(there).free
-    return Directory(path, problem, _filesystem(there), free, locks)
+    open_to_all = there == path and there.stat().st_mode & stat.S_IWOTH != 0
+    return Directory(path, problem, _filesystem(there), free, locks, open_to_all)
 
 
 def _can_lock(file: int) -> bool:
@@ -154,15 +163,11 @@ def _filesystem(path: Path) -> str:
 
 
 def _daemon(path: Path) -> str | None:
-    if not path.exists():
-        return None
     try:
-        with DaemonLock(path):
-            return None
-    except LockHeldError as error:
-        return error.holder or "a daemon that has not said its name"
+        words = holder(path)
     except LockFileError:
         return None  # said of the directory already
+    return "a daemon that has not said its name" if words == "" else words
 
 
 def _ask(client: SlurmClient) -> Slurm | SlurmError:
@@ -199,14 +204,23 @@ def _plugin(conf: str) -> str | None:
         return None
 
 
-def on_node(node: str, shared: Path) -> list[str]:
-    """What a compute node lacks, in words, found by a job of one minute there.
+def on_nodes(nodes: Sequence[SlurmNode], shared: Path) -> Iterator[tuple[str, list[str] | CommandFailedError]]:
+    """What each compute node lacks, in words, found by a job of one minute there; the error if that did not run.
 
-    Raises:
-        CommandFailedError: the job did not run.
+    Each node is asked by itself, so that one which is down or full keeps no other from answering.
     """
-    where = [f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--immediate=20", "--time=1", "--quiet", "--chdir=/"]
-    return run(["srun", *where, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared)]).splitlines()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(lambda node: (node.name, _on_node(node, shared)), nodes)
+
+
+def _on_node(node: SlurmNode, shared: Path) -> list[str] | CommandFailedError:
+    # Without --partition it would be the default one; without --mem that partition's share, or all of the node's.
+    where = [f"--nodelist={node.name}", f"--partition={','.join(sorted(node.partitions))}"]
+    size = ["--nodes=1", "--ntasks=1", "--mem=32M", "--immediate=20", "--time=1", "--quiet", "--chdir=/"]
+    try:
+        return run(["srun", *where, *size, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared)]).splitlines()
+    except CommandFailedError as error:
+        return error
 
 
 def run(argv: Sequence[str]) -> str:

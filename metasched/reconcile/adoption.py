@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 from metasched.config import Intake
 from metasched.hardware import Hardware
 from metasched.model import Hold, Preempt
-from metasched.reconcile.seen import ENDED
+from metasched.reconcile.seen import ENDED, kept_back
 from metasched.reconcile.writes import Writes
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
-from metasched.slurm.intake import STAMP, Requirements, is_ours, requirements
+from metasched.slurm.intake import Requirements, Stamp, is_ours, requirements
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 
@@ -88,9 +88,9 @@ class Adoption:
         minted: dict[int, str] = {}
         by_address = {(record.address, record.submitted): record.uid for record in records.values()}
         for job in sorted(listed, key=lambda job: job.job_id):
-            stamp = STAMP.match(job.admin_comment)
+            stamp = Stamp.read(job.admin_comment)
             if stamp is not None:
-                base = stamp[1]
+                base = stamp.uid
             elif not is_ours(job, ways.partitions, ways.qos):
                 others.append(job)
                 continue
@@ -181,20 +181,24 @@ class Adoption:
                 total = needed.get("total_steps")
                 self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
                 record = self._store.known_job(record.uid)
-        stamp = f"metasched:{record.uid.partition('_')[0]}" + (f" {record.error}" if record.error else "")
+        known = Stamp.read(job.admin_comment)
+        words = job.admin_comment if known is None else known.words
+        held = known is not None and known.held
+        stamp = str(Stamp(record.uid.partition("_")[0], held, _plain(words), record.error))
+        waits = job.state is JobState.PENDING and not kept_back(record, job)
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
         address = str(job.job_id) if job.job_id in self._shared else job.address
-        stamped = job.admin_comment == stamp or _canonical(job.admin_comment) == _canonical(stamp)
-        if STAMP.match(job.admin_comment) and address in self._writes.refused:
+        stamped = job.admin_comment == stamp or _plain(job.admin_comment) == _plain(stamp)
+        if known is not None and address in self._writes.refused:
             stamped = True  # by job_submit.lua, as whom it is known; its error stands in the status alone
-        if not stamped and job.state is JobState.PENDING:
+        if not stamped and waits:
             if self._writes.once(address, "adopt", lambda: self._client.adopt(address, stamp)):
                 job = replace(job, hold=Hold.ADMIN, admin_comment=stamp)
         elif not stamped:
             self._writes.once(address, "stamp", lambda: self._client.stamp(address, stamp))
         elif not job.requeue:
             self._writes.once(address, "set_requeue", lambda: self._client.set_requeue(address))
-        elif job.state is JobState.PENDING and job.dependency and (job.hold, job.eligible) != (Hold.NONE, OUT_OF_REACH):
+        elif waits and job.dependency and (job.hold, job.eligible) != (Hold.NONE, OUT_OF_REACH):
             self._writes.once(address, "await_dependency", lambda: self._client.await_dependency(address))
         return record, job
 
@@ -221,6 +225,6 @@ def _requirements(job: SlurmJob, hardware: Hardware) -> tuple[Mapping[str, Any],
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
 
 
-def _canonical(comment: str) -> str:
-    """A stamp as far as Slurm keeps it: without quotes and runs of white space."""
+def _plain(comment: str) -> str:
+    """A comment as far as Slurm keeps what we write: without quotes and runs of white space."""
     return " ".join(re.sub(r"[^!-~]+", " ", comment.replace("'", "").replace('"', "")).split())

@@ -8,7 +8,7 @@ from metasched.hardware import Hardware, is_part, observed_placement
 from metasched.model import Hold, Job, Placement, Status
 from metasched.reservations import Reservations
 from metasched.slurm.client import JobState, SlurmJob
-from metasched.slurm.intake import STAMP, Requirements
+from metasched.slurm.intake import Requirements, Stamp
 from metasched.store import JobRecord, RunRecord
 
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
@@ -55,7 +55,7 @@ def job_of(  # noqa: PLR0917  one fact from each side
         weight=needed.weight,
         preempt=needed.preempt,
         status=status,
-        hold=seen.hold if status is Status.HELD else Hold.NONE,
+        hold=_hold(record, seen, status),
         placement=_placement(run, seen, status, hardware),
         last_placement=record.last_placement,
         last_ended=record.last_ended,
@@ -101,6 +101,14 @@ def status_of(seen: SlurmJob) -> Status:
             return Status.FINISHED
 
 
+def kept_back(record: JobRecord, seen: SlurmJob) -> bool:
+    """Whether its owner, who submitted it with ``--hold``, has not released it yet."""
+    if seen.state is not JobState.PENDING or seen.hold is not Hold.USER or record.run or seen.restarts:
+        return False
+    stamp = Stamp.read(seen.admin_comment)
+    return stamp is not None and stamp.held
+
+
 def subject_of(seen: SeenJob) -> str:
     """Whose speed a job's is: that of all jobs of its user which name the same model, or its own."""
     return seen.job.uid if seen.needed.model is None else f"{seen.job.user}/{seen.needed.model}"
@@ -120,18 +128,25 @@ def is_odd(seen: SeenJob) -> bool:
 def _blocked(record: JobRecord, seen: SlurmJob, reservations: Reservations, now: float) -> str | None:
     if record.error is not None:
         return f"it cannot be scheduled: {record.error}"
-    if seen.state is JobState.PENDING and STAMP.match(seen.admin_comment) is None:
+    if seen.state is JobState.PENDING and Stamp.read(seen.admin_comment) is None:
         return (
             "Slurm does not let metasched stamp it: install job_submit.lua, which stamps jobs as they are submitted, "
             "or give metasched's account Slurm's Administrator role"
         )
+    if kept_back(record, seen):
+        return "its owner submitted it with --hold (`scontrol release` lets it go)"
     if seen.dependency:
         return f"it waits for another job ({seen.dependency})"
     if record.not_before is not None and record.not_before > now:
-        if record.run == 0:
-            return "its begin time (--begin) is still to come"
-        return PUT_OFF
+        return PUT_OFF if record.run else "its begin time (--begin) is still to come"
     return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
+
+
+def _hold(record: JobRecord, seen: SlurmJob, status: Status) -> Hold:
+    """Who can release it. Of a job that is kept back, its owner's word starts nothing: job_submit.lua sees to that."""
+    if status is not Status.HELD:
+        return Hold.NONE
+    return Hold.ADMIN if kept_back(record, seen) else seen.hold
 
 
 def _placement(run: RunRecord | None, seen: SlurmJob, status: Status, hardware: Hardware) -> Placement | None:

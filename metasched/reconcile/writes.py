@@ -41,7 +41,8 @@ class Writes:
             except SlurmUnavailableError:
                 raise
             except SlurmError as error:
-                log.warning("intake_write_failed", what=what, job=address, error=str(error))
+                if address not in self.refused:  # said already
+                    log.warning("intake_write_failed", what=what, job=address, error=str(error))
                 if isinstance(error, SlurmPermissionError):
                     self.refused.add(address)
                 self._done[address, what] = False

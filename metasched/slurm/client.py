@@ -12,7 +12,7 @@ from metasched.model import Hold
 from metasched.slurm.associations import Associations
 
 OUT_OF_REACH = 4_102_444_800.0
-"""The begin time (unix seconds, the year 2100) of a job that waits for nothing but its dependency."""
+"""The begin time (unix seconds, the year 2100) of a job that waits for nothing but its dependency, or for us."""
 
 
 class JobState(enum.Enum):

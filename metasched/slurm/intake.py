@@ -18,8 +18,40 @@ from metasched.slurm.tags import Tag, is_tagged, quote
 
 MIB = 2**20
 
-STAMP = re.compile(r"metasched:([0-9a-f]{16})(?:\s|$)")
-"""What AdminComment begins with in a job of ours: its uid, for an array that of all its tasks."""
+STAMP = re.compile(r"metasched:([0-9a-f]{16})(:held)?(?:\s|$)")
+"""What AdminComment begins with in a job of ours: its uid, and whether it was submitted held."""
+
+_ERROR = "not scheduled: "
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The AdminComment of a job of ours.
+
+    Attributes:
+        uid: its identity, for an array that of all its tasks.
+        held: whether it was submitted with ``--hold``.
+        words: what others wrote there; "" if nothing.
+        error: why it cannot be scheduled, for its owner; None if it can.
+    """
+
+    uid: str
+    held: bool = False
+    words: str = ""
+    error: str | None = None
+
+    @classmethod
+    def read(cls, admin_comment: str) -> Stamp | None:
+        """What AdminComment says; None where no stamp is in it."""
+        stamp = STAMP.match(admin_comment)
+        if stamp is None:
+            return None
+        words, _, error = admin_comment[stamp.end() :].partition(_ERROR)
+        return cls(stamp[1], stamp[2] is not None, words.strip(), error or None)
+
+    def __str__(self) -> str:
+        held, error = ":held" if self.held else "", f"{_ERROR}{self.error}" if self.error else ""
+        return " ".join(filter(None, (f"metasched:{self.uid}{held}", self.words, error)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +94,9 @@ def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str
     A job without a batch script (salloc, srun) never is: it cannot be requeued.
     """
     return job.batch and (
-        is_tagged(job.comment) or any(name in partitions for name in job.partition.split(",")) or job.qos in qos
+        is_tagged(job.comment)
+        or any(name in partitions for name in job.partition.split(","))
+        or job.qos.lower() in map(str.lower, qos)  # Slurm's names of QOS have no case
     )
 
 

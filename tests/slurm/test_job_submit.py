@@ -11,7 +11,7 @@ import pytest
 from metasched.devcluster import DevCluster, NodeGroup
 from metasched.model import Hold
 from metasched.slurm.cli import CommandLineClient
-from metasched.slurm.client import JobState
+from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
 from tests.slurm.conftest import JOB_SUBMIT, new_base, restore
 
 OWNER = "nobody"
@@ -122,6 +122,18 @@ def test_a_partition_that_the_admin_named_is_a_tag(submitter, options):
     assert submitter.submit(*options).hold is Hold.USER
 
 
+@pytest.mark.parametrize("qos", ["gang", "Gang"])
+def test_a_qos_that_the_admin_named_is_a_tag(submitter, qos):
+    """In whatever case: Slurm finds it."""
+    assert submitter.submit(f"--qos={qos}").hold is Hold.USER
+
+
+def test_a_job_that_names_no_qos_has_the_one_that_slurm_gives_it(submitter):
+    """Its association's DefaultQOS, which this cluster has none of, or `normal`."""
+    submitter.edit({"local QOS = {}": 'local QOS = {"Normal"}'})
+    assert submitter.submit().hold is Hold.USER
+
+
 def test_the_default_partition_can_be_the_one_that_the_admin_named(submitter):
     """A job that names no partition goes to the default one."""
     submitter.edit({"local PARTITIONS = {}": 'local PARTITIONS = {"main"}'})
@@ -177,11 +189,48 @@ def test_an_owner_cannot_change_what_metasched_decides(submitter, owned, change)
     assert submitter.job(owned.address) == owned
 
 
-def test_an_owner_can_neither_release_nor_hold(submitter, owned):
+def test_an_owner_cannot_release_what_waits_for_its_turn(submitter, owned):
     """Though the hold is a user's until the daemon has seen the job."""
-    for verb in ("release", "hold", "uhold"):
-        assert "denied" in submitter.run("scontrol", verb, owned.address).stderr
+    assert "denied" in submitter.run("scontrol", "release", owned.address).stderr
     assert submitter.job(owned.address) == owned
+
+
+def test_what_its_owner_held_is_let_go_by_release_and_waits_for_its_turn(submitter):
+    """Slurm itself never starts it: its begin time is out of reach. Once it has run, its owner cannot release it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can submit as somebody else")
+    job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--comment=metasched", "--gres=gpu:1", "--hold")
+    assert re.fullmatch("metasched:[0-9a-f]{16}:held", job.admin_comment)
+    assert "denied" in submitter.run("scontrol", "update", f"JobId={job.address}", "Priority=9").stderr
+    assert submitter.run("scontrol", "release", job.address).returncode == 0
+    let_go = submitter.job(job.address)
+    assert (let_go.state, let_go.hold, let_go.eligible) == (JobState.PENDING, Hold.NONE, OUT_OF_REACH)
+    assert "denied" in submitter.run("scontrol", "release", job.address).stderr
+    submitter.client.update(job.address, Geometry(nodes=("n1",), gpus_per_node=1, tasks=1, cpus=1))
+    submitter.client.release(job.address)
+    submitter.wait_state(job.address, JobState.RUNNING)
+    submitter.client.requeue_hold(job.address)
+    submitter.wait_state(job.address, JobState.PENDING)
+    assert "denied" in submitter.run("scontrol", "release", job.address).stderr
+
+
+@pytest.mark.parametrize("change", ["Comment=metasched", "Partition=train", "Partition=main,train", "QOS=Gang"])
+def test_an_owner_cannot_make_a_job_metascheds_afterwards(submitter, change):
+    """It would be neither held nor stamped; Slurm says that it is denied, and the job stays as it was."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can submit as somebody else")
+    job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--hold")
+    done = submitter.run("scontrol", "update", f"JobId={job.address}", change)
+    assert "denied" in done.stderr
+    assert submitter.job(job.address) == job
+
+
+def test_what_another_plugin_wrote_stays_behind_the_stamp(submitter):
+    """Sites keep words of their own in AdminComment."""
+    begin = "local function submit(job_desc, part_list)\n"
+    submitter.edit({begin: begin + '  job_desc.admin_comment = "cost centre 7"\n'})
+    comment = submitter.submit("--comment=metasched", "--hold").admin_comment
+    assert re.fullmatch("metasched:[0-9a-f]{16}:held cost centre 7", comment)
 
 
 def test_an_owner_can_change_everything_else_and_cancel(submitter, owned):
@@ -214,15 +263,17 @@ def test_the_daemon_may_do_everything(submitter, owned):
     [
         {"job_desc.priority = 0\n": "job_desc.priority = 0 + nothing.at_all\n"},
         {'local WORD = "metasched"': 'local WORD = "metasched"\nslurm.log_user = nil'},
+        {"local QOS = {}": 'local QOS = "gang"', 'local WORD = "metasched"': 'local WORD = "other"'},
     ],
 )
 def test_a_mistake_in_the_plugin_keeps_nobody_from_submitting(submitter, break_it):
     """It is logged, and the job passes."""
+    log = submitter.cluster.base / "log" / "slurmctld.log"
+    before = log.read_text().count("metasched: job_submit:")
     submitter.edit(break_it)
     job = submitter.submit("--comment=metasched")
     assert job.state in (JobState.PENDING, JobState.RUNNING)
-    log = (submitter.cluster.base / "log" / "slurmctld.log").read_text()
-    assert "metasched: job_submit:" in log
+    assert log.read_text().count("metasched: job_submit:") > before
 
 
 def environment(submitter, job):

@@ -75,6 +75,22 @@ def test_an_untagged_job_is_never_touched(site):
     site.wait_status(ours, "completed")
 
 
+def test_a_job_that_was_submitted_held_waits_for_its_owners_release(small_site):
+    """Others pass it, and its status says why; released by its owner, it is scheduled like any other."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can submit as somebody else")
+    site = small_site
+    site.start()
+    owner = ("--uid=nobody", "--gid=nogroup", "--output=/dev/null")
+    job = site.submit("sleep 1", "--gres=gpu:4", "--chdir=/", "--hold", *owner)
+    site.wait(lambda: (seen := site.job(job)) is not None and "--hold" in seen.reason)
+    other = site.submit("sleep 1", "--gres=gpu:4")
+    site.wait_status(other, "completed")
+    assert site.job(job).status == "held"
+    subprocess.run(["scontrol", "release", job], env=site.cluster.env, user="nobody", timeout=30, check=True)
+    site.wait_status(job, "completed")
+
+
 def test_a_malformed_tag_stays_held_and_says_why(site):
     """The owner reads what is wrong in the status and in AdminComment; the job never starts."""
     site.start()

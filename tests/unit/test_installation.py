@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from metasched.config import Config, load
+from metasched.installation import facts
 from metasched.installation.checks import check
-from metasched.installation.facts import Directory, Facts, Slurm, look_at
+from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, look_at, on_nodes
 from metasched.installation.template import template
 from metasched.meanings import meanings
 from metasched.policy import installed_policies
@@ -80,6 +81,13 @@ def with_config(section, **keys):
     return dataclasses.replace(FACTS, config=Config.model_validate(data))
 
 
+def with_plugin(line, **intake):
+    """A job_submit.lua with one more setting, and a configuration."""
+    return dataclasses.replace(
+        with_config("intake", **intake), slurm=dataclasses.replace(SLURM, plugin=f"{PLUGIN}local {line}\n")
+    )
+
+
 def keys(config):
     """All but the policy's own parameters."""
     return config.model_dump(exclude={"policy": {"parameters"}})
@@ -114,6 +122,11 @@ def test_a_good_installation_gets_no_complaint():
         (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not know", "take the functions"),
         (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
         (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
+        (with_plugin("SHARDS = 2"), "error", "job_submit", "SHARDS = 2", "gres.conf"),
+        (
+            dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, open_to_all=True)),
+            *("error", "[paths] shared", "every user may replace", f"chmod go-w {SHARED}"),
+        ),
         (with_slurm(nodes=(node(gpus={"v100": 2, "k80": 2}),)), "warning", "nodes", "n1", "split the types"),
         (with_slurm(nodes=(node(gpus={}),)), "warning", "nodes", "no node has GPUs", "GresTypes=gpu"),
         (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
@@ -128,6 +141,47 @@ def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
     assert (finding.level, finding.subject) == (level, subject)
     assert text in finding.text
     assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "intake", "text"),
+    [
+        ('PARTITIONS = { "main" }', {"partitions": ["main"]}, None),
+        ("PARTITIONS = {}", {"partitions": ["main"]}, "none; [intake] partitions of the configuration: main"),
+        ('PARTITIONS = {"main"}', {}, "job_submit.lua: main; [intake] partitions of the configuration: none"),
+        ('QOS = {"Normal"}', {"qos": ["normal"]}, None),
+        ('QOS = {"normal", "b"}', {"qos": ["Normal"]}, "job_submit.lua: b, normal; [intake] qos"),
+    ],
+)
+def test_the_plugin_names_what_the_configuration_does(line, intake, text):
+    """Else a job would be taken in that nobody may stamp; a QOS has no case in Slurm."""
+    found = complaints(with_plugin(line, **intake))
+    assert [finding.level for finding in found] == ([] if text is None else ["error"])
+    assert all(text in finding.text for finding in found)
+
+
+def test_the_plugin_may_name_the_shards_that_nodes_have():
+    """Another number is an error, as above."""
+    plugged = with_plugin("SHARDS = 2")
+    nodes = (dataclasses.replace(node(), shards_per_gpu=2),)
+    assert complaints(dataclasses.replace(plugged, slurm=dataclasses.replace(plugged.slurm, nodes=nodes))) == []
+
+
+def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
+    """And one that cannot be asked keeps nobody from answering."""
+    asked = {}
+
+    def run(argv):
+        asked[argv[1]] = argv
+        if argv[1] == "--nodelist=n1":
+            raise CommandFailedError("srun: down")
+        return "has no python3 on PATH\n"
+
+    monkeypatch.setattr(facts, "run", run)
+    found = dict(on_nodes((node("n1"), node("n2", partitions=("b", "a"))), SHARED))
+    assert str(found["n1"]) == "srun: down"
+    assert found["n2"] == ["has no python3 on PATH"]
+    assert {"--partition=a,b", "--mem=32M"} < set(asked["--nodelist=n2"])
 
 
 def test_an_operator_needs_the_plugin():
@@ -180,13 +234,26 @@ def test_a_directory_that_is_missing_can_be_made(tmp_path):
     assert found.problem is None
     assert found.filesystem
     assert found.locks is True
+    assert not found.open_to_all
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_everybody_may_write_to_is_noticed(tmp_path):
+    """Others could put files of their own in place of the daemon's."""
+    tmp_path.chmod(0o1777)
+    assert look_at(tmp_path).open_to_all
+    assert not look_at(tmp_path / "missing").open_to_all
 
 
 def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
     """The daemon could not make its directory below it."""
     (tmp_path / "file").touch()
     assert "is not a directory" in look_at(tmp_path / "file" / "state").problem
+
+
+def test_a_directory_that_cannot_be_looked_at_is_a_problem(tmp_path):
+    """Like one below a directory that is closed to this user."""
+    assert "File name too long" in look_at(tmp_path / ("x" * 300) / "state").problem
 
 
 def test_the_template_is_a_configuration_of_defaults(tmp_path):
@@ -207,10 +274,11 @@ def test_every_default_in_the_template_may_be_uncommented(tmp_path):
         assert set(written[name]) == set(type(section).model_fields) - {"parameters"}
 
 
-def test_the_template_takes_the_exit_code_that_slurm_holds_already():
-    """A site that uses another code keeps it."""
-    other = dataclasses.replace(SETTINGS, requeue_exit_hold=frozenset({42}))
-    assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == {"exit_code": 42}
+@pytest.mark.parametrize(("held", "written"), [({42}, {"exit_code": 42}), ({42, 200}, {"exit_code": 42}), ({200}, {})])
+def test_the_template_takes_the_exit_code_that_slurm_holds_already(held, written):
+    """A site that uses another code keeps it, if a trainer can end with it."""
+    other = dataclasses.replace(SETTINGS, requeue_exit_hold=frozenset(held))
+    assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == written
 
 
 def test_meanings_are_inherited_and_shared():

@@ -1,3 +1,4 @@
+import importlib
 import shutil
 import subprocess
 import sys
@@ -6,6 +7,8 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+
+import metasched
 
 ROOT = Path(__file__).parents[2]
 TOPS = ("metasched", "policies", "trainer_shim")
@@ -39,10 +42,20 @@ def test_the_wheel_holds_the_packages_and_no_others(wheel):
 
 
 def test_the_wheel_holds_what_an_admin_installs(wheel):
-    """The wrapper becomes a command; what else lies in slurm_scripts/ goes below share/."""
-    data = {name.split(".data/", 1)[1] for name in wheel.namelist() if ".data/" in name}
-    scripts = {p.name for p in (ROOT / "slurm_scripts").iterdir() if p.is_file()} - {"metasched-run"}
-    assert data == {"scripts/metasched-run", *(f"data/share/metasched/slurm_scripts/{name}" for name in scripts)}
+    """The wrapper becomes a command, whose first line pip changes; below share/ is all of slurm_scripts/ as it is."""
+    data = {name.split(".data/", 1)[1]: name for name in wheel.namelist() if ".data/" in name}
+    scripts = {f"data/share/metasched/slurm_scripts/{p.name}": p for p in (ROOT / "slurm_scripts").glob("[!_.]*")}
+    assert data.keys() == {"scripts/metasched-run", *scripts}
+    for name, path in scripts.items():
+        assert wheel.read(data[name]) == path.read_bytes()
+        assert wheel.getinfo(data[name]).external_attr >> 16 & 0o111 == path.stat().st_mode & 0o111
+
+
+def test_with_an_older_python_the_commands_say_so(monkeypatch):
+    """Pip installs the distribution there all the same, because the shim works with it."""
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    with pytest.raises(ImportError, match=r"python3\.11 -m venv"):
+        importlib.reload(metasched)
 
 
 def test_the_base_install_asks_for_torch_alone(metadata):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from metasched.slurm.client import JobState
+from metasched.model import Hold
+from metasched.slurm.client import OUT_OF_REACH, JobState
 from metasched.slurm.errors import SlurmPermissionError
 from metasched.slurm.fake import FakeSlurm
 from tests.unit.site import FakeSite
@@ -42,6 +43,17 @@ def test_a_job_that_was_stamped_as_it_was_submitted_runs(site):
     site.run_until(lambda: site.state(address) is JobState.COMPLETED)
     assert site.record(address).uid == UID
     assert site.slurm.asked == 0
+
+
+def test_a_job_that_was_submitted_held_waits_for_its_owner(site):
+    """job_submit.lua notes that in the stamp, and turns the owner's release into a begin time that never comes."""
+    address = site.add("--gres=gpu:1", seconds=5.0)
+    FakeSlurm.stamp(site.slurm, address, f"metasched:{UID}:held")
+    site.run(60)
+    assert (site.state(address), site.slurm.job(address).hold) == (JobState.PENDING, Hold.USER)
+    assert "--hold" in site.controller.reason(UID)
+    site.slurm._show(site.slurm._jobs[address], hold=Hold.NONE, eligible=OUT_OF_REACH)
+    site.run_until(lambda: site.state(address) is JobState.COMPLETED)
 
 
 def test_a_job_without_a_stamp_is_never_started(site):

@@ -181,6 +181,7 @@ def test_the_rest_of_the_tag_is_taken_over():
         ({"partition": "main,train"}, True),
         ({"partition": "training"}, False),
         ({"qos": "gang"}, True),
+        ({"qos": "Gang"}, True),
         ({"comment": "metasched", "batch": False}, False),
         ({"partition": "train", "batch": False}, False),
     ],
