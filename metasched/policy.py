@@ -20,9 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class PolicyParameters(BaseModel):
-    """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the config file."""
+    """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the config file.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    Numbers are finite: what is stored of them has no words for others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 Entry = list[Any]
@@ -82,9 +82,21 @@ class Gps:
             self.now = to
         return ended
 
-    def arrive(self, uid: str, work: float, weight: float = 1.0) -> float:
-        """A job comes now, with so many GPU-seconds of work; returns its virtual finish time."""
-        finish = self.virtual + work / weight
-        heapq.heappush(self._active, [finish, uid, weight])
-        self.weight += weight
+    def arrive(self, uid: str, work: float, weight: float = 1.0, since: float | None = None) -> float:
+        """A job comes now, with so many GPU-seconds of work; returns its virtual finish time.
+
+        It may count as one that has been there ``since`` an earlier virtual time, and may have ended by now.
+        """
+        finish = (self.virtual if since is None else since) + work / weight
+        if finish >= self.virtual:
+            heapq.heappush(self._active, [finish, uid, weight])
+            self.weight += weight
         return finish
+
+    def leave(self, uids: Collection[str]) -> None:
+        """Jobs go before their end, in O(n); who is not active has nothing to leave."""
+        kept = [entry for entry in self._active if entry[1] not in uids]
+        if len(kept) < len(self._active):
+            heapq.heapify(kept)
+            self._active = kept
+            self.weight = math.fsum(weight for _, _, weight in kept)

@@ -19,8 +19,8 @@ from pydantic import Field
 
 from metasched.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
+from metasched.room import CPU_ONLY, Room, Share, fixed
 from policies.ares.line import Line, overrun
-from policies.ares.room import Room, fixed
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
 LINE = "in line by when jobs would end under fair sharing"
@@ -112,8 +112,8 @@ class _Round:
         if self.parameters.explore:
             self._explore()
         for job in self.without_gpus:
-            if job.uid not in self.room.shares and self._runs(job) and self.room.fits(job, "", 0):
-                self.room.give(job, "", 0)
+            if job.uid not in self.room.shares and (self.room.keeps(job) or self._runs(job)):
+                self.room.give(job, Share(0, CPU_ONLY))
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
         reasons = [(job, POOL) for job in in_pool]
@@ -126,69 +126,78 @@ class _Round:
     def _serve(self, job: Job) -> None:
         """Give it what it prefers of what is left: the fastest; among equals, what is of the type that it has."""
         room = self.room
-        if job.uid in room.shares or not (room.keeps(job) or any(gpus > 0 for gpus in room.gpus.values())):
+        if job.uid in room.shares or (room.used_up and not room.keeps(job)):
             return
         scaling = Scaling(job, room.site(job), self.parameters.alpha)
         options = [] if (kept := self._kept(job)) is None else [kept]
         for kind in scaling.site.widest:
-            options += islice((one for one in scaling.amounts(kind) if room.fits(job, kind, one.gpus)), 1)
+            options += islice((one for one in scaling.amounts(kind) if room.fits(job, one.share)), 1)
         if options:
             best = max(options, key=lambda one: (one.speed or 0.0, *self._likes(job, one.kind)))
             self.given[job.uid] = best
-            room.give(job, best.kind, best.gpus)
+            room.give(job, best.share)
+
+    def _left(self, job: Job, kind: str) -> int:
+        """GPUs of a type that it could have more than it has."""
+        return self.room.left(self.room.reach(job, kind))
 
     def _likes(self, job: Job, kind: str) -> tuple[bool, int, int, str]:
         """Greater for the type that it has or had, then by its own order, then for that of which most is free."""
         held = job.placement or job.released or job.last_placement
         order = -job.gpu_types.index(kind) if kind in job.gpu_types else 0
-        return held is not None and held.gpu_type == kind, order, self.room.gpus.get(kind, 0), kind
+        return held is not None and held.gpu_type == kind, order, self._left(job, kind), kind
 
     def _kept(self, job: Job) -> Amount | None:
         """What it holds on nodes that accept no jobs any more, if there is room for it."""
         place = job.placement
-        if place is None or not self.room.keeps(job) or not self.room.fits(job, place.gpu_type or "", place.gpus):
+        if place is None or not self.room.keeps(job):
             return None
-        known = None if job.speed is None else job.speed.steps_per_second(place.gpu_type or "", place.spread)
-        return Amount(place.gpu_type or "", place.gpus, job.steps_per_second if known is None else known)
+        kind = place.gpu_type or CPU_ONLY
+        if not self.room.fits(job, Share(place.gpus, kind)):
+            return None
+        known = None if job.speed is None else job.speed.steps_per_second(kind, place.spread)
+        return Amount(kind, place.gpus, job.steps_per_second if known is None else known)
 
     def _give_leftovers(self, grown: Callable[[Scaling, Amount, int], Amount | None]) -> None:
         for job in self.known:
             given = self.given.get(job.uid)
-            if given is not None and (left := self.room.gpus.get(given.kind, 0)) > 0:
+            if given is not None and (left := self._left(job, given.kind)) > 0:
                 scaling = Scaling(job, self.room.site(job), self.parameters.alpha)
                 more = grown(scaling, given, given.gpus + left)
-                if more is not None and self.room.fits(job, more.kind, more.gpus):
+                if more is not None and self.room.give(job, more.share):
                     self.given[job.uid] = more
-                    self.room.give(job, more.kind, more.gpus)
 
     def _explore(self) -> None:
         """Let jobs run where that tells how fast they are: in line, and those that trials bring into the line."""
         tried = [job for job in self.unknown if job.trials and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns and job.preempt is Preempt.CHECKPOINT]:
-            kind, gpus = self.room.shares.get(job.uid, ("", 0))
-            left = self.room.gpus.get(kind, 0)
-            if gpus and left > 0 and not (fixed(job) or self.room.keeps(job)):
-                more = Scaling(job, self.room.site(job), self.parameters.alpha).unknown(kind, gpus + left)
-                if more is not None and more.gpus > gpus and self.room.fits(job, kind, more.gpus):
+            share = self.room.shares.get(job.uid)
+            if share is None or fixed(job) or self.room.keeps(job):
+                continue
+            if (left := self._left(job, share.gpu_type)) > 0:
+                scaling = Scaling(job, self.room.site(job), self.parameters.alpha)
+                more = scaling.unknown(share.gpu_type, share.gpus + left)
+                if more is not None and more.gpus > share.gpus and self.room.give(job, more.share):
                     self.exploring.add(job.uid)
-                    self.room.give(job, kind, more.gpus)
 
     # -- the pool -------------------------------------------------------------------------------------------------
 
     def _serve_pool(self) -> set[str]:
         """Give jobs of unknown demand their part of the GPUs, one after the other; returns who is in the pool.
 
-        The pool is their part of the live jobs, by weight, or as much more as the first of them needs to run at all.
+        The pool is their part of the live jobs, by weight, or as much more as the first of those that could also stop
+        needs to run at all.
         Those are served who have had less than under fair sharing, and those whose turn is not over.
         """
         left = math.ceil(self._pool() - CLOSE)
-        served = {job.uid for job in self.unknown if job.uid in self.room.shares}
-        left -= sum(self.room.shares[uid][1] for uid in served)
+        stay = {job.uid for job in self.unknown if job.uid in self.room.shares}
+        served = set(stay)
+        left -= sum(self.room.shares[uid].gpus for uid in served)
         for job in sorted(self.unknown, key=lambda job: not self._in_turn(job)):
             due = job.uid not in served and (self._in_turn(job) or self.line.owed(job) >= 0)
-            if due and self._serve_plainly(job, left if served else max(left, job.min_gpus)):
+            if due and self._serve_plainly(job, max(left, job.min_gpus) if served == stay else left):
                 served.add(job.uid)
-                left -= self.room.shares[job.uid][1]
+                left -= self.room.shares[job.uid].gpus
         return served
 
     def _pool(self) -> float:
@@ -204,18 +213,19 @@ class _Round:
     def _serve_plainly(self, job: Job, most: int) -> bool:
         """Give it up to so many GPUs of what it asked for, if that is more than it has been given; whether it was."""
         room = self.room
-        kind, gpus = room.shares.get(job.uid, (None, 0))
-        if kind is not None and (fixed(job) or gpus >= job.gpus):
+        share = room.shares.get(job.uid)
+        kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
+        if share is not None and (fixed(job) or gpus >= job.gpus):
             return False
         scaling = Scaling(job, room.site(job), self.parameters.alpha)
         kinds = sorted(scaling.site.widest, key=lambda kind: self._likes(job, kind), reverse=True)
         options = [one for other in kinds if kind in (None, other) for one in scaling.plain(other)]
         if kind is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
-        found = [one for one in options if gpus < one.gpus <= most and room.fits(job, one.kind, one.gpus)]
+        found = [one for one in options if gpus < one.gpus <= most and room.fits(job, one.share)]
         if found:
             best = max(found, key=lambda one: one.gpus)  # the first of them
-            room.give(job, best.kind, best.gpus)
+            room.give(job, best.share)
         return bool(found)
 
     # -- the answer -----------------------------------------------------------------------------------------------
@@ -226,15 +236,16 @@ class _Round:
             share = self.room.shares.get(job.uid)
             if share is not None:
                 more = f"; {EXPLORES}" if job.uid in self.exploring else ""
-                grants.append(self._grant(job, *share, reason + more))
+                grants.append(self._grant(job, share, reason + more))
             elif (most := self._runs(job)) is not None:
                 fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.kind or None))
             else:
                 waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not hold it"
         return Decision(tuple(grants), tuple(fallback), waits)
 
-    def _grant(self, job: Job, kind: str, gpus: int, reason: str) -> Grant:
+    def _grant(self, job: Job, share: Share, reason: str) -> Grant:
         """Fewer GPUs rather than the same further apart: its speed is known where they are close."""
+        gpus, kind = share
         if fixed(job) or gpus <= job.min_gpus:
             return Grant(job.uid, gpus, reason, gpus, kind or None)
         spread = self.room.site(job).spread(kind, gpus)

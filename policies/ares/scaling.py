@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from metasched.model import Job
-from policies.ares.room import Site
+from metasched.room import Share, Site
 
 CLOSE = 1e-9  # an efficiency of just alpha is enough, whatever the last bit of a float says
 
@@ -22,6 +22,11 @@ class Amount(NamedTuple):
     kind: str
     gpus: int
     speed: float | None
+
+    @property
+    def share(self) -> Share:
+        """The GPUs alone."""
+        return Share(self.gpus, self.kind)
 
 
 class Scaling:

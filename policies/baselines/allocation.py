@@ -1,39 +1,21 @@
 """The rule that the baselines share: GPUs are given away in the order of a queue.
 
 Jobs that cannot be preempted keep what they hold. Then everybody's minimum is served in order, gangs whole; then, still
-in order, jobs grow to what they asked for, and at last to the most that they can use. GPUs are counted by type; which
-nodes they are on is the placement's business, so a job that does not fit by count is offered as fallback. Those of
-reserved nodes are counted apart, for the jobs of their reservation.
+in order, jobs grow to what they asked for, and at last to the most that they can use. GPUs are counted, for each job
+those of nodes that suit it; which nodes they are on is the placement's business, so a job that does not fit by count is
+offered as fallback.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
-from metasched.model import Decision, Grant, Job, Preempt, Snapshot, Status
+from metasched.model import Decision, Grant, Job, Snapshot
+from metasched.room import CPU_ONLY, Reach, Room, Share, Site, fixed
 
-CPU_ONLY = ""
 TEENS = range(11, 14)
-Kind = tuple[str, str]
-"""A GPU type, and the reservation that the GPUs are in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """An amount given to a job: GPUs of a type (CPU-only: 0 of ``CPU_ONLY``)."""
-
-    gpus: int
-    gpu_type: str
-
-
-@dataclass
-class _Pool:
-    """What is left to give: GPUs by type and reservation, and CPUs."""
-
-    gpus: dict[Kind, int]
-    cpus: int
-    shares: dict[str, Share] = field(default_factory=dict)
+Kind = tuple[str, Reach]
+"""A GPU type, and the nodes of it that suit a job."""
 
 
 def allocate(
@@ -67,19 +49,23 @@ def allocate(
 class Allocator:
     """GPUs being given away, in the order of a queue that holds all jobs of the snapshot.
 
-    Jobs that can neither stop nor move have what they hold from the beginning.
+    Jobs that can neither stop nor move have what they hold from the beginning: ``stays`` says who, by default those
+    that are ``fixed``.
     """
 
-    def __init__(self, snapshot: Snapshot, queue: Sequence[Job], *, elastic: bool) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        queue: Sequence[Job],
+        *,
+        elastic: bool,
+        stays: Callable[[Job], bool] = fixed,
+    ) -> None:
         self.snapshot = snapshot
         self.queue = queue
         self.elastic = elastic
-        self.pool = _Pool(_capacity(snapshot), sum(node.cpus for node in snapshot.nodes if node.accepts))
-        self._sizes: dict[object, Mapping[str, tuple[int, ...]]] = {}
-        self._open = {(node.name, node.reservation) for node in snapshot.nodes if node.accepts}
-        for job in queue:
-            if job.placement is not None and fixed(job):
-                self.give(job, Share(job.placement.gpus, job.placement.gpu_type or CPU_ONLY), anyway=True)
+        self.room = Room(snapshot, stays)
+        self._sizes: dict[tuple[Site, int, int], Mapping[str, tuple[int, ...]]] = {}
 
     def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
         """Grants for all who have a share, in the order of the queue.
@@ -91,7 +77,7 @@ class Allocator:
         grants, fallback, waits = [], [], {}
         for position, job in enumerate(self.queue, start=1):
             reason = f"{ordinal(position)} of {len(self.queue)} in line{words(job)}"
-            share = self.pool.shares.get(job.uid)
+            share = self.room.shares.get(job.uid)
             least = self.least(job)
             if share is not None:
                 at_least = (
@@ -118,26 +104,15 @@ class Allocator:
 
         A job without GPUs has the one amount 0 where enough nodes could hold it.
         """
-        unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes, self.least(job), job.max_gpus)
-        key = (job.gpus > 0, *job.constraints, unit)
+        key = (self.room.site(job), self.least(job), job.max_gpus)
         if key not in self._sizes:
             self._sizes[key] = self._find_sizes(job)
         return self._sizes[key]
 
     def _find_sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
-        room: dict[str, list[int]] = {}
-        for node in self.snapshot.nodes:
-            if node.accepts and job.matches(node):
-                units = min(
-                    node.gpus if job.gpus else 1,
-                    node.cpus // job.cpus_per_unit if job.cpus_per_unit else node.gpus or 1,
-                    node.memory // job.memory_per_unit if job.memory_per_unit else node.gpus or 1,
-                )
-                room.setdefault((node.gpu_type or "") if job.gpus else CPU_ONLY, []).append(units)
         sizes = {}
         uneven = self.snapshot.uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
-        for gpu_type, units_of in room.items():
-            units_of.sort(reverse=True)
+        for gpu_type, units_of in self.room.site(job).units.items():
             most = job.max_gpus if self.elastic else job.gpus
             amounts = range(self.least(job), min(most, sum(units_of)) + 1)
             found = list(amounts) if uneven else _even(job, amounts, units_of)
@@ -155,54 +130,39 @@ class Allocator:
 
     # -- giving ---------------------------------------------------------------------------------------------------
 
-    def cost(self, job: Job, share: Share | None) -> tuple[int, int]:
-        """GPUs and CPUs that a share takes from the pool: what it holds on nodes not open to it is not in its part."""
-        if share is None:
-            return 0, 0
-        units = share.gpus if job.gpus else (job.nodes or 1)
-        held = job.placement if job.active else None
-        if held is not None and (held.gpus, held.gpu_type or CPU_ONLY) == (share.gpus, share.gpu_type):
-            there = _reservation(job)
-            units = sum(max(gpus, 1) for name, gpus in held.shares if (name, there) in self._open)
-        return units if job.gpus else 0, units * job.cpus_per_unit
-
-    def give(self, job: Job, share: Share, *, anyway: bool = False) -> bool:
-        """Change its share, if the pool has enough (for jobs that hold it already: anyway)."""
-        before, after = self.cost(job, self.pool.shares.get(job.uid)), self.cost(job, share)
-        gpus, cpus = after[0] - before[0], after[1] - before[1]
-        kind = share.gpu_type, _reservation(job)
-        fits = gpus <= self.pool.gpus.get(kind, 0) if job.gpus else True
-        if not anyway and not (fits and (cpus <= 0 or cpus <= self.pool.cpus)):
-            return False
-        if job.gpus:
-            self.pool.gpus[kind] = self.pool.gpus.get(kind, 0) - gpus
-        self.pool.cpus -= cpus
-        self.pool.shares[job.uid] = share
-        return True
-
     def serve_minimum(self, *, strict: bool) -> Mapping[str, str | None]:
         """Give everybody the minimum, in order; by uid of those left out, the job that they wait behind."""
         heads: dict[Kind, str] = {}
         behind: dict[str, str | None] = {}
         for job in self.queue:
-            if job.uid in self.pool.shares or self._keep_type(job, heads):
+            if job.uid in self.room.shares or self._keep_type(job, heads):
                 continue
-            options = {(share.gpu_type, _reservation(job)): share for share in self.options(job)}
-            if any(kind not in heads and self.give(job, share) for kind, share in options.items()):
+            options = self.options(job)
+            ahead = [self._ahead(job, share.gpu_type, heads) for share in options] if heads else [None] * len(options)
+            if any(head is None and self.room.give(job, share) for share, head in zip(options, ahead, strict=True)):
                 continue
             if strict:
-                behind[job.uid] = next((heads[kind] for kind in options if kind in heads), None)
-                for kind in options:
-                    heads.setdefault(kind, job.address)
+                behind[job.uid] = next((head for head in ahead if head is not None), None)
+                for share in options:
+                    heads.setdefault(self.kind(job, share.gpu_type), job.address)
         return behind
+
+    def kind(self, job: Job, gpu_type: str) -> Kind:
+        """What it competes for when it is to have GPUs (CPU-only: nodes) of a type."""
+        return gpu_type, self.room.reach(job, gpu_type)
+
+    def _ahead(self, job: Job, gpu_type: str, heads: Mapping[Kind, str]) -> str | None:
+        """The address of an earlier job that waits for some of what this one could have of a type."""
+        mine = self.kind(job, gpu_type)
+        return next((address for theirs, address in heads.items() if compete(mine, theirs)), None)
 
     def _keep_type(self, job: Job, heads: Mapping[Kind, str]) -> bool:
         """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
         held = job.placement
         if held is None or held.gpus != self.least(job) or not job.active:
             return False
-        gpu_type = held.gpu_type or CPU_ONLY
-        return (gpu_type, _reservation(job)) not in heads and self.give(job, Share(held.gpus, gpu_type))
+        share = Share(held.gpus, held.gpu_type or CPU_ONLY)
+        return (not heads or self._ahead(job, share.gpu_type, heads) is None) and self.room.give(job, share)
 
     def options(self, job: Job) -> list[Share]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
@@ -212,6 +172,8 @@ class Allocator:
             # What it holds is possible, whatever its nodes accept now.
             held = job.placement.gpu_type or CPU_ONLY
             sizes[held] = (min(job.placement.gpus, *sizes.get(held, ())) if held in sizes else job.placement.gpus,)
+        if len(sizes) == 1:
+            return [Share(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
         types = sorted(
             sizes,
@@ -221,15 +183,15 @@ class Allocator:
 
     def left(self, job: Job, gpu_type: str) -> int:
         """GPUs of a type that are left to give to jobs like this."""
-        return self.pool.gpus.get((gpu_type, _reservation(job)), 0)
+        return self.room.left(self.room.reach(job, gpu_type))
 
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
-        share = self.pool.shares.get(job.uid)
+        share = self.room.shares.get(job.uid)
         if share is None or share.gpus >= goal or fixed(job):
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
-            if share.gpus < gpus <= goal and self.give(job, Share(gpus, share.gpu_type)):
+            if share.gpus < gpus <= goal and self.room.give(job, Share(gpus, share.gpu_type)):
                 return
 
     # -- words ----------------------------------------------------------------------------------------------------
@@ -244,25 +206,18 @@ class Allocator:
 
     def free(self, job: Job) -> str:
         """How much of what it needs is left, in words."""
-        cpus, left = max(self.pool.cpus, 0), sum(max(self.left(job, t), 0) for t in self.sizes(job))
+        reaches = [self.room.reach(job, gpu_type) for gpu_type in self.sizes(job)]
+        cpus = sum(max(self.room.cpus_left(reach), 0) for reach in reaches)
         if not job.gpus:
             return f"{cpus} CPUs are free"
+        left = sum(max(self.room.left(reach), 0) for reach in reaches)
         need = self.least(job) * job.cpus_per_unit
         return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
 
 
-def _capacity(snapshot: Snapshot) -> dict[Kind, int]:
-    total: dict[Kind, int] = {}
-    for node in snapshot.nodes:
-        if node.gpu_type is not None and node.accepts:
-            kind = node.gpu_type, node.reservation
-            total[kind] = total.get(kind, 0) + node.gpus
-    return total
-
-
-def _reservation(job: Job) -> str:
-    """Whose GPUs a job's are counted among; the first where it may use those of several."""
-    return job.reservation.partition(",")[0]
+def compete(one: Kind, other: Kind) -> bool:
+    """Whether two jobs could have the same GPUs (CPU-only: nodes)."""
+    return one[0] == other[0] and bool(one[1] & other[1])
 
 
 def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int]:
@@ -273,13 +228,6 @@ def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int
         if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in ways):
             found.append(gpus)
     return found
-
-
-def fixed(job: Job) -> bool:
-    """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
-    if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
-        return False  # as nearly all are: the question is asked for every job in every round
-    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
 
 
 def ordinal(n: int) -> str:

@@ -14,7 +14,8 @@ from typing import ClassVar
 
 from metasched.model import Decision, Job, Snapshot
 from metasched.policy import Policy, PolicyState
-from policies.baselines.allocation import Allocator, Share, fixed
+from metasched.room import Share, fixed
+from policies.baselines.allocation import Allocator
 from policies.baselines.remaining import Outlook
 
 KNOWN = "; GPUs go where they save the most time"
@@ -29,12 +30,12 @@ class Optimus(Policy):
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Give everybody the minimum, then grow the job that gains most, again and again; keeps no state."""
         queue = sorted(snapshot.jobs, key=lambda job: (job.min_gpus, job.submitted, job.uid))
-        growth = _Growth(snapshot, Allocator(snapshot, queue, elastic=True))
+        growth = _Growth(Allocator(snapshot, queue, elastic=True))
         known = {job.uid for job in queue if growth.knows(job)}
         growth.allocator.serve_minimum(strict=False)
         growth.grow([job for job in queue if job.uid in known])
         for job in queue:
-            if job.uid not in known:
+            if job.uid not in known or growth.ends_blind(job):
                 growth.allocator.grow(job, job.gpus)
         decision = growth.allocator.decision(lambda job: KNOWN if job.uid in known else UNKNOWN, None)
         return replace(decision, grants=tuple(sorted(decision.grants, key=lambda grant: grant.gpus))), state
@@ -43,8 +44,8 @@ class Optimus(Policy):
 class _Growth:
     """Who gains how much by more GPUs."""
 
-    def __init__(self, snapshot: Snapshot, allocator: Allocator) -> None:
-        self.outlook = Outlook(snapshot)
+    def __init__(self, allocator: Allocator) -> None:
+        self.outlook = Outlook(allocator.room)
         self.allocator = allocator
 
     def knows(self, job: Job) -> bool:
@@ -67,19 +68,33 @@ class _Growth:
             look(position)
         while heap:
             _, position, share = heapq.heappop(heap)
-            if self.allocator.give(jobs[position], share):
+            if self.allocator.room.give(jobs[position], share):
                 look(position)
+
+    def ends_blind(self, job: Job) -> bool:
+        """Whether it is not known what the next larger amount would gain."""
+        step = self._step(job)
+        return step is not None and None in self._speeds(job, *step)
 
     def _next(self, job: Job) -> tuple[float, Share] | None:
         """Its next larger amount, and the seconds that each GPU of the difference saves; None where that is unknown."""
-        share = self.allocator.pool.shares.get(job.uid)
-        if share is None or fixed(job):
+        step = self._step(job)
+        if step is None:
             return None
-        gpus = next((n for n in self.allocator.sizes(job).get(share.gpu_type, ()) if n > share.gpus), None)
-        if gpus is None:
-            return None
-        now, then = (self.outlook.speed(job, share.gpu_type, n) for n in (share.gpus, gpus))
+        share, larger = step
+        now, then = self._speeds(job, share, larger)
         if not now or not then:
             return None
         saved = (1 / now - 1 / then) * (job.remaining_steps or 0.0)
-        return saved / (gpus - share.gpus), Share(gpus, share.gpu_type)
+        return saved / (larger.gpus - share.gpus), larger
+
+    def _step(self, job: Job) -> tuple[Share, Share] | None:
+        """What it has been given, and the next larger amount."""
+        share = self.allocator.room.shares.get(job.uid)
+        if share is None or fixed(job):
+            return None
+        gpus = next((n for n in self.allocator.sizes(job).get(share.gpu_type, ()) if n > share.gpus), None)
+        return None if gpus is None else (share, Share(gpus, share.gpu_type))
+
+    def _speeds(self, job: Job, *shares: Share) -> list[float | None]:
+        return [self.outlook.speed(job, share.gpu_type, share.gpus) for share in shares]

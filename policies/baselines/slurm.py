@@ -4,7 +4,8 @@ Priority (Slurm's priority/multifactor): age, fair share and size, each a factor
 Fair Tree: users are ranked by the decayed usage of their account by its shares first, then by their own usage; accounts
 whose shares are not known have the average of the others, and users of an account have equal shares. Backfill
 (EASY; Lifka 1995): the first job that does not fit has its GPUs reserved for when the running ones' time limits free
-them, and later jobs start where they do not delay it. There is one reservation for each GPU type.
+them, and later jobs start where they do not delay it. There is one reservation for each GPU type, and for each part of
+the cluster where jobs do not compete.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pydantic import Field
 
 from metasched.model import Decision, Grant, Job, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
-from policies.baselines.allocation import CPU_ONLY, Allocator, Share, ordinal
+from metasched.room import CPU_ONLY, Cost, Share
+from policies.baselines.allocation import Allocator, Kind, compete, ordinal
 
 STATE_VERSION = 1
 DAY = 86400.0
@@ -176,7 +178,7 @@ class _Reservation:
     """For the first job that does not fit: when its resources will be there, and how much more is free then."""
 
     job: Job
-    kind: str
+    kind: Kind
     at: float
     extra: int
 
@@ -191,9 +193,9 @@ class _Easy:
         self.parameters = parameters
         self.waiting = waiting
         self.started = started
-        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False)
+        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, stays=_started)
         self.running: list[tuple[Job, Share]] = []
-        self.reserved: dict[str, _Reservation] = {}
+        self.reserved: dict[Kind, _Reservation] = {}
         self.grants: list[Grant] = []
         self.waits: dict[str, str] = {}
 
@@ -203,7 +205,6 @@ class _Easy:
             place = job.placement if job.active else job.released
             assert place is not None  # noqa: S101  that is what started means
             share = Share(place.gpus, place.gpu_type or CPU_ONLY)
-            self.allocator.give(job, share, anyway=True)
             self.running.append((job, share))
             self.grants.append(Grant(job.uid, share.gpus, "it runs to its end", None, place.gpu_type, exact=place))
         for position, job in enumerate(self.waiting, start=1):
@@ -217,7 +218,7 @@ class _Easy:
         return Decision(tuple(self.grants), (), self.waits)
 
     def _grant(self, job: Job, share: Share, reason: str) -> bool:
-        if not self.allocator.give(job, share):
+        if not self.allocator.room.give(job, share):
             return False
         self.running.append((job, share))
         self.grants.append(Grant(job.uid, share.gpus, reason, None, share.gpu_type or None))
@@ -229,47 +230,55 @@ class _Easy:
         begun = job.run_started if job.active and job.run_started is not None else self.now
         return max(begun + (self.parameters.default_limit_seconds if limit is None else limit), self.now)
 
-    def _units(self, job: Job, share: Share, kind: str) -> int:
-        """What it takes of one kind: GPUs of a type, or CPUs."""
-        gpus, cpus = self.allocator.cost(job, share)
-        if kind == CPU_ONLY:
-            return cpus
-        return gpus if share.gpu_type == kind else 0
-
     def _reserve(self, job: Job, share: Share) -> _Reservation:
-        """When so much will be free of that type, by everybody's time limit."""
-        kind = share.gpu_type
-        need = self._units(job, share, kind)
-        free = self.allocator.pool.cpus if kind == CPU_ONLY else self.allocator.left(job, kind)
+        """When so much will be free of that kind, by everybody's time limit."""
+        kind = self.allocator.kind(job, share.gpu_type)
+        room, (gpu_type, reach) = self.allocator.room, kind
+        need = _units(room.costs(job, share), kind)
+        free = room.cpus_left(reach) if gpu_type == CPU_ONLY else room.left(reach)
         at = self.now
-        for end, units in sorted((self._end(one), self._units(one, its, kind)) for one, its in self.running):
+        ends = sorted((self._end(one), _units(room.costs(one, its), kind)) for one, its in self.running)
+        for end, units in ends:
             if free >= need and end > at:
                 break
             free, at = free + units, end
         return _Reservation(job, kind, at if free >= need else math.inf, max(free - need, 0))
 
+    def _first(self, job: Job, share: Share) -> Job | None:
+        """Who waits for what the share is of, with a reservation."""
+        mine = self.allocator.kind(job, share.gpu_type)
+        return next((reserved.job for kind, reserved in self.reserved.items() if compete(mine, kind)), None)
+
     def _start(self, job: Job, share: Share, turn: str) -> bool:
         """Grant it, if it fits and no reservation suffers."""
-        late = {}
+        late, costs, ends = {}, self.allocator.room.costs(job, share), self._end(job)
         for kind, reserved in self.reserved.items():
-            extra = reserved.extra - self._units(job, share, kind)
-            if self._end(job) > reserved.at and extra < reserved.extra:
+            extra = reserved.extra - _units(costs, kind)
+            if ends > reserved.at and extra < reserved.extra:
                 late[kind] = replace(reserved, extra=extra)
         if any(reserved.extra < 0 for reserved in late.values()):
             return False
-        if not self._grant(job, share, f"{turn}; backfilled" if share.gpu_type in self.reserved else turn):
+        if not self._grant(job, share, turn if self._first(job, share) is None else f"{turn}; backfilled"):
             return False
         self.reserved |= late
         return True
 
     def _wait(self, job: Job, options: Sequence[Share], turn: str) -> None:
-        """Have it wait; the first that waits for a type gets the reservation."""
-        first = next((self.reserved[share.gpu_type].job for share in options if share.gpu_type in self.reserved), None)
+        """Have it wait; the first that waits for GPUs gets a reservation, or all of them where nobody may pass it."""
+        first = next((found for share in options if (found := self._first(job, share)) is not None), None)
         if first is not None:
             self.waits[job.uid] = f"{turn}; waits behind job {first.address}, which must not be delayed"
-            return
-        self.waits[job.uid] = f"{turn}; waits for {self.allocator.wish(job)}, {self.allocator.free(job)}"
-        soonest = min((self._reserve(job, share) for share in options), key=lambda found: found.at)
-        if not self.parameters.backfill:  # nobody passes it
-            soonest = replace(soonest, at=-math.inf, extra=0)
-        self.reserved[soonest.kind] = soonest
+        else:
+            self.waits[job.uid] = f"{turn}; waits for {self.allocator.wish(job)}, {self.allocator.free(job)}"
+        if not self.parameters.backfill:
+            for kind in [self.allocator.kind(job, share.gpu_type) for share in options]:
+                self.reserved.setdefault(kind, _Reservation(job, kind, -math.inf, 0))
+        elif first is None:
+            soonest = min((self._reserve(job, share) for share in options), key=lambda found: found.at)
+            self.reserved[soonest.kind] = soonest
+
+
+def _units(costs: Iterable[Cost], kind: Kind) -> int:
+    """What a share takes of one kind: GPUs of a type, or CPUs."""
+    gpu_type, reach = kind
+    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.reach & reach])

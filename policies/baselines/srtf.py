@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from metasched.model import Decision, Job, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
+from metasched.room import Room
 from policies.baselines.allocation import allocate
 from policies.baselines.remaining import Outlook
 
@@ -44,7 +45,7 @@ def shortest_first(
     snapshot: Snapshot, factor: Callable[[Job], float], words: str, parameters: ShortestParameters
 ) -> Decision:
     """Serve jobs by remaining time, times a factor of each job's own."""
-    outlook = Outlook(snapshot)
+    outlook = Outlook(Room(snapshot))
     left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
 
     def key(job: Job) -> tuple[float, float, str]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.engine import run_round
-from metasched.model import Job, Node, Preempt, Status
+from metasched.model import Job, Node, Placement, Preempt, Status
 from metasched.policy import PolicyState
 from metasched.simulator.records import Settings, Submission
 from metasched.simulator.run import simulate
@@ -353,6 +353,13 @@ def test_a_job_on_a_node_that_is_drained_keeps_it():
         assert amounts([running(one, "v100-0")], drained) == {"a": 2}
 
 
+def test_a_job_without_gpus_goes_on_where_nothing_may_start():
+    """As one with GPUs does; another one has no place there."""
+    cpu = job("c", 0, nodes=1).evolve(status=Status.RUNNING, placement=Placement(("v100-0",), 0, None), run=1)
+    result = decided([cpu, job("d", 0, nodes=1, submitted=1.0)], (replace(nodes(1, 4)[0], accepts=False),))
+    assert result.targets == {"c": cpu.placement}
+
+
 def test_jobs_without_gpus_have_the_cpus_that_are_left():
     """By submission; they take no part in the line."""
     jobs = [job(f"c{i}", 0, cpus_per_unit=40, submitted=float(i)) for i in range(2)]
@@ -422,21 +429,31 @@ def test_gangs_of_unknown_demand_take_turns_and_have_equal_service(known):
         assert unknown == pytest.approx([600 * 600.0 * 4 / len(jobs)] * 3, rel=0.1)
 
 
+def test_a_pinned_job_of_unknown_demand_does_not_keep_the_others_from_their_turns():
+    """Though it has more than the pool has."""
+    pinned = running(job("p", 4, preempt=Preempt.NO), "v100-0")
+    known = [job(f"k{i}", 4, left=1e9, speed=linear(1.0), submitted=2.0) for i in range(6)]
+    assert amounts([pinned, job("u", 4, submitted=1.0), *known], nodes(1, 8)) == {"p": 4, "u": 4}
+
+
 def test_a_narrow_job_of_unknown_demand_does_not_keep_a_gang_waiting():
     """It can never use its fair part, so it is always owed something; the gang has its turns all the same."""
     had = run_rounds(4, [job("narrow", 1), job("gang", 4, submitted=1.0)], 600)
     assert min(had.values()) > 0.9 * max(had.values())
 
 
-def test_a_job_whose_speed_becomes_known_joins_the_line():
-    """With the work that it still has."""
-    unknown = job("a", 2, left=100)
-    first = decided([unknown])
+def test_a_job_whose_speed_becomes_known_joins_the_line_where_it_would_be_had_it_been_known():
+    """Its place is by its arrival and all of its work; one that would have ended by now takes no part any more."""
+    unknown, other = job("a", 2, left=100), job("k", 2, left=1e6, speed=linear(1.0))
+    first = decided([unknown, other])
     assert first.state.data["since"].keys() == {"a"}
-    measured = running(replace(unknown, progress_steps=40.0, steps_per_second=2.0), "v100-0")
-    second = decided([measured], now=20.0, state=first.state)
-    assert second.state.data["finish"]["a"] == pytest.approx(second.state.data["gps"]["virtual"] + 60)
-    assert not second.state.data["since"]
+    measured = running(unknown.evolve(progress_steps=40.0, steps_per_second=2.0, attained={"v100": 40.0}), "v100-0")
+    for now, takes_part in ((20.0, {"a", "k"}), (200.0, {"k"})):
+        data = decided([measured, other], now=now, state=first.state).state.data
+        assert data["finish"]["a"] == pytest.approx(40 + 60)
+        assert not data["since"]
+        assert {uid for _, uid, _ in data["gps"]["active"]} == takes_part
+        assert data["gps"]["virtual"] == now * 4 / 2
 
 
 def test_demand_may_be_expected_by_the_history_of_others():
@@ -447,7 +464,9 @@ def test_demand_may_be_expected_by_the_history_of_others():
     going = running(replace(one, attained={"v100": 150.0}), "v100-0")
     assert decided([going], now=75.0, state=first.state).state.data["finish"].keys() == {"a"}
     over = running(replace(one, attained={"v100": 200.0}), "v100-0")
-    assert decided([over], now=100.0, state=first.state).state.data["since"].keys() == {"a"}
+    data = decided([over], now=20.0, state=first.state).state.data
+    assert data["since"].keys() == {"a"}
+    assert (data["gps"]["weight"], data["gps"]["others"], data["gps"]["active"]) == (0.0, 1.0, [])
 
 
 # -- state, and any snapshot -------------------------------------------------------------------------------------------
@@ -460,6 +479,32 @@ def test_a_job_that_ended_goes_on_in_the_reference_system():
     second = decided([jobs[1]], now=10.0, state=first.state)
     assert second.state.data["gps"]["virtual"] == pytest.approx(10 + (10.0 - 5.0) * 4 - 0.0)
     assert second.state.data["finish"].keys() == {"b"}
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["cancelled", "blocked and back"])
+def test_a_job_that_goes_with_much_to_do_leaves_the_reference_system(left):
+    """It slows nobody down there any more; one that comes back is there once."""
+    long, other = job("a", 1, left=1e9, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))
+    state = decided([long, other]).state
+    for now in (10.0, 20.0, 30.0):
+        state = decided([other], now=now, state=state).state
+        before = state.data["gps"]
+        assert [uid for _, uid, _ in before["active"]] == ["b"]
+        if not left:
+            state = decided([long, other], now=now, state=state).state
+            assert sorted(uid for _, uid, _ in state.data["gps"]["active"]) == ["a", "b"]
+            assert state.data["gps"]["weight"] == 2.0
+    assert before["virtual"] == pytest.approx(30 * 4)
+
+
+def test_a_job_that_comes_back_with_little_to_do_is_there_once():
+    """It was taken to have ended, and enters anew."""
+    jobs = [job("a", 1, left=100, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))]
+    away = decided(jobs[1:], now=10.0, state=decided(jobs).state).state
+    assert away.data["gps"]["weight"] == 2.0
+    back = decided(jobs, now=20.0, state=away).state.data
+    assert back["gps"]["weight"] == 2.0
+    assert back["finish"]["a"] == away.data["gps"]["virtual"] + 100
 
 
 @pytest.mark.parametrize("data", [{"gps": 3}, {"gps": {}, "finish": {}, "since": {}}, {"finish": {}}])

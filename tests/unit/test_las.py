@@ -125,12 +125,14 @@ def test_cpu_only_jobs_take_turns_by_suspension():
     [
         {"queue_thresholds_gpu_seconds": (5.0, 5.0)},
         {"queue_thresholds_gpu_seconds": (-1.0,)},
+        {"queue_thresholds_gpu_seconds": (float("nan"),)},
         {"promote_knob": 0.0},
+        {"promote_knob": float("inf")},
         {"queues": 3},
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(parameters):
-    """Thresholds increase from above zero, the knob is positive, and there are no other keys."""
+    """Thresholds increase from above zero, the knob is positive, all are finite, and there are no other keys."""
     with pytest.raises(ValidationError):
         LasParameters(**parameters)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +36,10 @@ def test_nobody_gets_what_would_slow_it_down():
     assert amounts([job("a", 1, 1, 4, left=100, speed=SATURATING)]) == {"a": 3}
 
 
-def test_an_amount_of_which_nothing_is_known_is_not_tried():
-    """Growth ends where knowledge ends."""
-    assert amounts([job("a", 1, 1, 4, left=100, speed=ByGpus(((1, 1.0), (2, 2.0))))]) == {"a": 2}
+@pytest.mark.parametrize(("asks", "gpus"), [(1, 2), (3, 3), (4, 4)])
+def test_an_amount_of_which_nothing_is_known_is_tried_only_if_it_was_asked_for(asks, gpus):
+    """Growth ends where knowledge ends, but no job that is known a little has less than one that is not at all."""
+    assert amounts([job("a", asks, 1, 4, left=100, speed=ByGpus(((1, 1.0), (2, 2.0))))]) == {"a": gpus}
 
 
 def test_a_gain_over_several_gpus_is_shared_among_them():

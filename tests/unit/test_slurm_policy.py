@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.engine import run_round
+from metasched.model import Placement, Status
 from metasched.policy import PolicyState
 from policies.baselines.slurm import DAY, Slurm, SlurmParameters
 from tests.unit.speeds import job, nodes, running, snapshot
@@ -152,6 +153,17 @@ def test_each_gpu_type_has_its_own_first():
         job("late", 2, submitted=4.0, gpu_types=("k80",)),
     ]
     assert runs(holders, age_only(), both, now=50.0) == {"h1", "k"}
+
+
+def test_without_backfill_nobody_passes_the_first_on_any_type_that_it_could_have():
+    """Two of one type are what it waits for, and one of each is free."""
+    both = nodes(1, 2) + nodes(1, 2, "k80")
+    holders = [
+        running(job("h1", 1), "v100-0"),
+        job("h2", 1).evolve(status=Status.RUNNING, placement=Placement(("k80-0",), 1, "k80"), run=1),
+    ]
+    line = [job("first", 2, submitted=1.0), job("next", 1, submitted=2.0), job("last", 1, submitted=3.0)]
+    assert runs([*holders, *line], age_only(backfill=False), both, now=50.0) == {"h1", "h2"}
 
 
 def test_reasons_say_what_is_waited_for():

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from metasched.engine import run_round
 from policies.baselines.srtf import ShortestParameters, Srtf
 from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
@@ -52,6 +54,22 @@ def test_the_speed_is_that_on_the_fastest_type_that_it_accepts():
     reasons = run_round(snapshot([k80, v100], mixed), RIGID, None).reasons
     assert reasons["b"].startswith("1st of 2")
     assert reasons["a"].startswith("2nd of 2")
+
+
+def test_a_type_without_room_for_it_does_not_count():
+    """A fast type of which there are too few GPUs, or none on nodes that suit it, says nothing of how long it runs."""
+
+    class Typed:
+        def steps_per_second(self, gpu_type, spread):
+            return sum(spread) * {"v100": 1.0, "a100": 100.0}[gpu_type]
+
+    few = nodes(1, 8) + nodes(1, 2, "a100")
+    long = job("long", 8, left=8000, speed=Typed())  # 1000 s, and 10 s on an a100
+    short = job("short", 8, left=896, speed=linear(1.0))  # 112 s
+    assert runs([long, short], the_nodes=few) == ["short"]
+    away = (*nodes(1, 8), replace(nodes(1, 8, "a100")[0], partitions=frozenset({"other"})))
+    here = (replace(away[0], partitions=frozenset({"main"})), away[1])
+    assert runs([long.evolve(partition="main"), short.evolve(partition="main")], the_nodes=here) == ["short"]
 
 
 def test_elastic_jobs_grow_with_what_is_left():

@@ -1,0 +1,298 @@
+"""What a round has to give, for each job as far as the job can use it; and which amounts it can be given at all.
+
+Nodes that no job tells apart are one group, and the groups that suit a job are its reach. What a job is given comes off
+its reach as a whole, since on which groups it will be is the placement's business. So much is left for a job as is left
+on its reach, and on every wider one, beside what was given to jobs that can be nowhere else. That is exact where of any
+two reaches one holds the other, or they have nothing in common (Hall's theorem on matchings). Where they overlap in
+another way, the room may seem larger than it is, and the placement tells; it never seems smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from metasched.model import Job, Node, Placement, Preempt, Snapshot, Status
+
+CPU_ONLY = ""
+"""The GPU type of jobs without GPUs."""
+
+Reach = int
+"""A set of groups: bit i stands for group i."""
+
+
+class Share(NamedTuple):
+    """An amount given to a job: GPUs of a type (CPU-only: 0 of ``CPU_ONLY``)."""
+
+    gpus: int
+    gpu_type: str
+
+
+class Cost(NamedTuple):
+    """What a share takes somewhere."""
+
+    reach: Reach
+    gpus: int
+    cpus: int
+
+
+class Site:
+    """Where jobs of one kind could be, on the nodes that accept jobs, if those were empty.
+
+    Attributes:
+        units: by GPU type, the GPUs (CPU-only: 1) that each node has for such a job, descending.
+        widest: by GPU type, the most GPUs of such a job on one node.
+        reach: by GPU type, the groups that suit such a job.
+    """
+
+    def __init__(
+        self, job: Job, units: Mapping[str, Sequence[int]], reach: Mapping[str, Reach], *, uneven: bool
+    ) -> None:
+        self.units = units
+        self.reach = reach
+        self.widest = {kind: found[0] for kind, found in units.items() if found and found[0] > 0}
+        self._job = job  # one of them
+        self._uneven = uneven and job.nodes is None and job.max_nodes is None
+        self._spreads: dict[tuple[str, int], tuple[int, ...] | None] = {}
+
+    def spread(self, kind: str, gpus: int) -> tuple[int, ...] | None:
+        """So many GPUs on as few nodes as can be; None where no nodes hold them."""
+        key = kind, gpus
+        if key not in self._spreads:
+            self._spreads[key] = self._find(self.units.get(kind, ()), gpus)
+        return self._spreads[key]
+
+    def whole(self, kind: str, gpus: int) -> bool:
+        """Whether an amount is on one node, or fills nodes, so that it leaves no fragments."""
+        most = self.widest[kind]
+        return self._uneven or gpus <= most or gpus % most == 0
+
+    def _find(self, units: Sequence[int], gpus: int) -> tuple[int, ...] | None:
+        if self._uneven:
+            parts: list[int] = []
+            for most in units:
+                parts.append(min(most, gpus - sum(parts)))
+                if sum(parts) == gpus:
+                    return tuple(parts)
+            return None
+        ways = self._job.spreads(gpus)
+        return next(((g,) * k for k, g in ways if k <= len(units) and units[k - 1] >= max(g, 1)), None)
+
+
+class _Stock:
+    """Amounts of one thing, by group, and what is left of them."""
+
+    def __init__(self, amounts: Sequence[int]) -> None:
+        self._amounts = amounts
+        self._given: dict[Reach, int] = {}
+        self._left: dict[Reach, int] = {}  # on a reach, beside what was given to jobs that can be nowhere else
+        self._wider: dict[Reach, list[Reach]] = {}  # those that hold a reach, itself among them
+
+    def left(self, reach: Reach) -> int:
+        """What is left on a reach; one that was asked for once counts for all that lie within it."""
+        wider = self._wider.get(reach) or self._look_at(reach)
+        return self._left[reach] if len(wider) == 1 else min([self._left[one] for one in wider])
+
+    def take(self, reach: Reach, amount: int) -> None:
+        for wider in self._wider.get(reach) or self._look_at(reach):
+            self._left[wider] -= amount
+        self._given[reach] += amount
+
+    def _look_at(self, reach: Reach) -> list[Reach]:
+        there = sum(amount for i, amount in enumerate(self._amounts) if reach >> i & 1)
+        self._left[reach] = there - sum(given for within, given in self._given.items() if within & reach == within)
+        self._given[reach] = 0
+        self._wider[reach] = []
+        for other, wider in self._wider.items():
+            if other & reach == other:
+                wider.append(reach)
+            elif other & reach == reach:
+                self._wider[reach].append(other)
+        return self._wider[reach]
+
+
+def fixed(job: Job) -> bool:
+    """Whether it holds what neither it nor anybody else can be given otherwise now."""
+    if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
+        return False  # as nearly all are: the question is asked for every job in every round
+    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
+
+
+class Room:
+    """What is left to give: GPUs and CPUs of nodes that accept jobs.
+
+    Attributes:
+        shares: by uid, what was given. Jobs that stay where they are have theirs from the beginning.
+    """
+
+    def __init__(self, snapshot: Snapshot, stays: Callable[[Job], bool] = fixed) -> None:
+        """Begin a round; ``stays`` says who neither stops nor moves."""
+        self._snapshot = snapshot
+        self._stays = stays
+        self._groups = _groups(snapshot)
+        self._bit = {node.name: bit for bit, nodes in self._groups.items() for node in nodes}
+        self._gpus = _Stock([sum(node.gpus for node in nodes) for nodes in self._groups.values()])
+        self._cpus = _Stock([sum(node.cpus for node in nodes) for nodes in self._groups.values()])
+        types: dict[str, Reach] = {}
+        for bit, nodes in self._groups.items():
+            if (gpu_type := nodes[0].gpu_type) is not None:
+                types[gpu_type] = types.get(gpu_type, 0) | bit
+        self._types = tuple(types.values())
+        for reach in self._types:  # the widest count for all, also where others overlap in part
+            self._gpus.left(reach)
+        self._cpus.left(sum(self._groups))
+        self._sites: dict[object, Site] = {}
+        self._site: dict[str, Site] = {}  # by uid
+        self._costs: dict[str, Sequence[Cost]] = {}
+        self.shares: dict[str, Share] = {}
+        for job in snapshot.jobs:
+            place = _holds(job)
+            if place is not None and self._stays(job):
+                share = Share(place.gpus, place.gpu_type or CPU_ONLY)
+                self._put(job, share, self.costs(job, share))
+
+    # -- an empty cluster -----------------------------------------------------------------------------------------
+
+    def site(self, job: Job) -> Site:
+        """Where it could be; jobs that are alike in that share one."""
+        site = self._site.get(job.uid)
+        if site is None:
+            key = (job.gpus > 0, job.constraints, job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
+            if key not in self._sites:
+                self._sites[key] = self._find_site(job)
+            site = self._site[job.uid] = self._sites[key]
+        return site
+
+    def _find_site(self, job: Job) -> Site:
+        units: dict[str, list[int]] = {}
+        reach: dict[str, Reach] = {}
+        for bit, nodes in self._groups.items():
+            if job.matches(nodes[0]):
+                kind = (nodes[0].gpu_type or CPU_ONLY) if job.gpus else CPU_ONLY
+                reach[kind] = reach.get(kind, 0) | bit
+                units.setdefault(kind, []).extend(_units(job, node) for node in nodes)
+        for found in units.values():
+            found.sort(reverse=True)
+        return Site(job, units, reach, uneven=self._snapshot.uneven)
+
+    # -- what is left ---------------------------------------------------------------------------------------------
+
+    def reach(self, job: Job, gpu_type: str) -> Reach:
+        """The groups of a GPU type that suit it; a CPU-only job's may have GPUs or none."""
+        return self.site(job).reach.get(gpu_type, 0)
+
+    def left(self, reach: Reach) -> int:
+        """GPUs that are left to give to jobs of that reach, which is of one type."""
+        return self._gpus.left(reach)
+
+    def cpus_left(self, reach: Reach) -> int:
+        """CPUs that are left to give to jobs of that reach."""
+        return self._cpus.left(reach)
+
+    def keeps(self, job: Job) -> bool:
+        """Whether it holds something on nodes that would not take it again."""
+        if job.placement is None or not job.active:
+            return False
+        there = [self._snapshot.node.get(name) for name in job.placement.nodes]
+        return not all(node is not None and node.accepts and job.matches(node) for node in there)
+
+    @property
+    def used_up(self) -> bool:
+        """Whether no GPUs are left."""
+        return all(self._gpus.left(reach) <= 0 for reach in self._types)
+
+    def fits(self, job: Job, share: Share) -> bool:
+        """Whether so much is left, beside what it has been given already."""
+        return self._fitting(job, share) is not None
+
+    def give(self, job: Job, share: Share) -> bool:
+        """Give it that instead of what it has been given, if so much is left."""
+        costs = self._fitting(job, share)
+        if costs is not None:
+            self._put(job, share, costs)
+        return costs is not None
+
+    def costs(self, job: Job, share: Share) -> Sequence[Cost]:
+        """What a share takes: what the job holds already on nodes that accept no jobs takes nothing."""
+        held = _holds(job)
+        if held is not None and held.gpus == share.gpus and (held.gpu_type or CPU_ONLY) == share.gpu_type:
+            if self._stays(job):
+                return self._kept(job, held, 0)
+            if job.active:
+                return self._kept(job, held, self.reach(job, share.gpu_type))
+        units = share.gpus if job.gpus else (job.nodes or 1)
+        return (Cost(self.reach(job, share.gpu_type), share.gpus, units * job.cpus_per_unit),)
+
+    def _kept(self, job: Job, place: Placement, reach: Reach) -> Sequence[Cost]:
+        """What it holds, on nodes of its reach as elsewhere there, and on others where it is."""
+        gpus_too = not self._counted_already(job, place)
+        found: dict[Reach, Cost] = {}
+        for name, gpus in place.shares:
+            bit = self._bit.get(name)
+            if bit is not None:
+                where = reach if bit & reach else bit
+                _, more_gpus, more_cpus = found.get(where, (where, 0, 0))
+                found[where] = Cost(where, more_gpus + gpus * gpus_too, more_cpus + job.node_cpus(gpus))
+        return tuple(found.values())
+
+    def _counted_already(self, job: Job, place: Placement) -> bool:
+        """Whether another one that stays has the same GPUs, and they count as that one's."""
+        other = None if job.shares_with is None else self._snapshot.job.get(job.shares_with)
+        if other is None or not (self._stays(job) and self._stays(other)):
+            return False
+        return other.uid < job.uid and _holds(other) == place
+
+    def _fitting(self, job: Job, share: Share) -> Sequence[Cost] | None:
+        """What a share takes, if so much is left."""
+        before, costs = self._costs.get(job.uid), self.costs(job, share)
+        if before is None:
+            return costs if self._has(costs) else None
+        self._take(before, -1)
+        fits = self._has(costs)
+        self._take(before, 1)
+        return costs if fits else None
+
+    def _has(self, costs: Sequence[Cost]) -> bool:
+        for reach, gpus, cpus in costs:
+            if (gpus and gpus > self._gpus.left(reach)) or (cpus and cpus > self._cpus.left(reach)):
+                return False
+        return True
+
+    def _put(self, job: Job, share: Share, costs: Sequence[Cost]) -> None:
+        self._take(self._costs.get(job.uid, ()), -1)
+        self._take(costs, 1)
+        self._costs[job.uid] = costs
+        self.shares[job.uid] = share
+
+    def _take(self, costs: Sequence[Cost], sign: int) -> None:
+        for reach, gpus, cpus in costs:
+            if gpus:
+                self._gpus.take(reach, sign * gpus)
+            if cpus:
+                self._cpus.take(reach, sign * cpus)
+
+
+def _groups(snapshot: Snapshot) -> dict[Reach, list[Node]]:
+    """Accepting nodes that no job tells apart, by the bit that stands for them."""
+    names = [job.only_nodes | job.excluded_nodes for job in snapshot.jobs if job.only_nodes or job.excluded_nodes]
+    named = frozenset().union(*names)
+    groups: dict[object, list[Node]] = {}
+    for node in snapshot.nodes:
+        if node.accepts:
+            called = node.name if node.name in named else None
+            key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
+            groups.setdefault(key, []).append(node)
+    return {1 << i: nodes for i, nodes in enumerate(groups.values())}
+
+
+def _units(job: Job, node: Node) -> int:
+    """GPUs (CPU-only: 1) that a node has for a job when it is empty."""
+    gpus = node.gpus if job.gpus else 1
+    cpus = node.cpus // job.cpus_per_unit if job.cpus_per_unit else gpus
+    memory = node.memory // job.memory_per_unit if job.memory_per_unit else gpus
+    return min(gpus, cpus, memory)
+
+
+def _holds(job: Job) -> Placement | None:
+    """What it has, or is about to get."""
+    return job.placement or job.released

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+
+from metasched.engine import run_round
+from metasched.model import Node, Preempt
+from metasched.room import Room, Share
+from policies.ares.policy import Ares, AresParameters
+from policies.baselines.fifo import Fifo
+from policies.baselines.las import Las
+from policies.baselines.optimus import Optimus
+from policies.baselines.slurm import Slurm
+from policies.baselines.srtf import Srtf
+from tests.unit.speeds import ByGpus, job, linear, running, snapshot
+
+POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares gives it more only when all are served
+NOT_KNOWN = ByGpus(((1, 1.0),))  # and this one only to learn
+GROWING = [(policy, POOR) for policy in (Fifo(), Las(), Srtf(), Optimus(), Ares(AresParameters(leftovers="faster")))]
+GROWING.append((Ares(), NOT_KNOWN))
+MAIN = {"partitions": frozenset({"main"})}
+
+
+def node(name, **more):
+    return Node(name, "v100", 4, 16, 1 << 40, **{"features": frozenset(), **MAIN, **more})
+
+
+def there(result):
+    return {uid: (place.gpus, place.nodes) for uid, place in result.targets.items()}
+
+
+@pytest.mark.parametrize(("policy", "speed"), GROWING, ids=lambda it: getattr(it, "name", ""))
+@pytest.mark.parametrize(
+    ("asks", "other"),
+    [
+        ({"partition": "main"}, {"partitions": frozenset({"other"})}),
+        ({"partition": "main"}, {"reservation": "theirs"}),
+        ({"features": frozenset({"ib"})}, {}),
+        ({"excluded_nodes": frozenset({"other"})}, {}),
+        ({"open_seconds": 600.0}, {"open_seconds": 60.0}),
+    ],
+    ids=lambda more: next(iter(more), "none"),
+)
+def test_nobody_grows_on_gpus_that_it_cannot_use(policy, speed, asks, other):
+    """All four have the GPU that they need, whatever is idle where none of them may be."""
+    cluster = (node("here", features=frozenset({"ib"})), node("other", **other))
+    jobs = [job(f"j{i}", 1, 1, 4, left=1e9, speed=speed, learns=True, **asks) for i in range(4)]
+    assert there(run_round(snapshot(jobs, cluster), policy, None)) == {f"j{i}": (1, ("here",)) for i in range(4)}
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Las(), Slurm(), Ares()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("gpus", [1, 0], ids=["gpus", "cpus"])
+def test_a_line_for_some_nodes_leaves_no_others_idle(policy, gpus):
+    """However many jobs wait for one partition, GPUs or CPUs of another go to those that ask for it."""
+    cluster = (node("here"), node("other", partitions=frozenset({"other"})))
+    many = [job(f"m{i}", gpus, left=1e9, speed=linear(1.0), partition="main", cpus_per_unit=4) for i in range(9)]
+    one = job("o", 4, left=1e9, speed=linear(1.0), partition="other", submitted=9.0, cpus_per_unit=4)
+    result = run_round(snapshot([*many, one], cluster), policy, None)
+    assert len(result.targets) == 5
+    assert there(result)["o"] == (4, ("other",))
+
+
+def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
+    """Nobody is charged for nodes: a job that could be elsewhere does not stand in the way of one that could not."""
+    cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
+    any_node, picky = job("any", 4, partition="main"), job("picky", 4, features=frozenset({"ib"}))
+    for first, second in ((any_node, picky), (picky, any_node)):
+        room = Room(snapshot([any_node, picky], cluster))
+        assert room.give(first, Share(4, "v100"))
+        assert room.left(room.reach(second, "v100")) == 4
+        assert room.give(second, Share(4, "v100"))
+        assert room.used_up
+        assert not room.fits(job("more", 1), Share(1, "v100"))
+
+
+def test_a_job_that_cannot_move_is_charged_where_it_is():
+    """What it leaves on its own node is not what it leaves on others that would suit it."""
+    cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
+    pinned, picky = running(job("p", 4, preempt=Preempt.NO), "ib"), job("picky", 1, features=frozenset({"ib"}))
+    room = Room(snapshot([pinned, picky], cluster))
+    assert room.left(room.reach(picky, "v100")) == 0
+    assert room.left(room.reach(pinned, "v100")) == 4
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Slurm(), Ares()], ids=lambda policy: policy.name)
+def test_two_pinned_jobs_on_the_same_gpus_count_once(policy):
+    """The other GPUs are left to a third."""
+    pair = [
+        running(job(uid, 2, preempt=Preempt.NO), "here").evolve(shares_with=other)
+        for uid, other in (("a", "b"), ("b", "a"))
+    ]
+    shared = snapshot([*pair, job("c", 2, submitted=1.0)], (node("here"),), sharing=True)
+    assert run_round(shared, policy, None).targets.keys() == {"a", "b", "c"}
