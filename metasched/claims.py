@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from metasched.mechanism import APART
 from metasched.model import Job, Node, Snapshot, Speed, Status
+from metasched.room import fixed, units_of
 
 WAITING = (Status.HELD, Status.QUEUED)
 
@@ -200,7 +201,7 @@ def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str
     """By type of these nodes that could hold it, the placement with the fewest of them, or with the most."""
     room: dict[str, list[int]] = {}
     for node in nodes:
-        room.setdefault(node.gpu_type or "", []).append(_units(job, node))
+        room.setdefault(node.gpu_type or "", []).append(units_of(job, node))
     found = {}
     for gpu_type, sizes in sorted(room.items()):
         sizes.sort(reverse=True)
@@ -210,15 +211,3 @@ def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str
         if (way := next(ways, None)) is not None:
             found[gpu_type] = (way[1],) * way[0]
     return found
-
-
-def _units(job: Job, node: Node) -> int:
-    """GPUs of a node that a job could have, with the CPUs and the memory that it needs for each."""
-    cpus = node.cpus // job.cpus_per_unit if job.cpus_per_unit else node.gpus
-    memory = node.memory // job.memory_per_unit if job.memory_per_unit else node.gpus
-    return min(node.gpus, cpus, memory)
-
-
-def fixed(job: Job) -> bool:
-    """Whether it holds GPUs that neither it nor anybody else can be given otherwise now."""
-    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from metasched.chance import Chance
-from metasched.claims import Claims, claims_of, fixed
+from metasched.claims import Claims, claims_of
 from metasched.mechanism import (
     LEDGER,
     MADE_FOR,
@@ -30,6 +30,7 @@ from metasched.mechanism import (
 )
 from metasched.model import Decision, Grant, Job, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
+from metasched.room import fixed
 
 STATE_VERSION = 1
 SPEED_NEWS = 0.05

@@ -170,7 +170,7 @@ class Room:
             if job.matches(nodes[0]):
                 kind = (nodes[0].gpu_type or CPU_ONLY) if job.gpus else CPU_ONLY
                 reach[kind] = reach.get(kind, 0) | bit
-                units.setdefault(kind, []).extend(_units(job, node) for node in nodes)
+                units.setdefault(kind, []).extend(units_of(job, node) for node in nodes)
         for found in units.values():
             found.sort(reverse=True)
         return Site(job, units, reach, uneven=self._snapshot.uneven)
@@ -285,7 +285,7 @@ def _groups(snapshot: Snapshot) -> dict[Reach, list[Node]]:
     return {1 << i: nodes for i, nodes in enumerate(groups.values())}
 
 
-def _units(job: Job, node: Node) -> int:
+def units_of(job: Job, node: Node) -> int:
     """GPUs (CPU-only: 1) that a node has for a job when it is empty."""
     gpus = node.gpus if job.gpus else 1
     cpus = node.cpus // job.cpus_per_unit if job.cpus_per_unit else gpus

@@ -269,7 +269,7 @@ class Entity(BaseModel):
         inside: how its jobs share that: ``fairness`` by their weights, or ``fifo``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     weight: float = Field(default=1.0, gt=0)
     inside: Literal["fairness", "fifo"] = "fairness"
