@@ -10,8 +10,6 @@ from metasched.mechanism import APART
 from metasched.model import Job, Node, Snapshot, Speed, Status
 from metasched.room import fixed, units_of
 
-WAITING = (Status.HELD, Status.QUEUED)
-
 
 @dataclass(frozen=True, slots=True)
 class Claims:
@@ -68,7 +66,7 @@ class Claims:
 def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
     """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
     empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    stays = [job for job in snapshot.jobs if job.status not in WAITING and (fixed(job) or _runs_outside(empty, job))]
+    stays = [job for job in snapshot.jobs if fixed(job) or _runs_outside(empty, job)]
     staying = {job.uid for job in stays}
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
     places = _Places(_without(empty, stays))
@@ -141,7 +139,7 @@ class _Places:
 def _runs_outside(nodes: Mapping[str, Node], job: Job) -> bool:
     """Whether it runs on none of these nodes, which accept jobs: nobody else could use what it has."""
     place = job.placement if job.status is Status.RUNNING else None
-    return place is not None and place.gpus == job.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
+    return place is not None and place.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
 
 
 def _without(nodes: Mapping[str, Node], stays: Iterable[Job]) -> Iterable[Node]:

@@ -368,7 +368,7 @@ def _decision(
 def _staying(claims: Claims, *, in_turns: bool) -> Iterator[Grant]:
     """Grants of what they hold, for those who stay."""
     before: dict[str | None, Job] = {}
-    for job in claims.stays:
+    for job in sorted(claims.stays, key=lambda job: not fixed(job)):  # of two, who cannot move is the host
         if (place := job.placement) is None:
             continue
         host = before.get(job.shares_with) if claims.sharing and not fixed(job) else None

@@ -23,6 +23,7 @@ import torch
 
 from trainer_shim.durable import FileSum, patiently, read_sum, replacing, sync_directory
 from trainer_shim.errors import CheckpointError
+from trainer_shim.keep import kept
 from trainer_shim.sharded import write_shards
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from trainer_shim.team import Team
 
 FORMAT = 2  # 1 knew no shards
-KEPT = 2
 
 _NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt|dcp)(\.partial)?")
 _READERS = 8  # files that are verified at once
@@ -151,7 +151,7 @@ class CheckpointStore:
         order: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
-        """Write a checkpoint, remove the oldest ones beyond KEPT, and return its size in bytes.
+        """Write a checkpoint, remove those that are not kept, and return its size in bytes.
 
         With a team, all ranks call this together; `check` is called on rank 0.
 
@@ -253,19 +253,15 @@ class CheckpointStore:
         return [path for _, path in sorted(self._files(), reverse=True) if _whole(path)]
 
     def _remove_old(self, incarnation: int) -> None:
-        """Remove what is older than the newest KEPT, and what earlier incarnations left unfinished.
-
-        One that could not be read does not count as one of them: it may stay that way.
-        """
+        """Remove what is not kept, and what earlier incarnations left unfinished."""
         manifests = self._manifests()
-        counted = [manifest for manifest in manifests if manifest not in self._unread][:KEPT]
-        end = manifests.index(counted[-1]) + 1 if len(counted) == KEPT else len(manifests)
-        for manifest in manifests[end:]:
+        stay = kept(manifests, self._unread)
+        for manifest in manifests[len(stay) :]:
             manifest.unlink(missing_ok=True)  # first: data without a manifest is not a checkpoint
-        kept = {manifest.stem for manifest in manifests[:end]}
+        stems = {manifest.stem for manifest in stay}
         for (owner, _, _), path in self._files():
             stem = path.name.partition(".")[0]
-            if owner <= incarnation and stem not in kept:
+            if owner <= incarnation and stem not in stems:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

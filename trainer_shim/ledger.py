@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from trainer_shim.durable import patiently, read_sum, replacing, sync_directory
 from trainer_shim.errors import CheckpointError
+from trainer_shim.keep import kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from trainer_shim.durable import FileSum
 
 FORMAT = 1
-KEPT = 2
 
 _FOLDER = re.compile(r"incarnation-([0-9]+)")
 _MANIFEST = re.compile(r"step-([0-9]+)\.json")
@@ -100,23 +100,19 @@ class Ledger:
         return sum(size for size, _ in files.values())
 
     def tidy(self, incarnation: int, spared: Collection[Path] = ()) -> None:
-        """Remove what is older than the newest KEPT but not `spared`, and what earlier incarnations left unfinished.
-
-        One that could not be read does not count as one of them: it may stay that way.
-        """
+        """Remove what is neither kept nor `spared`, and what earlier incarnations left unfinished."""
         manifests = self._manifests()
-        counted = [manifest for manifest in manifests if manifest not in self._unread][:KEPT]
-        end = manifests.index(counted[-1]) + 1 if len(counted) == KEPT else len(manifests)
-        for manifest in manifests[end:]:
+        stay = kept(manifests, self._unread)
+        for manifest in manifests[len(stay) :]:
             with contextlib.suppress(_DamagedError, OSError, ValueError):
                 path = manifest.with_name(_read(manifest)["path"])
                 if path in spared:
                     continue
                 manifest.unlink()  # first: without it, what is left is not a checkpoint
                 _remove(path)
-        kept = {manifest.parent for manifest in manifests[:end]} | {path.parent for path in spared}
+        folders = {manifest.parent for manifest in stay} | {path.parent for path in spared}
         for number, folder in self._folders():
-            if number < incarnation and folder not in kept:
+            if number < incarnation and folder not in folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _folders(self) -> Iterator[tuple[int, Path]]:

@@ -1,7 +1,8 @@
 """Whose a checkpoint directory is: two jobs that train in one would continue each other's checkpoints.
 
 The first owner leaves a note, `job`, and each one that takes the directory over another, `job.2`, `job.3`, ...: the
-last one counts. Notes are made exclusively and never changed: so of jobs that come at once, one becomes the owner.
+last one counts. Notes are made exclusively and never changed: so of jobs that come at once, one becomes the owner. An
+empty one, of somebody who died as it was written, is nobody's.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def belong(directory: Path, job: Job) -> None:
         owners = _owners(directory)
         if owners and owners[-1] == job.uid:
             return
-        if owners and not _has_ended(owners[-1], job):
+        if owners and owners[-1] and not _has_ended(owners[-1], job):
             raise CheckpointError(
                 f"{directory}: belongs to job {owners[-1]}, which has not ended as far as is known, and this is job "
                 f"{job.uid}: give each job a directory of its own; to have this job continue the other's training, "
@@ -49,7 +50,7 @@ def belong(directory: Path, job: Job) -> None:
             )
         with contextlib.suppress(FileExistsError):  # somebody else was faster
             create(_note(directory, len(owners) + 1), f"{job.uid}\n")
-            if owners:
+            if owners and owners[-1]:
                 log.info("%s: taken over from job %s, which has ended", directory, owners[-1])
 
 

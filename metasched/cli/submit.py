@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from collections.abc import Callable
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
 
 import click
 
@@ -29,6 +27,13 @@ HELP = {
 }
 _TIMEOUT_SECONDS = 60.0
 _COMMENT = re.compile(r"--comment(=.*)?", re.DOTALL)
+# sbatch's options that take no value from the next word; of all others, known to us or not, that is the value.
+_FLAG = re.compile(
+    "--(bell|consolidate-segments|contiguous|exclusive|get-user-env|help|hold|ignore-pbs|nice|no-bell|no-kill|no-requeue"
+    "|overcommit|oversubscribe|parsable|propagate|quiet|reboot|requeue|resv-ports|spread-job|spread-segments|stepmgr"
+    "|test-only|usage|use-min-nodes|verbose|version|wait|whole|x11)"
+)
+_SHORT_FLAGS = "hHkOQsvVW"
 
 
 class SubmitError(MetaschedError):
@@ -50,8 +55,7 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
 
     The tag is checked before sbatch is called. Prints the job's id.
     """
-    for_sbatch = takewhile(lambda word: not os.path.isfile(word), sbatch)  # noqa: PTH113  any text may come
-    if any(_COMMENT.fullmatch(word) for word in for_sbatch):  # what follows the script is the script's
+    if any(_COMMENT.fullmatch(word) for word in _options(sbatch)):  # what follows the script is the script's
         msg = "leave out sbatch's --comment: metasched submit writes its tag there"
         raise click.UsageError(msg)
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
@@ -61,6 +65,18 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
         echo_json({"job": address, "comment": comment})
     else:
         click.echo(address)
+
+
+def _options(words: Sequence[str]) -> Iterator[str]:
+    """The options before the script, without values that are words of their own."""
+    left = iter(words)
+    for word in left:
+        if not word.startswith("-") or word in {"-", "--"}:
+            return
+        yield word
+        short = "" if word.startswith("--") else word[1:].lstrip(_SHORT_FLAGS)
+        if len(short) == 1 or (word.startswith("--") and "=" not in word and not _FLAG.fullmatch(word)):
+            next(left, None)
 
 
 def _sbatch(argv: list[str]) -> str:

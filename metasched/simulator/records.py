@@ -145,12 +145,9 @@ class Stay:
 
     def gpu_seconds(self, began: float = -math.inf, ended: float = math.inf) -> float:
         """GPU time within a span; while two jobs had the same GPUs, each counts for half of them."""
-
-        def within(since: float, until: float) -> float:
-            return max(min(until, ended) - max(since, began), 0.0)
-
-        halved = sum(within(*span) for span in self.shared) / 2
-        return (within(self.began, self.ended) - halved) * self.placement.gpus
+        began, ended = max(began, self.began), min(ended, self.ended)
+        halved = sum(max(min(until, ended) - max(since, began), 0.0) for since, until in self.shared) / 2
+        return (max(ended - began, 0.0) - halved) * self.placement.gpus
 
 
 @dataclass(frozen=True, slots=True)

@@ -420,13 +420,24 @@ def test_submit_refuses_a_second_comment(run, sbatch):
     assert arguments() is None
 
 
-def test_submit_leaves_the_scripts_arguments_alone(run, sbatch, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "options", [(), ("-J", "x"), ("-Jx", "--exclusive"), ("-HJ", "x"), ("-o", "job.sh", "--time=1"), ("-Q", "--")]
+)
+def test_submit_leaves_the_scripts_arguments_alone(run, sbatch, options):
     """What follows the script is not sbatch's, whatever it is called."""
     arguments = sbatch()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.sh").touch()
-    assert run("submit", "--", "-J", "x", "job.sh", "--comment", "mine").exit_code == 0
+    assert run("submit", "--", *options, "job.sh", "--comment", "mine").exit_code == 0
     assert arguments()[-3:] == ["job.sh", "--comment", "mine"]
+
+
+@pytest.mark.parametrize("options", [(), ("-J", "x"), ("-o", "a.log"), ("--output", "a.log"), ("-HW",), ("--wait",)])
+def test_submit_sees_a_comment_before_the_script(run, sbatch, tmp_path, monkeypatch, options):
+    """It would take the tag's place, whatever files are there of the names that options have as values."""
+    arguments = sbatch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").touch()
+    assert run("submit", "--", *options, "--comment", "mine", "job.sh").exit_code == 2
+    assert arguments() is None
 
 
 def test_submit_passes_on_what_slurm_says(run, sbatch):

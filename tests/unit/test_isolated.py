@@ -166,6 +166,28 @@ def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(
     assert not any("a" in who or "c" in who for who, _ in result.state.data["ledger"]["shares"])
 
 
+@pytest.mark.parametrize("submitted", [0.0, 2.0])
+def test_of_two_on_closed_nodes_one_may_be_unable_to_move(submitted):
+    """Whichever came first, both go on."""
+    nodes = (Node("old", "v100", 1, 0, 0, accepts=False), *cluster(v100=1))
+    one = held("a", "old", submitted=1.0, shares_with="b")
+    other = held("b", "old", submitted=submitted, preempt=Preempt.NO, shares_with="a")
+    view = snapshot([one, other, known_job("c", submitted=3.0)], nodes, sharing=True)
+    result = run_round(view, Isolated(), None)
+    assert {uid: place.nodes for uid, place in result.targets.items()} == {"a": ("old",), "b": ("old",), "c": ("v100",)}
+
+
+def test_a_job_on_closed_nodes_goes_on_whatever_its_size():
+    """On two GPUs, where it had asked for four: nobody else could use them."""
+    nodes = (Node("old", "v100", 4, 0, 0, accepts=False), *cluster(v100=4))
+    shrunk = held("a", "old", gpus=2).evolve(gpus=4, max_gpus=4)
+    result = run_round(snapshot([shrunk, known_job("b", gpus=4)], nodes), Isolated(), None)
+    assert {uid: (place.nodes, place.gpus) for uid, place in result.targets.items()} == {
+        "a": (("old",), 2),
+        "b": (("v100",), 4),
+    }
+
+
 def test_shares_are_made_anew_when_jobs_come_and_go():
     """At every such round, unless a least time between two is given."""
     jobs = {0: [known_job("a")], 1: [known_job("b")]}

@@ -363,6 +363,15 @@ def test_a_job_that_has_ended_leaves_its_directory(tmp_path):
         belong(tmp_path, jobs[1])
 
 
+def test_an_empty_note_is_nobodys(tmp_path):
+    """A job that died as it was written shuts nobody out, itself included."""
+    (tmp_path / "job").touch()
+    for _ in range(2):
+        belong(tmp_path, read_job({"METASCHED_UID": FIRST}))
+    with pytest.raises(CheckpointError, match=f"belongs to job {FIRST}.* remove .*/job.2"):
+        belong(tmp_path, read_job({"METASCHED_UID": SECOND}))
+
+
 @pytest.mark.parametrize(("owned", "reads"), [(False, 1), (True, 1), (True, 2)])
 def test_of_jobs_that_come_at_once_one_becomes_the_owner(tmp_path, monkeypatch, owned, reads):
     """Also where one comes right behind what the other has read, and whether the directory had an owner or not."""
