@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
+from metasched.backoff import Backoff
 from metasched.config import Config
 from metasched.mailbox import Lease, Mailbox, MailboxError
 from metasched.model import Action, HoldJob, Job, Placement, Requeue, Resume, Snapshot, Start, Status, Stop, Suspend
@@ -22,8 +23,6 @@ from metasched.slurm.intake import geometry
 from metasched.store import EndCause, Store
 from metasched.trials import sizes
 
-RETRY_SECONDS = 5.0  # after an action that failed; each time that it fails again, twice as long
-MOST_RETRY_SECONDS = 300.0
 SAME_NODE_SECONDS = 3.0  # a run that we saw end longer ago certainly ended in an earlier second
 DELAY_SECONDS = 1.1  # after which a start with StartTime=now+1 may happen
 
@@ -76,19 +75,6 @@ class RoundFacts:
     end: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Failures:
-    """An action of a job has failed so often in a row; since the last time it is left alone for so many seconds."""
-
-    times: int
-    last: float
-    rest: float
-
-    def over(self, now: float) -> bool:
-        """Whether it is to be tried again; also where the clock was set back."""
-        return not 0 <= now - self.last < self.rest
-
-
 class Actuator:
     """Performs actions; keeps nothing but a short memory of failures, so as not to hammer Slurm with them.
 
@@ -104,7 +90,7 @@ class Actuator:
         self._store = store
         self._mailbox = mailbox
         self._settings = settings
-        self._failures: dict[tuple[str, type[Action]], _Failures] = {}
+        self._backoff = Backoff()  # by uid and kind of action
         self._delayed: dict[str, float] = {}
         # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop come back by
         # themselves, because the next look still shows what they are to change.
@@ -126,13 +112,12 @@ class Actuator:
         """
         done = 0
         now = seen.snapshot.now
-        self._forget_ended(seen)
+        self._forget(seen)
         self._remind(seen)
         for action in actions:
-            failures = self._failures.get((action.uid, type(action)))
-            if failures is not None and not failures.over(now):
-                continue
             kind = KINDS[type(action)]
+            if self._backoff.rests(action.uid, kind, now):
+                continue
             entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
             begun = time.monotonic()
             try:
@@ -146,7 +131,7 @@ class Actuator:
                     raise
                 continue
             self._store.end_action(entry, "ok", time.monotonic() - begun)
-            self._failures.pop((action.uid, type(action)), None)
+            self._backoff.went_well(action.uid, kind)
             if isinstance(action, Stop):
                 self.unsent.discard(action.uid)
             log.info("action", action=describe(action, seen.snapshot))
@@ -155,23 +140,19 @@ class Actuator:
 
     def _put_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
         """Leave an action that failed alone for a while, the longer the more often it did."""
-        before = self._failures.get((action.uid, type(action)))
-        times = 1 if before is None else before.times + 1
-        rest = min(RETRY_SECONDS * 2 ** min(times - 1, 10), MOST_RETRY_SECONDS)
-        if isinstance(error, SlurmUnavailableError):
-            # Nothing is done until Slurm has answered and settled: then it is the others' turn.
-            rest += took + self.config.schedule.poll_seconds + self.config.slurm.settle_seconds
-        self._failures[action.uid, type(action)] = _Failures(times, now, rest)
+        outage = took + self.config.outage_seconds if isinstance(error, SlurmUnavailableError) else 0.0
+        failures = self._backoff.failed(action.uid, KINDS[type(action)], now, outage)
         if isinstance(action, Stop):
             self.unsent.add(action.uid)
-        if isinstance(action, Start) and times > 1:  # that is no accident: others may have the GPUs meanwhile
-            self._store.update_job(action.uid, not_before=now + rest)
+        if isinstance(action, Start) and failures.times > 1:  # that is no accident: others may have the GPUs meanwhile
+            self._store.update_job(action.uid, not_before=now + failures.rest)
             self._store.event(NOT_STARTED, str(error), uid=action.uid, at=now)
 
-    def _forget_ended(self, seen: Observation) -> None:
-        live = seen.snapshot.job.keys()
-        self._failures = {key: failures for key, failures in self._failures.items() if key[0] in live}
-        self.unsent &= live
+    def _forget(self, seen: Observation) -> None:
+        """Forget what failed of jobs that have ended, and of starts that took effect though their answer was lost."""
+        live = seen.snapshot.job
+        self._backoff.keep(lambda uid, kind: uid in live and (kind != KINDS[Start] or live[uid].status is Status.HELD))
+        self.unsent &= live.keys()
 
     def _remind(self, seen: Observation) -> None:
         """Release again what had to be released with a delay, once that is over.

@@ -169,7 +169,8 @@ class History(_Section):
 
     Attributes:
         snapshots_bytes: of what the rounds saw, the newest, for ``metasched replay``; 0 keeps none.
-        days: how long details are kept of what is over: rounds, decisions, actions, events, reports; 0 for ever.
+        days: how long details are kept of what is over: rounds, with what they saw and decided, actions, events, and
+            reports, also those of speeds, which simulations of past jobs use; 0 for ever.
     """
 
     days: Annotated[float, Field(ge=0, lt=1e6)] = 90.0
@@ -211,6 +212,11 @@ class Config(_Section):
     history: History = History()
     standby: Standby = Standby()
     log: Log = Log()
+
+    @property
+    def outage_seconds(self) -> float:
+        """After a command that Slurm did not answer, until anything is done again: it has to answer and settle."""
+        return self.schedule.poll_seconds + self.slurm.settle_seconds
 
 
 def load(path: Path, registry: Registry) -> Config:

@@ -208,11 +208,14 @@ class Mailbox:
             owner: numeric user id of the job's owner.
         """
         path = self.reports / _checked(_UID, uid)
+        aside = path.with_name(f"{uid}.{secrets.token_hex(8)}")
         with _naming(path), suppress(FileNotFoundError):
             other = path.lstat().st_uid
             if other != owner:
-                path.rename(path.with_name(f"{uid}.{secrets.token_hex(8)}"))
-                return other
+                path.rename(aside)
+                if aside.lstat().st_uid != owner:
+                    return other
+                aside.rename(path)  # that other had taken it away again, and the owner was quicker than we
         return None
 
     def clear(self, uid: str) -> None:

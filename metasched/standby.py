@@ -156,8 +156,10 @@ def _check_space(local: Path) -> None:
 
     Raises:
         OSError: it has none.
+        StoreError: the store cannot be read.
     """
-    needed = local.stat().st_size + SPARE_BYTES
+    with Store.open(local, read_only=True) as store:
+        needed = store.copy_bytes() + SPARE_BYTES
     if shutil.disk_usage(local.parent).free < needed:
         raise OSError(errno.ENOSPC, f"less than {needed >> 20} MiB are free in {local.parent}")
 

@@ -196,7 +196,7 @@ def import_(
 def prune(database: Database, *, before: float, as_json: bool) -> None:
     """Forget the details (rounds, actions, events, reports) of what ended long ago; jobs and runs stay.
 
-    Refused while the daemon runs.
+    Imported jobs go whole, and so do speeds that nobody has measured since. Refused while the daemon runs.
     """
     with database.writing() as store:
         deleted = store.prune(time.time() - before * _DAY)

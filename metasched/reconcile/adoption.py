@@ -174,17 +174,15 @@ class Adoption:
         if record.address != job.address:
             self._store.update_job(record.uid, address=job.address)
             record = self._store.known_job(record.uid)
-        if record.error is not None and job.state is JobState.PENDING:
-            # The owner may have mended the tag, or the admin the cluster; until then it is not changed by us.
-            needed, error = _requirements(job, hardware)
-            if error != record.error:
-                total = needed.get("total_steps")
-                self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
-                record = self._store.known_job(record.uid)
+        was = record.error
+        if was is not None and job.state is JobState.PENDING:
+            record = self._mended(record, job, hardware)
         known = Stamp.read(job.admin_comment)
-        words = job.admin_comment if known is None else known.words
+        words = _plain(job.admin_comment if known is None else known.words)
+        if words == _plain(was or ""):
+            words = ""  # nobody else's: earlier releases wrote the error right behind the stamp
         held = known is not None and known.held
-        stamp = str(Stamp(record.uid.partition("_")[0], held, _plain(words), record.error))
+        stamp = str(Stamp(record.uid.partition("_")[0], held, words, record.error))
         waits = job.state is JobState.PENDING and not kept_back(record, job)
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
         address = str(job.job_id) if job.job_id in self._shared else job.address
@@ -201,6 +199,15 @@ class Adoption:
         elif waits and job.dependency and (job.hold, job.eligible) != (Hold.NONE, OUT_OF_REACH):
             self._writes.once(address, "await_dependency", lambda: self._client.await_dependency(address))
         return record, job
+
+    def _mended(self, record: JobRecord, job: SlurmJob, hardware: Hardware) -> JobRecord:
+        """The record of a job that could not be scheduled, with what its owner mended of the tag, or the admin here."""
+        needed, error = _requirements(job, hardware)
+        if error == record.error:  # until then it is not changed by us
+            return record
+        total = needed.get("total_steps")
+        self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
+        return self._store.known_job(record.uid)
 
     def needed(self, record: JobRecord) -> Requirements:
         """What the job asks for; nothing, as long as that cannot be read."""

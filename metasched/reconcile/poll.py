@@ -88,7 +88,7 @@ class Reconciler:
             self._sharing = self.config.sharing
             self._learning = Learning(self._store, self._sharing.untried_part, self._sharing.table)
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
-        self._writes.begin(listed)
+        self._writes.begin(listed, now, self.config.outage_seconds)
         self._adoption.begin(listed)
         hardware = Hardware.of(listed_nodes, Reservations(self._client.reservations(), now))
         records = {record.uid: record for record in self._store.live_jobs()}
@@ -103,10 +103,12 @@ class Reconciler:
             record = records.get(uid)
             if record is None:
                 continue  # it ended before we knew it
+            ended = slurm_job.state in ENDED and not self._runs.rescued(record, slurm_job, now)
+            if ended:
+                completed += self._finish(record, slurm_job, now)
+                continue
             seen = self._sync(record, slurm_job, hardware, now)
-            if seen is None:
-                completed += 1
-            elif is_odd(seen):
+            if is_odd(seen):
                 others.append(slurm_job)  # it keeps what it has until it ends, like a job that is not ours
             else:
                 live[uid] = seen
@@ -167,14 +169,17 @@ class Reconciler:
         except SlurmError as error:
             log.warning("associations_not_read", error=str(error))
 
-    def _sync(self, record: JobRecord, seen: SlurmJob, hardware: Hardware, now: float) -> SeenJob | None:
-        """Bring a job's record up to what Slurm shows; None if it ended for good."""
+    def _finish(self, record: JobRecord, seen: SlurmJob, now: float) -> bool:
+        """A job ended for good; whether that is told, which waits until its last reports are read."""
+        told = self._runs.finish(record, seen, now)
+        if told:
+            self._forget(record.uid)
+        return told
+
+    def _sync(self, record: JobRecord, seen: SlurmJob, hardware: Hardware, now: float) -> SeenJob:
+        """Bring a job's record up to what Slurm shows."""
         if seen.state in ENDED:
-            if not self._runs.rescued(record, seen, now):
-                self._runs.finish(record, seen, now)
-                self._forget(record.uid)
-                return None
-            status = Status.STOPPING
+            status = Status.STOPPING  # it is being put back
         else:
             record, seen = self._adoption.keep_marked(record, seen, hardware)
             status = status_of(seen)

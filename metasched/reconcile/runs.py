@@ -16,9 +16,8 @@ from metasched.reconcile.seen import NOT_STARTED
 from metasched.reconcile.writes import Writes
 from metasched.reports import TrialReport
 from metasched.slurm.client import JobState, SlurmClient, SlurmJob
-from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 from metasched.store import EndCause, JobRecord, RunRecord, Store
-from metasched.store.ingest import ingest
+from metasched.store.ingest import IngestResult, ingest
 from metasched.supervisor import tell
 
 # A suspension of ours that Slurm still does not show after this long was never carried out.
@@ -28,7 +27,8 @@ MISSING_SECONDS = 30.0
 # Slurm's reason where it holds a released job itself, since it could never start it.
 NEVER = "BadConstraints"
 KILLED_BY_OLD_RUN = "killed_by_old_run"  # an event
-# What jobs that end in one poll may still be read of, in budgets, of all of them together: a file can be made endless.
+# What jobs that have ended may still be read of, in budgets: in one poll of all of them together, the next one going
+# on from there, and in all of each of them. A file can be made endless.
 LAST_READS = 128
 
 log = structlog.get_logger()
@@ -51,6 +51,7 @@ class Runs:
         self._writes = writes
         self._missing: dict[str, float] = {}  # by uid, since when
         self._last_reads = LAST_READS  # that are left in this poll
+        self._reads: dict[str, int] = {}  # of jobs that have ended and are not read to the end yet, by uid
 
     def begin(self) -> None:
         """A new poll: nothing has been reported yet."""
@@ -58,30 +59,9 @@ class Runs:
         self.trials.clear()
         self._last_reads = LAST_READS
 
-    def ingest(self, record: JobRecord, now: float, *, last: bool = False) -> JobRecord:
-        """Read new reports: one budget of them, or with ``last`` all that there are (within reason).
-
-        No job can make this long, but many can: a service manager hears between them that we live.
-        """
-        try:
-            owner = _user_number(record.user)
-        except KeyError:
-            self._store.event_once("unknown_user", f"no user {record.user} is known here", record.uid, at=now)
-            return record
-        self._free_reports(record, owner, now)
-        read = 0
-        while True:
-            tell()
-            result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
-            read += result.lines
-            if result.trials:
-                self.trials[record.uid] = result.trials
-            if not (last and result.more and self._last_reads):
-                break
-            self._last_reads -= 1
-        if read:
-            self.reported.add(record.uid)
-        return self._store.known_job(record.uid) if read else record
+    def ingest(self, record: JobRecord, now: float) -> JobRecord:
+        """Read new reports, one budget of them."""
+        return self._store.known_job(record.uid) if self._read(record, now).lines else record
 
     def follow(  # noqa: PLR0917  one fact from each side
         self, record: JobRecord, seen: SlurmJob, status: Status, hardware: Hardware, now: float, retry_seconds: float
@@ -101,17 +81,7 @@ class Runs:
         """
         run = record.current
         if status in (Status.HELD, Status.QUEUED):
-            if run is None or (run.started is None and status is Status.QUEUED):
-                return False
-            if run.started is None:
-                # Held again before we saw it start (it may have come and gone between two polls).
-                self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
-                if seen.reason == NEVER:
-                    self._store.update_job(record.uid, not_before=now + retry_seconds)
-                    self._store.event(NOT_STARTED, f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
-                return True
-            self._close_run(record, run, now)
-            return True
+            return run is not None and self._follow_waiting(record, run, seen, status, now, retry_seconds)
         placement = observed_placement(seen, hardware.gpu_type)
         if status is Status.STOPPING or seen.started is None or placement is None:
             return False
@@ -126,11 +96,14 @@ class Runs:
             news = self._store.run_started(record.uid, number, seen.started, placement)
             # Held while it runs, it comes back held if its owner requeues it or its node is lost.
             self._writes.once(seen.address, "hold", lambda: self._client.hold(seen.address))
-            return news
+            return self._put_off_no_longer(record) or news
         return self._follow_suspension(run, status, now)
 
     def rescued(self, record: JobRecord, seen: SlurmJob, now: float) -> bool:
-        """Put a run back that ended as failed, if what ended it was not the job's own failure; whether that was done.
+        """Put a run back that ended as failed, if what ended it was not the job's own failure.
+
+        Returns:
+            Whether that was done, or will be as soon as Slurm answers.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
@@ -143,27 +116,26 @@ class Runs:
             kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
         else:
             return False
-        try:
-            self._client.requeue_hold(seen.address)
-        except SlurmUnavailableError:
-            raise  # it has not ended before it could be tried
-        except SlurmError as error:
-            log.warning("rescue_failed", job=seen.address, error=str(error))
+        if self._writes.rests(seen.address, "requeue_hold"):
+            return True  # it has not ended before it could be tried
+        if not self._writes.once(seen.address, "requeue_hold", lambda: self._client.requeue_hold(seen.address)):
             return False
         self._store.event(kind, f"ended as {seen.slurm_state} {cause}; put back", uid=record.uid, at=now)
         return True
 
-    def finish(self, record: JobRecord, seen: SlurmJob, now: float) -> None:
-        """The job has ended for good."""
+    def finish(self, record: JobRecord, seen: SlurmJob, now: float) -> bool:
+        """The job has ended for good; False where the next poll has to go on with reading its last reports."""
         at = seen.ended if seen.ended is not None else now
         run = record.current
         if run is not None:
             if run.started is None and run.released is not None and seen.started is not None and seen.started < at:
                 self._store.run_started(record.uid, run.run, seen.started, run.released)  # all of it between two looks
-            self.ingest(record, now, last=True)
+            if not self._read_out(record, now):
+                return False
         self._store.finish_job(record.uid, at, seen.state.value, seen.exit_code)
         self._store.event("finished", f"ended as {seen.slurm_state}", uid=record.uid, at=now)
         self._clear(record)
+        return True
 
     def vanished(self, missing: Sequence[JobRecord], now: float) -> list[JobRecord]:
         """End what Slurm has not shown for a while; which those are.
@@ -173,13 +145,35 @@ class Runs:
         """
         # Since now at the latest: the clock may have been set back.
         self._missing = {record.uid: min(self._missing.get(record.uid, now), now) for record in missing}
-        gone = [record for record in missing if now - self._missing[record.uid] >= MISSING_SECONDS]
+        lost = [record for record in missing if now - self._missing[record.uid] >= MISSING_SECONDS]
+        gone = [record for record in lost if self._read_out(record, now)]
         for record in gone:
-            self.ingest(record, now, last=True)
             self._store.finish_job(record.uid, now, "GONE", None)
             self._store.event("gone", "Slurm no longer knows it", uid=record.uid, at=now)
             self._clear(record)
         return gone
+
+    def _follow_waiting(  # noqa: PLR0917  as above
+        self, record: JobRecord, run: RunRecord, seen: SlurmJob, status: Status, now: float, retry_seconds: float
+    ) -> bool:
+        if run.started is not None:
+            self._close_run(record, run, now)
+            return True
+        if status is Status.QUEUED:
+            return self._put_off_no_longer(record)
+        # Held again before we saw it start (it may have come and gone between two polls).
+        self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+        if seen.reason == NEVER:
+            self._store.update_job(record.uid, not_before=now + retry_seconds)
+            self._store.event(NOT_STARTED, f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
+        return True
+
+    def _put_off_no_longer(self, record: JobRecord) -> bool:
+        """Our release took effect, though its answer may have been lost; whether the job was put off."""
+        if record.not_before is None:
+            return False
+        self._store.update_job(record.uid, not_before=None)
+        return True
 
     def _follow_suspension(self, run: RunRecord, status: Status, now: float) -> bool:
         if status is Status.SUSPENDED and run.suspended_at is None:
@@ -215,12 +209,45 @@ class Runs:
         rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
         return 2 * rescues < lost
 
+    def _read(self, record: JobRecord, now: float) -> IngestResult:
+        """Read one budget of new reports.
+
+        No job can make this long, but many can: a service manager hears between them that we live.
+        """
+        tell()
+        try:
+            owner = _user_number(record.user)
+        except KeyError:
+            self._store.event_once("unknown_user", f"no user {record.user} is known here", record.uid, at=now)
+            return IngestResult()
+        self._free_reports(record, owner, now)
+        result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
+        if result.trials:
+            self.trials[record.uid] = result.trials
+        if result.lines:
+            self.reported.add(record.uid)
+        return result
+
+    def _read_out(self, record: JobRecord, now: float) -> bool:
+        """Read what a job that has ended left, as far as this poll's budgets go; whether that is over."""
+        while self._read(record, now).more:
+            self._reads[record.uid] = self._reads.get(record.uid, 0) + 1
+            if self._reads[record.uid] >= LAST_READS:
+                text = "it left more reports than are read of a job that has ended; the rest is not read"
+                self._store.event("reports-unread", text, uid=record.uid, at=now)
+                break
+            if not self._last_reads:
+                return False
+            self._last_reads -= 1
+        self._reads.pop(record.uid, None)
+        return True
+
     def _free_reports(self, record: JobRecord, owner: int, now: float) -> None:
         """Let a job's owner report, where somebody else was quicker to make the directory."""
         try:
             other = self._mailbox.free_reports(record.uid, owner)
         except MailboxError as error:
-            log.warning("reports_not_freed", job=record.address, error=str(error))
+            self._store.event_once("reports-not-freed", str(error), record.uid, at=now)
             return
         if other is not None:
             text = f"user {other} had made reports/{record.uid}, which was moved aside"

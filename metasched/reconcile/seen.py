@@ -69,7 +69,7 @@ def job_of(  # noqa: PLR0917  one fact from each side
         attained=record.attained_at(now),
         ran_seconds=record.ran_at(now),
         preemptions=record.preemptions,
-        blocked=_blocked(record, seen, hardware.reservations, now),
+        blocked=_blocked(record, seen, status, hardware.reservations, now),
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
@@ -125,7 +125,7 @@ def is_odd(seen: SeenJob) -> bool:
     return job.placement is None or not job.min_gpus <= job.placement.gpus <= job.max_gpus
 
 
-def _blocked(record: JobRecord, seen: SlurmJob, reservations: Reservations, now: float) -> str | None:
+def _blocked(record: JobRecord, seen: SlurmJob, status: Status, reservations: Reservations, now: float) -> str | None:
     if record.error is not None:
         return f"it cannot be scheduled: {record.error}"
     if seen.state is JobState.PENDING and Stamp.read(seen.admin_comment) is None:
@@ -137,7 +137,8 @@ def _blocked(record: JobRecord, seen: SlurmJob, reservations: Reservations, now:
         return "its owner submitted it with --hold (`scontrol release` lets it go)"
     if seen.dependency:
         return f"it waits for another job ({seen.dependency})"
-    if record.not_before is not None and record.not_before > now:
+    waits = status is Status.HELD or not record.run  # else it was started, whatever Slurm answered
+    if waits and record.not_before is not None and record.not_before > now:
         return PUT_OFF if record.run else "its begin time (--begin) is still to come"
     return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
+from metasched.backoff import Backoff
 from metasched.slurm.client import SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError
 
@@ -15,6 +17,9 @@ log = structlog.get_logger()
 class Writes:
     """Writes to Slurm; the tasks of an array that are not split off yet share one record, which is written once.
 
+    A write that Slurm did not answer ends its poll, and is left alone for a while, so that it does not end every poll
+    at the same job.
+
     Attributes:
         refused: addresses of jobs that Slurm lets only an administrator write.
     """
@@ -22,30 +27,51 @@ class Writes:
     def __init__(self) -> None:
         self.refused: set[str] = set()
         self._done: dict[tuple[str, str], bool] = {}
+        self._backoff = Backoff()  # by address and what was written
+        self._now = 0.0
+        self._outage_seconds = 0.0
 
-    def begin(self, listed: Sequence[SlurmJob]) -> None:
-        """A new poll of what Slurm lists: everything may be written again; jobs that are gone are forgotten."""
+    def begin(self, listed: Sequence[SlurmJob], now: float, outage_seconds: float) -> None:
+        """A new poll of what Slurm lists: everything may be written again; jobs that are gone are forgotten.
+
+        Args:
+            listed: all jobs.
+            now: unix seconds.
+            outage_seconds: after a command without an answer, until anything else is done.
+        """
         self._done.clear()
-        if self.refused:
-            self.refused &= {address for job in listed for address in (job.address, str(job.job_id))}
+        self._now, self._outage_seconds = now, outage_seconds
+        there = {address for job in listed for address in (job.address, str(job.job_id))}
+        self.refused &= there
+        self._backoff.keep(lambda address, _: address in there)
+
+    def rests(self, address: str, what: str) -> bool:
+        """Whether Slurm did not answer this lately, so that it is not tried now."""
+        return self._backoff.rests(address, what, self._now)
 
     def once(self, address: str, what: str, write: Callable[[], None]) -> bool:
-        """Write, unless this poll has done so already; whether that went well.
+        """Write, unless this poll has done so already or it rests; whether that went well.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer; other errors are logged, and the next poll writes again.
         """
         if (address, what) not in self._done:
-            try:
-                write()
-            except SlurmUnavailableError:
-                raise
-            except SlurmError as error:
-                if address not in self.refused:  # said already
-                    log.warning("intake_write_failed", what=what, job=address, error=str(error))
-                if isinstance(error, SlurmPermissionError):
-                    self.refused.add(address)
-                self._done[address, what] = False
-            else:
-                self._done[address, what] = True
+            self._done[address, what] = not self.rests(address, what) and self._written(address, what, write)
         return self._done[address, what]
+
+    def _written(self, address: str, what: str, write: Callable[[], None]) -> bool:
+        begun = time.monotonic()
+        try:
+            write()
+        except SlurmUnavailableError:
+            outage = time.monotonic() - begun + self._outage_seconds
+            self._backoff.failed(address, what, self._now, outage)
+            raise
+        except SlurmError as error:
+            if address not in self.refused:  # said already
+                log.warning("write_failed", what=what, job=address, error=str(error))
+            if isinstance(error, SlurmPermissionError):
+                self.refused.add(address)
+            return False
+        self._backoff.went_well(address, what)
+        return True

@@ -155,6 +155,14 @@ class History(Connection):
         paths = (Path(f"{self.path}{suffix}") for suffix in ("", "-wal"))
         return sum(path.stat().st_size for path in paths if path.exists())
 
+    def copy_bytes(self) -> int:
+        """Bytes that a copy for a standby takes at most: pages in use, without the snapshots' data."""
+        (size,) = self._rows(
+            "SELECT (page_count - freelist_count) * page_size - (SELECT coalesce(sum(length(data)), 0) FROM snapshots) "
+            "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        )[0]
+        return int(size)
+
     def _actions(self, condition: str, parameters: list[Any]) -> list[ActionRecord]:
         sql = f"SELECT id, round, at, uid, kind, detail, outcome, latency_seconds FROM actions {condition}"  # noqa: S608  ours
         return [

@@ -82,7 +82,7 @@ class IngestResult:
 
 
 class _RefusedFileError(Exception):
-    """A directory or file that will not be read; the message says why."""
+    """A directory or file that is not what it should be, and will not be read; the message says why."""
 
 
 def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> IngestResult:
@@ -102,7 +102,8 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
         now: unix seconds.
 
     Returns:
-        What was read; a job without a directory has an empty result. What cannot be read is an event, no error.
+        What was read; a job without a directory has an empty result. What cannot be read is an event, no error: the
+        job's first for what the file system fails at, for a directory, and for a file that is not what it should be.
 
     Raises:
         StoreError: the store could not be written; what it has not committed is read again by the next call.
@@ -116,21 +117,28 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
             budget = _Budget()
             for incarnation in incarnations:
                 file = known.get(incarnation, ReportFile(uid, incarnation))
-                if file.refused >= MAX_REFUSED or _size(directory, incarnation) == file.offset:
-                    continue
-                if budget.is_spent:
-                    return replace(total, more=True)
                 try:
+                    if file.refused >= MAX_REFUSED or _size(directory, incarnation) == file.offset:
+                        continue
+                    if budget.is_spent:
+                        return replace(total, more=True)
                     read = _read(directory, file, owner, budget.bytes)
+                except FileNotFoundError:
+                    continue  # somebody removes it right now
                 except _RefusedFileError as error:
-                    store.event_once("reports-refused", f"{_name(incarnation)}: {error}", uid, at=now)
+                    store.event_once("reports-file-refused", f"{_name(incarnation)}: {error}", uid, at=now)
+                    continue
+                except OSError as error:
+                    store.event_once("reports-unreadable", f"{_name(incarnation)}: {error.strerror}", uid, at=now)
                     continue
                 budget.bytes -= len(read.data)
                 total = _added(total, _commit(store, file, read, now, budget, latest=incarnation == newest))
     except FileNotFoundError:
-        pass  # no trainer has written yet, or somebody removes the files right now
-    except (_RefusedFileError, OSError) as error:
+        pass  # no trainer has written yet
+    except _RefusedFileError as error:
         store.event_once("reports-refused", f"reports/{uid}: {error}", uid, at=now)
+    except OSError as error:
+        store.event_once("reports-unreadable", f"reports/{uid}: {error.strerror}", uid, at=now)
     return total
 
 
@@ -160,9 +168,7 @@ def _open(name: str, directory: int, flags: int = 0) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise _RefusedFileError("a symbolic link, or not what it should be") from None
-        if error.errno == errno.ENOENT:
-            raise
-        raise _RefusedFileError(os.strerror(error.errno or 0)) from None
+        raise
 
 
 def _incarnations(directory: int, known: Collection[int]) -> list[int]:
@@ -191,8 +197,6 @@ def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
             torn = facts.st_size > 0 and os.pread(descriptor, 1, facts.st_size - 1) != b"\n"
             return _Read(b"", facts.st_size, torn=torn)
         return _Read(os.pread(descriptor, budget, file.offset), facts.st_size)
-    except OSError as error:
-        raise _RefusedFileError(os.strerror(error.errno or 0)) from None
     finally:
         os.close(descriptor)
 
@@ -215,7 +219,7 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Bu
             store.commit_reports(after, reports, latest=latest)
             if refused:
                 text = f"{name}: lines that are not what the protocol says were refused"
-                store.event_once("reports-refused", text, file.uid, at=now)
+                store.event_once("reports-lines-refused", text, file.uid, at=now)
             if given_up:
                 text = f"{name}: {after.refused} lines were refused; no more is read of it"
                 store.event_once("reports-given-up", text, file.uid, at=now)

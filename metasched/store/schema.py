@@ -151,6 +151,16 @@ def _policy_states(db: Database) -> None:
     db.execute("CREATE INDEX policy_state_round ON policy_state (round)")
 
 
+@migrations(name="0006_retention")
+def _retention(db: Database) -> None:
+    db.execute("ALTER TABLE jobs ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0")  # its details, after it was over
+    db.execute("CREATE INDEX jobs_over ON jobs (finished, uid) WHERE finished IS NOT NULL AND forgotten = 0")
+    db.execute("CREATE INDEX rounds_at ON rounds (at)")
+    db.execute("CREATE INDEX decisions_last_round ON decisions (last_round)")
+    db.execute("CREATE INDEX events_at ON events (uid, at)")
+    db.execute("DELETE FROM snapshots WHERE round NOT IN (SELECT round FROM rounds)")
+
+
 def check(db: Database, path: Path) -> bool:
     """Whether the database needs migrations; writes nothing.
 

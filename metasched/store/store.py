@@ -37,18 +37,55 @@ _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' 
 _ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
 _OPEN_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? AND run = ? AND ended IS NULL"  # noqa: S608  ours
 
-_AT_ONCE = 100  # rows that are forgotten beside other work: no poll is to take long for it
-_DETAILS = ("decisions", "actions", "events", "throughput", "checkpoints", "report_files")
-_NEXT_OVER = (
-    "SELECT finished, uid FROM jobs WHERE finished < ? AND (finished, uid) > (?, ?) ORDER BY finished, uid LIMIT 1"
+_EVERY = 2**63 - 1  # as a limit of rows, none
+_AT_ONCE = 1000  # rows of each table that are forgotten beside other work: no poll is to take long for it
+_SNAPSHOT_BYTES = "SELECT TOTAL(LENGTH(data) + state_bytes) FROM snapshots"
+
+# What is over, the longest first; the latest round never is: numbers go on from it.
+_ROUNDS_OVER = (
+    "SELECT round FROM rounds WHERE at < :before AND round < (SELECT max(round) FROM rounds) "
+    "ORDER BY at, round LIMIT :most"
 )
-_FORGET_ROUNDS = (
-    "DELETE FROM rounds WHERE at < :before AND round < (SELECT max(round) FROM rounds) "
-    "AND round IN (SELECT round FROM rounds ORDER BY round LIMIT :most)"
-)
-_FORGET_EVENTS = (
-    "DELETE FROM events WHERE at < :before AND id IN (SELECT id FROM events WHERE uid IS NULL ORDER BY id LIMIT :most)"
-)
+_JOBS_OVER = "SELECT uid FROM jobs WHERE finished < :before AND forgotten = 0 ORDER BY finished, uid LIMIT :most"
+_OF_ROUND = f"round IN ({_ROUNDS_OVER})"
+_OF_JOB = f"uid IN ({_JOBS_OVER})"
+_OLDEST_SNAPSHOT = f"(SELECT coalesce(min(round), {_EVERY}) FROM snapshots)"  # noqa: S608  ours
+
+
+def _forgetting(table: str, key: str, condition: str) -> str:
+    """A statement that deletes at most ``:most`` rows (``DELETE ... LIMIT`` is not in every SQLite)."""
+    return f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {condition} LIMIT :most)"  # noqa: S608  ours
+
+
+# What retention means, by table and in this order.
+_DETAILS = {
+    "snapshots": _forgetting("snapshots", "round", _OF_ROUND),
+    "rounds": _forgetting("rounds", "round", _OF_ROUND),
+    # no replay begins with them: of those before the oldest snapshot, all but each policy's newest
+    "policy_state": _forgetting(
+        "policy_state",
+        "policy, round",
+        f"round < {_OLDEST_SNAPSHOT} AND EXISTS (SELECT 1 FROM policy_state AS later "  # noqa: S608  ours
+        "WHERE later.policy = policy_state.policy AND later.round > policy_state.round "
+        f"AND later.round < {_OLDEST_SNAPSHOT})",
+    ),
+    "decisions": _forgetting("decisions", "id", f"last_round < (SELECT min(round) FROM rounds) OR {_OF_JOB}"),  # noqa: S608  ours
+    "actions": _forgetting("actions", "id", _OF_JOB),
+    "events": _forgetting("events", "id", f"(uid IS NULL AND at < :before) OR {_OF_JOB}"),
+    "throughput": _forgetting("throughput", "id", _OF_JOB),
+    "checkpoints": _forgetting("checkpoints", "id", _OF_JOB),
+    "report_files": _forgetting("report_files", "uid, incarnation", _OF_JOB),
+}
+# Only who asks for it loses what was learnt long ago and what was imported: Slurm's accounting has that still.
+_MORE = {
+    "speeds": _forgetting("speeds", "subject, gpu_type, spread, beside", "at < :before"),
+    "runs": _forgetting(
+        "runs",
+        "uid, run",
+        f"uid IN (SELECT uid FROM jobs WHERE {IS_IMPORTED} AND finished < :before)",  # noqa: S608  ours
+    ),
+    "jobs": _forgetting("jobs", "uid", f"{IS_IMPORTED} AND finished < :before"),
+}
 
 
 class Store(History, ReportRows):
@@ -58,8 +95,7 @@ class Store(History, ReportRows):
     ``StoreError`` when the file cannot be written, and then nothing of it was. Use it in the thread that opened it.
     """
 
-    _snapshot_bytes: float | None = None  # of all snapshots, as of the last committed round; None: not counted yet
-    _forgotten: tuple[float, str] = (0.0, "")  # end and uid of the job that `forget_some` came to
+    _snapshot_bytes: float | None = None  # of all snapshots, as last committed; None: not counted yet
 
     # jobs
 
@@ -167,7 +203,10 @@ class Store(History, ReportRows):
         Raises:
             UnknownJobError: there is no such job.
         """
-        sql = "UPDATE jobs SET finished = NULL, end_state = NULL, exit_code = NULL, status = 'held' WHERE uid = ?"
+        sql = (
+            "UPDATE jobs SET finished = NULL, end_state = NULL, exit_code = NULL, status = 'held', forgotten = 0 "
+            "WHERE uid = ?"
+        )
         with self.transaction():
             if self._write(sql, [uid]).rowcount == 0:
                 raise UnknownJobError(self.path, uid)
@@ -331,7 +370,7 @@ class Store(History, ReportRows):
             )
             written = self._commit_state(number, policy, state)
             held = self._commit_snapshot(number, snapshot, written, keep_snapshots_bytes)
-            self._forget_states(number)
+            self._write(_DETAILS["policy_state"], {"most": _AT_ONCE})
         self._snapshot_bytes = held
 
     def last_round(self) -> RoundRecord | None:
@@ -411,51 +450,18 @@ class Store(History, ReportRows):
     def prune(self, before: float) -> dict[str, int]:
         """Forget the details of what was over before an instant; rows deleted, by table.
 
-        Jobs and runs stay. Rounds go, with the decisions and policy states that only they needed; actions, events,
-        reports and decisions go with their job, when it finished before; so do events of the cluster, and speeds that
-        nobody has measured since. Imported jobs go whole: Slurm's accounting has them still.
+        Jobs and runs stay, imported ones apart. Rounds go, with their snapshots and the decisions and policy states
+        that only they needed; actions, events, reports and decisions go with their job, when it finished before; so do
+        events of the cluster, and speeds that nobody has measured since.
         """
-        over = "uid IN (SELECT uid FROM jobs WHERE finished < :before)"
-        # the latest round stays: numbers go on from it
-        kept = "(SELECT min(round) FROM rounds)"
-        newest = "SELECT max(round) FROM policy_state AS p WHERE p.policy = policy_state.policy"
-        statements = (
-            ("rounds", "at < :before AND round < (SELECT max(round) FROM rounds)"),
-            ("decisions", f"last_round IS NOT NULL AND (last_round < {kept} OR {over})"),
-            (
-                "policy_state",
-                f"round < ({newest} AND p.round <= {kept})",
-            ),
-            ("actions", f"at < :before AND {over}"),
-            ("events", f"at < :before AND (uid IS NULL OR {over})"),
-            ("throughput", over),
-            ("checkpoints", over),
-            ("report_files", over),
-            ("speeds", "at < :before"),
-            ("runs", f"uid IN (SELECT uid FROM jobs WHERE {IS_IMPORTED} AND finished < :before)"),  # noqa: S608  ours
-            ("jobs", f"{IS_IMPORTED} AND finished < :before"),
-        )
-        with self.transaction():
-            return {
-                table: self._write(f"DELETE FROM {table} WHERE {condition}", {"before": before}).rowcount  # noqa: S608  ours
-                for table, condition in statements
-            }
+        return self._forget(_DETAILS | _MORE, before, _EVERY)
 
-    def forget_some(self, before: float) -> int:
-        """Forget a little of the details of what was over before an instant, in passing; rows deleted.
+    def forget_some(self, before: float, most: int = _AT_ONCE) -> None:
+        """Forget a little of the details of what was over before an instant, in passing: some rows of each table.
 
-        It is for the daemon to call again and again: each time the details of the next job that finished before go,
-        and some of the oldest rounds and events of the cluster. Jobs and runs stay, imported ones too.
+        It is for the daemon to call again and again. Speeds stay, and jobs and runs, imported ones too.
         """
-        job = self._row(_NEXT_OVER, [before, *self._forgotten])
-        with self.transaction():
-            cursors = [
-                self._write(sql, {"before": before, "most": _AT_ONCE}) for sql in (_FORGET_ROUNDS, _FORGET_EVENTS)
-            ]
-            if job is not None:
-                cursors += [self._write(f"DELETE FROM {table} WHERE uid = ?", job[1:]) for table in _DETAILS]  # noqa: S608  ours
-        self._forgotten = job or self._forgotten
-        return sum(cursor.rowcount for cursor in cursors)
+        self._forget(_DETAILS, before, most)
 
     # inside
 
@@ -525,11 +531,8 @@ class Store(History, ReportRows):
             added = len(snapshot) + state_bytes
             sql = "INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, ?)"
             self._write(sql, [number, snapshot, state_bytes])
-        held: float
-        if self._snapshot_bytes is None:  # once: it reads the whole table
-            held = self._rows("SELECT TOTAL(LENGTH(data) + state_bytes) FROM snapshots")[0][0]
-        else:
-            held = self._snapshot_bytes + added
+        # read once: that goes through the whole table
+        held = self._rows(_SNAPSHOT_BYTES)[0][0] if self._snapshot_bytes is None else self._snapshot_bytes + added
         while held > keep_bytes:
             sql = "SELECT round, LENGTH(data) + state_bytes FROM snapshots ORDER BY round LIMIT 1"
             ((oldest, size),) = self._rows(sql)
@@ -537,15 +540,17 @@ class Store(History, ReportRows):
             held -= size
         return held
 
-    def _forget_states(self, number: int) -> None:
-        """Drop states that no replay begins with: of those before the oldest snapshot, all but each policy's newest."""
-        (oldest,) = self._rows("SELECT coalesce(min(round), ?) FROM snapshots", [number + 1])[0]
-        self._write(
-            "DELETE FROM policy_state WHERE (policy, round) IN (SELECT policy, round FROM policy_state AS old "
-            "WHERE round < :oldest AND EXISTS (SELECT 1 FROM policy_state AS later WHERE later.policy = old.policy "
-            "AND later.round > old.round AND later.round < :oldest) LIMIT :most)",
-            {"oldest": oldest, "most": _AT_ONCE},
-        )
+    def _forget(self, statements: Mapping[str, str], before: float, most: int) -> dict[str, int]:
+        """Delete at most so many rows of each table; how many it were."""
+        values = {"before": before, "most": most}
+        with self.transaction():
+            [(freed,)] = self._rows(f"{_SNAPSHOT_BYTES} WHERE {_OF_ROUND}", values)
+            deleted = {table: self._write(sql, values).rowcount for table, sql in statements.items()}
+            if max(deleted.values()) < most:  # nothing of these jobs is left
+                self._write(f"UPDATE jobs SET forgotten = 1 WHERE {_OF_JOB}", values)  # noqa: S608  ours
+        if self._snapshot_bytes is not None:
+            self._snapshot_bytes -= freed
+        return deleted
 
     def _commit_state(self, number: int, policy: str, state: PolicyState) -> int:
         """Keep a state that is not that of the last round; the bytes that this takes."""

@@ -238,14 +238,18 @@ def test_what_others_wrote_into_admin_comment_stays_there(site):
     assert site.slurm.job(job).admin_comment == stamp
 
 
-def test_a_malformed_tag_is_told_and_mended(site):
-    """The reason stands in status and AdminComment; once the comment is right, the job runs."""
+@pytest.mark.parametrize("earlier", [False, True], ids=["present", "earlier"])
+def test_a_malformed_tag_is_told_and_mended(site, earlier):
+    """The reason is in status and AdminComment, also as earlier releases wrote it; once it is mended, the job runs."""
     job = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5)
     site.run(30)
     assert site.state(job) is JobState.PENDING
     assert "min_gpus" in site.slurm.job(job).admin_comment
     (shown,) = status.read(site.base / "shared").jobs
     assert "min_gpus" in shown.reason
+    if earlier:
+        site.slurm.stamp(job, site.slurm.job(job).admin_comment.replace("not scheduled: ", ""))
+        site.run(5)
     site.slurm.owner_edit(job, comment="metasched min_gpus=1")
     site.run_until(done(site, job))
     assert site.record(job).error is None

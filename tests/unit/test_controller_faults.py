@@ -12,6 +12,7 @@ import pytest
 import time_machine
 from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
+from structlog.testing import capture_logs
 
 from metasched import daemon
 from metasched import mailbox as mailboxes
@@ -27,6 +28,7 @@ from metasched.slurm.errors import NoSuchJobError, SlurmCommandError, SlurmTimeo
 from metasched.slurm.fake import FakeNode, FakeSlurm, Trainer
 from metasched.status import read as read_status
 from metasched.store import EndCause
+from metasched.store.ingest import IngestResult
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las, LasParameters
 from tests.unit.site import ME, FakeSite
@@ -231,10 +233,10 @@ def test_a_dead_controller_is_asked_once_not_for_every_new_job(site):
     """When Slurm goes away during intake, the look ends there: each further call would wait for its timeout."""
     for _ in range(20):
         site.add("--gres=gpu:1")
-    client = Failing(site.slurm, "stamp", SlurmTimeoutError("away"), times=1000)
+    client = Failing(site.slurm, "adopt", SlurmTimeoutError("away"), times=1000)
     site.start(client)
     site.controller.poll()
-    assert client.left >= 998
+    assert client.left == 999
     client.left = 0
     site.run_until(lambda: all(job.admin_comment for job in site.slurm.jobs()))
 
@@ -336,7 +338,7 @@ class Refusing:
     """A client that raises for one job, whatever is done to it by some methods."""
 
     def __init__(self, client, address, error, *names):
-        self._client, self._address, self._error, self._names = client, address, error, names
+        self._client, self._address, self._error, self.refuses = client, address, error, names
 
     def __getattr__(self, name):
         method = getattr(self._client, name)
@@ -346,7 +348,7 @@ class Refusing:
                 raise self._error
             return method(address, *arguments)
 
-        return call if name in self._names else method
+        return call if name in self.refuses else method
 
 
 def test_a_job_that_slurm_refuses_to_start_waits_longer_each_time(site):
@@ -371,6 +373,70 @@ def test_a_job_whose_commands_time_out_does_not_keep_others_waiting(site):
     site.start(Refusing(site.slurm, stuck, SlurmTimeoutError("no answer"), "update"))
     other = site.add("--gres=gpu:1", seconds=5)
     site.run_until(completed(site, other), 100)
+
+
+def test_a_job_that_cannot_be_taken_in_does_not_keep_others_waiting(site):
+    """Slurm never answers its adoption: looks go on without it, and it is taken in once Slurm does answer."""
+    stuck = site.add("--gres=gpu:1", seconds=5)
+    client = Refusing(site.slurm, stuck, SlurmTimeoutError("no answer"), "adopt")
+    site.start(client)
+    other = site.add("--gres=gpu:1", seconds=5)
+    site.run_until(completed(site, other), 100)
+    client.refuses = ()
+    site.run_until(completed(site, stuck))
+
+
+def test_a_job_that_cannot_be_rescued_does_not_keep_others_waiting(las):
+    """Slurm never answers its requeue: looks go on, and it has not ended before it could be put back."""
+    clumsy = las.add("--gres=gpu:4", seconds=35, stop_exit_code=1)
+    las.run(30)
+    client = Refusing(las.slurm, clumsy, SlurmTimeoutError("no answer"), "requeue_hold")
+    las.start(client)
+    las.add("--gres=gpu:4", seconds=5)
+    las.run_until(lambda: las.state(clumsy) is JobState.FAILED)
+    newcomer = las.add("--gres=gpu:1")
+    las.run_until(lambda: "metasched" in las.slurm.job(newcomer).admin_comment, 100)
+    client.refuses = ()
+    las.run_until(completed(las, clumsy))
+
+
+class Forgetful:
+    """A client that does not learn how its releases went; the first of them does not reach Slurm either."""
+
+    def __init__(self, client, times):
+        self._client, self._times, self._calls = client, times, 0
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def release(self, address):
+        self._calls += 1
+        if self._calls > 1:
+            self._client.release(address)
+        if self._calls <= self._times:
+            raise SlurmTimeoutError("no answer")
+
+
+def test_a_start_whose_answer_was_lost_is_no_failure(site):
+    """A job that runs is not put off; nor is it when it comes back, and what failed before it ran counts no more."""
+
+    def told():
+        return [event.kind for event in site.store.recent_events(1000, uid)].count("not_started")
+
+    site.start(Forgetful(site.slurm, times=3))
+    job = site.add("--gres=gpu:1")
+    site.run(0.5)
+    uid = site.record(job).uid
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(1)
+    assert site.controller.look().job[uid].blocked is None
+    assert (told(), site.record(job).not_before) == (1, None)
+    site.run(20)
+    site.slurm.requeue_hold(job)
+    site.run_until(lambda: site.record(job).run > 2 and site.state(job) is JobState.RUNNING, 60)
+    site.run(1)
+    assert site.controller.look().job[uid].blocked is None
+    assert told() == 1
 
 
 def test_what_keeps_us_from_acting_is_published(site):
@@ -491,21 +557,65 @@ def test_an_absurd_request_does_not_stall_the_round():
 
 
 def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
-    """What users' sparse files pretend to hold is read to a common limit when their jobs end, with signs of life."""
+    """What users' sparse files pretend to hold is read to a limit when their jobs end, with signs of life."""
     jobs = [site.add("--gres=gpu:1", seconds=5) for _ in range(4)]
     site.run(3)
     for job in jobs:
         directory = site.base / "shared" / "reports" / site.record(job).uid
         with (directory / "incarnation-1.jsonl").open("r+b") as file:
             file.truncate(2**40)
-    monkeypatch.setattr(following, "LAST_READS", 20)
+    monkeypatch.setattr(following, "LAST_READS", 10)
     reads, signs = [], []
     ingest = following.ingest
     monkeypatch.setattr(following, "ingest", lambda *a: reads.append(1) or ingest(*a))
     monkeypatch.setattr(following, "tell", lambda: signs.append(1))
     site.run_until(completed(site, *jobs))
-    assert 20 < len(reads) < 60
+    assert 40 <= len(reads) < 80
     assert len(signs) == len(reads)
+    assert [event.kind for event in site.store.recent_events(100)].count("reports-unread") == 4
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_the_last_reports_of_many_jobs_are_read_over_several_polls(site, monkeypatch, forgotten):
+    """After an outage no job is finished before what it reported is read, whether Slurm still shows it or not."""
+    jobs = [site.add("--gres=gpu:1", seconds=30) for _ in range(3)]
+    site.run(3)
+    left = {site.record(job).uid: 4 for job in jobs}
+    site.slurm.tick(60)
+    if forgotten:
+        site.slurm._jobs.clear()
+        site.run(following.MISSING_SECONDS - 1)
+    reads = []
+
+    def ingest(_store, _reports, uid, *_arguments):
+        reads[-1] += 1
+        left[uid] -= 1
+        return IngestResult(more=left[uid] > 0)
+
+    monkeypatch.setattr(following, "LAST_READS", 5)
+    monkeypatch.setattr(following, "ingest", ingest)
+    while site.store.live_jobs():
+        reads.append(0)
+        site.slurm.tick(1)
+        site.controller.poll()
+        assert {uid for uid, more in left.items() if more} <= {record.uid for record in site.store.live_jobs()}
+    assert set(left.values()) == {0}
+    assert max(reads) <= 5 + len(jobs)
+
+
+def test_reports_that_cannot_be_freed_are_told_once(site, monkeypatch):
+    """A shared directory that refuses the daemon for good is one event of each job, not a line in each poll."""
+
+    def refuse(_mailbox, uid, _owner):
+        raise mailboxes.MailboxError(f"reports/{uid}: Operation not permitted")
+
+    monkeypatch.setattr(Mailbox, "free_reports", refuse)
+    job = site.add("--gres=gpu:1")
+    with capture_logs() as lines:
+        site.run(10)
+    assert not [line for line in lines if "Operation not permitted" in str(line)]
+    events = [event.text for event in site.store.recent_events(100, site.record(job).uid)]
+    assert len([text for text in events if "Operation not permitted" in text]) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")

@@ -17,7 +17,7 @@ ROOMS = {
     "errors": set(),
     "model": set(),
     "policy": {"model"},
-    "placement": {"model"},
+    "placement": {"model", "room"},
     "seats": set(),
     "sharing": {"model", "seats"},
     "plan": {"model", "sharing"},
@@ -31,6 +31,7 @@ ROOMS = {
     "store": CONTRACT | {"reports"},
     "standby": {"store"},
     "supervisor": set(),
+    "backoff": set(),
     "problems": set(),
     "config": {"policy", "problems", "throughput"},
     "demand": set(),
@@ -41,8 +42,8 @@ ROOMS = {
     "hardware": {"model", "reservations", "seats", "slurm"},
     "reconcile": CONTRACT
     | EDGES
-    | {"config", "demand", "hardware", "learning", "quotas", "reservations", "seats", "supervisor"},
-    "actuate": CONTRACT | EDGES | {"config", "reconcile", "trials"},
+    | {"backoff", "config", "demand", "hardware", "learning", "quotas", "reservations", "seats", "supervisor"},
+    "actuate": CONTRACT | EDGES | {"backoff", "config", "reconcile", "trials"},
     "publish": CONTRACT | EDGES | {"config", "reconcile"},
     "throughput": {"model"},
     "mechanism": {"model"},

@@ -6,6 +6,7 @@ import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +65,21 @@ def test_anothers_reports_are_moved_aside(mailbox, tmp_path, kind):
     assert mailbox.free_reports(UID, me + 1) == (None if kind == "nothing" else me)
     assert not os.path.lexists(path)
     assert len(list(mailbox.reports.iterdir())) == (kind != "nothing")
+
+
+def test_reports_that_their_owner_made_in_between_are_put_back(mailbox, monkeypatch):
+    """Who takes away what they had put there, just as it is moved aside, does not have the owner's moved instead."""
+    path, me = mailbox.reports / UID, os.geteuid()
+    look = Path.lstat
+    path.mkdir()
+    (path / "incarnation-1.jsonl").touch()
+
+    def late(self):
+        return SimpleNamespace(st_uid=me + 1) if self == path else look(self)
+
+    monkeypatch.setattr(Path, "lstat", late)
+    assert mailbox.free_reports(UID, me) is None
+    assert (path / "incarnation-1.jsonl").exists()
 
 
 def test_lease_is_what_the_protocol_says(mailbox, shared):

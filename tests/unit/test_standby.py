@@ -4,11 +4,12 @@ import socket
 import stat
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from metasched.lock import LockLostError
-from metasched.standby import COPY, Copies, CopyError, UnusableCopyError, take_over, write_copy
+from metasched.standby import COPY, SPARE_BYTES, Copies, CopyError, UnusableCopyError, take_over, write_copy
 from metasched.store import NotAStoreError, Store
 
 
@@ -95,9 +96,21 @@ def test_a_copy_leaves_the_disk_to_the_store(local, shared, monkeypatch):
     """Where both do not fit, none is made, and the error says so."""
     take_over(local, shared)
     monkeypatch.setattr("metasched.standby.SPARE_BYTES", 2**62)
-    with pytest.raises(CopyError, match="MiB are free in"):
+    with Store.open(local), pytest.raises(CopyError, match="MiB are free in"):
         write_copy(local, shared)
     assert list(local.parent.iterdir()) == [local]
+
+
+def test_a_copy_needs_no_room_for_what_it_leaves_out(local, shared, monkeypatch):
+    """Snapshots and free pages."""
+    take_over(local, shared)
+    with Store.open(local) as store, store.transaction():
+        store._write("INSERT INTO snapshots (round, data) VALUES (1, zeroblob(1000000)), (2, zeroblob(1000000))")
+    with Store.open(local) as store, store.transaction():
+        store._write("DELETE FROM snapshots WHERE round = 1")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=SPARE_BYTES + 500_000))
+    write_copy(local, shared)
+    assert (shared / COPY).stat().st_size < 500_000 < local.stat().st_size - 1_000_000
 
 
 def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path):

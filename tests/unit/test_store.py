@@ -3,6 +3,7 @@
 import sqlite3
 import threading
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -24,10 +25,10 @@ def uid_of(number):
     return f"{number:016x}"
 
 
-def commit(store, number, targets=None, reasons=None, state=None, *, policy="fifo", snapshot=b"", kept=0):
+def commit(store, number, targets=None, reasons=None, state=None, *, at=None, policy="fifo", snapshot=b"", kept=0):
     store.commit_round(
         number,
-        at=1000.0 * number,
+        at=at or 1000.0 * number,
         policy=policy,
         parameters={"a": 1},
         state=state or PolicyState(),
@@ -331,9 +332,8 @@ def test_prune_forgets_what_is_over(store):
     assert store.last_round().round == 4
 
 
-def test_details_are_forgotten_in_small_steps(store, monkeypatch):
-    """A step takes one job that is long over, and a few rounds; live and younger jobs, jobs and runs stay."""
-    monkeypatch.setattr("metasched.store.store._AT_ONCE", 2)
+def test_details_are_forgotten_in_small_steps(store):
+    """Each deletes a few rows of a table, all of them what `prune` would; live and younger jobs, jobs and runs stay."""
     for number in range(1, 5):
         store.add_job(a_job(uid_of(number)))
         store.release(uid_of(number), 1, TWO, 500.0)
@@ -342,15 +342,59 @@ def test_details_are_forgotten_in_small_steps(store, monkeypatch):
         commit(store, number, {}, {uid_of(number): "r"})
     for number, finished in ((1, 600.0), (2, 600.0), (3, 9000.0)):
         store.finish_job(uid_of(number), finished, "COMPLETED", 0)
-    told = []
-    while store.forget_some(3500.0):
-        told.append(sorted(event.uid for event in store.recent_events() if event.uid))
-    assert told == [[uid_of(2), uid_of(3), uid_of(4)], [uid_of(3), uid_of(4)]]
-    assert [event.at for event in store.recent_events() if event.uid is None] == [4000.0]
+    sizes = [store.table_sizes()]
+    for _ in range(5):
+        store.forget_some(3500.0, most=2)
+        sizes.append(store.table_sizes())
+    assert max(before[table] - after[table] for before, after in pairwise(sizes) for table in before) == 2
+    assert [event.uid for event in store.recent_events()] == [None, uid_of(4), uid_of(3)]
     assert [record.round for record in store.recent_rounds()] == [4]
+    assert [row.uid for row in store.decisions_of(4)] == [uid_of(4)]
     assert store.recent_decisions(uid_of(1)) == []
-    assert store.recent_decisions(uid_of(3)) != []
     assert len(store.runs(uid_of(1))) == 1
+    assert not any(store.prune(3500.0).values())
+
+
+def test_forgetting_goes_on_where_it_was(store):
+    """Jobs without details are passed in numbers, and once: not again after a restart, unless they lived again."""
+    for number in range(1, 5):
+        store.add_job(a_job(uid_of(number)))
+        store.finish_job(uid_of(number), 100.0 + number, "COMPLETED", 0)
+    store.event("k", "t", uid_of(4), at=104.0)
+    store.forget_some(1000.0, most=3)
+    with Store.open(store.path) as again:
+        again.forget_some(1000.0, most=3)
+        assert again.recent_events() == []
+        again.revive_job(uid_of(1))
+        again.event("k", "t", uid_of(1), at=200.0)
+        again.finish_job(uid_of(1), 200.0, "COMPLETED", 0)
+        again.forget_some(1000.0, most=3)
+        assert again.recent_events() == []
+
+
+@pytest.mark.parametrize("forget", [Store.prune, Store.forget_some])
+def test_snapshots_go_with_their_rounds(store, forget):
+    """With the policy states before them; what that freed is there for others."""
+    for number in range(1, 5):
+        commit(store, number, state=PolicyState(1, {"n": number}), snapshot=b"seen", kept=1000)
+    forget(store, 3500.0)
+    sizes = store.table_sizes()
+    assert (sizes["rounds"], sizes["snapshots"], sizes["policy_state"]) == (1, 1, 2)
+    commit(store, 5, state=PolicyState(1, {"n": 5}), snapshot=b"seen", kept=2 * len('seen{"n":5}'))
+    assert [number for number in range(1, 6) if store.snapshot(number)] == [4, 5]
+
+
+def test_times_in_the_future_hold_nothing_up(store):
+    """Rounds and events of a clock that was ahead stay, and those after them go."""
+    store.event("k", "ahead", at=9e9)
+    commit(store, 1, at=9e9)
+    for number in range(2, 5):
+        commit(store, number)
+        store.event("k", "t", at=1000.0 * number)
+    for _ in range(3):
+        store.forget_some(4500.0, most=1)
+    assert [record.round for record in store.recent_rounds()] == [4, 1]
+    assert [event.text for event in store.recent_events()] == ["ahead"]
 
 
 def test_sizes_are_told(store):

@@ -1,5 +1,6 @@
 """Reports into the store: every line once, whatever happens; nothing that is not the owner's."""
 
+import errno
 import json
 import os
 import sys
@@ -242,6 +243,27 @@ def test_linked_directory_is_not_followed(tree, tmp_path):
     assert tree.poll() == IngestResult()
     tree.poll()
     assert len(tree.events()) == 1
+
+
+def test_one_trouble_hides_no_other(tree, monkeypatch):
+    """What a file system fails at once, bad lines, a file and a directory that are links: each is told."""
+
+    def stale(_directory):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", stale)
+        tree.poll()
+    tree.append(b"garbage\n")
+    tree.poll()
+    tree.file(2).symlink_to(tree.path)
+    tree.poll()
+    elsewhere = tree.root / "elsewhere"
+    tree.directory.rename(elsewhere)
+    tree.directory.symlink_to(elsewhere)
+    tree.poll()
+    kinds = [event.kind for event in reversed(tree.store.recent_events(100, UID))]
+    assert kinds == ["reports-unreadable", "reports-lines-refused", "reports-file-refused", "reports-refused"]
 
 
 def test_somebody_elses_reports_are_refused(tree):
