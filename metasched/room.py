@@ -9,7 +9,8 @@ another way, the room may seem larger than it is, and the placement tells; it ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from metasched.model import Job, Node, Placement, Preempt, Snapshot, Status
@@ -52,7 +53,7 @@ class Site:
         self.reach = reach
         self.widest = {kind: found[0] for kind, found in units.items() if found and found[0] > 0}
         self._job = job  # one of them
-        self._uneven = uneven and job.nodes is None and job.max_nodes is None
+        self._uneven = uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
         self._spreads: dict[tuple[str, int], tuple[int, ...] | None] = {}
 
     def spread(self, kind: str, gpus: int) -> tuple[int, ...] | None:
@@ -129,7 +130,7 @@ class Room:
         """Begin a round; ``stays`` says who neither stops nor moves."""
         self._snapshot = snapshot
         self._stays = stays
-        self._groups = _groups(snapshot)
+        self._groups = {1 << i: nodes for i, nodes in enumerate(alike(snapshot.nodes, named_nodes(snapshot.jobs)))}
         self._bit = {node.name: bit for bit, nodes in self._groups.items() for node in nodes}
         self._gpus = _Stock([sum(node.gpus for node in nodes) for nodes in self._groups.values()])
         self._cpus = _Stock([sum(node.cpus for node in nodes) for nodes in self._groups.values()])
@@ -145,11 +146,12 @@ class Room:
         self._site: dict[str, Site] = {}  # by uid
         self._costs: dict[str, Sequence[Cost]] = {}
         self.shares: dict[str, Share] = {}
+        free = {node.name: (node.gpus, node.cpus) for nodes in self._groups.values() for node in nodes}
         for job in snapshot.jobs:
             place = _holds(job)
             if place is not None and self._stays(job):
                 share = Share(place.gpus, place.gpu_type or CPU_ONLY)
-                self._put(job, share, self.costs(job, share))
+                self._put(job, share, self._staying(job, place, free))
 
     # -- an empty cluster -----------------------------------------------------------------------------------------
 
@@ -203,37 +205,44 @@ class Room:
 
     def fits(self, job: Job, share: Share) -> bool:
         """Whether so much is left, beside what it has been given already."""
-        return self._fitting(job, share) is not None
+        return self._fitting(job, self.costs(job, share))
 
-    def give(self, job: Job, share: Share) -> bool:
-        """Give it that instead of what it has been given, if so much is left."""
-        costs = self._fitting(job, share)
-        if costs is not None:
+    def give(self, job: Job, share: Share, spared: Reach = 0) -> bool:
+        """Give it that instead of what it has been given, if so much is left beside groups to be ``spared``."""
+        costs = self.costs(job, share, spared)
+        fits = self._fitting(job, costs)
+        if fits:
             self._put(job, share, costs)
-        return costs is not None
+        return fits
 
-    def costs(self, job: Job, share: Share) -> Sequence[Cost]:
+    def costs(self, job: Job, share: Share, spared: Reach = 0) -> Sequence[Cost]:
         """What a share takes: what the job holds already on nodes that accept no jobs takes nothing."""
-        held = _holds(job)
+        reach = self.reach(job, share.gpu_type)
+        held = job.placement if job.active else None
         if held is not None and held.gpus == share.gpus and (held.gpu_type or CPU_ONLY) == share.gpu_type:
-            if self._stays(job):
-                return self._kept(job, held, 0)
-            if job.active:
-                return self._kept(job, held, self.reach(job, share.gpu_type))
+            parts = []
+            for name, gpus in held.shares:
+                if (bit := self._bit.get(name)) is not None:
+                    parts.append(Cost(reach & ~spared if bit & reach else bit, gpus, job.node_cpus(gpus)))
+            return _sums(parts)
         units = share.gpus if job.gpus else (job.nodes or 1)
-        return (Cost(self.reach(job, share.gpu_type), share.gpus, units * job.cpus_per_unit),)
+        return (Cost(reach & ~spared, share.gpus, units * job.cpus_per_unit),)
 
-    def _kept(self, job: Job, place: Placement, reach: Reach) -> Sequence[Cost]:
-        """What it holds, on nodes of its reach as elsewhere there, and on others where it is."""
+    def taken(self, job: Job) -> Sequence[Cost]:
+        """What was taken for what it has been given."""
+        return self._costs.get(job.uid, ())
+
+    def _staying(self, job: Job, place: Placement, free: dict[str, tuple[int, int]]) -> Sequence[Cost]:
+        """What it holds where it is, no more of a node than is ``free`` there, which is taken off."""
         gpus_too = not self._counted_already(job, place)
-        found: dict[Reach, Cost] = {}
+        parts = []
         for name, gpus in place.shares:
-            bit = self._bit.get(name)
-            if bit is not None:
-                where = reach if bit & reach else bit
-                _, more_gpus, more_cpus = found.get(where, (where, 0, 0))
-                found[where] = Cost(where, more_gpus + gpus * gpus_too, more_cpus + job.node_cpus(gpus))
-        return tuple(found.values())
+            if name in free:
+                left_gpus, left_cpus = free[name]
+                part = Cost(self._bit[name], min(gpus * gpus_too, left_gpus), min(job.node_cpus(gpus), left_cpus))
+                free[name] = left_gpus - part.gpus, left_cpus - part.cpus
+                parts.append(part)
+        return _sums(parts)
 
     def _counted_already(self, job: Job, place: Placement) -> bool:
         """Whether another one that stays has the same GPUs, and they count as that one's."""
@@ -242,24 +251,24 @@ class Room:
             return False
         return other.uid < job.uid and _holds(other) == place
 
-    def _fitting(self, job: Job, share: Share) -> Sequence[Cost] | None:
-        """What a share takes, if so much is left."""
-        before, costs = self._costs.get(job.uid), self.costs(job, share)
+    def _fitting(self, job: Job, costs: Sequence[Cost]) -> bool:
+        """Whether so much is left beside what others have been given."""
+        before = self._costs.get(job.uid)
         if before is None:
-            return costs if self._has(costs) else None
+            return self._has(costs)
         self._take(before, -1)
         fits = self._has(costs)
         self._take(before, 1)
-        return costs if fits else None
+        return fits
 
     def _has(self, costs: Sequence[Cost]) -> bool:
         for reach, gpus, cpus in costs:
-            if (gpus and gpus > self._gpus.left(reach)) or (cpus and cpus > self._cpus.left(reach)):
+            if not reach or (gpus and gpus > self._gpus.left(reach)) or (cpus and cpus > self._cpus.left(reach)):
                 return False
         return True
 
     def _put(self, job: Job, share: Share, costs: Sequence[Cost]) -> None:
-        self._take(self._costs.get(job.uid, ()), -1)
+        self._take(self.taken(job), -1)
         self._take(costs, 1)
         self._costs[job.uid] = costs
         self.shares[job.uid] = share
@@ -272,17 +281,30 @@ class Room:
                 self._cpus.take(reach, sign * cpus)
 
 
-def _groups(snapshot: Snapshot) -> dict[Reach, list[Node]]:
-    """Accepting nodes that no job tells apart, by the bit that stands for them."""
-    names = [job.only_nodes | job.excluded_nodes for job in snapshot.jobs if job.only_nodes or job.excluded_nodes]
-    named = frozenset().union(*names)
+def _sums(parts: Iterable[Cost]) -> Sequence[Cost]:
+    """The same, one of each reach."""
+    found: dict[Reach, Cost] = {}
+    for reach, gpus, cpus in parts:
+        _, more_gpus, more_cpus = found.get(reach, (reach, 0, 0))
+        found[reach] = Cost(reach, more_gpus + gpus, more_cpus + cpus)
+    return tuple(found.values())
+
+
+def named_nodes(jobs: Iterable[Job]) -> frozenset[str]:
+    """Names of nodes that some job calls by name."""
+    named = [job.only_nodes | job.excluded_nodes for job in jobs if job.only_nodes or job.excluded_nodes]
+    return frozenset[str]().union(*named)
+
+
+def alike(nodes: Iterable[Node], named: AbstractSet[str]) -> list[list[Node]]:
+    """Accepting nodes that no job tells apart, if the named ones are all that jobs call by name."""
     groups: dict[object, list[Node]] = {}
-    for node in snapshot.nodes:
+    for node in nodes:
         if node.accepts:
             called = node.name if node.name in named else None
             key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
             groups.setdefault(key, []).append(node)
-    return {1 << i: nodes for i, nodes in enumerate(groups.values())}
+    return list(groups.values())
 
 
 def units_of(job: Job, node: Node) -> int:

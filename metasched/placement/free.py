@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from metasched.model import Job, Node, Placement
+from metasched.room import alike
 
 
 class Load(NamedTuple):
@@ -49,13 +50,7 @@ class Ground:
         return self._kinds(named) if named else self._alike
 
     def _kinds(self, named: frozenset[str]) -> list[list[int]]:
-        kinds: dict[object, list[int]] = {}
-        for i, node in enumerate(self.nodes):
-            if node.accepts:
-                called = node.name if node.name in named else None
-                key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
-                kinds.setdefault(key, []).append(i)
-        return list(kinds.values())
+        return [[self.number[node.name] for node in kind] for kind in alike(self.nodes, named)]
 
 
 class Group:

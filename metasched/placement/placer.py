@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from metasched.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
@@ -13,6 +13,7 @@ from metasched.placement.order import Order, answers, least
 from metasched.placement.pairs import Couples, Pair, are_together
 from metasched.placement.search import Search
 from metasched.placement.seats import ALL, NO_GPUS, Seats
+from metasched.room import named_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ class _Placer:
         self.order = order = Order(snapshot, grants, fallback)
         ground = _last_ground.of(snapshot.nodes)
         self.couples = Couples(order, ground.nodes)
-        self.seats = Seats(order, ground, self._named(snapshot.jobs))
+        pairs = [pair.job for pair in self.couples.pairs.values()]
+        self.seats = Seats(order, ground, named_nodes([*snapshot.jobs, *pairs]))
         self.search = Search(self.seats, uneven=snapshot.uneven)
         self.displacement = Displacement(order, self.seats, self.search)
         self.shares: dict[str, str] = {}
@@ -95,12 +97,6 @@ class _Placer:
         ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.seats.fixed else {}
         ordered |= {uid: placed[uid] for uid in self.order.rank if uid in placed}
         return Placements(ordered, unplaced, self.shares)
-
-    def _named(self, jobs: Iterable[Job]) -> frozenset[str]:
-        """Names of nodes that some job calls by name."""
-        named = [job.only_nodes | job.excluded_nodes for job in jobs if job.only_nodes or job.excluded_nodes]
-        named += [pair.job.only_nodes for pair in self.couples.pairs.values() if pair.job.only_nodes]
-        return frozenset[str]().union(*named) if named else frozenset()
 
     # -- who holds what ------------------------------------------------------------------------------------------
 

@@ -21,11 +21,20 @@ Demand = Callable[[Job], float | None]
 
 
 class _Rest(NamedTuple):
-    """What a job has to do: GPU-seconds, on so many GPUs at most, and steps, where those are known."""
+    """What a job has to do: GPU-seconds, on so many GPUs at most, and steps, where it reports them.
+
+    ``had`` is its attained service then; None in states of old.
+    """
 
     work: float
     most: int
     steps: float | None
+    had: float | None = None
+
+    @classmethod
+    def of(cls, job: Job, work: float) -> _Rest:
+        steps = None if job.progress_steps is None else job.remaining_steps
+        return cls(work, job.max_gpus, steps, job.attained_service)
 
 
 @dataclass
@@ -104,7 +113,7 @@ class Line:
                 self._enter(job, None)
         self.finish = {uid: finish for uid, finish in self.finish.items() if uid in live}
         self.since = {uid: since for uid, since in self.since.items() if uid in live}
-        self.rest = {job.uid: self._rest(job) for job in jobs if job.uid in self.finish}
+        self.rest = {job.uid: self._rest(job, demand) for job in jobs if job.uid in self.finish}
         gps.others = sum(live[uid] for uid in self.since)
 
     def _enter(self, job: Job, work: float | None) -> None:
@@ -116,17 +125,18 @@ class Line:
         since = self.since.pop(job.uid, None)
         had = 0.0 if since is None else job.attained_service
         self.finish[job.uid] = self.gps.arrive(job.uid, had + work, job.weight, since)
-        self.rest[job.uid] = _Rest(work, job.max_gpus, job.remaining_steps)
+        self.rest[job.uid] = _Rest.of(job, work)
 
-    def _rest(self, job: Job) -> _Rest:
-        """What it still has to do: by its steps, of what that was before; without them, by what was expected of it."""
-        work, _, before = self.rest.get(job.uid, _Rest(0.0, 0, None))
-        steps = job.remaining_steps
-        if steps is not None and before is not None:
-            work = work * steps / before if before else 0.0
-        elif job.expected_service is not None:
-            work = max(job.expected_service - job.attained_service, 0.0)
-        return _Rest(work, job.max_gpus, steps)
+    def _rest(self, job: Job, demand: Demand) -> _Rest:
+        """What it still has to do of what that was before: by the steps that it reports, or else by what it has had."""
+        before = self.rest.get(job.uid)
+        if before is None:  # in states of old
+            return _Rest.of(job, demand(job) or 0.0)
+        now = _Rest.of(job, before.work)
+        if now.steps is not None and before.steps is not None:
+            return now._replace(work=before.work * now.steps / before.steps if before.steps else 0.0)
+        since = job.attained_service - (job.attained_service if before.had is None else before.had)
+        return now._replace(work=max(before.work - since, 0.0))
 
 
 def overrun(job: Job) -> bool:

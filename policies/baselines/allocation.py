@@ -8,6 +8,8 @@ offered as fallback.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metasched.model import Decision, Grant, Job, Snapshot
@@ -138,40 +140,36 @@ class Allocator:
             if job.uid in self.room.shares or self._keep_type(job, heads):
                 continue
             options = self.options(job)
-            ahead = [self._ahead(job, share.gpu_type, heads) for share in options] if heads else [None] * len(options)
-            if any(head is None and self.room.give(job, share) for share, head in zip(options, ahead, strict=True)):
+            if any(self.room.give(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
                 continue
-            if strict:
-                behind[job.uid] = next((head for head in ahead if head is not None), None)
-                for share in options:
-                    heads.setdefault(self.kind(job, share.gpu_type), job.address)
+            kinds = [self.kind(job, share.gpu_type) for share in options]
+            ahead = (address for mine in kinds for theirs, address in heads.items() if compete(mine, theirs))
+            behind[job.uid] = next(ahead, None)
+            for gpu_type, reach in kinds:
+                if more := reach & ~within(heads, gpu_type):
+                    heads[gpu_type, more] = job.address
         return behind
 
     def kind(self, job: Job, gpu_type: str) -> Kind:
         """What it competes for when it is to have GPUs (CPU-only: nodes) of a type."""
         return gpu_type, self.room.reach(job, gpu_type)
 
-    def _ahead(self, job: Job, gpu_type: str, heads: Mapping[Kind, str]) -> str | None:
-        """The address of an earlier job that waits for some of what this one could have of a type."""
-        mine = self.kind(job, gpu_type)
-        return next((address for theirs, address in heads.items() if compete(mine, theirs)), None)
-
-    def _keep_type(self, job: Job, heads: Mapping[Kind, str]) -> bool:
+    def _keep_type(self, job: Job, heads: Iterable[Kind]) -> bool:
         """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
         held = job.placement
         if held is None or held.gpus != self.least(job) or not job.active:
             return False
         share = Share(held.gpus, held.gpu_type or CPU_ONLY)
-        return (not heads or self._ahead(job, share.gpu_type, heads) is None) and self.room.give(job, share)
+        return self.room.give(job, share, within(heads, share.gpu_type))
 
     def options(self, job: Job) -> list[Share]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
         last = job.placement or job.released or job.last_placement
         sizes = dict(self.sizes(job))
         if job.placement is not None and job.active and job.placement.gpus >= self.least(job):
-            # What it holds is possible, whatever its nodes accept now.
-            held = job.placement.gpu_type or CPU_ONLY
-            sizes[held] = (min(job.placement.gpus, *sizes.get(held, ())) if held in sizes else job.placement.gpus,)
+            # What it holds is possible, whatever its nodes accept now; what others could not use it need not give back.
+            held, gpus = job.placement.gpu_type or CPU_ONLY, job.placement.gpus
+            sizes[held] = (gpus if self.room.keeps(job) else min((gpus, *sizes.get(held, ()))),)
         if len(sizes) == 1:
             return [Share(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
@@ -218,6 +216,11 @@ class Allocator:
 def compete(one: Kind, other: Kind) -> bool:
     """Whether two jobs could have the same GPUs (CPU-only: nodes)."""
     return one[0] == other[0] and bool(one[1] & other[1])
+
+
+def within(kinds: Iterable[Kind], gpu_type: str) -> Reach:
+    """The nodes of a type that are in any of these."""
+    return functools.reduce(operator.or_, [reach for kind, reach in kinds if kind == gpu_type], 0)
 
 
 def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int]:

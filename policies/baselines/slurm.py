@@ -19,8 +19,8 @@ from pydantic import Field
 
 from metasched.model import Decision, Grant, Job, Snapshot
 from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import CPU_ONLY, Cost, Share
-from policies.baselines.allocation import Allocator, Kind, compete, ordinal
+from metasched.room import CPU_ONLY, Cost, Reach, Share
+from policies.baselines.allocation import Allocator, Kind, compete, ordinal, within
 
 STATE_VERSION = 1
 DAY = 86400.0
@@ -194,7 +194,7 @@ class _Easy:
         self.waiting = waiting
         self.started = started
         self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, stays=_started)
-        self.running: list[tuple[Job, Share]] = []
+        self.running: list[Job] = []
         self.reserved: dict[Kind, _Reservation] = {}
         self.grants: list[Grant] = []
         self.waits: dict[str, str] = {}
@@ -204,9 +204,8 @@ class _Easy:
         for job in self.started:
             place = job.placement if job.active else job.released
             assert place is not None  # noqa: S101  that is what started means
-            share = Share(place.gpus, place.gpu_type or CPU_ONLY)
-            self.running.append((job, share))
-            self.grants.append(Grant(job.uid, share.gpus, "it runs to its end", None, place.gpu_type, exact=place))
+            self.running.append(job)
+            self.grants.append(Grant(job.uid, place.gpus, "it runs to its end", None, place.gpu_type, exact=place))
         for position, job in enumerate(self.waiting, start=1):
             turn = f"{ordinal(position)} of {len(self.waiting)} by priority"
             options = self.allocator.options(job)
@@ -216,13 +215,6 @@ class _Easy:
             elif not any(self._start(job, share, turn) for share in options):
                 self._wait(job, options, turn)
         return Decision(tuple(self.grants), (), self.waits)
-
-    def _grant(self, job: Job, share: Share, reason: str) -> bool:
-        if not self.allocator.room.give(job, share):
-            return False
-        self.running.append((job, share))
-        self.grants.append(Grant(job.uid, share.gpus, reason, None, share.gpu_type or None))
-        return True
 
     def _end(self, job: Job) -> float:
         """When its time limit ends it, at the latest; a limit counts anew in every run."""
@@ -237,7 +229,7 @@ class _Easy:
         need = _units(room.costs(job, share), kind)
         free = room.cpus_left(reach) if gpu_type == CPU_ONLY else room.left(reach)
         at = self.now
-        ends = sorted((self._end(one), _units(room.costs(one, its), kind)) for one, its in self.running)
+        ends = sorted((self._end(one), _units(room.taken(one), kind)) for one in self.running)
         for end, units in ends:
             if free >= need and end > at:
                 break
@@ -250,16 +242,20 @@ class _Easy:
         return next((reserved.job for kind, reserved in self.reserved.items() if compete(mine, kind)), None)
 
     def _start(self, job: Job, share: Share, turn: str) -> bool:
-        """Grant it, if it fits and no reservation suffers."""
+        """Grant it, if it fits and no reservation suffers: it is counted beside those that leave too little over."""
         late, costs, ends = {}, self.allocator.room.costs(job, share), self._end(job)
+        spared: Reach = 0
         for kind, reserved in self.reserved.items():
-            extra = reserved.extra - _units(costs, kind)
-            if ends > reserved.at and extra < reserved.extra:
-                late[kind] = replace(reserved, extra=extra)
-        if any(reserved.extra < 0 for reserved in late.values()):
+            units = _units(costs, kind) if ends > reserved.at else 0
+            if units > reserved.extra:
+                spared |= reserved.kind[1]
+            elif units:
+                late[kind] = replace(reserved, extra=reserved.extra - units)
+        if not self.allocator.room.give(job, share, spared):
             return False
-        if not self._grant(job, share, turn if self._first(job, share) is None else f"{turn}; backfilled"):
-            return False
+        reason = turn if self._first(job, share) is None else f"{turn}; backfilled"
+        self.running.append(job)
+        self.grants.append(Grant(job.uid, share.gpus, reason, None, share.gpu_type or None))
         self.reserved |= late
         return True
 
@@ -271,8 +267,9 @@ class _Easy:
         else:
             self.waits[job.uid] = f"{turn}; waits for {self.allocator.wish(job)}, {self.allocator.free(job)}"
         if not self.parameters.backfill:
-            for kind in [self.allocator.kind(job, share.gpu_type) for share in options]:
-                self.reserved.setdefault(kind, _Reservation(job, kind, -math.inf, 0))
+            for gpu_type, reach in [self.allocator.kind(job, share.gpu_type) for share in options]:
+                if more := reach & ~within(self.reserved, gpu_type):
+                    self.reserved[gpu_type, more] = _Reservation(job, (gpu_type, more), -math.inf, 0)
         elif first is None:
             soonest = min((self._reserve(job, share) for share in options), key=lambda found: found.at)
             self.reserved[soonest.kind] = soonest

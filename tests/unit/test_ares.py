@@ -497,6 +497,26 @@ def test_a_job_that_goes_with_much_to_do_leaves_the_reference_system(left):
     assert before["virtual"] == pytest.approx(30 * 4)
 
 
+def test_a_job_that_a_state_of_old_knows_leaves_the_reference_system():
+    """Such a state does not say what jobs had to do."""
+    long, other = job("a", 1, left=1e9, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))
+    state = decided([long, other]).state
+    old = PolicyState(state.version, {name: data for name, data in state.data.items() if name != "rest"})
+    state = decided([long, other], now=10.0, state=old).state
+    state = decided([other], now=20.0, state=state).state
+    assert [uid for _, uid, _ in state.data["gps"]["active"]] == ["b"]
+
+
+@pytest.mark.parametrize(("had", "stays"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
+def test_a_job_that_reports_no_progress_has_less_to_do_by_what_it_has_had(had, stays):
+    """It declared its total, and has ended here once that time is over."""
+    silent = job("a", 1, total_steps=1e5, speed=linear(1.0))
+    state = decided([silent]).state
+    state = decided([silent.evolve(attained={"v100": had})], now=10.0, state=state).state
+    state = decided([], now=20.0, state=state).state
+    assert [uid for _, uid, _ in state.data["gps"]["active"]] == stays
+
+
 def test_a_job_that_comes_back_with_little_to_do_is_there_once():
     """It was taken to have ended, and enters anew."""
     jobs = [job("a", 1, left=100, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))]

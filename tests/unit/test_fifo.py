@@ -130,6 +130,13 @@ def test_a_job_on_a_draining_node_runs_on():
     assert result.targets == {"a": Placement(("n0",), 4, "v100"), "b": Placement(("n1",), 4, "v100")}
 
 
+def test_an_elastic_job_on_a_draining_node_keeps_all_that_it_has():
+    """Nobody else could use what it gave back, and it takes nothing from those that run elsewhere."""
+    cluster = (replace(nodes()[0], accepts=False), Node("n1", "v100", 4, 16, 64))
+    result = decide([running("a", 4, low=1), running("b", 4, where="n1", submitted=1.0)], cluster)
+    assert amounts(result) == {"a": 4, "b": 4}
+
+
 def test_cpu_only_jobs_share_the_cpus():
     """They are served while CPUs last."""
     jobs = [job(uid, 0, cpus_per_unit=8, submitted=i) for i, uid in enumerate("abc")]

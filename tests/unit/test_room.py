@@ -9,7 +9,7 @@ from policies.ares.policy import Ares, AresParameters
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las
 from policies.baselines.optimus import Optimus
-from policies.baselines.slurm import Slurm
+from policies.baselines.slurm import Slurm, SlurmParameters
 from policies.baselines.srtf import Srtf
 from tests.unit.speeds import ByGpus, job, linear, running, snapshot
 
@@ -57,6 +57,35 @@ def test_a_line_for_some_nodes_leaves_no_others_idle(policy, gpus):
     result = run_round(snapshot([*many, one], cluster), policy, None)
     assert len(result.targets) == 5
     assert there(result)["o"] == (4, ("other",))
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Slurm(), Slurm(SlurmParameters(backfill=False))])
+def test_who_waits_for_a_node_keeps_only_that_from_others(policy):
+    """Who could be elsewhere is counted there, and waits once nothing is left but what the first waits for."""
+    holder = running(job("holder", 2, preempt=Preempt.NO), "here")
+    first = job("first", 4, submitted=1.0, only_nodes=frozenset({"here"}))
+    line = [job("wide", 4, submitted=2.0), job("small", 2, submitted=3.0)]
+    result = run_round(snapshot([holder, first, *line], (node("here"), node("other")), now=9.0), policy, None)
+    assert there(result) == {"holder": (2, ("here",)), "wide": (4, ("other",))}
+    assert "behind job first" in result.reasons["small"]
+
+
+def test_what_is_held_beyond_a_node_is_taken_from_no_other():
+    """GPUs and CPUs of which more is held than a node has."""
+    pinned = running(job("p", 4, preempt=Preempt.NO, cpus_per_unit=3), "small")
+    cluster = (Node("small", "v100", 2, 10, 1 << 40), Node("other", "v100", 4, 16, 1 << 40))
+    other = job("o", 4, cpus_per_unit=4)
+    room = Room(snapshot([pinned, other], cluster))
+    assert room.left(room.reach(other, "v100")) == 4
+    assert room.cpus_left(room.reach(other, "v100")) == 16
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_job_without_gpus_has_no_place_where_no_node_has_its_cpus(uneven):
+    """Also where placements may be uneven."""
+    jobs = [job("fits", 0, cpus_per_unit=16), job("wide", 0, cpus_per_unit=17)]
+    room = Room(snapshot(jobs, (node("here"),), uneven=uneven))
+    assert [room.site(one).spread("", 0) for one in jobs] == [(0,), None]
 
 
 def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
