@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from metasched.mechanism import APART
 from metasched.model import Job, Node, Snapshot, Speed, Status
-from metasched.room import fixed, units_of
+from metasched.room import even_ways, fixed, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +203,7 @@ def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str
     found = {}
     for gpu_type, sizes in sorted(room.items()):
         sizes.sort(reverse=True)
-        order = job.spreads(job.gpus)
-        tried = reversed(order) if most else order
-        ways = (way for way in tried if way[0] <= len(sizes) and sizes[way[0] - 1] >= way[1])
-        if (way := next(ways, None)) is not None:
-            found[gpu_type] = (way[1],) * way[0]
+        ways = [(g,) * k for k, g in even_ways(job, job.gpus, sizes)]
+        if ways:
+            found[gpu_type] = ways[-1 if most else 0]
     return found

@@ -9,7 +9,7 @@ another way, the room may seem larger than it is, and the placement tells; it ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -76,8 +76,7 @@ class Site:
                 if sum(parts) == gpus:
                     return tuple(parts)
             return None
-        ways = self._job.spreads(gpus)
-        return next(((g,) * k for k, g in ways if k <= len(units) and units[k - 1] >= max(g, 1)), None)
+        return next(((g,) * k for k, g in even_ways(self._job, gpus, units)), None)
 
 
 class _Stock:
@@ -305,6 +304,11 @@ def alike(nodes: Iterable[Node], named: AbstractSet[str]) -> list[list[Node]]:
             key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
             groups.setdefault(key, []).append(node)
     return list(groups.values())
+
+
+def even_ways(job: Job, gpus: int, units: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Nodes and GPUs on each, the fewest nodes first, that hold so many; ``units`` is each node's, descending."""
+    return ((k, g) for k, g in job.spreads(gpus) if k <= len(units) and units[k - 1] >= max(g, 1))
 
 
 def units_of(job: Job, node: Node) -> int:

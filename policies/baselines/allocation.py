@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from metasched.model import Decision, Grant, Job, Snapshot
-from metasched.room import CPU_ONLY, Reach, Room, Share, Site, fixed
+from metasched.room import CPU_ONLY, Reach, Room, Share, Site, even_ways, fixed
 
 TEENS = range(11, 14)
 Kind = tuple[str, Reach]
@@ -227,8 +227,7 @@ def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int
     """The amounts that nodes with so many units, descending, hold in equal parts; see ``Allocator.sizes``."""
     found: list[int] = []
     for gpus in amounts:
-        ways = [(k, g) for k, g in job.spreads(gpus) if k <= len(units_of) and units_of[k - 1] >= max(g, 1)]
-        if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in ways):
+        if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in even_ways(job, gpus, units_of)):
             found.append(gpus)
     return found
 

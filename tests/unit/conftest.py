@@ -1,7 +1,12 @@
-"""Hypothesis profiles: ``ci`` is small and the same on every run; ``thorough`` is for a developer with time."""
+"""Hypothesis profiles, and what several files need.
+
+Profile ``ci`` is small and the same on every run; ``thorough`` is for a developer with time.
+"""
 
 import os
+import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -9,3 +14,24 @@ settings.register_profile(
 )
 settings.register_profile("thorough", max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def trainer_process(tmp_path, monkeypatch):
+    """This process as that of a new trainer, with reports in ``tmp_path``; signals and environment are restored."""
+    # not at the top: most tests need no torch
+    from trainer_shim.leave import departure  # noqa: PLC0415
+
+    def leave(code):
+        raise SystemExit(code)  # what a departure does, without the end of this process behind it
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
+    for name in list(os.environ):
+        if name.startswith(("METASCHED_", "SLURM_")) or name in {"RANK", "WORLD_SIZE"}:
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("METASCHED_REPORTS", str(tmp_path / "reports"))
+    monkeypatch.setattr("atexit.register", lambda _: None)
+    monkeypatch.setattr(departure, "begin", leave)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -64,16 +64,9 @@ def test_the_order_is_the_same_in_every_world():
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
-    """Attach a companion as a new trainer would be; signals and environment are restored."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    for name in list(os.environ):
-        if name.startswith(("METASCHED_", "SLURM_")) or name in {"RANK", "WORLD_SIZE"}:
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("METASCHED_REPORTS", str(tmp_path / "reports"))
+def start(tmp_path, monkeypatch, trainer_process):
+    """Attach a companion as a new trainer would be."""
     monkeypatch.setattr(module, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(module.atexit, "register", lambda _: None)
-    monkeypatch.setattr(module.departure, "begin", leave)
 
     def make(batch=4, total=10, **options):
         made = attach(tmp_path / "checkpoints", **options)
@@ -82,14 +75,7 @@ def start(tmp_path, monkeypatch):
         made.begin(total)
         return made
 
-    yield make
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def leave(code):
-    """What a departure does, without the end of this process behind it."""
-    raise SystemExit(code)
+    return make
 
 
 def save(companion, **options):

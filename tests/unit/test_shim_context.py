@@ -2,14 +2,12 @@
 
 import json
 import os
-import signal
 from unittest.mock import patch
 
 import pytest
 import torch
 
 import trainer_shim
-from trainer_shim import context as module
 from trainer_shim.group import Group
 
 HOST, DEVICE = 0.125, 1.0  # seconds of a step: what launching it takes, and what the device then does
@@ -56,25 +54,11 @@ def device(monkeypatch):
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch):
-    """Start a context as a new trainer would; signals, environment and process group are as before afterwards."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
-    for name in list(os.environ):
-        if name.startswith(("METASCHED_", "SLURM_")) or name in {"RANK", "WORLD_SIZE"}:
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("METASCHED_REPORTS", str(tmp_path / "reports"))
-    monkeypatch.setattr(module.atexit, "register", lambda _: None)
-    monkeypatch.setattr(module.departure, "begin", leave)
+def start(tmp_path, trainer_process):
+    """Start a context as a new trainer would; environment and process group are as before afterwards."""
     with patch.dict(os.environ):
         yield lambda **options: trainer_shim.init(tmp_path / "checkpoints", **options)
     torch.distributed.destroy_process_group()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-
-
-def leave(code):
-    """What a departure does, without the end of this process behind it."""
-    raise SystemExit(code)
 
 
 def train(ctx, device, *, own_backward=False, steps=4):
