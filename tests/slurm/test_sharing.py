@@ -122,17 +122,16 @@ def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
 
 
 def test_a_pair_is_stopped_and_started_as_a_pair(shared):
-    """A daemon under another policy stops the jobs that share, and starts them alone; then the other way round."""
+    """A daemon under a policy that never shares stops who shares, and starts it alone; then the other way round."""
     shared.configure(policy="gandiva")
     shared.start()
     jobs = dict(paced(shared, "--gres=shard:1") for _ in range(3))
     shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 3 and len(gpus(shared)) == 2)
     shared.terminate()
-    shared.configure(policy="gavel_las")
+    shared.configure(policy="fifo")
     shared.start()
-    shared.wait(
-        lambda: sorted(len(who) for who in gpus(shared).values()) == [1, 1] and states(shared, jobs).count("PENDING")
-    )
+    alone = [COMPUTING, COMPUTING, "PENDING"]
+    shared.wait(lambda: states(shared, jobs) == alone and [len(who) for who in gpus(shared).values()] == [1, 1])
     shared.terminate()
     shared.configure(policy="gandiva")
     shared.start()
