@@ -1,7 +1,7 @@
 # `make` lists what can be made. Each verb first brings .venv up to date (contrib/bootstrap says what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit shim integrations slurm test-kills test-docker bench clean python cluster
+.PHONY: help demo test lint types unit shim integrations slurm gpu test-kills test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
@@ -35,6 +35,9 @@ integrations: python ## tests of the shim inside PyTorch Lightning, the Hugging 
 
 slurm: cluster ## tests on a private Slurm cluster on this host
 	$(PYTEST) --dist loadfile tests/slurm
+
+gpu: python ## tests of the shim on a GPU, where there is one; not part of `make test`
+	$(PYTEST) tests/gpu
 
 test-kills: cluster ## KILLS=200 kills of trainers and of what is round them: every one must leave the training whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)

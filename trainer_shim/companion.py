@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import functools
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ import torch
 
 from trainer_shim.arrival import arrive, introduce
 from trainer_shim.cadence import Cadence
-from trainer_shim.data import Order, ignore_in_worker
+from trainer_shim.data import Order, deaf_workers
 from trainer_shim.durable import replacing
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
 from trainer_shim.even import GlobalOrder, RankBatches, plan_evenly
@@ -330,7 +329,7 @@ class Companion:
     def deafen(self, loader: DataLoader[Any]) -> None:
         """Let the workers of a loader not hear the stop signals, which reach every process of a Slurm step."""
         signals = (SIGTERM, self._job.signal)
-        loader.worker_init_fn = functools.partial(ignore_in_worker, signals, loader.worker_init_fn)
+        loader.worker_init_fn = deaf_workers(signals, loader.worker_init_fn)
 
     def writing(self, path: Path) -> AbstractContextManager[SummedFile]:
         """A file for torch.save that takes the name `path` when it is on disk, and no newer incarnation has started."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import logging
 import math
 import os
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_shim.batch import plan_batch
 from trainer_shim.cadence import Cadence
 from trainer_shim.checkpoint import CheckpointStore, Progress
-from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, ignore_in_worker
+from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, deaf_workers
 from trainer_shim.ddp import settle_buffers, unsettle_buffers
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
 from trainer_shim.evaluation import in_step
@@ -193,7 +192,7 @@ class Context:
         if self._loader is not None:
             raise UsageError("ctx.loader() is for the training data, once; evaluate with ctx.evaluate(...)")
         plan = plan_batch(global_batch, self.size, max_per_gpu)
-        options["worker_init_fn"] = functools.partial(ignore_in_worker, self._deaf, options.get("worker_init_fn"))
+        options["worker_init_fn"] = deaf_workers(self._deaf, options.get("worker_init_fn"))
         loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
         if self._resumed and self._resumed.order != loader.order._asdict():
             raise CheckpointError(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 import torch
@@ -220,22 +222,41 @@ def deaf_iterator(batches: Iterable[Any], signals: tuple[int, ...]) -> Ahead[Any
     if not (isinstance(batches, DataLoader) and batches.num_workers):
         return Ahead(iter(batches), waits=False)
     own = batches.worker_init_fn
-    batches.worker_init_fn = functools.partial(ignore_in_worker, signals, own)
+    batches.worker_init_fn = deaf_workers(signals, own)
     try:
         return Ahead(iter(batches), waits=True)
     finally:
         batches.worker_init_fn = own
 
 
-def ignore_in_worker(signals: tuple[int, ...], then: Callable[[int], None] | None, worker: int) -> None:
-    """Start a loader's worker process deaf to the stop signals, which reach every process of a Slurm step.
+def deaf_workers(signals: tuple[int, ...], then: Callable[[int], None] | None) -> Callable[[int], None]:
+    """A `worker_init_fn` that starts workers deaf to the stop signals, and goes on with the script's own.
 
-    torch's workers would exit on SIGTERM, and fail the trainer that is about to checkpoint.
+    The signals reach every process of a Slurm step, and a worker of torch's that exits of SIGTERM fails the trainer,
+    which is about to checkpoint.
     """
+    return functools.partial(_ignore_in_worker, os.getpid(), signals, then)
+
+
+def _ignore_in_worker(trainer: int, signals: tuple[int, ...], then: Callable[[int], None] | None, worker: int) -> None:
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
+    _heed_its_end(trainer)
     info = get_worker_info()
     if info is not None and isinstance(info.dataset, Wrapped):
         object.__setattr__(info, "dataset", info.dataset.dataset)  # the script's own, as its worker_init_fn expects
     if then is not None:
         then(worker)
+
+
+def _heed_its_end(trainer: int) -> None:
+    """Exit on a SIGTERM from the trainer: it sends one to workers that are left when it fails, and waits for them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nobody can wait for an ignored signal
+
+    def listen() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+            pass
+        os._exit(0)
+
+    threading.Thread(target=listen, name="trainer_shim end", daemon=True).start()

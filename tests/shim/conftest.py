@@ -82,9 +82,9 @@ def wait_for(condition, what):
 
 
 class Trainers:
-    """The processes of one world, each in a session of its own."""
+    """The processes of one world, each in a session of its own, which run the `command`."""
 
-    def __init__(self, directory, number, size, arguments, variables):
+    def __init__(self, directory, number, size, command, variables):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -96,7 +96,6 @@ class Trainers:
                 environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             output = directory / f"output-{number}-{rank}.txt"
             with output.open("w") as file:
-                command = [sys.executable, str(HERE / "train.py"), str(directory), *map(str, arguments)]
                 process = subprocess.Popen(
                     command, env=environ, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
                 )
@@ -123,8 +122,9 @@ class Trainers:
 class Workplace:
     """A job's directory, and all the trainers that were started on it."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, script=HERE / "train.py"):
         self.directory = directory
+        self.script = script
         self.reports = directory / "reports" / "0123456789abcdef"
         self.reports.parent.mkdir(parents=True)
         self.lease = directory / "lease.json"
@@ -142,7 +142,8 @@ class Workplace:
                 "METASCHED_EXIT_CODE": "85",
                 "METASCHED_SIGNAL": "SIGUSR2",
             } | variables
-        trainers = Trainers(self.directory, len(self.started), size, arguments, variables)
+        command = [sys.executable, str(self.script), str(self.directory), *map(str, arguments)]
+        trainers = Trainers(self.directory, len(self.started), size, command, variables)
         self.started.append(trainers)
         return trainers
 
@@ -215,19 +216,28 @@ class Workplace:
         return sorted(path.name for path in (self.directory / "checkpoints").glob("*.*"))
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    """Make workplaces; whatever still runs in them is killed at the end."""
+@contextlib.contextmanager
+def workplaces(*options, factory):
+    """What makes workplaces; whatever still runs in them is killed at the end."""
     made = []
 
     def make():
-        made.append(Workplace(tmp_path_factory.mktemp("job")))
+        made.append(Workplace(factory.mktemp("job"), *options))
         return made[-1]
 
-    yield make
-    for place in made:
-        for trainers in place.started:
-            trainers.kill()
+    try:
+        yield make
+    finally:
+        for place in made:
+            for trainers in place.started:
+                trainers.kill()
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """Make workplaces; whatever still runs in them is killed at the end."""
+    with workplaces(factory=tmp_path_factory) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")

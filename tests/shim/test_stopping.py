@@ -187,3 +187,12 @@ def test_training_goes_on_while_bytes_are_written(workplace):
     assert written[-1]["stall_seconds"] == written[-1]["seconds"] >= 2
     assert written[1]["step"] > written[0]["step"] + 10
     assert place.launch(1, "--epochs", 1).wait() == [0]
+
+
+def test_a_script_that_fails_ends_with_its_workers(workplace):
+    """An exception ends the trainers, though their loaders' workers do not hear a SIGTERM and one is in a long read."""
+    place = workplace()
+    (place.directory / "stuck").touch()
+    trainers = place.launch(2, "--workers", 1, "--epochs", 1, "--fail-at", 2)
+    assert trainers.wait() == [1, 1]
+    assert "this step fails" in trainers.output(0)

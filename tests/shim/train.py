@@ -136,11 +136,19 @@ def parse():
     parser.add_argument("--evaluate-break", type=int, help="the rank of this number leaves at the batch of this number")
     parser.add_argument("--evaluate-at", type=int, help="evaluate after this step, and not behind the epochs")
     parser.add_argument("--scaler", action="store_true", help="scale gradients")
+    parser.add_argument("--fail-at", type=int, help="an exception in the step after this one")
     parser.add_argument("--overflow-at", type=int, help="the loss is infinite in the step after this one")
     parser.add_argument("--read-seconds", type=float, default=0.0, help="per sample")
     parser.add_argument("--latency", type=float, default=cadence.LATENCY, help="seconds from vote to vote")
     parser.add_argument("--slow-disk", type=float, default=0.0, help="seconds that a checkpoint takes")
     return parser.parse_args()
+
+
+def disturbed(args, step, loss):
+    """The loss, or what is to go wrong in this step."""
+    if step == args.fail_at:
+        raise ArithmeticError("this step fails")
+    return loss * torch.inf if step == args.overflow_at else loss
 
 
 def slow_down(ctx, seconds):
@@ -203,8 +211,7 @@ def main():
             if ctx._micro.samples:  # not a filler
                 trained += index.tolist()
             loss = nn.functional.mse_loss(model(x), y)
-            if ctx.step_count == args.overflow_at:
-                loss = loss * torch.inf
+            loss = disturbed(args, ctx.step_count, loss)
             loss_sum += loss.item() * ctx._micro.samples
             ctx.backward(loss, scaler)
             if ctx.boundary:

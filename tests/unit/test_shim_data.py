@@ -1,6 +1,5 @@
 """The batch plan, and the order in which samples are trained."""
 
-import functools
 import random
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.data import Order, ignore_in_worker, micro_batches
+from trainer_shim.data import Order, deaf_workers, micro_batches
 from trainer_shim.errors import BatchError, UsageError
 from trainer_shim.loading import make_loader
 
@@ -201,7 +200,7 @@ def test_randomness_follows_the_position(workers):
 
 def test_the_workers_see_the_script_s_data_set():
     """A worker_init_fn finds the data set that the script gave, not what the shim made of it."""
-    seen = functools.partial(ignore_in_worker, (), note_dataset)
+    seen = deaf_workers((), note_dataset)
     batches = read(make(Augmented(), 23, num_workers=1, worker_init_fn=seen, collate_fn=what_was_noted))
     assert [batch for _, batch in batches] == ["Augmented"]
 

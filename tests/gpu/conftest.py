@@ -1,0 +1,24 @@
+"""What the tests on a real GPU share. They are run by name (`make gpu`); without a GPU they are skipped."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.shim.conftest import workplaces
+
+
+def pytest_collection_modifyitems(items):
+    """Skip what needs a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="there is no GPU here"))
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """Make workplaces of trainers that use the GPU; whatever still runs in them is killed at the end."""
+    with workplaces(Path(__file__).with_name("train.py"), factory=tmp_path_factory) as make:
+        yield make
