@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from metasched.mechanism import APART
 from metasched.model import Job, Node, Snapshot, Speed, Status
-from metasched.room import even_ways, fixed, units_of
+from metasched.room import even_ways, fixed, units_of, without
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
     stays = [job for job in snapshot.jobs if fixed(job) or _runs_outside(empty, job)]
     staying = {job.uid for job in stays}
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
-    places = _Places(_without(empty, stays))
+    places = _Places(without(empty.values(), stays))
     gpus = places.gpus()
     capacity = {kind: sum(left) for kind, left in gpus.items()}
     by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
@@ -140,26 +140,6 @@ def _runs_outside(nodes: Mapping[str, Node], job: Job) -> bool:
     """Whether it runs on none of these nodes, which accept jobs: nobody else could use what it has."""
     place = job.placement if job.status is Status.RUNNING else None
     return place is not None and place.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
-
-
-def _without(nodes: Mapping[str, Node], stays: Iterable[Job]) -> Iterable[Node]:
-    """The nodes without what jobs that stay hold there; GPUs that two of them share are taken off once."""
-    held: dict[str, tuple[int, int, int]] = {}
-    counted: set[str] = set()
-    for job in stays:
-        for name, gpus in job.placement.shares if job.placement is not None else ():
-            if name in nodes:
-                before = held.get(name, (0, 0, 0))
-                own = 0 if job.shares_with in counted else gpus
-                held[name] = (before[0] + own, before[1] + job.node_cpus(gpus), before[2] + job.node_memory(gpus))
-        counted.add(job.uid)
-    return (_less(node, *held[node.name]) if node.name in held else node for node in nodes.values())
-
-
-def _less(node: Node, gpus: int, cpus: int, memory: int) -> Node:
-    """A node on which that much is taken."""
-    left = max(node.gpus - gpus, 0), max(node.cpus - cpus, 0), max(node.memory - memory, 0)
-    return replace(node, gpus=left[0], cpus=left[1], memory=left[2])
 
 
 def _shut_out(jobs: Iterable[Job], empty: Iterable[Node]) -> AbstractSet[str]:

@@ -12,9 +12,10 @@ from typing import Any
 
 from metasched.errors import MetaschedError
 from metasched.limits import place_within, shut_out
-from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
 from metasched.placement import Placements, closing
 from metasched.policy import Policy, PolicyState
+from metasched.room import without
 
 # So often at most the policy is asked again in a round, each time without more jobs that limits leave nothing.
 MOST_DECISIONS = 16
@@ -110,7 +111,8 @@ def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
     if not hidden:
         return snapshot, aside
     shown = tuple([job for job in jobs if job.uid not in hidden])
-    return replace(snapshot, jobs=shown, nodes=_without(snapshot.nodes, [job for job, _ in aside])), aside
+    held = [job for job, _ in aside if _goes_on(job) or job.status is suspended]
+    return replace(snapshot, jobs=shown, nodes=without(snapshot.nodes, held) if held else snapshot.nodes), aside
 
 
 def _why_aside(job: Job) -> str | None:
@@ -124,25 +126,6 @@ def _goes_on(job: Job) -> bool:
     """Whether a job that was put aside goes on with what it holds: what forbids a start does not end a run."""
     stays = job.status is Status.RUNNING and job.stop_requested is None
     return stays or (job.status is Status.SUSPENDED and not job.suspended_by_us)
-
-
-def _without(nodes: tuple[Node, ...], jobs: Iterable[Job]) -> tuple[Node, ...]:
-    """The nodes without what these jobs hold; a suspension of ours frees CPUs, and nothing else."""
-    by_name = {node.name: node for node in nodes}
-    counted: set[str] = set()
-    for job in jobs:
-        if job.placement is None or not (_goes_on(job) or job.status is Status.SUSPENDED):
-            continue
-        counted.add(job.uid)
-        for name, gpus in job.placement.shares:
-            if (node := by_name.get(name)) is not None:
-                by_name[name] = replace(
-                    node,
-                    gpus=node.gpus if job.shares_with in counted else max(node.gpus - gpus, 0),
-                    cpus=max(node.cpus - job.node_cpus(gpus), 0) if _goes_on(job) else node.cpus,
-                    memory=max(node.memory - job.node_memory(gpus), 0),
-                )
-    return tuple(by_name.values()) if counted else nodes
 
 
 def _still_shared(

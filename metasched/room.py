@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import NamedTuple
 
 from metasched.model import Job, Node, Placement, Preempt, Snapshot, Status
@@ -304,6 +305,27 @@ def alike(nodes: Iterable[Node], named: AbstractSet[str]) -> list[list[Node]]:
             key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
             groups.setdefault(key, []).append(node)
     return list(groups.values())
+
+
+def without(nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
+    """The nodes without what these jobs hold there. GPUs that two of them share are taken off once.
+
+    A suspension of ours frees CPUs, and nothing else.
+    """
+    left = {node.name: node for node in nodes}
+    counted: set[str] = set()
+    for job in jobs:
+        rests = job.status is Status.SUSPENDED and job.suspended_by_us
+        for name, gpus in job.placement.shares if job.placement is not None else ():
+            if (node := left.get(name)) is not None:
+                left[name] = replace(
+                    node,
+                    gpus=node.gpus if job.shares_with in counted else max(node.gpus - gpus, 0),
+                    cpus=node.cpus if rests else max(node.cpus - job.node_cpus(gpus), 0),
+                    memory=max(node.memory - job.node_memory(gpus), 0),
+                )
+        counted.add(job.uid)
+    return tuple(left.values())
 
 
 def even_ways(job: Job, gpus: int, units: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -22,7 +22,7 @@ ROOMS = {
     "sharing": {"model", "seats"},
     "plan": {"model", "sharing"},
     "limits": {"model", "placement"},
-    "engine": ENGINE - {"engine"} | {"limits"},
+    "engine": ENGINE - {"engine"} | {"limits", "room"},
     "slurm": {"model"},
     "mailbox": set(),
     "reports": set(),

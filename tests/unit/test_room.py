@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from metasched.engine import run_round
-from metasched.model import Node, Preempt
-from metasched.room import Room, Share
+from metasched.model import Node, Preempt, Status
+from metasched.room import Room, Share, without
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las
@@ -119,3 +119,12 @@ def test_two_pinned_jobs_on_the_same_gpus_count_once(policy):
     ]
     shared = snapshot([*pair, job("c", 2, submitted=1.0)], (node("here"),), sharing=True)
     assert run_round(shared, policy, None).targets.keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(("by_us", "cpus"), [(True, 16), (False, 8)])
+def test_what_a_suspended_job_holds(by_us, cpus):
+    """Its GPUs and memory; its CPUs only where somebody else has suspended it, and may resume it at any moment."""
+    rests = running(job("r", 2, cpus_per_unit=4, memory_per_unit=5), "here")
+    rests = rests.evolve(status=Status.SUSPENDED, suspended_by_us=by_us)
+    (left,) = without([node("here")], [rests])
+    assert (left.gpus, left.cpus, left.memory) == (2, cpus, (1 << 40) - 10)
