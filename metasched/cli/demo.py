@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -45,12 +47,15 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     out = console()
     began = time.monotonic()
     click.echo("Starting a private Slurm cluster (4 nodes with 4 fake GPUs each) and the metasched daemon ...")
-    with _screen(out) as show:
-        played = play.run(show, keep=keep, seconds_per_step=seconds_per_step)
+    base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
+    try:
+        with _screen(out) as show:
+            played = play.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
+    finally:
+        if keep:
+            click.echo(f"The files are kept in {base}")
     _report(out, played.outcomes)
     click.echo(f"{played.rounds} rounds were decided, and replayed.")
-    if played.base is not None:
-        click.echo(f"The files are kept in {played.base}")
     click.echo(f"Done in {duration(time.monotonic() - began)}; nothing of it runs any more.")
     if played.problems:
         for log in played.logs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import shlex
 from pathlib import Path
@@ -14,7 +13,7 @@ from metasched.cli.text import echo_json, json_option
 from metasched.demo.installed import slurm_script
 from metasched.devcluster import DevCluster, NodeGroup
 
-_GROUP = re.compile(r"([1-9][0-9]{0,3})x([0-9]{1,2})(?:x(\w+))?")
+_GROUP = re.compile(r"([1-9][0-9]{0,3})x([0-9]{1,2})(?:x(.+))?")
 
 base_option = click.option(
     "--base",
@@ -72,15 +71,14 @@ def up(
         groups = (NodeGroup(4 if nodes is None else nodes, 4 if gpus is None else gpus),)
     groups = tuple(dataclasses.replace(group, shards=shards if group.gpus else 0) for group in groups)
     cluster = DevCluster.up(base, groups, job_submit=slurm_script("job_submit.lua"))
-    variables = {name: value for name, value in cluster.env.items() if value != os.environ.get(name)}
     if as_json:
-        echo_json({"base": str(cluster.base), "nodes": list(cluster.nodes), "environment": variables})
+        echo_json({"base": str(cluster.base), "nodes": list(cluster.nodes), "environment": cluster.changes})
         return
     click.echo(
         f"# {len(cluster.nodes)} nodes are up: {', '.join(cluster.nodes)}. To use them, run these lines in your shell:"
     )
-    for name, value in variables.items():
-        click.echo(f"export {name}={shlex.quote(value)}")
+    for line in cluster.shell_lines:
+        click.echo(line)
     click.echo(f"# and to end them: metasched devcluster down --base {shlex.quote(str(cluster.base))}")
 
 

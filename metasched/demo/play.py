@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 from metasched.demo.jobs import JOBS
 from metasched.demo.result import Outcome, outcomes, problems
 from metasched.demo.stage import DemoError, Stage, stage, tail
+from metasched.devcluster.processes import INTERRUPTS
 from metasched.policy import installed_policies
 from metasched.replay import replay
 from metasched.status import Status
@@ -31,34 +33,37 @@ class Played:
         rounds: how many were decided, and then replayed on what was recorded of them.
         problems: what was promised and did not happen, in words.
         logs: the ends of all logs, if there are problems.
-        base: where the files are, if they were to be kept.
     """
 
     outcomes: list[Outcome]
     rounds: int
     problems: list[str]
     logs: list[str]
-    base: str | None
 
 
-def run(show: Callable[[Status], None], *, keep: bool, seconds_per_step: float) -> Played:
-    """Play it; ``show`` is called with every new status.
+def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float) -> Played:
+    """Play it in the empty directory ``base``; ``show`` is called with every new status.
 
     Raises:
         MetaschedError: it could not go on to the end; everything is cleaned up.
-        KeyboardInterrupt: SIGINT or SIGTERM came; everything is cleaned up.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came; everything is cleaned up.
     """
-    with _interruptible(), stage(keep=keep) as pieces:
-        addresses = _watch(pieces, show, seconds_per_step)
-        with Store.open(pieces.database, read_only=True) as store:
-            found = outcomes(store, list(addresses.values()))
-            replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
-        otherwise = [each.record.round for each in replayed if each.differences]
-        broken = problems(found, len(JOBS)) + [
-            f"round {number} is decided otherwise by a replay" for number in otherwise
-        ]
-        logs = [tail(path) for path in pieces.logs] if broken else []
-        return Played(found, len(replayed), broken, logs, str(pieces.base) if keep else None)
+    with _interruptible() as ignore, stage(base, keep=keep) as pieces:
+        try:
+            addresses = _watch(pieces, show, seconds_per_step)
+            return _judge(pieces, list(addresses.values()))
+        finally:
+            ignore()
+
+
+def _judge(pieces: Stage, addresses: list[str]) -> Played:
+    with Store.open(pieces.database, read_only=True) as store:
+        found = outcomes(store, addresses)
+        replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
+    otherwise = [each.record.round for each in replayed if each.differences]
+    broken = problems(found, len(JOBS)) + [f"round {number} is decided otherwise by a replay" for number in otherwise]
+    logs = [tail(path) for path in pieces.logs] if broken else []
+    return Played(found, len(replayed), broken, logs)
 
 
 def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: float) -> Mapping[str, str]:
@@ -82,15 +87,26 @@ def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: floa
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM unwind everything as Ctrl-C does."""
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Let the first of SIGINT, SIGTERM and SIGHUP unwind everything, and no later one disturb that.
+
+    Gives what has all of them ignored for the rest of the block. What was ignored before (by nohup, say) stays so.
+    """
+    before = {number: handler for number in INTERRUPTS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+
+    def ignore() -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         del number, frame
+        ignore()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        for number in before:
+            signal.signal(number, interrupt)
+        yield ignore
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,13 +86,12 @@ class Stage:
 
 
 @contextmanager
-def stage(*, keep: bool) -> Iterator[Stage]:
-    """Set everything up; afterwards nothing runs any more, and unless ``keep`` no file is left.
+def stage(base: Path, *, keep: bool) -> Iterator[Stage]:
+    """Set everything up in an empty directory; afterwards nothing runs any more, and unless ``keep`` no file is left.
 
     Raises:
         MetaschedError: something cannot be started.
     """
-    base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
         with DevCluster.up(
             base / "cluster", GROUPS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
@@ -103,7 +101,8 @@ def stage(*, keep: bool) -> Iterator[Stage]:
             with _daemon(config, cluster) as daemon:
                 yield Stage(base, cluster, daemon)
     finally:
-        if not keep:
+        # Without its files the cluster could not be taken down later.
+        if not keep and not (base / "cluster").exists():
             shutil.rmtree(base, ignore_errors=True)
 
 

@@ -6,6 +6,7 @@ Run by ``metasched-run python -m metasched.demo.train``; it may be stopped at an
 from __future__ import annotations
 
 import argparse
+import os
 import time
 
 import torch
@@ -31,6 +32,8 @@ def spirals(samples: int) -> TensorDataset:
 
 def main() -> None:
     """Train, and print the loss of every epoch."""
+    # The demo's GPUs are fake, and Slurm's numbers for them would choose real ones where this host has some.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--width", type=int, default=32, help="of the hidden layers")

@@ -1,41 +1,42 @@
 """`python -m metasched.devcluster up|down|status [BASE]`: a cluster of the default shape, without other packages.
 
-`up` prints the shell's export lines of what a user of the cluster needs.
+`up` prints lines that make a shell use the cluster. `fetch` only fetches Slurm, where there is none.
 """
 
 import json
-import os
-import shlex
 import sys
 from pathlib import Path
 
+from metasched.devcluster import software
 from metasched.devcluster.cluster import DevCluster
 from metasched.errors import MetaschedError
 
-USAGE = "usage: up|down|status [BASE]   (BASE: .devcluster below the current directory)"
+USAGE = "usage: up|down|status [BASE]   (BASE: .devcluster below the current directory)\n       fetch"
 
 
 def main(argv: list[str]) -> int:
     """Do what the arguments say; 0, or 1 after an error, or 2 after a usage message."""
-    match argv:
-        case ["up" | "down" | "status" as verb, *rest] if len(rest) <= 1:
-            base = Path(rest[0] if rest else ".devcluster")
-        case _:
-            sys.stderr.write(f"{USAGE}\n")
-            return 2
     try:
-        if verb == "up":
-            for name, value in DevCluster.up(base).env.items():
-                if value != os.environ.get(name):
-                    sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
-        elif verb == "down":
-            DevCluster.attach(base).down()
-        else:
-            sys.stdout.write(json.dumps(DevCluster.attach(base).status(), indent=1) + "\n")
+        match argv:
+            case ["up", *rest] if len(rest) <= 1:
+                sys.stdout.writelines(f"{line}\n" for line in DevCluster.up(_base(rest)).shell_lines)
+            case ["down", *rest] if len(rest) <= 1:
+                DevCluster.attach(_base(rest)).down()
+            case ["status", *rest] if len(rest) <= 1:
+                sys.stdout.write(json.dumps(DevCluster.attach(_base(rest)).status(), indent=1) + "\n")
+            case ["fetch"]:
+                software.find()
+            case _:
+                sys.stderr.write(f"{USAGE}\n")
+                return 2
     except MetaschedError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
+
+
+def _base(rest: list[str]) -> Path:
+    return Path(rest[0] if rest else ".devcluster")
 
 
 if __name__ == "__main__":

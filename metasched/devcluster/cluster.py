@@ -3,20 +3,23 @@
 import json
 import os
 import pwd
+import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict
 
 from metasched.devcluster import processes, reaper, software
-from metasched.devcluster.config import CGROUP_CONF, Layout, NodeGroup, Settings, gres_conf, slurm_conf
+from metasched.devcluster.config import Layout, NodeGroup, Settings, cgroup_conf, gres_conf, slurm_conf
 from metasched.devcluster.errors import (
     BadSettingError,
     BaseInUseError,
@@ -50,8 +53,8 @@ class Status(TypedDict):
 class DevCluster:
     """A running cluster: made by `up`, found again by `attach`, ended by `down` or as a context manager.
 
-    All of it lies below `base`, and it listens on the loopback interface only. Daemons are named "munged", "slurmctld"
-    and by their node.
+    All of it lies below `base`, and its daemons listen on the loopback interface only. They are named "munged",
+    "slurmctld" and by their node.
     """
 
     base: Path
@@ -78,7 +81,7 @@ class DevCluster:
         """Start a cluster, and return when all nodes are idle.
 
         Args:
-            base: a directory that is empty or not there yet; `down` removes it.
+            base: a directory of ours that is empty or not there yet; `down` removes it.
             job_submit: a lua script for Slurm's job_submit plugin; copied to `job_submit_lua`, where it may be edited.
             owner_pid: the cluster is taken down when this process dies.
             slurm: "system", "unpacked" or "auto"; by default the environment's METASCHED_SLURM, else "auto".
@@ -119,9 +122,10 @@ class DevCluster:
 
     @classmethod
     def attach(cls, base: Path) -> Self:
-        """The cluster in `base`, running or crashed; raises NoClusterError."""
+        """The cluster in `base`, running or crashed; raises NoClusterError, or BadSettingError if it is another's."""
         layout = Layout(base.resolve())
         try:
+            _check_ours(layout.base)
             state = json.loads(layout.state.read_text())
             if state.pop("format") != _FORMAT:
                 raise NoClusterError(base, f"{layout.state} was written by another version of metasched")
@@ -171,6 +175,21 @@ class DevCluster:
         # What an outer Slurm job or a user's defaults left would change what commands do here.
         base = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
         return self.software.environment(base) | {"SLURM_CONF": str(self.conf)}
+
+    @property
+    def changes(self) -> dict[str, str | None]:
+        """What a process like ours must change in its environment to use this cluster; None: unset it."""
+        env = self.env
+        unset = dict.fromkeys(name for name in os.environ if name not in env)
+        return unset | {name: value for name, value in env.items() if value != os.environ.get(name)}
+
+    @property
+    def shell_lines(self) -> list[str]:
+        """The same as lines for a shell."""
+        return [
+            f"unset {shlex.quote(name)}" if value is None else f"export {name}={shlex.quote(value)}"
+            for name, value in self.changes.items()
+        ]
 
     def run(self, *argv: str, timeout: float = 30) -> str:
         """What a command prints, run with this cluster's environment; raises CommandError."""
@@ -233,29 +252,43 @@ class DevCluster:
     def down(self) -> None:
         """End all processes of the cluster, jobs included, and remove its files. Does nothing a second time.
 
+        SIGINT, SIGTERM and SIGHUP are ignored meanwhile.
+
         Raises:
             LeftoverError: a process would not die; the files are left.
             DevClusterError: a file could not be removed.
         """
-        left = processes.end_families(self._owns, _DEATH_SECONDS)
+        with processes.uninterrupted():
+            self._end(self._owns)
+            try:
+                self._remove()
+            except OSError as error:
+                raise DevClusterError(f"cannot remove {error.filename}: {error.strerror}") from error
+            # Last of all: should we be killed before, it finishes this.
+            self._end(lambda process: reaper.is_reaper(process.argv, self.base))
+
+    def _end(self, belongs: Callable[[Process], bool]) -> None:
+        left = processes.end_families(belongs, _DEATH_SECONDS)
         if left:
             raise LeftoverError(self.base, left)
-        # The state file goes last: as long as anything is left, attach finds it.
-        if self.base.exists():
-            try:
+
+    def _remove(self) -> None:
+        """Remove the files; the state file last, so that attach finds the cluster as long as anything is left."""
+        while self.base.exists():
+            # What is not found was removed by another `down`.
+            with suppress(FileNotFoundError):
                 for path in self.base.iterdir():
                     if path != self.layout.state:
                         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
                 shutil.rmtree(self.base)
-            except OSError as error:
-                raise DevClusterError(f"cannot remove {error.filename}: {error.strerror}") from error
 
     # Starting
 
     def _claim(self) -> None:
         """Make the base directory ours by writing the state file, which only one can."""
         try:
-            self.base.mkdir(parents=True, exist_ok=True)
+            self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_ours(self.base)
             if any(self.base.iterdir()):
                 raise BaseInUseError(self.base, cluster=self.layout.state.exists())
             state = {
@@ -275,9 +308,8 @@ class DevCluster:
 
     def _furnish(self, ports: Sequence[int], job_submit: Path | None) -> None:
         layout, settings = self.layout, self.settings
-        # Jobs of any user read below here; nothing is secret but munge's key.
-        for directory in (layout.base, *layout.directories):
-            directory.mkdir(exist_ok=True)
+        for directory in layout.directories:
+            directory.mkdir()
             directory.chmod(0o755)
         for name in software.DAEMONS:
             shutil.copy(self.software.program(name), layout.sbin / name)
@@ -286,12 +318,15 @@ class DevCluster:
         conf = slurm_conf(settings, layout, ports, _user(), self.software.plugin_dir)
         _write(layout.conf, conf)
         _write(layout.etc / "gres.conf", gres_conf(settings, layout))
-        _write(layout.etc / "cgroup.conf", CGROUP_CONF)
+        _write(layout.etc / "cgroup.conf", cgroup_conf(self.software.release))
         if job_submit is not None:
             _write(self.job_submit_lua, job_submit.read_text())
         key = layout.etc / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
+        # Any user's jobs read below root's base. Other slurmds run everything as their own user, so nobody else may
+        # reach their munge.
+        layout.base.chmod(0o755 if os.geteuid() == 0 else 0o700)
 
     def _start_all(self) -> None:
         run, log = self.layout.run, self.layout.log
@@ -399,7 +434,20 @@ class DevCluster:
 
     def _owns(self, process: Process) -> bool:
         in_job = process.environ.get("SLURM_CONF") == str(self.conf) and "SLURM_JOB_ID" in process.environ
-        return self._is_daemon(process) or in_job or reaper.is_reaper(process.argv, self.base)
+        return self._is_daemon(process) or in_job
+
+
+def _check_ours(base: Path) -> None:
+    """Raise BadSettingError where others could replace the files below `base`, and so run code as us; or OSError."""
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise BadSettingError(f"base {base}: no directory")
+    if found.st_uid != os.geteuid():
+        raise BadSettingError(
+            f"base {base}: belongs to another user (id {found.st_uid}): act as that one, or choose another"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise BadSettingError(f"base {base}: others may write to it: chmod go-w it, or choose another")
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from metasched.devcluster.errors import BadSettingError
 
 TUNED = "batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1"
-# Nothing here uses control groups, but slurmd loads a plugin for them: version 2's wants systemd, version 1's nothing.
-CGROUP_CONF = "CgroupPlugin=cgroup/v1\n"
 
+_CGROUPS_CAN_BE_DISABLED = (24, 5)
 _SOCKET_PATH_BYTES = 107
 # Slurm reads blanks, '#', '%', '[' and ',' in paths as its own syntax.
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/+@-]+")
@@ -34,7 +33,7 @@ class NodeGroup:
         if self.count < 1 or self.gpus < 0 or self.shards < 0:
             raise BadSettingError(f"{self}: needs count >= 1, gpus >= 0 and shards >= 0")
         if not _GPU_TYPE.fullmatch(self.gpu_type):
-            raise BadSettingError(f"GPU type {self.gpu_type!r}: use letters, digits, '_' and '-'")
+            raise BadSettingError(f"GPU type {self.gpu_type!r}: a letter, then letters, digits, '_' and '-'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +198,15 @@ def gres_conf(settings: Settings, layout: Layout) -> str:
             shards = (f"Name=shard Count={group.shards} File={layout.dev}/nvidia{gpu}" for gpu in range(group.gpus))
             lines += [f"{nodes} {shard}\n" for shard in shards]
     return "".join(lines)
+
+
+def cgroup_conf(release: tuple[int, int]) -> str:
+    """The text of cgroup.conf for a release of Slurm, such as (22, 5).
+
+    Nothing here uses control groups, but earlier slurmds load a plugin for them: version 2's wants systemd, version 1's
+    nothing.
+    """
+    return f"CgroupPlugin={'disabled' if release >= _CGROUPS_CAN_BE_DISABLED else 'cgroup/v1'}\n"
 
 
 def _node_lines(settings: Settings, ports: Sequence[int]) -> list[str]:

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +29,13 @@ class Process:
 
 
 def read(pid: int) -> Process | None:
-    """The process, or None if there is none or it is a zombie."""
+    """The process, or None if there is none, it is a zombie, or /proc hides it from us (hidepid)."""
     proc = Path("/proc", str(pid))
     try:
         # The second field is the name in parentheses, and may hold anything.
         fields = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()
         argv = (proc / "cmdline").read_text(errors="replace").split("\0")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     if fields[0] in "ZX":
         return None
@@ -71,8 +74,8 @@ def families(belongs: Callable[[Process], bool]) -> list[Process]:
 
 
 def end(process: Process, sig: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to exactly this process: if its pid is another's by now, nothing happens."""
-    with suppress(ProcessLookupError):
+    """Send a signal to exactly this process: if its pid is another's by now, or we may not, nothing happens."""
+    with suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
         try:
             now = read(process.pid)
@@ -95,6 +98,22 @@ def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int
         for process in known.values():
             end(process)
         time.sleep(0.01)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block; only the main thread, which alone gets them, can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in INTERRUPTS if (handler := signal.getsignal(number)) is not None}
+    try:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _alive(process: Process) -> bool:

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import platform
+import re
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +20,7 @@ DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "munged")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _WHOLE = ".whole"  # marks a cache entry that was unpacked to its end
 _APT_SECONDS = 300
+_SAY_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,27 @@ class Software:
                 return Path(found)
         raise SlurmMissingError(f"{name} is not in {self.path}")
 
+    @property
+    def release(self) -> tuple[int, int]:
+        """Slurm's release, such as (22, 5); raises SlurmMissingError."""
+        argv = (str(self.program("slurmctld")), "-V")
+        try:
+            said = subprocess.run(
+                argv,
+                env=self.environment(os.environ),
+                capture_output=True,
+                text=True,
+                timeout=_SAY_SECONDS,
+                stdin=subprocess.DEVNULL,
+                check=True,
+            ).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SlurmMissingError(f"slurmctld does not run: {error}") from error
+        found = re.search(r" (\d+)\.(\d+)", said)
+        if found is None:
+            raise SlurmMissingError(f"`{' '.join(argv)}` says {said.strip()!r}, and no release")
+        return int(found[1]), int(found[2])
+
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """`base` with what the programs need to be found and to find their libraries."""
         env = dict(base)
@@ -70,8 +94,8 @@ def find(mode: str | None = None) -> Software:
     """The Slurm to use.
 
     `mode` (or the environment's METASCHED_SLURM, or "auto"): "system" takes what is installed, "unpacked" what is in
-    the cache ($METASCHED_CACHE or ``default_cache()``), filled from Debian's archive when it is not there; "auto" the
-    first of these that works. Raises SlurmMissingError, or BadSettingError for another word.
+    the cache ($METASCHED_CACHE or ``default_cache()``), filled from Debian's archive when it is not there for this
+    system; "auto" the first of these that works. Raises SlurmMissingError, or BadSettingError for another word.
     """
     mode = mode or os.environ.get("METASCHED_SLURM") or "auto"
     if mode not in get_args(Mode):
@@ -86,12 +110,21 @@ def find(mode: str | None = None) -> Software:
                 raise
         else:
             return system
-    return Software(_unpacked(Path(os.environ.get("METASCHED_CACHE") or default_cache())))
+    return Software(_unpacked(Path(os.environ.get("METASCHED_CACHE") or default_cache()) / this_system()))
 
 
 def default_cache() -> Path:
     """Where Slurm is unpacked to; root's is readable for everybody, because root's cluster runs other users' jobs."""
     return Path("/var/cache/metasched") if os.geteuid() == 0 else Path.home() / ".cache" / "metasched"
+
+
+def this_system() -> str:
+    """This system's part of the cache, such as "debian-12-x86_64": what was unpacked for one does not run on others."""
+    try:
+        facts = platform.freedesktop_os_release()
+    except OSError:
+        facts = {}
+    return "-".join((facts.get("ID", "unknown"), facts.get("VERSION_ID", "unknown"), platform.machine()))
 
 
 def _unpacked(cache: Path) -> Path:

@@ -397,7 +397,7 @@ with DevCluster.up(base, job_submit=lua) as cluster:
     lines = [line for text in maps.values() for line in text.splitlines()]
     libraries = sorted({line.split()[-1] for line in lines if "slurm-wlm" in line})
     print(json.dumps({"out": out.read_text().split(), "comment": comment, "libraries": libraries,
-                      "nodes": cluster.status()["nodes"]}))
+                      "nodes": cluster.status()["nodes"], "mode": oct(base.stat().st_mode & 0o777)}))
 assert not base.exists()
 """
 
@@ -469,6 +469,7 @@ def test_whole_life_of_a_cluster(shared_tmp, user, place):
     seen = json.loads(done.stdout)
     assert seen["out"] == [user or pwd.getpwuid(os.geteuid()).pw_name, "0,1"]
     assert seen["comment"] == "seen"
+    assert seen["mode"] == ("0o755" if user is None and os.geteuid() == 0 else "0o700"), "who else can reach munge"
     assert set(seen["nodes"]) == {"n1", "n2", "n3", "n4"}
     names = {Path(path).name for path in seen["libraries"]}
     assert "job_submit_lua.so" in names

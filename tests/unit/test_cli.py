@@ -472,8 +472,9 @@ def test_policies_lists_parameters_with_defaults(run):
 
 
 def test_devcluster_refuses_groups_that_make_no_sense(run, tmp_path):
-    """A malformed group, and a group beside --nodes, are usage errors."""
+    """A malformed group, and a group beside --nodes, are usage errors; a bad GPU type is told the rule."""
     assert "2x4xv100" in run("devcluster", "up", "--type", "many").stderr
+    assert "a letter, then" in run("devcluster", "up", "--type", "1x4x1080").stderr
     result = run("devcluster", "up", "--base", tmp_path / "c", "--type", "1x4xv100", "--nodes", 2)
     assert result.exit_code == 2
     assert not (tmp_path / "c").exists()

@@ -1,14 +1,20 @@
+import os
+import sys
+import tempfile
 import tomllib
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
 
+import trainer_shim
 from metasched.cli import main
 from metasched.config import load
-from metasched.demo import installed, play
+from metasched.demo import installed, play, train
 from metasched.demo.jobs import GROUPS, JOBS, THRESHOLD_GPU_SECONDS, configuration
 from metasched.demo.result import outcome, problems
+from metasched.demo.stage import DemoError
 from metasched.model import Placement
 from metasched.policy import installed_policies
 from metasched.slurm.tags import parse_tag
@@ -94,15 +100,36 @@ def test_the_demos_configuration_is_valid(tmp_path):
     assert tomllib.loads(path.read_text())["paths"]["shared"] == str(tmp_path / "shared")
 
 
-def test_a_broken_promise_ends_with_code_1(monkeypatch):
+def test_a_broken_promise_ends_with_code_1(monkeypatch, tmp_path):
     """The table is shown, then the logs and what is missing."""
-    played = play.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"], None)
-    monkeypatch.setattr(play, "run", lambda show, **options: played)
+    played = play.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(play, "run", lambda show, base, **options: played)
     result = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
     assert result.exit_code == 1
     assert "4 → 2 → 4" in result.stdout
     assert r"oops \x1b[1m" in result.stderr
     assert "no job was resized" in result.stderr
+
+
+@pytest.mark.parametrize("error", [DemoError("no luck"), KeyboardInterrupt()])
+def test_kept_files_are_named_after_a_failure(monkeypatch, tmp_path, error):
+    """With --keep the directory is said however the demo ends."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(play, "run", Mock(side_effect=error))
+    result = CliRunner().invoke(main, ["demo", "--keep"])
+    assert result.exit_code == 1
+    assert f"kept in {next(tmp_path.iterdir())}\n" in result.stdout
+
+
+def test_the_demos_trainers_take_no_real_gpu(monkeypatch):
+    """Slurm's numbers for fake GPUs are gone before torch could look for real ones."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(sys, "argv", ["train", "--epochs", "1"])
+    monkeypatch.setattr(trainer_shim, "init", lambda _: sys.exit(os.environ["CUDA_VISIBLE_DEVICES"]))
+    with pytest.raises(SystemExit) as left:
+        train.main()
+    assert left.value.code == ""
 
 
 def test_the_admins_files_are_found():

@@ -2,17 +2,21 @@
 
 import json
 import os
+import platform
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from metasched.devcluster import DevCluster, NodeGroup, Settings, processes, software
-from metasched.devcluster.config import Layout, gres_conf, slurm_conf
+from metasched.devcluster import DevCluster, NodeGroup, Settings, processes, reaper, software
+from metasched.devcluster.__main__ import main
+from metasched.devcluster.config import Layout, cgroup_conf, gres_conf, slurm_conf
 from metasched.devcluster.errors import (
     BadSettingError,
     BaseInUseError,
@@ -91,6 +95,25 @@ def test_extra_lines_come_last():
 
 
 @pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ("slurm-wlm 22.05.8", "cgroup/v1"),
+        ("slurm-wlm 23.11.4", "cgroup/v1"),
+        ("slurm 24.05.0-rc1", "disabled"),
+        ("slurm 25.11.7", "disabled"),
+    ],
+)
+def test_control_groups_are_left_alone_as_each_release_can(tmp_path, said, word):
+    """Releases from 24.05 on can go without a plugin for them; earlier ones take the word for an unknown plugin."""
+    (tmp_path / "usr/lib/x/slurm-wlm").mkdir(parents=True)
+    (tmp_path / "usr/sbin").mkdir()
+    slurmctld = tmp_path / "usr/sbin/slurmctld"
+    slurmctld.write_text(f"#!/bin/sh\n[ $1 = -V ] && echo {said}\n")
+    slurmctld.chmod(0o755)
+    assert cgroup_conf(software.Software(tmp_path).release) == f"CgroupPlugin={word}\n"
+
+
+@pytest.mark.parametrize(
     ("make", "named"),
     [
         (lambda: NodeGroup(count=0), "count"),
@@ -162,6 +185,22 @@ def test_base_that_holds_other_files_is_left_alone(monkeypatch):
         assert [path.name for path in base.iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("enter", [DevCluster.up, DevCluster.attach])
+def test_base_that_others_could_replace_is_refused(monkeypatch, tmp_path, enter):
+    """Whoever can write below a base runs code as its cluster's user: it must be that user's, and only that one's."""
+    monkeypatch.setattr(software, "find", lambda mode: software.Software(None))
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o775)
+        with pytest.raises(BadSettingError, match="go-w"):
+            enter(base)
+        base.chmod(0o755)
+        monkeypatch.setattr(os, "geteuid", lambda: base.stat().st_uid + 1)
+        with pytest.raises(BadSettingError, match="another user"):
+            enter(base)
+        assert list(base.iterdir()) == []
+
+
 def test_unknown_place_of_slurm_is_refused(monkeypatch):
     """METASCHED_SLURM must be one of three words, and the error lists them."""
     monkeypatch.setenv("METASCHED_SLURM", "docker")
@@ -169,14 +208,16 @@ def test_unknown_place_of_slurm_is_refused(monkeypatch):
         software.find()
 
 
-def test_missing_slurm_says_what_to_install(monkeypatch, tmp_path):
-    """Where Slurm is neither installed nor can be fetched, the error has the command that installs it."""
+def test_missing_slurm_says_what_to_install(monkeypatch, tmp_path, capsys):
+    """Where Slurm is neither installed nor can be fetched, the error has the command that installs it; `fetch` too."""
     monkeypatch.setattr(software, "_SYSTEM_PATH", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "cache"))
     for mode in ("system", "auto"):
         with pytest.raises(SlurmMissingError, match="apt-get install slurmctld slurmd"):
             software.find(mode)
+    assert main(["fetch"]) == 1
+    assert "apt-get install slurmctld slurmd" in capsys.readouterr().err
 
 
 def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
@@ -188,21 +229,38 @@ def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
 
 
 def test_tree_that_was_unpacked_only_in_part_is_not_used(monkeypatch, tmp_path):
-    """The cache serves a tree with its mark of wholeness, and no other."""
+    """The cache serves a tree of this system with its mark of wholeness, and no other."""
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path))
     monkeypatch.setattr(software, "_fetch", lambda cache: cache / "fetched")
-    (tmp_path / "slurm-1").mkdir()
-    assert software.find("unpacked").root == tmp_path / "fetched"
-    (tmp_path / "slurm-1" / ".whole").touch()
-    assert software.find("unpacked").root == tmp_path / "slurm-1"
+
+    def found():
+        return software.find("unpacked").root.relative_to(tmp_path)
+
+    def on_debian(version):
+        monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": version})
+
+    on_debian("12")
+    here = Path(f"debian-12-{platform.machine()}")
+    assert found() == here / "fetched"
+    (tmp_path / here / "slurm-1").mkdir()
+    assert found() == here / "fetched"
+    (tmp_path / here / "slurm-1" / ".whole").touch()
+    assert found() == here / "slurm-1"
+    on_debian("13")
+    assert found().name == "fetched"
 
 
 def test_environment_drops_what_an_outer_job_left(monkeypatch, tmp_path):
-    """Variables that steer Slurm's commands do not leak into a cluster's environment; others do."""
+    """Variables that steer Slurm's commands are in no environment or shell that uses a cluster; others are."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("KEPT", "1")
-    env = DevCluster(tmp_path, Settings(), software.Software(None), 1).env
+    cluster = DevCluster(tmp_path, Settings(), software.Software(None), 1)
+    env = cluster.env
+    assert cluster.changes["SLURM_JOB_ID"] is None
+    shell = subprocess.check_output(["sh", "-c", "\n".join([*cluster.shell_lines, "env"])], text=True).splitlines()
+    assert {"KEPT=1", f"SLURM_CONF={tmp_path}/etc/slurm.conf"} <= set(shell)
+    assert not [line for line in shell if line.startswith("SBATCH_")]
     assert not {"SLURM_JOB_ID", "SBATCH_PARTITION"} & env.keys()
     assert env["KEPT"] == "1"
     assert env["SLURM_CONF"] == f"{tmp_path}/etc/slurm.conf"
@@ -247,6 +305,75 @@ def test_pid_file_that_names_a_foreign_process_is_not_believed(sleeper, tmp_path
         cluster.kill_node("n1")
     cluster.down()
     assert sleeper.poll() is None
+
+
+def claimed(base):
+    """A cluster of which there is nothing yet but its state file."""
+    cluster = DevCluster(base, Settings(), software.Software(None), 1)
+    cluster._claim()
+    return cluster
+
+
+def test_down_is_not_interrupted(monkeypatch, tmp_path):
+    """A signal that would end us comes to nothing while `down` is at work, and is heard again afterwards."""
+    before = signal.getsignal(signal.SIGINT)
+    cluster = claimed(tmp_path / "c")
+
+    def interrupted(*_):
+        for number in processes.INTERRUPTS:
+            signal.raise_signal(number)
+        return []
+
+    monkeypatch.setattr(processes, "end_families", interrupted)
+    cluster.down()
+    assert not cluster.base.exists()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_down_at_the_same_time_as_another(monkeypatch, tmp_path):
+    """What another `down` has just removed is no error."""
+    cluster = claimed(tmp_path / "c")
+    cluster.layout.etc.mkdir()
+    rmtree = shutil.rmtree
+
+    def removed_by_another(path):
+        rmtree(path)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(shutil, "rmtree", removed_by_another)
+    cluster.down()
+    assert not cluster.base.exists()
+
+
+def test_the_reaper_is_there_until_all_is_done(monkeypatch, tmp_path, sleeper):
+    """Until the last file is gone the reaper lives, so it would finish what a killed `down` has left."""
+    cluster = claimed(tmp_path / "c")
+    reaper.watch(cluster.base, sleeper.pid)
+
+    def reapers():
+        return [each for each in processes.everyone() if reaper.is_reaper(each.argv, cluster.base)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", Mock(side_effect=PermissionError(1, "no", "it")))
+        with pytest.raises(DevClusterError, match="cannot remove"):
+            cluster.down()
+    assert reapers()
+    cluster.down()
+    assert not reapers()
+
+
+def test_process_that_proc_hides_is_none(monkeypatch):
+    """Where /proc is mounted with hidepid=1 other users' processes cannot be read, and are not ours."""
+    real = Path.read_text
+
+    def hidden(path, *args, **options):
+        if path == Path("/proc/1/stat"):
+            raise PermissionError(1, "Operation not permitted")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert processes.read(1) is None
+    assert os.getpid() in {process.pid for process in processes.everyone()}
 
 
 def test_families_hold_descendants_but_never_the_caller(sleeper):
