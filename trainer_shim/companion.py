@@ -102,6 +102,7 @@ class Companion:
         self._cause: str | None = None
         self._noticed: float | None = None
         self._saved_step = self.step if resumed else None
+        self._unmarked: tuple[Path, Collection[Path]] | None = None  # this trainer's newest checkpoint, if not final
         self._saved_at = time.monotonic() if resumed else -math.inf
         self._tried = time.monotonic()
         self._durations: collections.deque[float] = collections.deque(maxlen=RECENT)  # of checkpoints, seconds
@@ -285,6 +286,7 @@ class Companion:
             self.stop()
         if saved:
             self._saved_step, self._saved_at = self.step, self._tried
+            self._unmarked = None if final else (path, spared)
         self.rest()
         return saved
 
@@ -308,9 +310,16 @@ class Companion:
         departure.begin(0 if leave_word(code, os.environ) else code)
 
     def finish(self) -> None:
-        """The training is complete, and its last checkpoint is written."""
+        """The training is complete, and its last checkpoint is written, which is the final one whatever it was for.
+
+        Raises:
+            SystemExit: a newer incarnation has started.
+        """
         if self._ended:
             return
+        if self._unmarked and self.covered:
+            path, spared = self._unmarked
+            self.saved(path, final=True, spared=spared)
         self._report_steps()
         self._report.emit("end", step=self.step, samples=self.step * self._planned().global_batch, loss=self._loss)
         self._ended = True

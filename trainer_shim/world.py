@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 
 FIRST_PORT, PORTS = 20_000, 12_000  # below the ephemeral range
 CANDIDATES = 8  # ports that ranks derive for themselves, lest one is taken on a node that jobs share
+# The same on every rank of a step without a word between them, and others in another step, run or cluster: clusters on
+# one host may have one name, but two sruns have no port in common. (SLURM_SRUN_COMM_PORT differs from node to node.)
+_STEP = (
+    "SLURM_CLUSTER_NAME",
+    "SLURM_JOB_ID",
+    "SLURM_STEP_ID",
+    "SLURM_RESTART_COUNT",
+    "SLURM_STEP_LAUNCHER_PORT",
+)
 
 
 class Master(NamedTuple):
@@ -91,11 +100,10 @@ def _master(environ: Mapping[str, str]) -> Master:
         if port is None:
             raise VariableError("MASTER_PORT is not set: it must be a free port of the host of rank 0")
         return Master(address, (port,))
-    # The same on every rank of a step without a word between them, and another one's, or an earlier run's, are others.
-    name = ".".join(environ.get(key, "0") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"))
-    digest = hashlib.blake2b(name.encode(), digest_size=4 * CANDIDATES).digest()
+    step = ".".join(environ.get(key, "0") for key in _STEP)
+    digest = hashlib.blake2b(step.encode(), digest_size=4 * CANDIDATES).digest()
     derived = [FIRST_PORT + int.from_bytes(digest[at : at + 4], "little") % PORTS for at in range(0, len(digest), 4)]
-    return Master(address, (*([] if port is None else [port]), *derived), name)
+    return Master(address, (*([] if port is None else [port]), *derived), digest.hex())
 
 
 def _required(environ: Mapping[str, str], name: str) -> int:

@@ -1,7 +1,7 @@
 """Wheels of metasched and of what it needs, for the Python of another host: `wheels.py DIRECTORY 3.13 [--torch]`.
 
-pip's own settings hold, and contrib/constraints.txt. Torch is left out unless asked for: it is large, and some
-distributions have a package of it.
+The directory then holds these and nothing else. pip's own settings hold, and contrib/constraints.txt. Torch is left out
+unless asked for: it is large, and some distributions have a package of it.
 """
 
 import argparse
@@ -30,15 +30,26 @@ def needed(wheel: Path, *, torch: bool) -> list[str]:
 
 
 def main() -> int:
-    """Fill the directory; wheels that are there already are not fetched again."""
+    """Replace the directory, once all is there; wheels that it has already are not fetched again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("python")
     parser.add_argument("--torch", action="store_true")
     asked = parser.parse_args()
-    asked.directory.mkdir(parents=True, exist_ok=True)
-    for old in asked.directory.glob("metasched-*.whl"):
-        old.unlink()
+    directory = asked.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".wheels-", dir=directory.parent) as scratch:
+        fresh = Path(scratch, "fresh")
+        build(fresh)
+        wheel = next(fresh.glob("metasched-*.whl"))
+        fetch(fresh, directory, needed(wheel, torch=asked.torch), asked.python)
+        directory.rename(Path(scratch, "old"))
+        fresh.rename(directory)
+    return 0
+
+
+def build(directory: Path) -> None:
+    """Make metasched's own wheel there."""
     with tempfile.TemporaryDirectory() as scratch:
         # Built from a copy: setuptools leaves its own traces in a source tree, and finds those of others.
         files = subprocess.run(
@@ -55,24 +66,26 @@ def main() -> int:
                 (source / path).parent.mkdir(parents=True, exist_ok=True)
                 (source / path).write_bytes((ROOT / path).read_bytes())
                 (source / path).chmod((ROOT / path).stat().st_mode & 0o777)
-        build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(asked.directory), str(source)]
-        subprocess.run([*PIP, *build], timeout=600, check=True)
-    wheel = next(asked.directory.glob("metasched-*.whl"))
+        wheel = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(source)]
+        subprocess.run([*PIP, *wheel], timeout=600, check=True)
+
+
+def fetch(directory: Path, old: Path, requirements: list[str], python: str) -> None:
+    """Get wheels of the requirements, and of what these need, from `old` or a registry."""
     download = [
         "download",
         "--dest",
-        str(asked.directory),
+        str(directory),
         "--find-links",
-        str(asked.directory),
+        str(old),
         "--constraint",
         str(ROOT / "contrib" / "constraints.txt"),
         "--python-version",
-        asked.python,
+        python,
         "--only-binary=:all:",
-        *needed(wheel, torch=asked.torch),
+        *requirements,
     ]
     subprocess.run([*PIP, *download], timeout=1800, check=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -112,10 +112,18 @@ class ElasticAccelerate:
     def epochs(self) -> Iterator[int]:
         """The epochs that are left, the first perhaps in its middle; the final checkpoint comes after the last.
 
+        Of a finished job none is left.
+
         Raises:
             SystemExit: a stop was agreed in the last epoch's last step.
         """
-        yield from range(self._where()[0], self._total)
+        first = self._where()[0]
+        if not self.companion.finished:
+            yield from range(first, self._total)
+        self.finish()
+
+    def finish(self) -> None:
+        """Save what was trained, and end; for scripts that leave `epochs` before its end (early stopping)."""
         if not self.companion.covered:
             self._save(final=True)
         self.companion.finish()

@@ -210,6 +210,8 @@ class ElasticCallback(pl.Callback):
             raise UsageError("call trainer.fit(..., ckpt_path=shim.resume); one optimizer, automatic optimization")
         total = trainer.estimated_stepping_batches
         self._companion.begin(int(total) if total != float("inf") else None)
+        # After early stopping, Lightning would train on.
+        trainer.should_stop = trainer.should_stop or self._companion.finished
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

@@ -13,6 +13,8 @@ not.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,8 @@ class ElasticCallback(TrainerCallback):
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self.resume = None if self.companion.resume is None else str(self.companion.resume)
         self._seed = seed
+        # By default TensorBoard's files are in `output_dir`, and go with this incarnation. Transformers 5 looks here.
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(self.companion.directory.parent / "runs"))
         self._stopping = False
         self._loss: float | None = None
 
@@ -66,7 +70,10 @@ class ElasticCallback(TrainerCallback):
         taken = fixed.keys() & own.keys()
         if taken:
             raise UsageError(f"TrainingArguments({', '.join(sorted(taken))}=...): the callback fixes these")
-        return {"save_strategy": "no"} | own | fixed
+        defaults = {"save_strategy": "no"}
+        if "logging_dir" in {field.name for field in dataclasses.fields(TrainingArguments)}:  # Transformers 4
+            defaults["logging_dir"] = os.environ["TENSORBOARD_LOGGING_DIR"]
+        return defaults | own | fixed
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

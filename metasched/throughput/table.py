@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -65,7 +66,7 @@ class Table:
         """The table of a file.
 
         The file is JSON: ``{type: {"('model', gpus)": {"null": steps/s alone, "('other', gpus)": [steps/s of this one,
-        of the other]}}}``.
+        of the other]}}}``. A pair may stand in the row of either or in both, with the same speeds.
 
         Raises:
             TableError: it is no such file.
@@ -73,18 +74,16 @@ class Table:
         alone: dict[str, dict[Kind, float]] = {}
         beside: dict[str, dict[Kind, dict[Kind, float]]] = {}
         for sheet, rows in _mapping(path, (), _json(path)).items():
-            alone[sheet], beside[sheet] = {}, {}
+            alone[sheet] = {}
+            pairs: dict[tuple[str, str, str], Any] = {}
             for row, cells in _mapping(path, (sheet,), rows).items():
-                kind = _kind(path, (sheet, row), row)
-                found = _mapping(path, (sheet, row), cells)
+                found = dict(_mapping(path, (sheet, row), cells))
                 if ALONE not in found:
                     raise TableError(path, (sheet, row), f"{ALONE!r} is missing", "give its speed alone")
-                alone[sheet][kind] = _number(path, (sheet, row, ALONE), found[ALONE])
-                beside[sheet][kind] = {
-                    _kind(path, (sheet, row, key), key): _pair(path, (sheet, row, key), cell)
-                    for key, cell in found.items()
-                    if key != ALONE
-                }
+                kind = _kind(path, (sheet, row), row)
+                alone[sheet][kind] = _number(path, (sheet, row, ALONE), found.pop(ALONE))
+                pairs |= {(sheet, row, key): cell for key, cell in found.items()}
+            beside[sheet] = _beside(path, alone[sheet], pairs)
         return cls(alone, beside, server_gpus)
 
     @cached_property
@@ -174,7 +173,7 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TableError(path, (), f"cannot be read ({error.strerror})", "give a file that can") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TableError(path, (), f"is not JSON ({error})", "give a table of speeds in JSON") from None
 
 
@@ -185,20 +184,41 @@ def _mapping(path: Path, keys: tuple[str, ...], found: Any) -> Mapping[str, Any]
 
 
 def _kind(path: Path, keys: tuple[str, ...], text: str) -> Kind:
-    match = re.fullmatch(r"\('(.*)', (\d+)\)", text)
+    match = re.fullmatch(r"\('(.*)', ([1-9][0-9]{0,5})\)", text)
     if match is None:
         raise TableError(path, keys, "the key names no model and GPUs", "write it like ('model', 2)")
     return match[1], int(match[2])
 
 
 def _number(path: Path, keys: tuple[str, ...], found: Any) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= sys.float_info.max:
         raise TableError(path, keys, f"{found!r} is no speed", "give steps per second, 0 or more")
     return float(found)
 
 
-def _pair(path: Path, keys: tuple[str, ...], found: Any) -> float:
+def _beside(
+    path: Path, alone: Mapping[Kind, float], pairs: Mapping[tuple[str, str, str], Any]
+) -> dict[Kind, dict[Kind, float]]:
+    """The speeds of both jobs of each pair, by the keys of its cell."""
+    beside: dict[Kind, dict[Kind, float]] = {kind: {} for kind in alone}
+    mirrored = []
+    for keys, cell in pairs.items():
+        kind, other = (_kind(path, keys, key) for key in keys[1:])
+        mine, its = _pair(path, keys, cell)
+        if kind[1] != other[1]:
+            raise TableError(path, keys, f"pairs {kind[1]} GPUs with {other[1]}", "give pairs on the same GPUs")
+        if other not in alone:
+            raise TableError(path, keys, "the other has no row of its own", "add it, with its speed alone")
+        beside[kind][other] = mine
+        mirrored.append((keys, kind, other, its))
+    for keys, kind, other, its in mirrored:
+        if beside[other].setdefault(kind, its) != its:
+            fault = f"gives {its} for the other, and the other's own row {beside[other][kind]}"
+            raise TableError(path, keys, fault, "give the same speeds in both rows, each time that of the row first")
+    return beside
+
+
+def _pair(path: Path, keys: tuple[str, ...], found: Any) -> tuple[float, float]:
     if not isinstance(found, list) or len(found) != 2:  # noqa: PLR2004  a pair
         raise TableError(path, keys, f"{found!r} is no pair", "give the steps per second of both jobs")
-    _number(path, keys, found[1])
-    return _number(path, keys, found[0])
+    return _number(path, keys, found[0]), _number(path, keys, found[1])

@@ -1,5 +1,6 @@
 """Under each framework: stops, sizes and failures, and the training is as if nothing had happened."""
 
+import json
 import signal
 
 import pytest
@@ -17,9 +18,9 @@ def parameters(place):
 
 @pytest.fixture(scope="module")
 def undisturbed(job):
-    """A job that runs through, at one rank."""
+    """A job that runs through, at one rank, with a periodic checkpoint of every step."""
     place = job()
-    assert place.wait(place.launch(1)) == [0]
+    assert place.wait(place.launch(1, "--checkpoint-every", 0)) == [0]
     return place
 
 
@@ -27,8 +28,8 @@ def undisturbed(job):
 def resized(job):
     """A job through worlds of 1, 2 and 3 ranks, the second as srun starts it; then started once more."""
     place = job()
-    assert place.stop_at(place.launch(1, *SLOW), 3) == [85]
-    assert place.stop_at(place.launch(2, *SLOW, slurm=True), 7, rank=1) == [85, 85]
+    assert place.stop_at(3, 1) == [85]
+    assert place.stop_at(7, 2, rank=1, slurm=True) == [85, 85]
     assert place.wait(place.launch(3)) == [0, 0, 0]
     assert place.wait(place.launch(1)) == [0]
     return place
@@ -39,7 +40,7 @@ def beaten(job):
     """A job of one rank with dropout: killed in the middle of a checkpoint, stopped by SIGTERM, and run to the end."""
     place = job()
     assert place.wait(place.launch(1, *DROPOUT, "--checkpoint-every", 0, "--die-in-save", 6)) == [-signal.SIGKILL]
-    assert place.stop_at(place.launch(1, *DROPOUT, *SLOW), 8, number=signal.SIGTERM) == [85]
+    assert place.stop_at(8, 1, *DROPOUT, number=signal.SIGTERM) == [85]
     assert place.wait(place.launch(1, *DROPOUT)) == [0]
     return place
 
@@ -88,6 +89,19 @@ def test_a_finished_job_trains_no_more(resized):
     assert [line["kind"] for line in resized.report(4)] == ["start", "declare", "end"]
 
 
+def test_the_last_checkpoint_says_that_it_is(undisturbed):
+    """A job whose last step was saved periodically is known to be finished."""
+    manifest = undisturbed.directory / "checkpoints" / "incarnation-1" / "step-12.json"
+    assert json.loads(manifest.read_text())["facts"]["finished"]
+
+
+def test_logs_outlive_their_trainers(beaten, framework):
+    """What Transformers logs for TensorBoard stays where later trainers do not remove it."""
+    if framework != "transformers":
+        pytest.skip("other frameworks log where the script says")
+    assert len(list((beaten.directory / "checkpoints" / "runs").iterdir())) == 3
+
+
 def test_a_killed_save_is_not_resumed_from(beaten):
     """A trainer that died in the checkpoint of step 6 goes on from the one of step 5."""
     assert beaten.report(2)[0]["step"] == 5
@@ -119,9 +133,9 @@ def test_few_checkpoints_are_kept(beaten):
 def test_a_superseded_trainer_writes_nothing(job):
     """A trainer that has a successor exits with 76, and leaves no checkpoint that counts."""
     place = job()
-    world = place.launch(1, *SLOW)
-    place.wait_for_step(1, 2)
-    (place.directory / "checkpoints" / "incarnations" / "2").touch()
+    world = place.launch(1, *SLOW, "--halt", 2)
+    with place.halted(2):
+        (place.directory / "checkpoints" / "incarnations" / "2").touch()
     assert place.wait(world) == [76]
     assert place.checkpoints() == []
     assert place.report(1)[-1]["cause"] == "superseded"

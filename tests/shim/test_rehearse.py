@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from trainer_shim.rehearse.__main__ import main
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.plan import plan_disturbance
 from trainer_shim.rehearse.state import default_tolerance, differ, flatten, load
@@ -53,6 +54,8 @@ for epoch in ctx.epochs(3):
             print("hanging", flush=True)
             while True:
                 pass
+if "twice" in flags:
+    assert not list(ctx.epochs(3))
 """
 
 
@@ -114,9 +117,12 @@ def test_the_example_passes(rehearse, tmp_path):
 
 
 def test_a_schedule_that_is_not_tracked_is_named(rehearse, tmp_path):
-    """A script is equal to the last bit at one size; without its schedule in `track`, it is told what goes wrong."""
+    """A script is equal to the last bit at one size; without its schedule in `track`, it is told what goes wrong.
+
+    That it asks for its epochs once more, of which none is left, is no difference.
+    """
     options = "--json", "--sizes", "1,1", "--kills", "0", tmp_path / "train.py"
-    right, wrong = rehearse(*options), rehearse(*options, "untracked")
+    right, wrong = rehearse(*options, "twice"), rehearse(*options, "untracked")
     code, found = report(right)
     assert code == 0, found
     assert {check["verdict"] for check in found["checks"]} == {"equal bitwise"}
@@ -174,6 +180,41 @@ def test_an_interrupted_rehearsal_leaves_nothing(rehearse, tmp_path, wait_until,
     assert left_behind(tmp_path) == ([], [])
 
 
+def test_a_killed_rehearsal_leaves_no_process(rehearse, tmp_path, wait_until):
+    """Also the trainers that have just been started end with a driver that dies by SIGKILL."""
+    process = rehearse("--sizes", "2", "--kills", "0", tmp_path / "train.py", "hang")
+    wait_until(lambda: left_behind(tmp_path)[1])
+    process.kill()
+    wait_until(lambda: not left_behind(tmp_path)[1])
+
+
+def test_a_script_of_a_framework_is_refused(rehearse, tmp_path):
+    """A script that uses `attach` is refused before it touches its checkpoint directory."""
+    directory, script = tmp_path / "checkpoints", tmp_path / "attached.py"
+    directory.mkdir()
+    script.write_text(f"import trainer_shim\ntrainer_shim.attach({str(directory)!r})\n")
+    code, found = report(rehearse("--json", script))
+    assert code == 2
+    assert "uses attach() (Lightning, Transformers, Accelerate) cannot be rehearsed" in found["error"]
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("option", ["--tolerance=nan", "--tolerance=inf", "--tolerance=-1", "--timeout=0"])
+def test_numbers_that_mean_nothing_are_refused(option, capsys):
+    """A tolerance is finite and not negative, and a time limit is above 0."""
+    with pytest.raises(SystemExit) as refused:
+        main([option, "train.py"])
+    assert refused.value.code == 2
+    assert option.partition("=")[0] in capsys.readouterr().err
+
+
+def test_a_mistake_of_the_rehearsal_is_no_difference(monkeypatch, tmp_path):
+    """Whatever goes wrong in the driver itself ends with 2."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    assert main([str(tmp_path / "train.py")]) == 2
+
+
 @pytest.fixture
 def wait_until():
     """Wait until a condition holds."""
@@ -212,9 +253,12 @@ def test_too_few_steps_are_refused():
         (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), 0.0),
         (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 0.5),
         (torch.tensor([1.0]), torch.tensor([float("nan")]), None),
+        (torch.tensor([float("inf"), 1.0]), torch.tensor([float("inf"), 2.0]), 1.0),
+        (torch.tensor([float("inf"), 1.0]), torch.tensor([1.0, 1.0]), None),
         (torch.tensor([1]), torch.tensor([2]), None),
         (torch.tensor([1.0]), torch.tensor([1.0, 1.0]), None),
         (3, 4, None),
+        (2**60, 2**60 + 1, None),
         (0.5, 0.75, 0.25),
         ("a", "a", 0.0),
         ("a", "b", None),
@@ -223,7 +267,9 @@ def test_too_few_steps_are_refused():
 )
 def test_leaves_are_compared(first, second, gap):
     """Numbers have a gap; what counts, has another shape or no numbers is equal or not."""
-    assert differ(first, second).gap == gap
+    found = differ(first, second)
+    assert found.gap == gap
+    assert found.within(0.1) == (gap == 0)
 
 
 def test_a_state_is_flattened():

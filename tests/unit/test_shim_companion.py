@@ -126,6 +126,19 @@ def test_periodic_and_final_checkpoints(start, tmp_path):
     assert start().finished
 
 
+def test_a_periodic_checkpoint_may_be_the_last(start):
+    """A training that ends with a periodic checkpoint is finished, too, and one that goes on behind it is not."""
+    first = start(checkpoint_every=0.0)
+    first.should_stop()
+    assert save(first)
+    assert not start().finished
+    second = start()
+    second.should_stop()
+    assert save(second)
+    second.finish()
+    assert start().finished
+
+
 def test_a_superseded_trainer(start, tmp_path):
     """A trainer with a successor saves nothing more, and exits with 76."""
     first = start()

@@ -24,12 +24,13 @@ def test_srun():
 
 
 def test_srun_without_a_port():
-    """Every rank of a step derives the same ports, and those of another job, step or run are others."""
+    """Every rank of a step derives the same ports, and those of another job, step, run or cluster are others."""
     environ = SRUN | {"MASTER_ADDR": "a"}
     master = find_world(environ).master
     assert find_world(environ | {"SLURM_PROCID": "0"}).master == master
-    for other in ({"SLURM_JOB_ID": "384"}, {"SLURM_STEP_ID": "1"}, {"SLURM_RESTART_COUNT": "1"}):
-        different = find_world(environ | other).master
+    assert find_world(environ | {"SLURM_PROCID": "0", "SLURM_SRUN_COMM_PORT": "7"}).master == master
+    for other in ("JOB_ID", "STEP_ID", "RESTART_COUNT", "CLUSTER_NAME", "STEP_LAUNCHER_PORT"):
+        different = find_world(environ | {f"SLURM_{other}": "384"}).master
         assert not set(different.ports) & set(master.ports)
         assert different.name != master.name
     assert len(set(master.ports)) > 1

@@ -86,7 +86,7 @@ def spoil(keys, value):
     return data
 
 
-QUICK = "('quick', 1)"
+QUICK, STEADY = "('quick', 1)", "('steady', 1)"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,16 @@ QUICK = "('quick', 1)"
         (("v100", QUICK, QUICK), [1.0], ("v100", QUICK, QUICK), "no pair"),
         (("v100", QUICK, QUICK), [1.0, "x"], ("v100", QUICK, QUICK), "no speed"),
         (("v100", QUICK, "steady"), [1.0, 1.0], ("v100", QUICK, "steady"), "names no model"),
+        pytest.param(("v100", QUICK, "null"), 10**400, ("v100", QUICK, "null"), "no speed", id="400 digits"),
+        (("v100", "('quick', 0)"), {"null": 1.0}, ("v100", "('quick', 0)"), "names no model"),
+        (("v100", QUICK, "('steady', 2)"), [1.0, 1.0], ("v100", QUICK, "('steady', 2)"), "1 GPUs with 2"),
+        (("v100", QUICK, "('slow', 1)"), [1.0, 1.0], ("v100", QUICK, "('slow', 1)"), "no row of its own"),
+        (
+            ("v100", QUICK, STEADY),
+            [8.0, 4.0],
+            ("v100", QUICK, STEADY),
+            "4.0 for the other, and the other's own row 3.0",
+        ),
     ],
 )
 def test_a_bad_table_is_refused_where_it_is_bad(tmp_path, keys, value, named, words):
@@ -113,9 +123,17 @@ def test_a_bad_table_is_refused_where_it_is_bad(tmp_path, keys, value, named, wo
     assert caught.value.fix in str(caught.value)
 
 
+def test_a_pair_may_stand_in_one_row(tmp_path):
+    """The other's speed is then known as well."""
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps(spoil(("v100", STEADY, QUICK), None)))
+    assert Table.read(path).beside == small_table().beside
+
+
 def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path):
     """Either is an error of ours that names the file."""
     (tmp_path / "t.json").write_text("{")
-    for name in ("t.json", "gone.json"):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    for name in ("t.json", "deep.json", "gone.json"):
         with pytest.raises(TableError, match=name):
             Table.read(tmp_path / name)

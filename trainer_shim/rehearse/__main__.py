@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +24,8 @@ from trainer_shim.rehearse.plan import Event, Start, plan_disturbance
 from trainer_shim.rehearse.state import default_tolerance
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainer_shim.rehearse.history import History
 
 EQUAL, DIFFERENT, FAILED = 0, 1, 2
@@ -31,9 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
-    scratch = Path(tempfile.mkdtemp(prefix="rehearse-"))
     try:
-        return _rehearse(args, scratch)
+        with _scratch(keep=args.keep) as scratch:
+            return _rehearse(args, scratch)
     except RehearsalError as error:
         if args.json:
             _show(json.dumps({"result": "failed", "error": str(error)}))
@@ -44,8 +49,21 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except Exception as error:  # noqa: BLE001  Python's own exit code for it would say that the results differ
+        traceback.print_exc()
+        if args.json:
+            _show(json.dumps({"result": "failed", "error": repr(error)}))
+        return FAILED
+
+
+@contextlib.contextmanager
+def _scratch(*, keep: bool) -> Iterator[Path]:
+    """A directory for this rehearsal, removed at its end unless it is to be kept."""
+    scratch = Path(tempfile.mkdtemp(prefix="rehearse-"))
+    try:
+        yield scratch
     finally:
-        if args.keep:
+        if keep:
             _tell(f"kept: {scratch}")
         else:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -63,11 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the steps and ranks that are hit (default: 0)")
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=_tolerance,
         help="largest difference that counts as rounding, relative to the largest magnitude in a tensor or 1 (default: "
         "the square root of the coarsest floating type's epsilon, 3.5e-4 for float32)",
     )
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each start (default: 600)")
+    parser.add_argument("--timeout", type=_seconds, default=600.0, help="seconds for each start (default: 600)")
     parser.add_argument("--here", action="store_true", help="run in this directory, instead of an empty one")
     parser.add_argument("--keep", action="store_true", help="keep outputs, records and checkpoints, and say where")
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
@@ -160,6 +178,18 @@ def _count(text: str) -> int:
     if int(text) < 0:
         raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
     return int(text)
+
+
+def _tolerance(text: str) -> float:
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return float(text)
+
+
+def _seconds(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return float(text)
 
 
 def _leave(number: int, _: object) -> NoReturn:

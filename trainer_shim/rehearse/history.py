@@ -73,7 +73,7 @@ def read_history(stage: Stage, starts: list[Start]) -> History:
         steps = {step: seen for step, seen in steps.items() if step <= ready["step"]}  # the others were lost
         for begin, *lines in ranks:
             remarks.update(begin["remarks"])
-            for line in lines:
+            for line in (line for line in lines if line["kind"] == "step"):
                 before = steps.get(line["step"], Step(line["epoch"], [], 0.0, line["lr"], number))
                 steps[line["step"]] = before._replace(
                     indices=before.indices + line["indices"], loss=before.loss + line["loss"]

@@ -28,8 +28,19 @@ _GRACE = 5.0  # seconds that the other ranks have to fail by themselves, and sho
 _TAIL = 20  # lines of output shown of a script that failed
 _POLL = 0.02
 _ROOT = Path(trainer_shim.__file__).resolve().parent.parent
-# torch first, as in most scripts: it brings the exit hooks of multiprocessing, which then run after the shim's.
-_BOOT = "import sys, torch; sys.path[0] = sys.argv.pop(1); from trainer_shim.rehearse.probe import main; main()"
+# A driver that is killed must leave no trainers behind: Linux kills them with it, unless it was gone before they asked.
+# Then torch, as in most scripts: it brings the exit hooks of multiprocessing, which so run after the shim's.
+_BOOT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv.pop(1)):
+    os._exit(1)
+import torch
+sys.path[0] = sys.argv.pop(1)
+from trainer_shim.rehearse.probe import main
+main()
+"""
 
 
 class Stage(NamedTuple):
@@ -128,7 +139,8 @@ def _started(stage: Stage, number: int, start: Start) -> Iterator[list[subproces
                 "stop_at": event.step if event and mine and not event.kill else None,
                 "kill_at": event.step if event and mine and event.kill else None,
             }
-            command = [sys.executable, "-c", _BOOT, str(_ROOT), json.dumps(orders), str(stage.script), *stage.arguments]
+            boot = [sys.executable, "-c", _BOOT, str(os.getpid()), str(_ROOT)]
+            command = [*boot, json.dumps(orders), str(stage.script), *stage.arguments]
             with stage.output(number, rank).open("wb") as output:
                 processes.append(
                     subprocess.Popen(

@@ -6,7 +6,6 @@ The driver starts `main` with its orders as JSON, the script and the script's ar
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -14,7 +13,7 @@ import random
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,13 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from trainer_shim import begin, context
+from trainer_shim import begin, companion, context
 from trainer_shim.cadence import Cadence
+from trainer_shim.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Orders(NamedTuple):
@@ -159,16 +157,20 @@ def _seed(seed: int) -> None:
         numpy.random.seed(seed)
 
 
+def _refuse(*_: object, **__: object) -> NoReturn:
+    """What `attach` does here: nobody could say what a framework's loop has trained, nor where it saves."""
+    raise UsageError("a script that uses attach() (Lightning, Transformers, Accelerate) cannot be rehearsed")
+
+
 def main() -> None:
     """Run the script as `__main__`, in this very module's place."""
     orders, script, *arguments = sys.argv[1:]
-    # A driver that is killed must leave no trainers behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     told = Orders(**json.loads(orders))
     start = begin.start
     # The user's own checkpoints are never touched, wherever the script has them.
     begin.start = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
     begin.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,attr-defined]
+    companion.start = _refuse
     _seed(told.seed)
 
     module = sys.modules["__main__"]

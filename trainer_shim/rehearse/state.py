@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -76,13 +77,10 @@ def differ(first: Any, second: Any) -> Difference:
     """Compare two leaves."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _differ_tensors(first, second)
-    if type(first) is type(second) and isinstance(first, (int, float, complex)) and not isinstance(first, bool):
+    if type(first) is type(second) and isinstance(first, (float, complex)):
         kind = torch.complex128 if isinstance(first, complex) else torch.float64
         found = _differ_tensors(torch.tensor(first, dtype=kind), torch.tensor(second, dtype=kind))
-        # Whole numbers count things: they are equal or not.
-        return found._replace(
-            gap=None if found.gap and isinstance(first, int) else found.gap, text=f"{first} and {second}"
-        )
+        return found._replace(text=f"{first} and {second}")
     try:
         same = bool(first == second) or _pickled(first) == _pickled(second)
     except Exception:  # noqa: BLE001  an object of the script's own may do anything here
@@ -101,12 +99,12 @@ def _differ_tensors(first: torch.Tensor, second: torch.Tensor) -> Difference:
     if first.shape != second.shape or first.dtype != second.dtype:
         text = f"{first.dtype} of shape {tuple(first.shape)} and {second.dtype} of shape {tuple(second.shape)}"
         return Difference(None, 1.0, text)
-    if torch.equal(torch.isnan(first), torch.isnan(second)):
-        first, second = torch.nan_to_num(first, nan=0.0), torch.nan_to_num(second, nan=0.0)
-    if torch.equal(first, second):
+    apart = (first != second) & ~(torch.isnan(first) & torch.isnan(second))
+    if not apart.any():
         return Difference(0.0, 1.0, "")
+    # Whole numbers count things: they are equal or not.
     exact = not (first.is_floating_point() or first.is_complex())
     wide = torch.complex128 if first.is_complex() else torch.float64
-    gap = float((first.to(wide) - second.to(wide)).abs().max())
-    scale = max(1.0, float(first.to(wide).abs().max()))
-    return Difference(None if exact or gap != gap else gap, scale, f"up to {gap:.3g} apart")  # noqa: PLR0124  NaN
+    gap = float((first.to(wide) - second.to(wide))[apart].abs().max())
+    scale = max(1.0, float(first.to(wide).abs().nan_to_num(nan=0.0, posinf=0.0).max()))
+    return Difference(None if exact or not math.isfinite(gap) else gap, scale, f"up to {gap:.3g} apart")
