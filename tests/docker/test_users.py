@@ -180,7 +180,10 @@ def test_a_daemon_of_bobs_own_can_do_nothing_to_alice(site, training):
     assert "traceback" not in refusal
     config = '[paths]\nstate = "/home/bob/state"\nshared = "/home/bob/shared"\n[schedule]\npoll_seconds = 0.5\n'
     site.run("login", "sh", "-c", "cat > own.toml", user="bob", stdin=config.encode())
-    site.sh("login", "timeout 8 metasched --config /home/bob/own.toml daemon > own.log 2>&1; true", "bob")
+    some_rounds = """metasched --config /home/bob/own.toml daemon > own.log 2>&1 & pid=$!
+        for _ in $(seq 60); do [ -e shared/status.json ] && break; sleep 1; done
+        sleep 3; kill $pid; wait $pid; true"""
+    site.sh("login", some_rounds, "bob", timeout=120)
     assert uid not in site.sh("login", "cat own.log shared/status.json", "bob")
 
 

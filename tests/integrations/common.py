@@ -43,6 +43,7 @@ def parse():
     parser.add_argument("--max-per-gpu", type=int, default=4)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--step-seconds", type=float, default=0.0)
+    parser.add_argument("--halt", type=int, help="in this step, or a later one, wait for the file `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
     parser.add_argument("--die-in-save", type=int, help="SIGKILL in the checkpoint of this step")
     parser.add_argument("--samples", type=int, default=SAMPLES)
@@ -56,15 +57,19 @@ class Log:
         torch.set_num_threads(1)
         self._companion = companion
         self._seconds = args.step_seconds
+        self._halt = args.halt
+        self._go = args.directory / f"go-{args.halt}"
         name = f"trained-{companion.incarnation}-{companion.rank}.jsonl"
         self._file = (args.directory / name).open("w", buffering=1)
         if args.die_in_save:
             die_in_save(companion, args.die_in_save)
 
     def trained(self, index):
-        line = {"step": self._companion.step + 1, "indices": index.tolist()}
-        self._file.write(json.dumps(line) + "\n")
+        step = self._companion.step + 1
+        self._file.write(json.dumps({"step": step, "indices": index.tolist()}) + "\n")
         time.sleep(self._seconds)
+        while self._halt is not None and step >= self._halt and not self._go.exists():
+            time.sleep(0.01)
 
 
 def die_in_save(companion, step):

@@ -5,13 +5,14 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -51,10 +52,7 @@ class Job:
 
     def launch(self, size, *arguments, slurm=False, **variables):
         """Start the processes of one run, under torchrun's variables or srun's, or alone; returns them."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
-        run = len(self.started) + 1
+        run, port = len(self.started) + 1, str(free_port())  # one for all ranks
         world = []
         for rank in range(size):
             environ = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "METASCHED_"))}
@@ -112,10 +110,18 @@ class Job:
         world = self.started[run - 1]
         wait_for(lambda: self.last_step(run) >= step or world[0].poll() is not None, f"step {step} of run {run}")
 
-    def stop_at(self, world, step, rank=0, number=signal.SIGUSR2):
-        """Signal one rank when that step is under way, and return the exit codes."""
+    @contextlib.contextmanager
+    def halted(self, step):
+        """A block in which the last run, which was told to `--halt` in that step, does not end it."""
         self.wait_for_step(len(self.started), step)
-        world[rank].send_signal(number)
+        yield
+        (self.directory / f"go-{step}").touch()
+
+    def stop_at(self, step, size, *arguments, rank=0, number=signal.SIGUSR2, slurm=False):
+        """Run until that step, signal one rank in it, and return the exit codes."""
+        world = self.launch(size, "--halt", step, *arguments, slurm=slurm)
+        with self.halted(step):
+            world[rank].send_signal(number)
         return self.wait(world)
 
     def report(self, incarnation):

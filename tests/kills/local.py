@@ -4,7 +4,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from tests.kills.table import Kill
 from tests.kills.train import GLOBAL_BATCH, Net, make_data, make_optimizer
 from tests.kills.witness import Witness, whole_checkpoints
+from tests.ports import free_port
 from trainer_shim.data import Order
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -43,13 +43,10 @@ class Job:
     def launch(self):
         """Start an incarnation, and return its number to be."""
         self.older += self.pids
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         size = self.dice.choice([2, 2, 3, 3, 4])
         self.launches += 1
-        environ = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "METASCHED_RUN": self.launches}
-        environ |= {"METASCHED_EXIT_CODE": 85, "METASCHED_REPORTS": self.reports}
+        environ = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        environ |= {"METASCHED_RUN": self.launches, "METASCHED_EXIT_CODE": 85, "METASCHED_REPORTS": self.reports}
         self.pids = []
         for rank in range(size):
             own = {name: str(value) for name, value in (environ | {"RANK": rank, "LOCAL_RANK": rank}).items()}

@@ -98,6 +98,7 @@ def finish_asked(ctx, args):
 
 
 def main():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a private cluster's number for a fake GPU chooses a real one
     args = parse()
     torch.set_num_threads(1)
     slow_fsync()

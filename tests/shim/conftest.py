@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.ports import free_port
 from trainer_shim.data import Order
 
 HERE = Path(__file__).parent
@@ -85,9 +85,7 @@ class Trainers:
     """The processes of one world, each in a session of its own, which run the `command`."""
 
     def __init__(self, directory, number, size, command, variables):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes, self.outputs = [], []
         for rank in range(size):
             environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
@@ -212,6 +210,10 @@ class Workplace:
                     seen.setdefault(line["epoch"], []).extend(line["indices"])
         return {epoch: sorted(indices) for epoch, indices in seen.items()}
 
+    def manifests(self):
+        """One for each whole checkpoint."""
+        return list((self.directory / "checkpoints").glob("*.json"))
+
     def checkpoint_files(self):
         return sorted(path.name for path in (self.directory / "checkpoints").glob("*.*"))
 
@@ -231,6 +233,14 @@ def workplaces(*options, factory):
         for place in made:
             for trainers in place.started:
                 trainers.kill()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu():
+    """Trainers of the tests in this folder take no GPU of this host."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kills.nursery import Nursery
+from tests.ports import free_port
 
 TRAIN = Path(__file__).parents[1] / "kills" / "train.py"
 LIMIT = 2  # seconds of collective_timeout
@@ -27,9 +27,7 @@ class World:
         self.pids = []
 
     def start(self, size, *options, limit=LIMIT):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         for rank in range(size):
             environ = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_PORT": port, "METASCHED_RUN": 1}
             environ |= {"MASTER_ADDR": "127.0.0.1", "METASCHED_EXIT_CODE": 85}

@@ -24,20 +24,19 @@ SLOW = ("--step-seconds", "0.05")
 @pytest.fixture(scope="module")
 def workplace(workplace):
     """Make workplaces whose trainers shard their model."""
-    with pytest.MonkeyPatch.context() as patch:
 
-        def make():
-            place = workplace()
-            patch.setitem(type(place).launch.__globals__, "HERE", Path(__file__).parent / "sharded")
-            return place
+    def make():
+        place = workplace()
+        place.script = Path(__file__).parent / "sharded" / "train.py"
+        return place
 
-        yield make
+    return make
 
 
 def newest(place):
     """The checkpoint of the highest step, as its path without an ending."""
-    manifests = (place.directory / "checkpoints").glob("*.json")
-    return max(manifests, key=lambda path: [int(number) for number in re.findall("[0-9]+", path.name)]).with_suffix("")
+    manifest = max(place.manifests(), key=lambda path: [int(number) for number in re.findall("[0-9]+", path.name)])
+    return manifest.with_suffix("")
 
 
 def whole(place):
@@ -134,8 +133,9 @@ def test_same_size_is_bitwise(workplace):
 def test_killed_rank_and_a_damaged_shard(workplace, undisturbed):
     """After kill -9 the job resumes from the last checkpoint all ranks have written; damaged ones are skipped."""
     place = workplace()
-    killed = place.launch(2, *SLOW, "--halt", 7, "--checkpoint-every", 0)
-    with place.halted(1, 7):
+    killed = place.launch(2, "--halt", 8, "--checkpoint-every", 0, "--await-saves")
+    with place.halted(1, 8):
+        place.wait_for(lambda: len(place.manifests()) >= 2, "two checkpoints")
         killed.signal(1, signal.SIGKILL)
     assert killed.processes[0].wait(60) not in {0, 85}
     damaged = newest(place)

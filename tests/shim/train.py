@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -127,6 +128,7 @@ def parse():
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--halt", type=int, help="after this step, or a later one, wait for the file `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
+    parser.add_argument("--await-saves", action="store_true", help="however slow the disk is, while few steps are made")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--wrap-by-hand", action="store_true")
     parser.add_argument("--last-epoch", type=int)
@@ -162,6 +164,12 @@ def slow_down(ctx, seconds):
     ctx._store.save = slow
 
 
+def await_save(args, ctx):
+    """With `--await-saves`, wait until the checkpoint that was begun last is written."""
+    if args.await_saves and ctx._saver._write is not None:
+        ctx._saver._write._thread.join()
+
+
 def count_votes(ctx):
     """The list of step counts at which this rank has voted, which grows."""
     vote, steps = ctx._group.vote, []
@@ -175,6 +183,7 @@ def count_votes(ctx):
 
 
 def main():
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a private cluster's number for a fake GPU chooses a real one
     args = parse()
     torch.set_num_threads(1)
     cadence.LATENCY = args.latency
@@ -224,6 +233,7 @@ def main():
                 log.write(json.dumps(line) + "\n")
                 trained, loss_sum = [], 0.0
                 time.sleep(args.step_seconds)
+                await_save(args, ctx)
                 evaluate(ctx, args, model, f"step {ctx.step_count}")
                 hold(args, ctx.step_count)
         evaluate(ctx, args, model, f"epoch {epoch}")

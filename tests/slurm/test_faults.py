@@ -4,13 +4,12 @@
 def test_tasks_of_an_array_run_under_their_leases(site):
     """Each task of an array is told its own uid and run."""
     site.start()
-    array = site.submit(
-        "exec metasched-run bash -c 'echo $METASCHED_UID $METASCHED_RUN'", "--array=0-1", "--gres=gpu:1"
-    )
+    command = "exec metasched-run bash -c 'echo $METASCHED_UID $METASCHED_RUN'"
+    array = site.submit(command, "--array=0-1", "--output=out-%a.txt", "--gres=gpu:1")
     for task in range(2):
         uid = site.wait_status(f"{array}_{task}", "completed").uid
         assert uid.endswith(f"_{task}")
-        assert f"{uid} 1\n" in (site.base / "job-1" / "out.txt").read_text()
+        assert f"{uid} 1\n" in (site.base / "job-1" / f"out-{task}.txt").read_text()
 
 
 def test_a_job_that_slurm_gives_whole_nodes_runs_once(site):

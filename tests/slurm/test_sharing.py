@@ -10,10 +10,9 @@ import pytest
 
 from metasched.devcluster import NodeGroup
 from metasched.slurm.cli import CommandLineClient
-from tests import surviving
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
-from tests.slurm.test_whole_path import every_sample_once
+from tests.slurm.test_whole_path import assert_every_sample_once, has_trained
 
 PACED = Path(__file__).parent / "paced.py"
 COMPUTING = "RUNNING"
@@ -74,8 +73,8 @@ def beats(directory):
 def test_four_jobs_run_on_two_gpus(shared):
     """Each GPU has two shards, each job one; who is left alone goes on, and who stays is never restarted."""
     shared.configure(policy="gandiva")
-    shared.start()
     jobs = dict(paced(shared, "--gres=shard:2") for _ in range(4))
+    shared.start()
     shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 4)
     couples = gpus(shared)
     assert sorted(couples) == [0, 1]
@@ -104,8 +103,8 @@ def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
     if CommandLineClient(shared.cluster.env, 30).settings().version >= (23, 2):
         pytest.skip("this Slurm remembers that the other job is still there")
     shared.configure(policy="gandiva")
-    shared.start()
     jobs = dict(paced(shared, "--gres=shard:2") for _ in range(4))
+    shared.start()
     shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 4)
     ends, stays = sorted(gpus(shared)[0])
     shared.wait(lambda: len(beats(jobs[stays])) > 10)
@@ -124,8 +123,8 @@ def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
 def test_a_pair_is_stopped_and_started_as_a_pair(shared):
     """A daemon under a policy that never shares stops who shares, and starts it alone; then the other way round."""
     shared.configure(policy="gandiva")
-    shared.start()
     jobs = dict(paced(shared, "--gres=shard:1") for _ in range(3))
+    shared.start()
     shared.wait(lambda: states(shared, jobs) == [COMPUTING] * 3 and len(gpus(shared)) == 2)
     shared.terminate()
     shared.configure(policy="fifo")
@@ -146,10 +145,16 @@ def turns(site, trainers):
     """Submit two that take turns on the one GPU, and wait until one rests."""
     text = site.config.read_text().replace("[schedule]", "[schedule]\nslice_seconds = 2")
     site.config.write_text(text)
-    site.start()
     jobs = dict(trainers() for _ in range(2))
+    site.start()
     site.wait(lambda: sorted(states(site, jobs)) == ["RUNNING", "SUSPENDED"])
     return jobs
+
+
+def suspensions(site):
+    """How often the daemon has suspended a job."""
+    with site.store() as store:
+        return [action.kind for action in store.recent_actions(1000)].count("suspend")
 
 
 def test_two_jobs_take_turns_on_a_gpu(single):
@@ -162,12 +167,13 @@ def test_two_jobs_take_turns_on_a_gpu(single):
         found = ((at, who) for who, directory in jobs.items() for at in beats(directory) if at > since)
         return [who for _, who in sorted(found)]
 
-    single.wait(lambda: (seen := ticks()) and all(seen.count(job) > 60 for job in jobs))
+    def lengths():
+        return [len(list(turn)) for _, turn in itertools.groupby(ticks())]
+
+    single.wait(lambda: (seen := ticks()) and all(seen.count(job) > 60 for job in jobs) and len(lengths()) >= 4)
     assert gpus(single) == {0: set(jobs)}
     assert [slurm_jobs(single)[job].restarts for job in jobs] == [0, 0]
-    lengths = [len(list(turn)) for _, turn in itertools.groupby(ticks())]
-    assert len(lengths) >= 4
-    assert sum(lengths) / len(lengths) > 5  # long turns, not one step each
+    assert len(ticks()) / len(lengths()) > 5  # long turns, not one step each
     with single.store() as store:
         kinds = {action.kind for job in jobs for action in store.recent_actions(100, single.job(job).uid)}
     assert {"suspend", "resume"} <= kinds
@@ -196,15 +202,16 @@ def test_trainers_of_several_ranks_survive_each_others_turns(make_cluster):
     site = Site(make_cluster(groups=(NodeGroup(2, 1, "v100", shards=2),), job_submit=JOB_SUBMIT))
     try:
         site.configure(**TURNS)
-        options = "--epochs 3 --step-seconds 0.2"
+        options = "--epochs 1000 --step-seconds 0.1 --finish-file enough"
         jobs = turns(site, lambda: site.train(options, "-N2", "--gres=shard:2"))
-        for address in jobs:
+        site.wait(lambda: all(has_trained(directory, 1) for directory in jobs.values()))
+        before = suspensions(site)
+        site.wait(lambda: suspensions(site) >= before + 3)
+        for address, directory in jobs.items():
+            (directory / "enough").touch()
             ended = site.wait_status(address, "completed", 180)
             assert (ended.runs, ended.world_sizes, ended.preemptions) == (1, (2,), 0)
-        with site.store() as store:
-            kinds = [action.kind for action in store.recent_actions(1000)]
-        assert kinds.count("suspend") >= 3
-        assert all(surviving.of_directory(directory) == every_sample_once(3) for directory in jobs.values())
+            assert_every_sample_once(directory)
     finally:
         site.close()
 

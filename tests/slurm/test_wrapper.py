@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UID = "0123456789abcdef"
-TRAIN = f"{sys.executable} {ROOT}/contrib/examples/train_elastic.py --samples 640 --seconds-per-step 0.05"
+PYTHON = f"env CUDA_VISIBLE_DEVICES= {sys.executable}"  # the cluster's GPUs are fake, its numbers may choose real ones
+EXAMPLE = f"{ROOT}/contrib/examples/train_elastic.py --samples 640 --seconds-per-step 0.05"
+TRAIN = f"{PYTHON} {EXAMPLE}"
 
 
 class Job:
@@ -97,7 +99,8 @@ def submit(tmp_path):
 
 def test_stop_resize_resume(clean_cluster, submit):
     """The signal stops all ranks, Slurm requeues and holds, and another size goes on from there to the end."""
-    job = submit(clean_cluster, f"{TRAIN} --epochs 12", nodes=2)
+    slow_in_run_1 = "--seconds-per-step $((METASCHED_RUN == 1))"
+    job = submit(clean_cluster, f"bash -c 'exec {TRAIN} --epochs 12 {slow_in_run_1}'", nodes=2)
     assert job.wait_report(1, "start")["world_size"] == 4
     job.wait_report(1, "steps")
     job.cluster.run("scancel", "-s", "USR2", job.id)
@@ -120,8 +123,7 @@ def test_stop_resize_resume(clean_cluster, submit):
 
 def test_torchrun_is_stopped_and_resized(clean_cluster, submit):
     """Torchrun on two nodes is stopped by the signal alone, requeued by its exit code, and ends at another size."""
-    python, train = TRAIN.split(" ", 1)
-    job = submit(clean_cluster, f"{python} -m torch.distributed.run {train} --epochs 1000", nodes=2)
+    job = submit(clean_cluster, f"{PYTHON} -m torch.distributed.run {EXAMPLE} --epochs 1000", nodes=2)
     assert job.wait_report(1, "start")["world_size"] == 4
     job.wait_report(1, "steps")
     job.cluster.run("scancel", "-s", "USR2", job.id)

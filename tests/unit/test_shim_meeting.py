@@ -11,6 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from tests.ports import free_ports
 from trainer_shim import group, meeting
 from trainer_shim.errors import VariableError, WorldError
 from trainer_shim.meeting import crowded, meet
@@ -29,13 +30,7 @@ def brief(monkeypatch):
 @pytest.fixture
 def ports():
     """Three free ports."""
-    sockets = [socket.socket() for _ in range(3)]
-    for each in sockets:
-        each.bind(("", 0))
-    found = tuple(each.getsockname()[1] for each in sockets)
-    for each in sockets:
-        each.close()
-    return found
+    return free_ports(3)
 
 
 def meet_all(size, master, ranks, patience):

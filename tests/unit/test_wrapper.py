@@ -371,9 +371,12 @@ os.kill(os.getppid(), signal.SIGTERM)
 def test_sigterm(slurm):
     """A SIGTERM is survived until srun has ended, and then nothing is requeued: Slurm itself ends the run."""
     slurm.write_lease(requeue={"by": "wrapper", "exit_code": 85})
-    process = slurm.start("python", FAKE_SRUN="time.sleep(1.5); sys.exit(85)")
+    end = slurm.directory / "end"
+    wait = f"while not os.path.exists({str(end)!r}): time.sleep(0.01)\nsys.exit(85)"
+    process = slurm.start("python", FAKE_SRUN=wait)
     slurm.wait_for_call("srun")
     process.send_signal(signal.SIGTERM)
+    end.touch()
     assert process.wait(60) == 85
     process.stderr.close()
     assert slurm.calls("scontrol") == []

@@ -69,6 +69,7 @@ def parse():
     parser.add_argument("--step-seconds", type=float, default=0.0)
     parser.add_argument("--halt", type=int, help="after this step, or a later one, wait for the file `go-STEP`")
     parser.add_argument("--checkpoint-every", type=float, default=600.0)
+    parser.add_argument("--await-saves", action="store_true", help="however slow the disk is, while few steps are made")
     parser.add_argument("--plain", action="store_true", help="do not shard")
     parser.add_argument("--full-disk", type=int, help="on the rank of this number, from its second checkpoint on")
     return parser.parse_args()
@@ -94,6 +95,12 @@ def hold(args, step):
     """From the step on that `--halt` names, wait until the test lets the trainer go on."""
     while args.halt is not None and step >= args.halt and not (args.directory / f"go-{args.halt}").exists():
         time.sleep(0.01)
+
+
+def await_save(args, ctx):
+    """With `--await-saves`, wait until the checkpoint that was begun last is written."""
+    if args.await_saves and ctx._saver._write is not None:
+        ctx._saver._write._thread.join()
 
 
 def main():
@@ -126,6 +133,7 @@ def main():
                 log.write(json.dumps({"epoch": epoch, "step": ctx.step_count, "indices": trained}) + "\n")
                 trained = []
                 time.sleep(args.step_seconds)
+                await_save(args, ctx)
                 hold(args, ctx.step_count)
     assert not idle.state
 
