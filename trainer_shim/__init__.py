@@ -70,7 +70,8 @@ def init(
         VariableError: the environment describes half a world.
         WorldError: not all ranks have come within five minutes (TRAINER_SHIM_PATIENCE, in seconds), or two share a GPU.
         CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
-        UsageError: called outside the main thread, or with a `collective_timeout` that is not above 0.
+        UsageError: called outside the main thread, beside a process group of the script's own, or with a
+            `collective_timeout` that is not above 0.
     """
     from trainer_shim.begin import start  # noqa: PLC0415  importing the shim must not cost an import of torch
 

@@ -29,11 +29,27 @@ class BatchPlan(NamedTuple):
         start = rank * least + min(rank, more)
         return range(start, start + least + (rank < more))
 
-    def micro_batches(self, share: range) -> list[range]:
-        """Cut a rank's share into the fewest micro-batches that fit on its GPU; sizes differ by one at most."""
-        pieces = 1 if self.max_per_gpu is None else -(-len(share) // self.max_per_gpu)
-        cut = BatchPlan(len(share), pieces, None)
-        return [share[slice(piece.start, piece.stop)] for piece in (cut.share(i, len(share)) for i in range(pieces))]
+    def count(self, samples: int) -> int:
+        """How many micro-batches each rank has of so many samples: the fewest that the largest share, rank 0's, needs.
+
+        They are as many on every rank, because forward and backward passes may be collective.
+        """
+        largest = len(self.share(0, samples))
+        return 1 if self.max_per_gpu is None else -(-largest // self.max_per_gpu)
+
+    def micro_batches(self, rank: int, samples: int) -> list[range]:
+        """Cut `rank`'s share of so many samples into micro-batches, whose sizes differ by one at most over all ranks.
+
+        There are `count` of them, or one less where the share has no more samples.
+        """
+        share = self.share(rank, samples)
+        cut = BatchPlan(len(share), min(self.count(samples), len(share)), None)
+        pieces = (cut.share(number, len(share)) for number in range(cut.world_size))
+        return [share[slice(piece.start, piece.stop)] for piece in pieces]
+
+    def whole(self, samples: int) -> int:
+        """How many of so many samples whole global batches take."""
+        return samples // self.global_batch * self.global_batch
 
     def weight(self, samples: int, global_samples: int) -> float:
         """The factor for the mean loss of a micro-batch of `samples` samples."""
@@ -41,14 +57,13 @@ class BatchPlan(NamedTuple):
 
     @property
     def per_gpu_batch(self) -> int:
-        """The most samples that a GPU sees at once: the first rank's, or the last one's, whose share may be uncut."""
-        ends = (self.share(rank, self.global_batch) for rank in (0, self.world_size - 1))
-        return max(len(self.micro_batches(share)[0]) for share in ends)
+        """The most samples that a GPU sees at once: the first rank's first ones."""
+        return len(self.micro_batches(0, self.global_batch)[0])
 
     @property
     def accumulation(self) -> int:
-        """The most micro-batches that a GPU works through for one optimizer step: the first rank's."""
-        return len(self.micro_batches(self.share(0, self.global_batch)))
+        """The micro-batches that a GPU works through for one optimizer step."""
+        return self.count(self.global_batch)
 
 
 def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = None) -> BatchPlan:
@@ -93,7 +108,7 @@ def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[in
             continue
         plan = plan_batch(global_batch, size, max_per_gpu)
         # The first rank has one of the largest shares, the last one one of the smallest.
-        ends = (plan.micro_batches(plan.share(rank, global_batch)) for rank in (0, size - 1))
+        ends = (plan.micro_batches(rank, global_batch) for rank in (0, size - 1))
         kinds = list(dict.fromkeys(map(_in_words, ends)))
         even = len(kinds) == 1 and "+" not in kinds[0]
         where = f"{kinds[0]} on every rank" if len(kinds) == 1 else f"{kinds[0]} on some ranks, {kinds[1]} on others"

@@ -15,6 +15,7 @@ from trainer_shim.group import Group
 from trainer_shim.incarnation import claim, highest
 from trainer_shim.launcher import leave_word
 from trainer_shim.leave import outlast_gloo
+from trainer_shim.misuse import refuse_second_group
 from trainer_shim.owner import belong
 from trainer_shim.watchdog import HUNG_EXIT_CODE
 
@@ -28,6 +29,7 @@ def start(
     """See `trainer_shim.init`."""
     if collective_timeout is not None and not collective_timeout > 0:
         raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
+    refuse_second_group()
     job, stop, world = arrive()
     group = Group(world, collective_timeout)
     atexit.register(outlast_gloo)

@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, TypeVar
 
@@ -21,13 +22,20 @@ from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, deaf_worke
 from trainer_shim.ddp import settle_buffers, unsettle_buffers
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
 from trainer_shim.evaluation import in_step
-from trainer_shim.fsdp import evened, fully_shard
+from trainer_shim.fsdp import fully_shard
 from trainer_shim.group import Ballot, Group
 from trainer_shim.incarnation import highest
 from trainer_shim.launcher import leave_word
 from trainer_shim.lease import LeaseWatch
 from trainer_shim.leave import departure
 from trainer_shim.loading import make_loader
+from trainer_shim.misuse import (
+    handlers,
+    refuse_cleared,
+    refuse_other_data,
+    warn_of_handlers,
+    warn_of_unwrapped,
+)
 from trainer_shim.report import INTERVAL, Reporter, process_age
 from trainer_shim.saver import Saver
 from trainer_shim.stop import (
@@ -94,16 +102,21 @@ class Context:
 
         self._tracked: dict[str, Stateful] = {}
         self._contents: Tracked | None = None  # the same, as a checkpoint sees it
-        self._wrapped: list[Any] = []  # the tracked models' parts that exchange gradients
+        self._modules: list[torch.nn.Module] = []  # tracked
+        self._wrapped: list[Any] = []  # their parts that exchange gradients
         self._loader: TrainLoader | None = None
         self._iterable = False
-        self._ended = False
+        self._begun = self._ended = False
         self._warned = False
+        self._handlers = handlers(self._deaf)
 
         self._micro: MicroBatch | None = None
         self._cadence = Cadence(checkpoint_every)
         self._ballot: Ballot | None = None  # of the boundary that comes, if it has a vote
         self._stepped = False  # for the global batch in hand
+        self._weighed = False  # whether `backward` was called for it
+        self._summed = False  # and this for micro-batches of it before the one in hand
+        self._hinted = False
         self._data: Ahead[Any] | None = None  # where the loop's batches come from
         self._data_late = False  # on any rank, when the last boundary was voted on
         self._evaluation = 0.0  # seconds of evaluation since the last boundary
@@ -182,15 +195,19 @@ class Context:
             seed: of the order, and of the generators of torch, `random` and NumPy, for each sample and micro-batch.
             shuffle: whether each epoch has an order of its own: by default it has, and a stream has its own order.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
-            **options: torch's DataLoader's own (`num_workers`, `collate_fn`, `pin_memory`, ...).
+            **options: torch's DataLoader's own (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last` leaves out
+                the last global batch of an epoch where it is not whole.
 
         Raises:
             BatchError: the global batch cannot be split over this world.
             CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
-            UsageError: there is a training loader already, or an option has no meaning here.
+            UsageError: there is a training loader already, an option has no meaning here, or the ranks' data differ.
         """
         if self._loader is not None:
-            raise UsageError("ctx.loader() is for the training data, once; evaluate with ctx.evaluate(...)")
+            raise UsageError(
+                "ctx.loader() is for the training data, once: evaluate with ctx.evaluate(...), and give two training "
+                "sets as one that returns samples of both"
+            )
         plan = plan_batch(global_batch, self.size, max_per_gpu)
         options["worker_init_fn"] = deaf_workers(self._deaf, options.get("worker_init_fn"))
         loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
@@ -199,6 +216,7 @@ class Context:
                 f"{self._resumed.data}: made with {self._resumed.order}, and this script has {loader.order._asdict()}; "
                 "use another checkpoint directory for other data"
             )
+        refuse_other_data(loader.order._asdict(), self._group)
         self._loader = loader
         return loader
 
@@ -213,6 +231,7 @@ class Context:
             raise UsageError("ctx.track() names everything in one call")
         with self._group.watchdog.busy():
             contents = Tracked(objects, first=self.rank == 0)
+            self._modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
             self._wrapped = contents.synchronised()
             self._saver.together = contents.sharded
             if self._resumed is not None:
@@ -238,6 +257,7 @@ class Context:
             self._close_step()
             self._iterable = True
             yield self._progress.epoch
+            departure.insist()  # where the script caught our exit
             self._iterable = False
             self._progress = self._progress._replace(epoch=self._progress.epoch + 1, cursor=0)
             self._between, self._evaluation = self._evaluation, 0.0
@@ -254,6 +274,7 @@ class Context:
         Raises:
             SystemExit: a stop was agreed.
         """
+        departure.insist()
         if self._ended:
             yield from batches
             return
@@ -269,6 +290,7 @@ class Context:
         Raises:
             SystemExit: a stop was agreed.
         """
+        departure.insist()
         if not self._ended:
             self._look_away()
 
@@ -289,9 +311,13 @@ class Context:
         With a `scaler` the gradient is scaled by it; the reports have the loss as it is.
 
         Raises:
-            UsageError: outside a loop over the training loader.
+            UsageError: outside a loop over the training loader, or the script has cleared the gradients that this one
+                is to be added to.
         """
         micro = self._in_hand()
+        if self._summed:
+            refuse_cleared(self._modules)
+        self._weighed = True
         if micro.last:
             self._call_vote()  # here, because the votes are counted while the gradients are computed
         self._window.add_loss(loss, micro.samples)
@@ -314,9 +340,15 @@ class Context:
         if not micro.last:
             return False
         if self._stepped:
-            raise UsageError("ctx.step() is called once for a batch: give it all optimizers in one call")
+            raise UsageError(
+                "ctx.step() is called once for a batch: give it all optimizers in one call, "
+                "or step the others where ctx.boundary is true"
+            )
         self._stepped = True
         self._call_vote()  # for a script that has a `backward` of its own
+        if not (self._weighed or self._hinted) and micro.weight != 1:
+            self._hinted = True
+            log.warning("ctx.backward(loss) was not called: micro-batches of different sizes have the same weight")
         self._group.watchdog.disarm()  # the rest of the loop's body is the script's own affair
         for optimizer in optimizers:
             if scaler is None:
@@ -362,6 +394,10 @@ class Context:
     def _begin(self, total: int) -> None:
         if self._loader is None or not self._tracked:
             raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
+        warn_of_handlers(self._handlers)
+        if self.rank == 0 and not self._wrapped:
+            warn_of_unwrapped(self._modules)
+        self._begun = True
         self._report.emit(
             "start",
             run=self._job.run,
@@ -384,11 +420,12 @@ class Context:
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
         if not self._iterable:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
+        self._weighed = self._summed = False
         self._mark = time.monotonic()
         asked = self._mark
         self._data_late = True  # as far as anybody knows
         pairs = loader.pairs(self._progress.epoch, self._progress.cursor, self._await_data)
-        for micro, batch in evened(pairs, loader.plan.accumulation) if self._saver.together else pairs:
+        for micro, batch in pairs:
             self._window.data_seconds += time.monotonic() - asked
             self._micro = micro
             self._group.watchdog.arm(f"step {self._progress.step + 1}")
@@ -397,10 +434,15 @@ class Context:
                     yield batch
             finally:  # also when the script leaves its loop here
                 self._micro = None
+                self._summed = self._weighed and not micro.last
                 self._group.watchdog.disarm()
             if micro.last:
                 if not self._stepped:
-                    raise UsageError("call ctx.step(optimizer) after every ctx.backward(loss)")
+                    raise UsageError(
+                        "the loop asks for its next batch before ctx.step(optimizer): call it for every batch, also "
+                        "where `continue` leaves one out, and take out accumulation and prefetching of the script's own"
+                    )
+                self._weighed = False
                 self._window.seconds += time.monotonic() - self._mark
                 self._close_step()
                 self._close_trial(loader)
@@ -532,7 +574,7 @@ class Context:
             self._report_steps()
         if cause:
             self._stop_now(cause, hurried=hurried)
-        if self._loader:
+        if self._loader is not None:
             self._saver.settle(wait=False)
             if save_due:
                 self._saver.begin(self._states, self._progress, self._loader.order._asdict())
@@ -612,7 +654,7 @@ class Context:
         return action() if self._saver.together else self._group.from_first(action)
 
     def _save(self, cause: str) -> None:
-        if self._loader:
+        if self._loader is not None:
             self._saver.save(self._states, self._progress, self._loader.order._asdict(), cause)
 
     def _save_for_stop(self) -> bool:
@@ -700,6 +742,11 @@ class Context:
         """
         if self._ended:
             self._group.close()
+        elif self._begun and self.rank == 0 and not hasattr(sys, "last_value"):
+            log.warning(
+                "the script has ended before its epochs: there is no final checkpoint, and started again it would "
+                "go on. Call ctx.finish() to end a training early"
+            )
 
 
 def _counted(sums: list[int]) -> tuple[str | None, bool, list[int]]:

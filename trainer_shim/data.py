@@ -52,8 +52,8 @@ class MicroBatch(NamedTuple):
     """What one rank works through at once.
 
     `position` is where its first sample stands in the epoch, `indices` what a map-style data set calls its samples.
-    `samples` is 0 for the filler of a rank that has no share of a small last batch: it takes part with weight 0. `last`
-    says that it ends the rank's share of a global batch, which has `global_samples` samples.
+    `samples` is 0 for a filler, with which a rank takes part, at weight 0, where it has fewer samples than others have
+    micro-batches. `last` says that it is the rank's last of a global batch, which has `global_samples` samples.
     """
 
     position: int
@@ -65,18 +65,17 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(order: torch.Tensor, cursor: int, plan: BatchPlan, rank: int) -> Iterator[MicroBatch]:
-    """A rank's micro-batches from `cursor` to the end of the epoch; every rank's global batches are the same ones."""
-    size, pieces = 0, list[range]()  # of the batch before, which are as a rule those of the next one
+    """A rank's micro-batches from `cursor` to the end of the order; every rank has as many of each global batch."""
+    size, count, pieces = 0, 0, list[range]()  # of the batch before, which are as a rule those of the next one
     for start in range(cursor, len(order), plan.global_batch):
         left = min(plan.global_batch, len(order) - start)
         if left != size:
-            share = plan.share(rank, left)
-            size, pieces = left, plan.micro_batches(share) if share else []
-        for piece in pieces:
+            size, count, pieces = left, plan.count(left), plan.micro_batches(rank, left)
+        for number, piece in enumerate(pieces, start=1):
             indices = order[start + piece.start : start + piece.stop].tolist()
-            weight, last = plan.weight(len(piece), size), piece is pieces[-1]
+            weight, last = plan.weight(len(piece), size), number == count
             yield MicroBatch(start + piece.start, indices, len(indices), weight, last=last, global_samples=size)
-        if not pieces:
+        if len(pieces) < count:
             yield MicroBatch(start, order[start : start + 1].tolist(), 0, 0.0, last=True, global_samples=size)
 
 
@@ -98,6 +97,12 @@ class TrainLoader:
     def __iter__(self) -> Iterator[Any]:
         return self._iterate(self)
 
+    def __len__(self) -> int:
+        raise TypeError(
+            "a training loader has no length, which would depend on the world size and on where the training stands: "
+            "use loader.steps_per_epoch"
+        )
+
     @property
     def is_stream(self) -> bool:
         """Whether only the data tell where an epoch ends, so that the ranks have to agree on it."""
@@ -105,7 +110,7 @@ class TrainLoader:
 
     @property
     def samples_per_epoch(self) -> int | None:
-        """Samples in an epoch; None for a stream that does not tell its length."""
+        """Samples that are trained in an epoch; None for a stream that does not tell its length."""
         return self._source.size
 
     @property
@@ -145,7 +150,7 @@ class TrainLoader:
 
 
 class Source(Protocol):
-    """Where a rank's micro-batches come from. `size` is samples in an epoch, None where nobody knows."""
+    """Where a rank's micro-batches come from. `size` is what is trained in an epoch, None where nobody knows."""
 
     loader: DataLoader[Any]
     size: int | None
@@ -155,13 +160,16 @@ class Source(Protocol):
 
 
 class MapSource:
-    """The micro-batches of a map-style data set."""
+    """The micro-batches of a map-style data set; with `drop_last`, of whole global batches only."""
 
-    def __init__(self, dataset: Any, order: Order, plan: BatchPlan, rank: int, options: dict[str, Any]) -> None:
-        self.size: int | None = order.size
+    def __init__(
+        self, dataset: Any, order: Order, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
+    ) -> None:
+        self.size: int | None = plan.whole(order.size) if drop_last else order.size
         self._order = order
         self._plan = plan
         self._rank = rank
+        self._drop_last = drop_last
         self._sampler = _Sampler()
         self.loader: DataLoader[Any] = DataLoader(
             _Seeded(dataset, order.seed),
@@ -172,6 +180,8 @@ class MapSource:
     def begin(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Read on from `cursor`."""
         order = self._order.of_epoch(epoch)
+        if self._drop_last:
+            order = order[: cursor + self._plan.whole(len(order) - cursor)]
         # Twice the same, because the data are asked for long before they come.
         asked, expected = itertools.tee(micro_batches(order, cursor, self._plan, self._rank))
         self._sampler.batches = ((epoch, micro.indices) for micro in asked)

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trainer_shim.data import MicroBatch
-
 
 def fully_shard(module: torch.nn.Module, device: str, size: int, options: dict[str, Any]) -> torch.nn.Module:
     """Apply FSDP2 in place, over all ranks unless the options name a mesh."""
@@ -46,20 +44,3 @@ class HeldBack:
             yield
         finally:
             self._part.set_requires_gradient_sync(True, recurse=False)
-
-
-def evened(pairs: Iterator[tuple[MicroBatch, Any]], count: int) -> Iterator[tuple[MicroBatch, Any]]:
-    """The micro-batches with their data, `count` of them for each global batch, by fillers with a weight of 0.
-
-    The ranks exchange parameters in every forward pass, so each needs as many as the others. The fillers come last:
-    the random numbers of the real ones are as ever.
-    """
-    seen = 0
-    for micro, batch in pairs:
-        seen += 1
-        missing = count - seen if micro.last else 0
-        yield micro._replace(last=micro.last and not missing), batch
-        for left in reversed(range(missing)):
-            yield micro._replace(samples=0, weight=0.0, last=not left), batch
-        if micro.last:
-            seen = 0

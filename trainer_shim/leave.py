@@ -39,6 +39,11 @@ class Departure:
         self._code = code
         raise SystemExit(code)
 
+    def insist(self) -> None:
+        """Exit once more where that has begun: a script may have caught the SystemExit, and gone on."""
+        if self._code is not None:
+            raise SystemExit(self._code)
+
     def _end(self) -> None:
         if self._code is None:
             return

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, Callable
 from torch.utils.data import IterableDataset
 
 from trainer_shim.data import MapSource, Order, StreamOrder, TrainLoader
-from trainer_shim.errors import UsageError
+from trainer_shim.errors import BatchError, UsageError
 from trainer_shim.stream import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_shim.batch import BatchPlan
+    from trainer_shim.data import Source
 
 # What makes the batches and their order, which is the shim's business.
-NOT_OPTIONS = {"batch_size", "batch_sampler", "sampler", "drop_last", "in_order"}
+NOT_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
 
 
 def make_loader(
@@ -31,7 +32,11 @@ def make_loader(
 ) -> TrainLoader:
     """The loader of a map-style data set or of a stream; `options` are DataLoader's own.
 
+    With `drop_last` among them, the last global batch of an epoch is left out where it is not whole: the same samples
+    at every world size. A training may change that from one start to the next, because the cursor means the same.
+
     Raises:
+        BatchError: `drop_last` leaves nothing.
         UsageError: an option has no meaning here.
     """
     wrong = sorted(NOT_OPTIONS & options.keys())
@@ -39,12 +44,21 @@ def make_loader(
         raise UsageError(
             f"ctx.loader({wrong[0]}=...): the batches and their order follow from global_batch, max_per_gpu and shuffle"
         )
+    drop_last = bool(options.pop("drop_last", False))
+    order: Order | StreamOrder
+    source: Source
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
         order = Order(seed, len(dataset), shuffle is not False)
-        return TrainLoader(order, plan, MapSource(dataset, order, plan, rank, options), iterate)
-    if not hasattr(dataset, "__iter__"):
+        source = MapSource(dataset, order, plan, rank, options, drop_last=drop_last)
+    elif not hasattr(dataset, "__iter__"):
         raise UsageError(f"ctx.loader() was given a {type(dataset).__name__}, which has no __getitem__ and no __iter__")
-    if shuffle:
+    elif shuffle:
         raise UsageError("ctx.loader(shuffle=True): a stream has its own order; shuffle in its __iter__")
-    stream = StreamOrder(seed)
-    return TrainLoader(stream, plan, StreamSource(dataset, stream, plan, rank, options), iterate)
+    else:
+        order = StreamOrder(seed)
+        source = StreamSource(dataset, order, plan, rank, options, drop_last=drop_last)
+    if drop_last and source.size == 0:
+        raise BatchError(
+            f"drop_last=True leaves nothing of {len(dataset)} samples: global_batch is {plan.global_batch}, lower it"
+        )
+    return TrainLoader(order, plan, source, iterate)

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 
 class StreamSource:
-    """The micro-batches of a stream."""
+    """The micro-batches of a stream; with `drop_last`, of whole global batches only."""
 
-    def __init__(self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
+    ) -> None:
         try:
-            self.size: int | None = len(stream)
+            self.size: int | None = plan.whole(len(stream)) if drop_last else len(stream)
         except TypeError:
             self.size = None
         collate = options.get("collate_fn") or default_collate
@@ -39,7 +41,7 @@ class StreamSource:
         if options.get("num_workers"):  # which may live through epochs
             self._where.share_memory_()  # type: ignore[no-untyped-call]
         self.loader: DataLoader[Any] = DataLoader(
-            _Share(stream, order, plan, rank, self._where),
+            _Share(stream, order, plan, rank, self._where, least=plan.global_batch if drop_last else 1),
             batch_size=None,
             **{**options, "collate_fn": functools.partial(_collated, collate)},
         )
@@ -51,16 +53,23 @@ class StreamSource:
 
 
 class _Share(Wrapped, IterableDataset[Any]):
-    """A rank's micro-batches, not collated yet; several loader workers take turns with them."""
+    """A rank's micro-batches, not collated yet; several loader workers take turns with them.
 
-    def __init__(self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, where: torch.Tensor) -> None:
+    Global batches of fewer than `least` samples are left out.
+    """
+
+    def __init__(
+        self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, where: torch.Tensor, *, least: int
+    ) -> None:
         super().__init__(stream)
         self._seed = order.seed
         self._plan = plan
         # Of a full batch. A small last one may leave later ranks without samples, which spares the others from waiting
         # with theirs until its size is known.
-        self._pieces = plan.micro_batches(plan.share(rank, plan.global_batch))
+        self._pieces = plan.micro_batches(rank, plan.global_batch)
+        self._first = plan.micro_batches(0, plan.global_batch)  # rank 0's: nobody has more of a small batch
         self._where = where
+        self._least = least
         self._turn: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
@@ -73,28 +82,29 @@ class _Share(Wrapped, IterableDataset[Any]):
         epoch, cursor = self._where.tolist()
         reader = _Reader(self.dataset, self._seed, epoch)
         reader.skip(cursor)
-        spare = reader.peek()  # for a rank that has no share of the last batch
-        count = 0  # of the rank's micro-batches
+        spare = reader.peek()  # for fillers
+        done = 0  # of the rank's micro-batches
         while True:
             start = reader.position
             held = []
             for number, piece in enumerate(self._pieces):
-                if (count + number) % turns == mine:
+                if (done + number) % turns == mine:
                     reader.skip(start + piece.start - reader.position)
                     held.append((number, piece, reader.take(len(piece))))
             reader.skip(start + self._plan.global_batch - reader.position)
             size = reader.position - start
-            if not size:
+            if size < self._least:
                 return
-            last = sum(piece.start < size for piece in self._pieces) - 1
+            own, count = (sum(piece.start < size for piece in pieces) for pieces in (self._pieces, self._first))
             for number, piece, samples in held:
                 if samples:
-                    yield self._micro_batch(start + piece.start, samples, last=number == last, size=size), samples
-            if last < 0:
-                if count % turns == mine:
-                    yield MicroBatch(start, [], 0, 0.0, last=True, global_samples=size), spare
-                last = 0
-            count += last + 1
+                    last = number == count - 1
+                    yield self._micro_batch(start + piece.start, samples, last=last, size=size), samples
+            for number in range(own, count):
+                if (done + number) % turns == mine:
+                    last = number == count - 1
+                    yield MicroBatch(start, [], 0, 0.0, last=last, global_samples=size), spare
+            done += count
 
     def _micro_batch(self, position: int, samples: list[Any], *, last: bool, size: int) -> MicroBatch:
         weight = self._plan.weight(len(samples), size)

@@ -13,7 +13,7 @@ import random
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset
 
 import trainer_shim
 
@@ -125,7 +125,7 @@ ctx.track(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler)
 precision = torch.autocast(ctx.device.type, getattr(torch, args.amp, torch.bfloat16), enabled=args.amp != "no")
 
 unseen = Text(args.windows // 8, args.length, seed=8)
-unseen_loader = DataLoader(unseen, batch_size=16, sampler=DistributedSampler(unseen, ctx.size, ctx.rank, shuffle=False))
+unseen_loader = DataLoader(unseen, batch_size=16, sampler=range(ctx.rank, len(unseen), ctx.size))
 
 
 def loss_of(network: nn.Module, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Wrong calls, other data, a full disk: one process each."""
+"""Wrong calls, other data, a full disk: one process each, as a rule."""
 
 import os
 import re
@@ -80,7 +80,7 @@ def loop():
     for epoch in ctx.epochs(1):
         for (x,) in loader:
             ctx.backward(net(x).mean())
-refused(UsageError, "call ctx.step(optimizer) after", loop)
+refused(UsageError, "call it for every batch", loop)
 """)
     assert code == 0, output
 
@@ -262,3 +262,99 @@ def test_unusable_surroundings(run, tmp_path):
     code, output = run("")
     assert code == 1
     assert "CheckpointError: checkpoints: the checkpoint directory cannot be written" in output
+
+
+def test_gradients_cleared_between_micro_batches(run):
+    """What `zero_grad()` at the top of the loop does where gradients are accumulated: refused; elsewhere nothing."""
+    code, output = run("""
+loader = ctx.loader(dataset, global_batch=4, max_per_gpu=2)
+ctx.track(net=ctx.wrap(net))
+def loop():
+    for epoch in ctx.epochs(1):
+        for (x,) in loader:
+            optimizer.zero_grad()
+            ctx.backward(net(x).mean())
+            ctx.step(optimizer)
+refused(UsageError, "leave zero_grad() out", loop)
+assert ctx.step_count == 0
+""")
+    assert code == 0, output
+
+
+def test_an_exit_that_the_script_catches(run):
+    """A stop ends the script also where a bare `except` in its loop catches the SystemExit; no sample is lost."""
+    train = """
+import os, signal
+loader = ctx.loader(dataset, global_batch=4)
+ctx.track(net=net)
+for epoch in ctx.epochs(3):
+    try:
+        for (x,) in loader:
+            ctx.backward(net(x).mean())
+            ctx.step(optimizer)
+            if ctx.step_count == 4:
+                os.kill(os.getpid(), signal.SIGUSR2)
+    except:
+        print("caught")
+"""
+    code, output = run(train, METASCHED_EXIT_CODE="85")
+    assert code == 85, output
+    assert output.count("caught") == output.count("stopped after step 5") == 1
+    code, output = run(train.replace("== 4", "== 99"), METASCHED_EXIT_CODE="85")
+    assert code == 0, output
+    assert "finished after step 9" in output
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "words"),
+    [
+        ("import signal", "import signal; signal.signal(signal.SIGTERM, print)", "replaced the handler of SIGTERM"),
+        ("ctx.wrap(net)", "net", "no model in ctx.track(...) exchanges gradients"),
+        ("ctx.backward(net(x).mean())", "net(x).mean().backward()", "ctx.backward(loss) was not called"),
+        ("if False:", "if ctx.step_count:", "ended before its epochs"),
+    ],
+    ids=["handler", "unwrapped", "backward", "unfinished"],
+)
+def test_warnings(run, line, instead, words):
+    """What nobody would notice otherwise is a warning, and the only one."""
+    usual = """
+import signal
+loader = ctx.loader(dataset, global_batch=3, max_per_gpu=2)
+ctx.track(net=ctx.wrap(net))
+for epoch in ctx.epochs(2):
+    for (x,) in loader:
+        ctx.backward(net(x).mean())
+        ctx.step(optimizer)
+    if False:
+        break
+"""
+    code, output = run(usual.replace(line, instead, 1))
+    assert code == 0, output
+    (said,) = [line for line in output.splitlines() if not re.match("trainer_shim: (incarnation|finished)", line)]
+    assert words in said
+
+
+def test_a_process_group_of_the_script(run, tmp_path):
+    """It is refused by the name of the call that is to go."""
+    code, output = run("""
+torch.distributed.destroy_process_group()
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+refused(UsageError, "init_process_group", lambda: trainer_shim.init("other"))
+""")
+    assert code == 0, output
+    assert not (tmp_path / "other").exists()
+
+
+def test_data_that_the_script_has_split(workplace):
+    """Ranks with data sets of their own are told so, all of them, where some would train on a part."""
+    place = workplace()
+    place.script = place.directory / "split.py"
+    place.script.write_text(
+        "import os, sys; os.chdir(sys.argv[1])"
+        + PRELUDE
+        + "part = torch.utils.data.Subset(dataset, range(0, 12 - ctx.rank))\nctx.loader(part, global_batch=4)\n"
+    )
+    trainers = place.launch(2)
+    assert trainers.wait() == [1, 1]
+    assert all("give every rank the whole data set" in trainers.output(rank) for rank in range(2))
+    assert "'size': 11" in trainers.output(1)

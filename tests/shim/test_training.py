@@ -97,7 +97,7 @@ def test_reports_of_an_end(journey):
     """The last trainer reports its batch plan, and the end with all samples."""
     lines = journey.report(4)
     steps = next(line for line in lines if line["kind"] == "steps")
-    assert (steps["global_batch"], steps["per_gpu_batch"], steps["accumulation"]) == (10, 3, 2)
+    assert (steps["global_batch"], steps["per_gpu_batch"], steps["accumulation"]) == (10, 2, 2)
     end = lines[-1]
     assert (end["kind"], end["step"], end["samples"]) == ("end", EPOCHS * STEPS_PER_EPOCH, EPOCHS * SAMPLES)
     assert [line["cause"] for line in lines if line["kind"] == "checkpoint"][-1] == "final"

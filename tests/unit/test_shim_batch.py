@@ -22,8 +22,7 @@ def test_splits_tell_the_truth(batch, limit):
             assert "cannot be split" in split.words
             assert not split.even
             continue
-        shares = [split.plan.share(rank, batch) for rank in range(split.world_size)]
-        pieces = [split.plan.micro_batches(share) for share in shares]
+        pieces = [split.plan.micro_batches(rank, batch) for rank in range(split.world_size)]
         sizes = {len(piece) for each in pieces for piece in each}
         assert split.even == (len(sizes) == 1 and len({len(each) for each in pieces}) == 1)
         assert split.even == split.words.startswith("even")
@@ -34,7 +33,7 @@ def test_words():
     words = {split.world_size: split.words for split in trainer_shim.splits(10, 3, range(1, 12))}
     assert words[1] == "uneven: 2 x 3 + 2 x 2 on every rank"
     assert words[2] == "uneven: 3 + 2 on every rank"
-    assert words[3] == "uneven: 2 x 2 on some ranks, 3 on others"
+    assert words[3] == "uneven: 2 x 2 on some ranks, 2 + 1 on others"
     assert words[5] == "even: 2 on every rank"
     assert words[11] == "cannot be split: 10 samples for 11 ranks"
 

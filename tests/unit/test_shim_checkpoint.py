@@ -13,9 +13,7 @@ import torch
 
 from trainer_shim import checkpoint, durable
 from trainer_shim.checkpoint import FORMAT, CheckpointStore, Progress, States
-from trainer_shim.data import MicroBatch
 from trainer_shim.errors import CheckpointError, SupersededError
-from trainer_shim.fsdp import evened
 from trainer_shim.incarnation import claim, highest
 from trainer_shim.job import read_job
 from trainer_shim.owner import belong
@@ -437,18 +435,3 @@ def test_a_damaged_shard(store, damage, caplog):
     assert "__7_0.distcp" in caplog.text
     save(store, 1, 2)
     assert not shards.exists()
-
-
-def test_fillers():
-    """Every global batch gets as many micro-batches; the fillers come last, and weigh nothing."""
-    micro = MicroBatch(0, [], 2, 0.5, last=False, global_samples=8)
-    last = micro._replace(position=2, last=True)
-    found = list(evened(iter([(micro, "a"), (last, "b"), (last, "c")]), 3))
-    assert [(batch, piece.weight, piece.samples, piece.last) for piece, batch in found] == [
-        ("a", 0.5, 2, False),
-        ("b", 0.5, 2, False),
-        ("b", 0.0, 0, True),
-        ("c", 0.5, 2, False),
-        ("c", 0.0, 0, False),
-        ("c", 0.0, 0, True),
-    ]

@@ -19,17 +19,28 @@ limits = st.none() | st.integers(1, 7)
 
 @given(worlds, st.integers(0, 40), limits)
 def test_shares(world, samples, limit):
-    """Shares tile the batch, differ by one at most, and are cut into pieces within the limit that do too."""
+    """Shares tile the batch; all are cut into as many pieces within the limit; both differ in size by one at most."""
     plan = plan_batch(40, world, limit)
     shares = [plan.share(rank, samples) for rank in range(world)]
     assert [position for share in shares for position in share] == list(range(samples))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    for share in filter(len, shares):
-        pieces = plan.micro_batches(share)
-        assert [position for piece in pieces for position in piece] == list(share)
-        assert min(map(len, pieces)) >= 1
-        assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
-        assert limit is None or max(map(len, pieces)) <= limit
+    cuts = [plan.micro_batches(rank, samples) for rank in range(world)]
+    assert [[position for piece in cut for position in piece] for cut in cuts] == [list(share) for share in shares]
+    for share, cut in zip(shares, cuts, strict=True):
+        assert len(cut) == min(plan.count(samples), len(share))
+    lengths = {len(piece) for cut in cuts for piece in cut}
+    assert max(lengths, default=1) - min(lengths, default=1) <= 1 <= min(lengths, default=1)
+    assert limit is None or max(lengths, default=1) <= limit
+
+
+@given(worlds, st.integers(9, 30), limits, st.integers(1, 100))
+def test_as_many_micro_batches_on_every_rank(world, batch, limit, samples):
+    """All ranks go through as many micro-batches of each global batch, no more than the largest share needs."""
+    plan = plan_batch(batch, world, limit)
+    found = [list(micro_batches(torch.arange(samples), 0, plan, rank)) for rank in range(world)]
+    assert len({tuple((micro.last, micro.global_samples) for micro in micros) for micros in found}) == 1
+    assert all(micro.samples for micro in found[0])
+    assert all(len(micro.indices) == max(micro.samples, 1) for micros in found for micro in micros)
 
 
 @given(worlds, st.integers(9, 30), limits, st.integers(1, 100))
@@ -83,8 +94,9 @@ def test_plan_in_numbers():
     plan = plan_batch(10, 3, 2)
     assert (plan.per_gpu_batch, plan.accumulation) == (2, 2)
     assert [len(plan.share(rank, 10)) for rank in range(3)] == [4, 3, 3]
-    halved = plan_batch(10, 3, 3)  # four in two halves, but three at once
-    assert (halved.per_gpu_batch, halved.accumulation) == (3, 2)
+    halved = plan_batch(10, 3, 3)  # four in two halves, and so the three of the others
+    assert (halved.per_gpu_batch, halved.accumulation) == (2, 2)
+    assert [len(piece) for piece in halved.micro_batches(2, 10)] == [2, 1]
 
 
 @pytest.mark.parametrize(("batch", "world", "limit", "word"), [(3, 4, None, "4 ranks"), (8, 4, 0, "max_per_gpu")])
@@ -107,6 +119,26 @@ def read(loader, epoch=0, cursor=0):
 def test_steps_per_epoch():
     """A schedule counts the same steps at every world size, the partial one included."""
     assert [make(range(21), 10, world).steps_per_epoch for world in (1, 4)] == [3, 3]
+    with pytest.raises(TypeError, match="steps_per_epoch"):
+        len(make(range(21), 10))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_drop_last(stream):
+    """Whole global batches only, the same at every world size; a training may do so at one start and not at another."""
+    dataset = AsStream() if stream else Augmented()
+    for world in (1, 3):
+        loaders = [make(dataset, 6, world, rank, limit=2, collate_fn=list, drop_last=True) for rank in range(world)]
+        assert stream or {(loader.steps_per_epoch, loader.samples_per_epoch) for loader in loaders} == {(3, 18)}
+        whole, rest = ([pair for loader in loaders for pair in read(loader, cursor=cursor)] for cursor in (0, 10))
+        assert [sum(micro.samples for micro, _ in part) for part in (whole, rest)] == [18, 12]
+        assert {micro.global_samples for micro, _ in whole + rest} == {6}
+        order = list(range(23)) if stream else Order(5, 23, shuffle=True).of_epoch(0).tolist()
+        assert {row[0] for _, batch in whole for row in batch} == set(order[:18])
+        assert {row[0] for _, batch in rest for row in batch} == set(order[10:22])
+    if not stream:
+        with pytest.raises(BatchError, match="leaves nothing of 23 samples"):
+            make(dataset, 24, drop_last=True)
 
 
 def draw():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainer_shim.rehearse.compare import Check, Verdict, first_inexact_step
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     from trainer_shim.rehearse.history import History
 
@@ -30,6 +30,9 @@ def likely_causes(calm: History, disturbed: History, checks: list[Check], tolera
     found = _known_causes(disturbed, differing)
     if found:
         return found
+    gradient = _uneven_gradient(disturbed, differing)
+    if gradient:
+        return [gradient]
     if first is not None and first[1].within(tolerance * _ROUNDING):
         rounding = (
             f"The difference begins as rounding (at step {first[0]}) and grows, as sums are added in another order at "
@@ -41,6 +44,28 @@ def likely_causes(calm: History, disturbed: History, checks: list[Check], tolera
         "a counter, a buffer, a generator of its own, or data that is made without a fixed seed."
     )
     return [unknown]
+
+
+def _uneven_gradient(disturbed: History, differing: Mapping[str, Check]) -> str | None:
+    """What to say where the gradient of a step depends on the world size, None where nothing tells that."""
+    sizes = [start.size for start in disturbed.starts]
+    if len(set(sizes)) > 1 and not any(step.indices for step in disturbed.steps.values()):
+        return (
+            "The script never calls ctx.backward(loss), and so gives micro-batches of different sizes the same weight: "
+            "call it instead of loss.backward()."
+        )
+    loss = differing.get("loss of each step")
+    if loss is None or loss.step is None:
+        return None
+    number = disturbed.steps[loss.step].start
+    second = loss.step - disturbed.begins[number - 1] == 2  # noqa: PLR2004  the first to show what a step has done
+    if not second or sizes[number - 1] == sizes[0]:
+        return None
+    return (
+        f"The gradient of a step depends on the world size: the first step of start {number} had the same loss, and "
+        "another effect. The model is not wrapped (ctx.wrap), zero_grad() or loss.backward() is the script's own, or "
+        "the loss is not the mean over the micro-batch."
+    )
 
 
 def _known_causes(disturbed: History, differing: Collection[str]) -> list[str]:

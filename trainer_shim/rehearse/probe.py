@@ -56,7 +56,7 @@ class RecordingContext(context.Context):
         self._record(
             "ready",
             step=self.step_count,
-            samples=getattr(self._loader.order, "size", None) if self._loader else None,  # a stream has none
+            samples=getattr(getattr(self._loader, "order", None), "size", None),  # a stream has none
             tracked={name: type(item).__name__ for name, item in self._tracked.items()},
             remarks=sorted(self._remarks()),
         )

@@ -1,0 +1,77 @@
+"""What scripts do by mistake, and nobody would notice: found where that costs nothing, and said with the way out."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from trainer_shim.dtensor import is_dtensor
+from trainer_shim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from trainer_shim.group import Group
+
+log = logging.getLogger("trainer_shim")
+
+Handlers = dict[int, "Callable[..., Any] | int | None"]
+
+
+def refuse_second_group() -> None:
+    """Raise UsageError where the script has made a process group of its own."""
+    if dist.is_available() and dist.is_initialized():
+        raise UsageError("leave torch.distributed.init_process_group(...) out: trainer_shim.init(...) does it")
+
+
+def handlers(numbers: Iterable[int]) -> Handlers:
+    """Who handles these signals."""
+    return {number: signal.getsignal(number) for number in numbers}
+
+
+def warn_of_handlers(ours: Handlers) -> None:
+    """Warn where the script has replaced one of our handlers: then stops go unheard."""
+    for number in (number for number, handler in ours.items() if signal.getsignal(number) is not handler):
+        log.warning(
+            "the script has replaced the handler of %s, so stops are not heard: leave that to ctx.on_stop(...)",
+            signal.Signals(number).name,
+        )
+
+
+def warn_of_unwrapped(modules: Iterable[torch.nn.Module]) -> None:
+    """Warn of models that would be trained by each rank for itself: none of them exchanges gradients."""
+    if any(parameter.requires_grad for module in modules for parameter in module.parameters()):
+        log.warning(
+            "no model in ctx.track(...) exchanges gradients, so each rank would train one of its own: "
+            "use ctx.wrap(model) or ctx.shard(model), unless the script sums gradients over the ranks itself"
+        )
+
+
+def refuse_other_data(order: Mapping[str, Any], group: Group) -> None:
+    """Raise UsageError, on all ranks, where their data are not of one order; collective."""
+    first = group.from_first(lambda: dict(order))
+    if not any(group.vote([int(first != order)]).result()):
+        return
+    here = f"{order} here, and {first} on rank 0" if first != order else "another rank says which"
+    raise UsageError(
+        f"the ranks have different training data ({here}): give every rank the whole data set, which ctx.loader splits"
+    )
+
+
+def refuse_cleared(modules: Iterable[torch.nn.Module]) -> None:
+    """Raise UsageError where no gradient is left of earlier micro-batches."""
+    seen = False
+    for parameter in (parameter for module in modules for parameter in module.parameters()):
+        # FSDP keeps sums elsewhere until they are exchanged.
+        if parameter.grad is not None or is_dtensor(parameter):
+            return
+        seen |= parameter.requires_grad
+    if seen:
+        raise UsageError(
+            "the gradients were cleared in the middle of a global batch: leave zero_grad() out of the loop, "
+            "ctx.step(optimizer) does it"
+        )
