@@ -253,9 +253,8 @@ def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[st
         return PolicyParameters()  # the wrong type is reported with the rest of the file
     try:
         policy = registry.get(name)
-    except UnknownPolicyError as error:
-        near = nearest(name, registry.names())
-        problems.append(f"[policy] name: {error}{near}")
+    except UnknownPolicyError:
+        problems.append(f"[policy] name: no policy is named {name!r}{nearest(name, registry.names())}")
         return PolicyParameters()
     try:
         return policy.Parameters.model_validate(raw)

@@ -25,6 +25,7 @@ from metasched.config import Config, Log, differences, load
 from metasched.controller import Controller
 from metasched.dry_run import ReadOnlyClient
 from metasched.errors import MetaschedError
+from metasched.installation.plugin import refuse_another
 from metasched.lock import DaemonLock
 from metasched.mailbox import Mailbox
 from metasched.policy import Policy, Registry, installed_policies
@@ -43,6 +44,7 @@ LOCK = "daemon.lock"
 # What is read at the start alone, as ``differences`` names it.
 FIXED = ("[paths] ", "[slurm] client:", "[slurm] timeout_seconds:")
 STANDBY_SECONDS = 2.0  # between a standby's looks at the lock
+HELD = "stop it first, or stand by for it with --standby"
 
 log = structlog.get_logger()
 
@@ -234,7 +236,9 @@ def run(path: Path, *, standby: bool = False) -> None:
     _make_directory("shared", config.paths.shared)
     mailbox, database = Mailbox(config.paths.shared), config.paths.state / DATABASE
     lock_path, copies_path = config.paths.shared / LOCK, config.paths.shared / COPIES
-    with DaemonLock.wait(lock_path, STANDBY_SECONDS, _standing_by()) if standby else DaemonLock(lock_path) as lock:
+    with (
+        DaemonLock.wait(lock_path, STANDBY_SECONDS, _standing_by()) if standby else DaemonLock(lock_path, HELD) as lock
+    ):
         take_over(database, copies_path)
         with (
             Copies(database, copies_path, config.standby.copy_seconds, lock.check) as copies,
@@ -270,9 +274,14 @@ def _standing_by() -> Callable[[str], None]:
 def _controller(
     config: Config, policy: Policy, client: SlurmClient, *, store: Store, mailbox: Mailbox, lock: DaemonLock
 ) -> Controller:
-    """The controller, as soon as Slurm answers."""
+    """The controller, as soon as Slurm answers.
+
+    Raises:
+        OtherSharedError: the cluster's jobs belong to another shared directory, and perhaps to a daemon there.
+    """
     while True:
         try:
+            refuse_another(client.settings(), config.paths.shared)
             return Controller(config, client, store, mailbox, policy, lock=lock)
         except SlurmUnavailableError as error:
             log.warning("slurm_unreachable", error=str(error), effect="waiting for it")

@@ -66,10 +66,15 @@ class FractionParameters(PolicyParameters):
     recompute_rounds: int = Field(default=0, ge=0)
     carry: bool = True
     heed_speeds: bool = True
-    types_in_turn: tuple[str, ...] = ()
+    types_in_turn: tuple[str, ...] = Field(default=(), strict=False)
     shuffle_types: bool = False
     fill_pairs: bool = False
     seed: int = Field(default=0, ge=0)
+
+    @property
+    def gpu_types(self) -> frozenset[str]:
+        """Those of the turns."""
+        return frozenset(self.types_in_turn)
 
 
 class FractionPolicy(Policy):
@@ -140,7 +145,9 @@ class FractionPolicy(Policy):
             ledger, candidates, claims.capacity, of, types_in_turn=types, fill=self.fills, nodes=claims.nodes
         )
         ledger = ledger.give(turns)
-        decision = _decision(snapshot, claims, _Words(ledger), turns, of, fill=self.fills, in_turns=self.in_turns)
+        decision = _decision(
+            snapshot, claims, _Words(ledger, types), turns, of, fill=self.fills, in_turns=self.in_turns
+        )
         written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
         return decision, PolicyState(STATE_VERSION, {**written, COMING: coming} if coming else written)
 
@@ -350,7 +357,7 @@ def _decision(
             continue
         priority = of.get((job.uid,), {})
         best = max(claims.kinds(job.uid), key=lambda kind: priority.get(kind, 0.0))
-        reason = f"not its turn: {words.share(job.uid)}"
+        reason = f"not its turn: {words.wait(job.uid, claims.kinds(job.uid))}"
         if fill or priority.get(best, 0.0) > 0:
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
             fallback.append((-priority.get(best, 0.0), grant))
@@ -384,7 +391,8 @@ def _staying(claims: Claims, *, in_turns: bool) -> Iterator[Grant]:
 class _Words:
     """Shares in words."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, types_in_turn: Sequence[str]) -> None:
+        self._types = types_in_turn
         self._shares: dict[str, Mapping[str, float]] = {}
         for who, share in ledger.shares.items():
             for uid in who:
@@ -394,6 +402,12 @@ class _Words:
                 else:
                     self._shares[uid] = share
         self._said: dict[tuple[tuple[str, float], ...], str] = {}
+
+    def wait(self, uid: str, kinds: Iterable[str]) -> str:
+        """Why it is not a job's turn that could have these worker types."""
+        if self._types and not any(gpu_type_of(kind) in self._types for kind in kinds):
+            return "types_in_turn names none of its types"
+        return self.share(uid)
 
     def share(self, uid: str) -> str:
         """What a job should have."""

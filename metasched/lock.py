@@ -27,11 +27,10 @@ class LockHeldError(MetaschedError):
         holder: in its own words, "" where it has not said yet.
     """
 
-    def __init__(self, path: Path, holder: str) -> None:
+    def __init__(self, path: Path, holder: str, advice: str) -> None:
         self.holder = holder
         super().__init__(
-            f"another metasched daemon runs for this cluster ({holder or 'unknown holder'}, lock {path}); "
-            "stop it first, or stand by for it with --standby"
+            f"another metasched daemon runs for this cluster ({holder or 'unknown holder'}, lock {path}); {advice}"
         )
 
 
@@ -63,12 +62,16 @@ class LockFileError(MetaschedError):
 class DaemonLock:
     """A POSIX record lock (they work on NFS as well), released by the kernel however the process ends.
 
+    Args:
+        path: of the file, in shared storage.
+        advice: what to do where a daemon has it already.
+
     Raises:
         LockHeldError: another process has it.
         LockFileError: the file cannot be made ours alone, or its file system has no locks.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, advice: str = "stop it first") -> None:
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
@@ -76,7 +79,7 @@ class DaemonLock:
             raise LockFileError(path, error) from None
         refusal: MetaschedError | None
         try:
-            refusal = None if _taken(self._fd) else _refusal(path, self._fd)
+            refusal = None if _taken(self._fd) else _refusal(path, self._fd, advice)
         except OSError as error:
             refusal = LockFileError(path, error)
         if refusal is not None:
@@ -165,9 +168,9 @@ def _taken(file: int) -> bool:
     return True
 
 
-def _refusal(path: Path, file: int) -> LockHeldError:
+def _refusal(path: Path, file: int, advice: str) -> LockHeldError:
     kind, pid = _in_the_way(file)
-    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _words(file))
+    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _words(file), advice)
 
 
 def _in_the_way(file: int) -> tuple[int, int]:

@@ -22,10 +22,16 @@ log = logging.getLogger(__name__)
 class PolicyParameters(BaseModel):
     """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the config file.
 
-    Numbers are finite: what is stored of them has no words for others.
+    Types are taken at their word (a tuple takes lists with ``Field(strict=False)``: files have no tuples). Numbers are
+    finite: what is stored of them has no words for others.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @property
+    def gpu_types(self) -> frozenset[str]:
+        """The GPU types that they name."""
+        return frozenset()
 
 
 @dataclass(frozen=True, slots=True)

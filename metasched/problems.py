@@ -15,12 +15,19 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, .
         path = prefix + location
         where = f"[{'.'.join(path[:-1])}] {path[-1]}" if len(path) > 1 else ".".join(path) or "the file"
         if item["type"] == "extra_forbidden":
-            problems.append(f"{where}: no such key{nearest(location[-1], _keys(model, location[:-1]))}")
+            problems.append(f"{where}: no such key{_meant(model, location)}")
         elif item["type"] == "missing":
             problems.append(f"{where}: missing; add it")
         else:
             problems.append(f"{where}: {item['msg']} (found {item['input']!r})")
     return problems
+
+
+def _meant(model: type[BaseModel], location: tuple[str, ...]) -> str:
+    """The key that may have been meant: one of a section that was left out, else one of the same section."""
+    *_, key = location
+    sections = [name for name in model.model_fields if len(location) == 1 and key in _keys(model, (name,))]
+    return f"; did you mean [{sections[0]}] {key}?" if sections else nearest(key, _keys(model, location[:-1]))
 
 
 def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
@@ -35,7 +42,8 @@ def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
 
 def nearest(word: str, known: list[str]) -> str:
     """The known word that may have been meant, or all that are known, in words; empty where none is."""
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    folded = {name.lower(): name for name in known}
+    match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
     if match:
-        return f"; did you mean {match[0]!r}?"
+        return f"; did you mean {folded[match[0]]!r}?"
     return f"; known: {', '.join(sorted(known))}" if known else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasched.cli.places import LOCK, Places
+from metasched.cli.places import DATABASE, LOCK, Places
 from metasched.cli.text import clean, echo_json, json_option
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
     config = load(places.config, installed_policies())
     client = CommandLineClient(timeout=config.slurm.timeout_seconds)
     try:
-        facts = gather(config, client, LOCK)
+        facts = gather(config, client, LOCK, DATABASE)
     finally:
         client.close()
     found = check(facts)
@@ -64,7 +64,8 @@ def _ask_nodes(facts: Facts) -> Iterator[Finding]:
     from metasched.installation.facts import CommandFailedError, Slurm, on_nodes  # noqa: PLC0415
 
     nodes = facts.slurm.nodes if isinstance(facts.slurm, Slurm) else ()
-    for name, lacks in on_nodes([node for node in nodes if node.gpus], facts.config.paths.shared):
+    shared = None if facts.shared.missing else facts.shared.path
+    for name, lacks in on_nodes([node for node in nodes if node.gpus], shared):
         if isinstance(lacks, CommandFailedError):
             yield Finding("warning", name, f"could not be asked: {lacks}", "try again when it has a CPU free")
         elif lacks:

@@ -84,6 +84,8 @@ def command(
 
     found = load_scenario(scenario)
     cases = [chosen(policy, load, seed) for policy in policies for load in loads for seed in range(seeds)]
+    if only is not None and only >= len(cases):
+        raise click.UsageError(f"--only {only}: there are {len(cases)} combinations, from 0 to {len(cases) - 1}")
     if slurm is not None:
         again = ["compare", str(scenario.resolve()), "--out", str(out.resolve()), "--seeds", str(seeds)]
         again += [part for policy in policies for part in ("--policy", policy)]

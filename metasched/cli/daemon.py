@@ -20,7 +20,7 @@ def command(places: Places, *, dry_run: bool, standby: bool) -> None:
     from metasched import daemon  # noqa: PLC0415  the scheduler's imports are for this command alone
 
     if dry_run:
-        for line in daemon.dry_run(places.config):
+        for line in daemon.dry_run(places.config) or ["nothing to do: no job is here"]:
             click.echo(clean(line))
     else:
         daemon.run(places.config, standby=standby)

@@ -12,6 +12,7 @@ import click
 from pydantic import ValidationError
 
 from metasched.policy import UnknownPolicyError, installed_policies
+from metasched.problems import explain, nearest
 
 if TYPE_CHECKING:
     from metasched.simulator.results import Result
@@ -62,12 +63,15 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             parameters[key.strip()] = json.loads(value)
         except ValueError:
             parameters[key.strip()] = value
+    registry = installed_policies()
     try:
-        installed_policies().get(name).Parameters.model_validate(parameters)
-    except UnknownPolicyError as error:
-        raise click.BadParameter(str(error), param_hint="--policy") from None
+        taken = registry.get(name).Parameters
+        taken.model_validate(parameters)
+    except UnknownPolicyError:
+        near = nearest(name, registry.names())
+        raise click.BadParameter(f"no policy is named {name!r}{near}", param_hint="--policy") from None
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        problems = "; ".join(explain(error, taken))
         raise click.BadParameter(f"{name}: {problems}", param_hint="--policy") from None
     return name, parameters
 

@@ -33,7 +33,7 @@ class Software:
     def path(self) -> str:
         """PATH of the programs."""
         if self.root is None:
-            return f"{os.environ.get('PATH', '')}:{_SYSTEM_PATH}"
+            return f"{_installed(os.environ.get('PATH', ''))}:{_SYSTEM_PATH}"
         return f"{self.root}/usr/sbin:{self.root}/usr/bin"
 
     @property
@@ -88,6 +88,11 @@ class Software:
         if not found:
             raise SlurmMissingError(f"{root} holds no Slurm plugins: remove it, and it will be fetched again")
         return found[0]
+
+
+def _installed(path: str) -> str:
+    """A PATH without directories of unpacked trees, which a shell that uses another private cluster has there."""
+    return ":".join(one for one in path.split(":") if not (Path(one) / "../.." / _WHOLE).exists())
 
 
 def find(mode: str | None = None) -> Software:

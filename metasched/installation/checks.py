@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
+from metasched.installation.plugin import shared_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 
@@ -42,7 +45,7 @@ class Finding:
 
 def check(facts: Facts) -> list[Finding]:
     """Everything, in the order in which an admin would mend it."""
-    found = [*_state(facts), *_shared(facts)]
+    found = [*_state(facts), *_shared(facts), *_started(facts)]
     if isinstance(facts.slurm, SlurmError):
         fix = "run this where Slurm's commands work, with slurmctld up"
         return [*found, Finding("error", "Slurm", f"does not answer: {facts.slurm}", fix)]
@@ -57,11 +60,18 @@ def _state(facts: Facts) -> Iterator[Finding]:
     if there.filesystem in NETWORK:
         text = f"{there.path} is on {there.filesystem}: SQLite is not safe there"
         yield Finding("error", subject, text, "name a directory on a local disk")
+    if os.path.normpath(there.path) == os.path.normpath(facts.shared.path):
+        text = f"{there.path} is [paths] shared as well: the database is for the daemon alone"
+        yield Finding("error", subject, text, "name a directory of its own on a local disk")
 
 
 def _shared(facts: Facts) -> Iterator[Finding]:
     subject, there = "[paths] shared", facts.shared
-    yield from _usable(subject, there, facts.user)
+    if there.missing and there.problem is None:
+        text = f"{there.path} does not exist yet: the daemon makes it, and whether nodes see it is not known before"
+        yield Finding("warning", subject, text, f"install -d -o {facts.user} {there.path}")
+    else:
+        yield from _usable(subject, there, facts.user)
     if there.locks is False:
         text = f"{there.filesystem} at {there.path} has no locks: two daemons could run at once"
         yield Finding("error", subject, text, "mount it with locks (Lustre: -o flock), or name another directory")
@@ -75,6 +85,14 @@ def _shared(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", "daemon", f"one runs: {facts.daemon}")
 
 
+def _started(facts: Facts) -> Iterator[Finding]:
+    """What else keeps the daemon from starting."""
+    if facts.store is not None:
+        yield Finding("error", "database", facts.store, "`metasched db check` says more")
+    if facts.writer is not None:
+        yield Finding("error", "[slurm] client", facts.writer)
+
+
 def _usable(subject: str, there: Directory, user: str) -> Iterator[Finding]:
     if there.problem is not None:
         yield Finding("error", subject, there.problem, f"install -d -o {user} {there.path}")
@@ -82,7 +100,7 @@ def _usable(subject: str, there: Directory, user: str) -> Iterator[Finding]:
         text = f"{there.path} has {there.free / GIB:.2f} GiB left"
         yield Finding("warning", subject, text, "free some space: the daemon stops when it cannot write")
     else:
-        yield Finding("ok", subject, f"{there.path} can be used")
+        yield Finding("ok", subject, f"{there.path} can be {'made' if there.missing else 'used'}")
     if there.open_to_all:
         text = f"every user may replace files in {there.path}, which metasched takes for its own"
         yield Finding("error", subject, text, f"chmod go-w {there.path}")
@@ -151,9 +169,10 @@ def _conf(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         text = "a job's next run overwrites its output"
         yield Finding("warning", "slurm.conf", text, "JobFileAppend=1, or users write #SBATCH --open-mode=append")
     kept = _seconds(values.get("MinJobAge", ""))
-    if kept is not None and kept < POLLS_OF_MEMORY * facts.config.schedule.poll_seconds:
+    least = math.ceil(POLLS_OF_MEMORY * facts.config.schedule.poll_seconds)
+    if kept is not None and kept < least:
         text = f"MinJobAge={kept:g}: ended jobs may be forgotten before the daemon sees how they ended"
-        yield Finding("warning", "slurm.conf", text, "MinJobAge=300")
+        yield Finding("warning", "slurm.conf", text, f"MinJobAge={max(least, 300)}, or a lower poll_seconds")
 
 
 def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
@@ -167,15 +186,15 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         fix = "take the functions of metasched's job_submit.lua over into yours"
         yield Finding("warning", subject, "job_submit.lua beside slurm.conf does not know metasched", fix)
     else:
-        named = re.search(r"""^\s*local SHARED\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
+        named = shared_of(text)
         shared = str(facts.config.paths.shared)
         if named is None:
             said = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
             yield Finding(
                 "warning", subject, said, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
             )
-        elif named[1].rstrip("/") != shared:
-            said = f"job_submit.lua has SHARED = {named[1]!r}, the configuration [paths] shared = {shared!r}"
+        elif named.rstrip("/") != shared:
+            said = f"job_submit.lua has SHARED = {named!r}, the configuration [paths] shared = {shared!r}"
             yield Finding("error", subject, said, "make them the same")
         else:
             yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
@@ -194,8 +213,14 @@ def _plugin_takes(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
             words = _some(sorted(held)) or "none", _some(sorted(taken)) or "none"
             said = f"{name} of job_submit.lua: {words[0]}; [intake] {name.lower()} of the configuration: {words[1]}"
             yield Finding("error", subject, said, "make them the same: the daemon takes in what the plugin stamps")
-    shards = re.search(r"^\s*local SHARDS\s*=\s*([0-9]+)", text, re.MULTILINE)
-    if shards is not None and int(shards[1]) not in {node.shards_per_gpu for node in slurm.nodes}:
+    shards = re.search(r"^\s*local SHARDS\s*=\s*([0-9]+|nil)", text, re.MULTILINE)
+    of_nodes = {node.shards_per_gpu for node in slurm.nodes if node.shards_per_gpu}
+    if shards is None:
+        return
+    if shards[1] == "nil" and of_nodes:
+        said = "nodes have shards, and job_submit.lua has SHARDS = nil: jobs that ask for GPUs share with nobody"
+        yield Finding("warning", subject, said, f"local SHARDS = {min(of_nodes)} at its top")
+    elif shards[1] != "nil" and int(shards[1]) not in of_nodes:
         said = f"job_submit.lua has SHARDS = {shards[1]}, and no node has so many shards of each GPU"
         yield Finding("error", subject, said, "make it what gres.conf and Gres= of the nodes say")
 
@@ -218,6 +243,13 @@ def _nodes(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     else:
         words = ", ".join(f"{count} {kind or 'untyped'}" for kind, count in sorted(kinds.items()))
         yield Finding("ok", "nodes", f"{len(slurm.nodes)} nodes, GPUs: {words}")
+
+
+def _types(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
+    known = {kind for node in slurm.nodes for kind in node.gpus}
+    if missing := sorted(facts.config.policy.parameters.gpu_types - known):
+        text = f"no node has GPUs of type {_some(missing)}"
+        yield Finding("warning", "[policy.parameters]", text, f"name some of: {_some(sorted(known - {''}))}")
 
 
 def _intake(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
@@ -248,6 +280,7 @@ _SLURM: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
     _conf,
     _plugin,
     _nodes,
+    _types,
     _intake,
     _clock,
 )

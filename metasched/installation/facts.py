@@ -18,17 +18,20 @@ from pathlib import Path
 
 from metasched.config import Config
 from metasched.errors import MetaschedError
+from metasched.installation.plugin import text_of
 from metasched.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
+from metasched.slurm.choice import make_client
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmError
+from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 
 SECONDS = 30.0  # for any one command
 AT_ONCE = 16  # nodes that are asked at the same time
 
 # Asked on a compute node, as a job: whether it sees the shared directory, and has what jobs run.
 _ON_A_NODE = (
-    'test -d "$1" || echo "does not see $1"; '
+    'test -z "$1" || test -d "$1" || echo "does not see $1"; '
     'command -v metasched-run >/dev/null || echo "has no metasched-run on PATH"; '
     'command -v python3 >/dev/null || echo "has no python3 on PATH"'
 )
@@ -49,6 +52,7 @@ class Directory:
         free: bytes that are left there; None if not known.
         locks: whether POSIX locks work there; None if not tried.
         open_to_all: whether every user may make and remove files there.
+        missing: whether it is still to be made.
     """
 
     path: Path
@@ -57,6 +61,7 @@ class Directory:
     free: int | None
     locks: bool | None
     open_to_all: bool = False
+    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class Facts:
         state, shared: the directories.
         daemon: the words of the daemon that runs; None if none does.
         slurm: what it says; its error if it says nothing.
+        writer: why the client that the configuration insists on does not work; None if it does, or there is none such.
+        store: what is wrong with the database; None if it is whole, or still to be made.
     """
 
     config: Config
@@ -101,10 +108,19 @@ class Facts:
     shared: Directory
     daemon: str | None
     slurm: Slurm | SlurmError
+    writer: str | None = None
+    store: str | None = None
 
 
-def gather(config: Config, client: SlurmClient, lock: str) -> Facts:
-    """Look round; ``lock`` is the name of the daemon's lock in the shared directory. Nothing is left behind."""
+def gather(config: Config, client: SlurmClient, lock: str, database: str) -> Facts:
+    """Look round; nothing is left behind.
+
+    Args:
+        config: checked.
+        client: reads Slurm.
+        lock: the name of the daemon's lock in the shared directory.
+        database: the name of its database in the state directory.
+    """
     uid = os.geteuid()
     shared = look_at(config.paths.shared)
     return Facts(
@@ -115,6 +131,8 @@ def gather(config: Config, client: SlurmClient, lock: str) -> Facts:
         shared=shared,
         daemon=_daemon(config.paths.shared / lock) if shared.problem is None else None,
         slurm=_ask(client),
+        writer=_writer(config),
+        store=_store(config.paths.state / database),
     )
 
 
@@ -137,7 +155,7 @@ def look_at(path: Path) -> Directory:
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(there).free
     open_to_all = there == path and there.stat().st_mode & stat.S_IWOTH != 0
-    return Directory(path, problem, _filesystem(there), free, locks, open_to_all)
+    return Directory(path, problem, _filesystem(there), free, locks, open_to_all, missing=there != path)
 
 
 def _can_lock(file: int) -> bool:
@@ -170,20 +188,39 @@ def _daemon(path: Path) -> str | None:
     return "a daemon that has not said its name" if words == "" else words
 
 
+def _writer(config: Config) -> str | None:
+    if config.slurm.client != "pyslurm":
+        return None
+    try:
+        make_client(config.slurm.client, config.slurm.timeout_seconds).close()
+    except SlurmError as error:
+        return str(error)
+    return None
+
+
+def _store(path: Path) -> str | None:
+    try:
+        with Store.open(path, read_only=True) as store:
+            return "; ".join(store.problems()) or None
+    except (MissingStoreError, OlderStoreError):  # the daemon makes one, or brings it up to date
+        return None
+    except StoreError as error:
+        return str(error)
+
+
 def _ask(client: SlurmClient) -> Slurm | SlurmError:
     try:
         settings, nodes, associations = client.settings(), client.nodes(), client.associations()
         asked = time.time()
     except SlurmError as error:
         return error
-    values = settings.values
     return Slurm(
         settings=settings,
         nodes=nodes,
         admin_level=_accounting("user", pwd.getpwuid(os.geteuid()).pw_name, "format=AdminLevel"),
         qos=None if (names := _accounting("qos", "format=Name")) is None else frozenset(names.split()),
         ahead=None if settings.as_of is None else asked - settings.as_of,
-        plugin=_plugin(values.get("SLURM_CONF", "")),
+        plugin=text_of(settings),
         associations=associations,
     )
 
@@ -195,30 +232,22 @@ def _accounting(*words: str) -> str | None:
         return None
 
 
-def _plugin(conf: str) -> str | None:
-    if not conf:
-        return None
-    try:
-        return (Path(conf).parent / "job_submit.lua").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
-def on_nodes(nodes: Sequence[SlurmNode], shared: Path) -> Iterator[tuple[str, list[str] | CommandFailedError]]:
+def on_nodes(nodes: Sequence[SlurmNode], shared: Path | None) -> Iterator[tuple[str, list[str] | CommandFailedError]]:
     """What each compute node lacks, in words, found by a job of one minute there; the error if that did not run.
 
-    Each node is asked by itself, so that one which is down or full keeps no other from answering.
+    Each node is asked by itself, so that one which is down or full keeps no other from answering. The shared directory
+    is not asked for where it is None.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(lambda node: (node.name, _on_node(node, shared)), nodes)
 
 
-def _on_node(node: SlurmNode, shared: Path) -> list[str] | CommandFailedError:
+def _on_node(node: SlurmNode, shared: Path | None) -> list[str] | CommandFailedError:
     # Without --partition it would be the default one; without --mem that partition's share, or all of the node's.
     where = [f"--nodelist={node.name}", f"--partition={','.join(sorted(node.partitions))}"]
     size = ["--nodes=1", "--ntasks=1", "--mem=32M", "--immediate=20", "--time=1", "--quiet", "--chdir=/"]
     try:
-        return run(["srun", *where, *size, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared)]).splitlines()
+        return run(["srun", *where, *size, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared or "")]).splitlines()
     except CommandFailedError as error:
         return error
 

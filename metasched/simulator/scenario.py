@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metasched.errors import MetaschedError
 from metasched.model import Node
-from metasched.problems import explain
+from metasched.problems import explain, nearest
 from metasched.simulator.metrics import Alone
 from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
 from metasched.simulator.sources import AnySource
@@ -34,7 +34,7 @@ class ScenarioError(MetaschedError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class NodesSection(_Section):
@@ -56,7 +56,7 @@ class NodesSection(_Section):
     cpus: Annotated[int, Field(ge=1)] = 1_000_000
     memory_gib: Positive = 1_000_000.0
     racks: Annotated[int, Field(ge=0)] = 0
-    features: tuple[str, ...] = ()
+    features: tuple[str, ...] = Field(default=(), strict=False)
 
 
 class FailuresSection(_Section):
@@ -117,7 +117,7 @@ class WindowSection(_Section):
 
 
 class _File(_Section):
-    nodes: Annotated[tuple[NodesSection, ...], Field(min_length=1)]
+    nodes: Annotated[tuple[NodesSection, ...], Field(min_length=1, strict=False)]
     workload: AnySource = Field(discriminator="format")
     settings: SettingsSection = SettingsSection()
     failures: FailuresSection | None = None
@@ -154,9 +154,11 @@ class Scenario:
 
         Raises:
             TraceError: a data file is not what it should be.
-            ScenarioError: none of the jobs is in the window.
+            ScenarioError: there are no jobs, or none of them is in the window.
         """
         found = self.source.workload(self.path.parent, self.nodes, seed)
+        if not found.submissions:
+            raise ScenarioError(self.path, [f"workload: {found.source} has no jobs"])
         self._check_window(found)
         return limited(found, self.nodes, self.settings.locality, self.limit_factor) if self.limit_factor else found
 
@@ -201,6 +203,8 @@ def load_scenario(path: Path) -> Scenario:
         raise ScenarioError(path, [f"is not TOML: {error}"]) from None
     except ValidationError as error:
         raise ScenarioError(path, explain(error, _File)) from None
+    if problems := _unknown_types(read):
+        raise ScenarioError(path, problems)
     section, locality = read.settings, Locality(rack=read.settings.rack_factor, cluster=read.settings.cluster_factor)
     settings = Settings(
         round_seconds=section.round_seconds,
@@ -225,6 +229,13 @@ def load_scenario(path: Path) -> Scenario:
         source=read.workload,
         content=read.model_dump(mode="json") | {"files": _digests(path.parent, read.workload)},
     )
+
+
+def _unknown_types(read: _File) -> list[str]:
+    known = sorted({section.gpu_type for section in read.nodes})
+    return [
+        f"[prices] {kind}: no node has such GPUs{nearest(kind, known)}" for kind in read.prices if kind not in known
+    ]
 
 
 def _failures(section: FailuresSection | None) -> Failures | None:

@@ -26,13 +26,14 @@ from metasched.simulator.traces.sacct import read_sacct
 from metasched.simulator.traces.shockwave import read_shockwave
 from metasched.throughput.table import Table
 
+FromText = Annotated[Path, Field(strict=False)]
 SpeedUp = Annotated[float, Field(ge=0, le=1)] | None
 
 
 class Source(BaseModel):
     """Base of all: one ``[workload]`` table."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @abstractmethod
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
@@ -75,7 +76,7 @@ class TraceSource(Source):
         path: the trace.
     """
 
-    path: Path
+    path: FromText
 
     def files(self, base: Path) -> list[Path]:
         """The trace, and what else it names."""
@@ -91,7 +92,7 @@ class TableTrace(TraceSource):
     """
 
     format: Literal["gavel", "shockwave"]
-    throughputs: Path
+    throughputs: FromText
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """Read it."""
@@ -109,7 +110,7 @@ class PolluxTrace(TraceSource):
     """
 
     format: Literal["pollux"]
-    throughputs: Path
+    throughputs: FromText
     gpu_type: str = "t4"
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
@@ -128,7 +129,7 @@ class ElasticFlowTrace(TraceSource):
     """
 
     format: Literal["elasticflow"]
-    throughputs: Path
+    throughputs: FromText
     gpu_type: str = ""
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
@@ -193,7 +194,7 @@ class TableGenerator(Source):
         reference: the GPU type that durations hold for.
     """
 
-    throughputs: Path
+    throughputs: FromText
     reference: str = "v100"
 
     def files(self, base: Path) -> list[Path]:
@@ -219,7 +220,7 @@ class GavelGenerator(TableGenerator):
     multiple: bool = False
     weights: bool = False
     slos: bool = False
-    models: tuple[str, ...] = ()
+    models: tuple[str, ...] = Field(default=(), strict=False)
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """Draw it."""
@@ -262,7 +263,7 @@ class PolluxGenerator(Source):
     """
 
     format: Literal["generate-pollux"]
-    throughputs: Path | None = None
+    throughputs: FromText | None = None
     jobs: Annotated[int, Field(ge=1)] = 160
     hours: Annotated[float, Field(gt=0)] = 8.0
     tuned: bool = True

@@ -36,7 +36,7 @@ class LasParameters(PolicyParameters):
         elastic: whether jobs may get other amounts than they asked for.
     """
 
-    queue_thresholds_gpu_seconds: tuple[float, ...] = (3250.0,)
+    queue_thresholds_gpu_seconds: tuple[float, ...] = Field(default=(3250.0,), strict=False)
     promote_knob: float | None = Field(default=8.0, gt=0)
     order: Literal["start", "entry"] = "start"
     elastic: bool = True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from metasched.claims import Claims
 from metasched.fractions import FractionParameters, FractionPolicy
@@ -37,6 +37,13 @@ class GavelParameters(FractionParameters):
     placement: bool = False
     unknown_seconds: float = Field(default=3600.0, gt=0)
 
+    @model_validator(mode="after")
+    def _aware_of_placement(self) -> Self:
+        if self.placement and not self.aware:
+            message = "placement needs aware: without, speeds do not count"
+            raise ValueError(message)
+        return self
+
 
 class GavelPolicy(FractionPolicy):
     """Base: jobs go into classes, a program is solved over them, and its solution is the shares."""
@@ -47,8 +54,8 @@ class GavelPolicy(FractionPolicy):
 
     @property
     def placement(self) -> bool:
-        """As the parameter says, if speeds count at all."""
-        return self.parameters.placement and self.parameters.aware
+        """As the parameter says."""
+        return self.parameters.placement
 
     def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The solution of the policy's program."""
@@ -230,6 +237,11 @@ class GavelCostParameters(GavelParameters):
     margin: float = Field(default=0.05, ge=0, lt=1)
     together: bool = False
 
+    @property
+    def gpu_types(self) -> frozenset[str]:
+        """Those that have a price, too."""
+        return super().gpu_types | self.prices.keys()
+
 
 class GavelCost(GavelPolicy):
     """The most throughput for what the GPUs cost, with or without deadlines (section 4.2)."""
@@ -269,7 +281,7 @@ class Entity(BaseModel):
         inside: how its jobs share that: ``fairness`` by their weights, or ``fifo``.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     weight: float = Field(default=1.0, gt=0)
     inside: Literal["fairness", "fifo"] = "fairness"

@@ -322,6 +322,20 @@ def test_explain_says_that_a_tag_is_wrong(show):
     assert "Its tag cannot be used: there is no key 'x'. Cancel it and submit it again" in output
 
 
+@pytest.mark.parametrize("reason", ["its begin time (--begin) is still to come", "its owner submitted it with --hold"])
+def test_explain_says_nothing_of_turns_and_gpus_where_a_job_must_not_start(show, reason):
+    """It waits for neither."""
+    output = show(published(jobs=(waiting(blocked=True, reason=reason),)), "explain", "13")
+    assert output.startswith(f"Job 13 (bert, of ada) waits.\nWhy: {reason}.\n")
+    assert "free now" not in output
+
+
+def test_what_a_job_asks_for_is_not_known_where_its_tag_is_wrong():
+    """It is not shown as one that wants no GPU."""
+    assert words.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
+    assert words.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
+
+
 def test_explain_says_that_nobody_decides(show):
     """A dead daemon and a dead controller are reasons to wait."""
     assert "nobody decides until it is back" in show(published(published=time.time() - 600), "explain", "13")
@@ -364,6 +378,9 @@ def test_explain_refuses_what_it_cannot_tell(tmp_path, run):
     assert (unknown.exit_code, "knows no job '99'" in unknown.stderr) == (1, True)
     several = run("explain", "resnet", "--shared", tmp_path)
     assert (several.exit_code, "12 and 13" in several.stderr) == (1, True)
+    publish(tmp_path, published(jobs=(job(address="27_0"), waiting(address="27_1"))))
+    array = run("explain", "27", "--shared", tmp_path)
+    assert (array.exit_code, "ask by task, one of 27_0 and 27_1" in array.stderr) == (1, True)
 
 
 @pytest.fixture
@@ -547,3 +564,9 @@ def test_status_says_whether_two_jobs_can_share_a_gpu(show):
     told = show(published(sharing=True, jobs=(job(shares_with="14", renewals=2),)), "status")
     for expected in ("Two jobs can share a GPU", "n1:2 v100 with 14", "2 (renewed 2 rounds)"):
         assert expected in told
+
+
+def test_a_dry_run_with_nothing_to_do_says_so(run, monkeypatch):
+    """Nothing at all would look like a fault."""
+    monkeypatch.setattr(daemon, "dry_run", lambda _: [])
+    assert run("daemon", "--dry-run").output == "nothing to do: no job is here\n"

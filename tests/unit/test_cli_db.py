@@ -162,6 +162,7 @@ def test_prune_is_refused_while_the_daemon_runs(db, site):
         code, text = attempt(site)
     assert code == 1
     assert str(lock) in text
+    assert "--standby" not in text  # which it has not
     assert json.loads(db("sizes", "--json").output)["rows"]["events"] == 1
 
 

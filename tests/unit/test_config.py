@@ -148,3 +148,43 @@ def test_entities_have_the_weights_of_the_documentation(tmp_path):
         "vision": (3, "fairness"),
         "speech": (1, "fifo"),
     }
+
+
+def test_a_key_outside_of_its_section_is_told_where_it_belongs(write, registry):
+    """The key of that very name comes before names that are like it."""
+    (problem,) = problems(write(f'state = "/x"\n{PATHS}[policy]\nname = "toy"\n'), registry)
+    assert problem == "state: no such key; did you mean [paths] state?"
+
+
+def test_a_policy_that_is_not_known_is_told_with_the_nearest(write):
+    """Whatever its case, and all names at most once."""
+    known = installed_policies()
+    assert problems(write(PATHS + '[policy]\nname = "LAS"\n'), known) == [
+        "[policy] name: no policy is named 'LAS'; did you mean 'las'?"
+    ]
+    (problem,) = problems(write(PATHS + '[policy]\nname = "-"\n'), known)
+    assert problem.count("gavel_las") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("las", 'promote_knob = "9"'),
+        ("las", 'elastic = "no"'),
+        ("fifo", "elastic = 0"),
+        ("gavel_las", 'fill = "off"'),
+        ("gavel_hierarchical", 'others = {weight = "3"}'),
+        ("gavel_las", "placement = true\naware = false"),
+    ],
+)
+def test_parameters_are_taken_at_their_word(write, name, line):
+    """Wrong types are refused there as everywhere, and so are parameters that would do nothing beside each other."""
+    assert problems(write(f'{PATHS}[policy]\nname = "{name}"\n[policy.parameters]\n{line}\n'), installed_policies())
+
+
+def test_what_is_stored_of_parameters_can_be_read_again():
+    """Of every policy, also the lists that JSON has in place of tuples."""
+    known = installed_policies()
+    for kind in map(known.get, known.names()):
+        parameters = kind.Parameters()
+        assert kind.Parameters.model_validate(parameters.model_dump(mode="json")) == parameters

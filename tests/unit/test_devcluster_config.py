@@ -220,6 +220,20 @@ def test_missing_slurm_says_what_to_install(monkeypatch, tmp_path, capsys):
     assert "apt-get install slurmctld slurmd" in capsys.readouterr().err
 
 
+def test_slurm_of_another_private_cluster_is_not_the_systems(monkeypatch, tmp_path):
+    """A shell that uses one has the unpacked programs on its PATH, without what they need to run."""
+    monkeypatch.setattr(software, "_SYSTEM_PATH", str(tmp_path))
+    programs = tmp_path / "tree" / "usr" / "sbin"
+    programs.mkdir(parents=True)
+    for name in (*software.DAEMONS, "sbatch"):
+        (programs / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    assert software.find("system").program("slurmd").parent == programs
+    (tmp_path / "tree" / software._WHOLE).touch()
+    with pytest.raises(SlurmMissingError):
+        software.find("system")
+
+
 def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
     """A cache directory that cannot be made is an error that names it and the variable that moves it."""
     (tmp_path / "file").touch()

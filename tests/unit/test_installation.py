@@ -1,20 +1,25 @@
 import dataclasses
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from metasched import daemon
 from metasched.config import Config, load
-from metasched.installation import facts
+from metasched.installation import facts, plugin
 from metasched.installation.checks import check
-from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, look_at, on_nodes
+from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, look_at, on_nodes
+from metasched.installation.plugin import OtherSharedError
 from metasched.installation.template import template
 from metasched.meanings import meanings
 from metasched.policy import installed_policies
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmUnavailableError
+from metasched.slurm.fake import FakeSlurm
+from policies.gavel.policies import GavelCostParameters
 
 STATE, SHARED = Path("/var/lib/metasched"), Path("/shared/metasched")
 VALUES = {
@@ -88,6 +93,18 @@ def with_plugin(line, **intake):
     )
 
 
+def with_policy(parameters):
+    """A configuration as it is read, with a policy's own parameters."""
+    policy = FACTS.config.policy.model_copy(update={"parameters": parameters})
+    return dataclasses.replace(FACTS, config=FACTS.config.model_copy(update={"policy": policy}))
+
+
+def with_shards(facts, count):
+    """Nodes with so many shards of each GPU."""
+    nodes = (dataclasses.replace(node(), shards_per_gpu=count),)
+    return dataclasses.replace(facts, slurm=dataclasses.replace(facts.slurm, nodes=nodes))
+
+
 def keys(config):
     """All but the policy's own parameters."""
     return config.model_dump(exclude={"policy": {"parameters"}})
@@ -123,6 +140,20 @@ def test_a_good_installation_gets_no_complaint():
         (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
         (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
         (with_plugin("SHARDS = 2"), "error", "job_submit", "SHARDS = 2", "gres.conf"),
+        (with_shards(with_plugin("SHARDS = nil"), 2), "warning", "job_submit", "share with nobody", "SHARDS = 2"),
+        (with_config("schedule", poll_seconds=70.1), "warning", "slurm.conf", "MinJobAge=300", "MinJobAge=351"),
+        (
+            with_policy(GavelCostParameters(types_in_turn=("v100", "v1000"), prices={"v10": 1.0})),
+            *("warning", "[policy.parameters]", "v10, v1000", "name some of: v100"),
+        ),
+        (
+            dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, path=SHARED)),
+            *("error", "[paths] state", "[paths] shared as well", "of its own"),
+        ),
+        (
+            dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, missing=True)),
+            *("warning", "[paths] shared", "does not exist yet", f"install -d -o metasched {SHARED}"),
+        ),
         (
             dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, open_to_all=True)),
             *("error", "[paths] shared", "every user may replace", f"chmod go-w {SHARED}"),
@@ -162,9 +193,7 @@ def test_the_plugin_names_what_the_configuration_does(line, intake, text):
 
 def test_the_plugin_may_name_the_shards_that_nodes_have():
     """Another number is an error, as above."""
-    plugged = with_plugin("SHARDS = 2")
-    nodes = (dataclasses.replace(node(), shards_per_gpu=2),)
-    assert complaints(dataclasses.replace(plugged, slurm=dataclasses.replace(plugged.slurm, nodes=nodes))) == []
+    assert complaints(with_shards(with_plugin("SHARDS = 2"), 2)) == []
 
 
 def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
@@ -182,6 +211,47 @@ def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
     assert str(found["n1"]) == "srun: down"
     assert found["n2"] == ["has no python3 on PATH"]
     assert {"--partition=a,b", "--mem=32M"} < set(asked["--nodelist=n2"])
+
+
+def test_nodes_are_not_asked_for_a_directory_that_is_still_to_be_made(monkeypatch):
+    """Nothing could be seen anywhere."""
+
+    def run(argv):
+        begin = argv.index("/bin/sh")
+        return subprocess.run(argv[begin:], capture_output=True, text=True, timeout=30, check=True).stdout
+
+    monkeypatch.setattr(facts, "run", run)
+    missing = Path("/no/such/directory")
+    ((_, asked),), ((_, spared),) = on_nodes([node()], missing), on_nodes([node()], None)
+    assert [line for line in asked if line not in spared] == [f"does not see {missing}"]
+
+
+def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch):
+    """A damaged database, and a client that is not installed; a database that is still to be made is no fault."""
+    paths = {"state": tmp_path, "shared": tmp_path / "shared"}
+    config = Config.model_validate({"paths": paths, "slurm": {"client": "pyslurm"}})
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def subjects():
+        found = check(gather(config, FakeSlurm(), "daemon.lock", "metasched.db"))
+        return {finding.subject for finding in found if finding.level == "error"} & {"database", "[slurm] client"}
+
+    assert subjects() == {"[slurm] client"}
+    (tmp_path / "metasched.db").write_bytes(b"no database" * 1000)
+    assert subjects() == {"[slurm] client", "database"}
+
+
+def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
+    """Jobs, and maybe another daemon, go by the one that job_submit.lua names; a link to it is the same."""
+    (tmp_path / "job_submit.lua").write_text(f'local SHARED = "{tmp_path}/shared/"\n')
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    slurm = FakeSlurm()
+    values = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
+    settings = dataclasses.replace(slurm.settings(), job_submit_plugins=("lua",), values=values)
+    plugin.refuse_another(settings, tmp_path / "link")
+    slurm.settings = lambda: settings
+    with pytest.raises(OtherSharedError, match="make them the same"):
+        daemon._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)
 
 
 def test_an_operator_needs_the_plugin():

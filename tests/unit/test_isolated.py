@@ -79,6 +79,13 @@ def test_reasons_say_what_share_a_job_has():
     assert result.reasons["b"].startswith("not its turn: its share of time is 50% of v100")
 
 
+def test_a_job_whose_types_have_no_turn_is_told_so():
+    """A misspelt type, say, must not look like a wait for others."""
+    policy = Isolated(FractionParameters(types_in_turn=("v10O",)))
+    result = run_round(snapshot([known_job("a")], cluster(v100=1)), policy, None)
+    assert result.reasons["a"] == "not its turn: types_in_turn names none of its types"
+
+
 def test_a_job_that_fits_nowhere_waits_and_holds_nobody_up():
     """It is told so, and the others run."""
     result = run_round(snapshot([known_job("a", gpus=4), known_job("b")], cluster(v100=2)), Isolated(), None)

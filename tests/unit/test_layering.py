@@ -58,9 +58,12 @@ ROOMS = {
     "dry_run": {"slurm"},
     "beside": ENGINE,
     "controller": ENGINE | {"beside", "sharing"} | EDGES | CYCLE | {"codec", "config", "lock"},
-    "daemon": ENGINE | EDGES | CYCLE | {"beside", "config", "lock", "standby", "supervisor", "dry_run", "controller"},
+    "daemon": ENGINE
+    | EDGES
+    | CYCLE
+    | {"beside", "config", "lock", "standby", "supervisor", "dry_run", "controller", "installation"},
     "meanings": set(),
-    "installation": {"config", "lock", "meanings", "slurm"},
+    "installation": {"config", "lock", "meanings", "slurm", "store"},
     "devcluster": set(),
     "demo": {"devcluster", "policy", "replay", "status", "store"},
     "cli": CONTRACT
@@ -70,6 +73,7 @@ ROOMS = {
         "config",
         "lock",
         "meanings",
+        "problems",
         "installation",
         "daemon",
         "devcluster",

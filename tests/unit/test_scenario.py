@@ -65,6 +65,8 @@ def test_a_scenario_is_read(scenario):
         ('format = "sacct"', 'format = "excel"', "workload"),
         ('path = "jobs.txt"', "", "path: missing"),
         ("round_seconds = 100.0", "round_seconds = -1", "[settings] round_seconds"),
+        ("gpus = 4", 'gpus = "4"', "gpus"),
+        ("v100 = 2.0", "v1000 = 2.0", "[prices] v1000: no node has such GPUs; did you mean 'v100'?"),
         ("[prices]", "[", "is not TOML"),
     ],
 )
@@ -83,6 +85,21 @@ def test_a_missing_trace_is_an_error_of_the_command(scenario):
     done = call("simulate", scenario)
     assert done.exit_code == 1
     assert "jobs.txt" in done.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (JOBS.replace("gres/gpu", "gres/shard").splitlines(), ["none of 4 jobs has GPUs", "AccountingStorageTRES"]),
+        (JOBS.splitlines()[:1], ["has no jobs"]),
+    ],
+)
+def test_a_trace_without_anything_to_simulate_is_an_error(scenario, lines, told):
+    """It says why, and what the accounting lacks."""
+    (scenario.parent / "jobs.txt").write_text("\n".join(lines))
+    done = call("simulate", scenario)
+    assert done.exit_code == 1
+    assert all(part in done.output for part in ["jobs.txt", *told])
 
 
 def test_the_same_seed_gives_the_same_result(scenario):
@@ -128,11 +145,20 @@ def test_simulate(scenario):
     assert all(path.read_text().rstrip().endswith("</svg>") for path in (scenario.parent / "plots").iterdir())
 
 
-@pytest.mark.parametrize("policy", ["nobody", "las:elastic", "las:elastic=7", "las:no_such=1"])
-def test_a_wrong_policy_is_refused(scenario, policy):
-    """A policy or a parameter that does not exist is a wrong call."""
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ("nobody", "known: "),
+        ("LAS", "did you mean 'las'?"),
+        ("las:elastic", "KEY=VALUE"),
+        ("las:elastic=7", "elastic"),
+        ("las:elastik=1", "did you mean 'elastic'?"),
+    ],
+)
+def test_a_wrong_policy_is_refused(scenario, policy, told):
+    """A policy or a parameter that does not exist is a wrong call; the nearest is named."""
     done = call("simulate", scenario, "--policy", policy)
-    assert (done.exit_code, "--policy" in done.output) == (2, True)
+    assert (done.exit_code, "--policy" in done.output, told in done.output) == (2, True, True)
 
 
 def test_compare_goes_on_where_it_was(scenario):
@@ -196,6 +222,7 @@ def test_a_sweep_is_handed_to_slurm(scenario, tmp_path, monkeypatch):
     assert script.endswith('--only "$SLURM_ARRAY_TASK_ID"\n')
     monkeypatch.undo()
     assert call("compare", scenario, "--policy", "fifo", "--seeds", "3", "--out", out, "--only", "1").exit_code == 0
+    assert call("compare", scenario, "--policy", "fifo", "--seeds", "3", "--out", out, "--only", "3").exit_code == 2
     assert len(list((out / "results").iterdir())) == 1
 
 

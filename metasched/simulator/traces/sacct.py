@@ -32,7 +32,22 @@ def read_sacct(path: Path, *, most_gpus: int | None = None, speed_up: float | No
     Raises:
         TraceError: the file cannot be used as it is.
     """
-    return workload(path.name, _runs(path, most_gpus), speed_up)
+    found = workload(path.name, _runs(path, most_gpus), speed_up)
+    if not found.submissions:
+        raise _nothing(path)
+    return found
+
+
+def _nothing(path: Path) -> TraceError:
+    """Why none of the jobs can be used."""
+    counts = [gpus_of(row) for row in records(path) if isinstance(row, Row)]
+    if not counts:
+        return TraceError(path, None, None, "has no jobs", "ask sacct with -a and -S, from when on")
+    if any(counts):
+        return TraceError(path, None, "ElapsedRaw", "no job with GPUs ran", "ask sacct for an earlier time, by -S")
+    fault = f"none of {len(counts)} jobs has GPUs"
+    fix = "AccountingStorageTRES of slurm.conf has to name gres/gpu while jobs run"
+    return TraceError(path, None, "AllocTRES", fault, fix)
 
 
 def records(path: Path, columns: Sequence[str] = COLUMNS, delimiter: str = "|") -> Iterator[Row | TraceError]:
