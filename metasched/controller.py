@@ -75,6 +75,7 @@ class Controller:
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[tuple[str, str]] | None = None
         self._idle: frozenset[str] = frozenset()  # jobs that have a place and may not start there
+        self._blocked: frozenset[str] = frozenset()
         self._sharing: bool | None = None
         self._back_at: float | None = None
         self._looked_at = 0.0 if last is None else last.at
@@ -159,7 +160,7 @@ class Controller:
 
     def reason(self, uid: str) -> str:
         """Why a job runs or waits, as the present round sees it."""
-        return self._reasons.get(uid, "it is new and waits for the next round")
+        return self._reasons.get(uid, "it waits for the next round")
 
     def look(self) -> Snapshot:
         """What is now, as policies see it.
@@ -187,14 +188,18 @@ class Controller:
 
     def _note_events(self, seen: Observation) -> None:
         accepting = frozenset((node.name, node.reservation) for node in seen.snapshot.nodes if node.accepts)
-        idle = frozenset(uid for uid in self._targets if (job := seen.snapshot.job.get(uid)) and _may_not_start(job))
+        blocked = frozenset(job.uid for job in seen.snapshot.jobs if _may_not_start(job))
+        idle = blocked & self._targets.keys()
+        freed = {uid for uid in self._blocked - blocked if (job := seen.snapshot.job.get(uid)) and not job.active}
+        if freed:  # what the last round said of these is no longer true
+            self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in freed}
         wanted = (
-            (seen.arrived and self.policy.wakes_on_arrival)
+            ((seen.arrived or freed) and self.policy.wakes_on_arrival)
             or (seen.completed and self.policy.wakes_on_completion)
             or accepting != self._accepting
             or not idle <= self._idle
         )
-        self._accepting, self._idle = accepting, idle
+        self._accepting, self._idle, self._blocked = accepting, idle, blocked
         if seen.snapshot.sharing is not self._sharing:
             self._sharing = seen.snapshot.sharing
             log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, seen) or None)

@@ -155,6 +155,7 @@ class Publisher:
             shares_with=None if partner is None else partner.address,
             in_turns=partner is not None and rests,
             slo_seconds=job.slo_seconds,
+            blocked=job.blocked is not None,
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:

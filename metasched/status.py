@@ -38,7 +38,8 @@ class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
     ``renewals`` is for how many rounds it has kept what it holds, ``shares_with`` the address of the job on the same
-    GPUs, ``in_turns`` whether the two take turns there, ``slo_seconds`` how long it may take from its submission on.
+    GPUs, ``in_turns`` whether the two take turns there, ``slo_seconds`` how long it may take from its submission on,
+    ``blocked`` whether it must not start at all now.
     """
 
     uid: str
@@ -72,6 +73,7 @@ class JobStatus:
     shares_with: str | None = None
     in_turns: bool = False
     slo_seconds: float | None = None
+    blocked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

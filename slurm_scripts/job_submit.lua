@@ -134,22 +134,41 @@ local function lets_go(job_desc, job_rec, mark)
     and job_rec.priority == 0 and (job_rec.restart_cnt or 0) == 0
 end
 
-local function modify(job_desc, job_rec, modify_uid)
-  if modify_uid == 0 or modify_uid ~= job_rec.user_id or modify_uid == slurm_user() then
-    return slurm.SUCCESS  -- of anybody else, Slurm itself lets only operators and coordinators of the account pass
+local function names(value)
+  return value ~= nil and not UNCHANGED[value]
+end
+
+-- Nothing else tells a release of the daemon's from one that an administrator makes for the owner: right before its own,
+-- the daemon says when the job is to begin.
+local timed = {}  -- by job id
+local function by_administrator(job_desc, job_rec, released)
+  local id = job_rec.job_id
+  if names(job_desc.begin_time) and job_desc.begin_time ~= 0 then
+    timed[id] = true
+  elseif job_desc.priority == slurm.INFINITE then
+    if released and not timed[id] then job_desc.begin_time = OUT_OF_REACH end
+    timed[id] = nil
   end
+end
+
+local function modify(job_desc, job_rec, modify_uid)
   local mark = (job_rec.admin_comment or ""):match(STAMP)
+  local released = lets_go(job_desc, job_rec, mark)
+  if modify_uid == 0 or modify_uid ~= job_rec.user_id or modify_uid == slurm_user() then
+    -- Of anybody else, Slurm itself lets only operators and coordinators of the account pass.
+    if mark == ":held" then by_administrator(job_desc, job_rec, released) end
+    return slurm.SUCCESS
+  end
   if not mark then
     if is_ours(job_desc, job_desc.partition, job_desc.qos) then
       return deny("metasched takes jobs as they are submitted, not later: submit this one anew")
     end
     return slurm.SUCCESS
   end
-  local released = lets_go(job_desc, job_rec, mark)
   for _, name in ipairs(KEPT) do
     local value = job_desc[name]
     local allowed = (name == "priority" and released) or (name == "begin_time" and value == 0)
-    if value ~= nil and not UNCHANGED[value] and not allowed then
+    if names(value) and not allowed then
       return deny("metasched schedules this job: its %s cannot be changed (scancel ends it)", name)
     end
   end

@@ -37,6 +37,13 @@ class AmbiguousJobError(MetaschedError):
         super().__init__(f"several jobs are named {asked!r}: ask by Slurm's id, one of {listed(addresses, 20)}")
 
 
+class ArrayError(MetaschedError):
+    """An array was asked for, whose tasks are jobs of their own."""
+
+    def __init__(self, asked: str, addresses: Sequence[str]) -> None:
+        super().__init__(f"job {asked} is an array: ask by task, one of {listed(addresses, 20)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Past:
     """What the database knows of one job; runs in order, the rest latest first."""
@@ -77,7 +84,7 @@ def find(status: Status, asked: str) -> JobStatus:
     """The job of that address or uid, else of that name; a live one before a finished one.
 
     Raises:
-        NoSuchJobError, AmbiguousJobError: as named.
+        NoSuchJobError, AmbiguousJobError, ArrayError: as named.
     """
     for jobs in (status.jobs, status.finished):
         for job in jobs:
@@ -89,6 +96,8 @@ def find(status: Status, asked: str) -> JobStatus:
             raise AmbiguousJobError(asked, [job.address for job in named])
         if named:
             return named[0]
+    if tasks := [job.address for job in (*status.jobs, *status.finished) if job.address.startswith(f"{asked}_")]:
+        raise ArrayError(asked, tasks)
     raise NoSuchJobError(asked)
 
 

@@ -25,7 +25,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         return lines
     if job.reason:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
-    if job.status in _WAITING:
+    if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
     lines += [*_company(job), *_promises(job, now)]
     if is_stale(status, now):
@@ -70,7 +70,7 @@ def _state(job: JobStatus, now: float) -> str:
     if job.finished is not None:
         return f"ended {duration(now - job.finished)} ago ({job.status})"
     states = {
-        "held": "waits, held until it is its turn",
+        "held": "waits" if job.blocked else "waits, held until it is its turn",
         "queued": "is released: Slurm starts it as soon as its resources are free",
         "running": f"runs on {place}{since}",
         "suspended": f"is suspended on {place}",
@@ -118,7 +118,9 @@ def _waits_for(job: JobStatus, status: Status) -> list[str]:
 
 
 def gpus(job: JobStatus) -> str:
-    """``4`` for a rigid job, ``2 of 1-4`` for an elastic one that has two, ``cpu`` for one that wants none."""
+    """``4`` for a rigid job, ``2 of 1-4`` for an elastic one that has two, ``cpu`` for none, ``?`` with a wrong tag."""
+    if job.error is not None:
+        return "?"
     if job.max_gpus == 0:
         return "cpu"
     span = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}-{job.max_gpus}"

@@ -128,7 +128,7 @@ class Runs:
         at = seen.ended if seen.ended is not None else now
         run = record.current
         if run is not None:
-            if run.started is None and run.released is not None and seen.started is not None and seen.started < at:
+            if run.started is None and run.released is not None and seen.started is not None and _ran(seen, at):
                 self._store.run_started(record.uid, run.run, seen.started, run.released)  # all of it between two looks
             if not self._read_out(record, now):
                 return False
@@ -260,6 +260,11 @@ class Runs:
             self._mailbox.remove_address(record.address, record.uid)
         except MailboxError as error:
             log.warning("mailbox_not_cleared", job=record.address, error=str(error))
+
+
+def _ran(seen: SlurmJob, ended: float) -> bool:
+    """Whether a job that has ended ever ran: Slurm counts whole seconds, and one cancelled in line has a start, too."""
+    return seen.slurm_state in ("COMPLETED", "FAILED") or (seen.started is not None and seen.started < ended)
 
 
 @cache

@@ -214,6 +214,18 @@ def test_what_its_owner_held_is_let_go_by_release_and_waits_for_its_turn(submitt
     assert "denied" in submitter.run("scontrol", "release", job.address).stderr
 
 
+def test_what_its_owner_held_and_root_lets_go_waits_for_its_turn_too(submitter):
+    """Slurm itself never starts it; the daemon, which is root as well, does."""
+    job = submitter.submit("--comment=metasched", "--gres=gpu:1", "--hold")
+    submitter.run("scontrol", "release", job.address, user=None)
+    let_go = submitter.job(job.address)
+    assert (let_go.state, let_go.hold, let_go.eligible) == (JobState.PENDING, Hold.NONE, OUT_OF_REACH)
+    submitter.client.hold(job.address)
+    submitter.client.update(job.address, Geometry(nodes=("n1",), gpus_per_node=1, tasks=1, cpus=1))
+    submitter.client.release(job.address)
+    submitter.wait_state(job.address, JobState.RUNNING)
+
+
 @pytest.mark.parametrize("change", ["Comment=metasched", "Partition=train", "Partition=main,train", "QOS=Gang"])
 def test_an_owner_cannot_make_a_job_metascheds_afterwards(submitter, change):
     """It would be neither held nor stamped; Slurm says that it is denied, and the job stays as it was."""

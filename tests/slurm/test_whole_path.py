@@ -86,8 +86,9 @@ def test_an_untagged_job_is_never_touched(site):
     site.wait_status(ours, "completed")
 
 
-def test_a_job_that_was_submitted_held_waits_for_its_owners_release(small_site):
-    """Others pass it, and its status says why; released by its owner, it is scheduled like any other."""
+@pytest.mark.parametrize("releaser", ["nobody", None], ids=["owner", "administrator"])
+def test_a_job_that_was_submitted_held_waits_for_its_release(small_site, releaser):
+    """Others pass it, and its status says why; released, it is scheduled like any other, and run once."""
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     site = small_site
@@ -98,8 +99,26 @@ def test_a_job_that_was_submitted_held_waits_for_its_owners_release(small_site):
     other = site.submit("sleep 1", "--gres=gpu:4")
     site.wait_status(other, "completed")
     assert site.job(job).status == "held"
-    subprocess.run(["scontrol", "release", job], env=site.cluster.env, user="nobody", timeout=30, check=True)
-    site.wait_status(job, "completed")
+    subprocess.run(["scontrol", "release", job], env=site.cluster.env, user=releaser, timeout=30, check=True)
+    assert site.wait_status(job, "completed").runs == 1
+
+
+def test_an_administrator_keeps_a_waiting_job_back_by_a_dependency(site):
+    """`scontrol hold` would change nothing: it is held already. The end of the other job lets it go."""
+    site.start()
+    blocker = site.submit("sleep 1000", "--gres=gpu:4", "-w", "n1", tag="metasched preempt=no")
+    site.wait_status(blocker, "running")
+    job = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    site.wait_status(job, "held")
+    key = site.submit("true", "--hold", tag=None)
+    site.cluster.run("scontrol", "update", f"JobId={job}", f"Dependency=afterany:{key}")
+    site.wait(lambda: f"afterany:{key}" in site.job(job).reason)
+    site.cluster.run("scancel", blocker)
+    other = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
+    site.wait_status(other, "completed")
+    assert site.job(job).status == "held"
+    site.cluster.run("scancel", key)
+    assert site.wait_status(job, "completed").runs == 1
 
 
 def test_a_malformed_tag_stays_held_and_says_why(site):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from metasched import status
 from metasched.model import Hold
 from metasched.slurm.client import JobState
-from metasched.slurm.fake import FakeNode, FakeSlurm
+from metasched.slurm.fake import FakeNode, FakeSlurm, Trainer
 from metasched.store import EndCause
 from tests.unit.site import ME, DyingClient, FakeSite, Killed
 
@@ -288,6 +288,36 @@ def test_a_begin_time_is_kept(site):
     submitted = site.slurm.now
     site.run_until(done(site, job))
     assert site.slurm.job(job).started >= submitted + 100
+
+
+@pytest.mark.parametrize("kept_by", ["dependency", "begin", "hold"])
+def test_a_job_that_has_become_startable_brings_a_round_forward(tmp_path, kept_by):
+    """As an arrival does; until that round, it is not said to wait for what is over."""
+    site = FakeSite(tmp_path, policy="las", round_seconds=360.0, min_round_seconds=60.0)
+    first = site.slurm.add("--gres=gpu:1", user="somebody", trainer=Trainer(seconds=40))
+    options = {"dependency": [f"--dependency=afterok:{first}"], "begin": ["--begin=now+40"], "hold": []}[kept_by]
+    job = site.add("--gres=gpu:1", *options, seconds=1000)
+    if kept_by == "hold":
+        site.slurm.stamp(job, "metasched:" + "0" * 16 + ":held")
+    site.run(35)
+    (shown,) = status.read(site.base / "shared").jobs
+    assert shown.blocked
+    if kept_by == "hold":
+        site.slurm.owner_release(job)
+    site.run(10)
+    (shown,) = status.read(site.base / "shared").jobs
+    assert (shown.blocked, shown.reason) == (False, "it waits for the next round")
+    site.run(30)
+    assert site.state(job) is JobState.RUNNING
+    site.close()
+
+
+def test_a_run_of_less_than_a_second_counts(site):
+    """Its start and its end are the same second to Slurm."""
+    job = site.add("--gres=gpu:1", seconds=0)
+    site.run_until(done(site, job))
+    assert causes(site, job) == [EndCause.FINISHED]
+    assert status.read(site.base / "shared").finished[0].runs == 1
 
 
 def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
