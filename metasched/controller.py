@@ -19,7 +19,7 @@ from metasched.model import Action, Job, Placement, Snapshot, Status
 from metasched.plan import Limits, plan
 from metasched.policy import Policy
 from metasched.publish import Publisher, why_no_sharing
-from metasched.reconcile import Observation, Reconciler
+from metasched.reconcile import PUT_OFF, Observation, Reconciler
 from metasched.sharing import Shares
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmError
@@ -199,7 +199,9 @@ class Controller:
             or accepting != self._accepting
             or not idle <= self._idle
         )
-        self._accepting, self._idle, self._blocked = accepting, idle, blocked
+        # What Slurm has refused is tried again in the rounds that come anyway.
+        put_off = {job.uid for job in seen.snapshot.jobs if (job.blocked or "").startswith(PUT_OFF)}
+        self._accepting, self._idle, self._blocked = accepting, idle, blocked - put_off
         if seen.snapshot.sharing is not self._sharing:
             self._sharing = seen.snapshot.sharing
             log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, seen) or None)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+
+from pydantic import ValidationError
 
 from metasched.codec import decode
 from metasched.engine import run_round
 from metasched.errors import MetaschedError
 from metasched.model import Placement
-from metasched.policy import Policy, Registry
+from metasched.policy import Policy, PolicyParameters, Registry
+from metasched.problems import explain
 from metasched.store import RoundRecord, Store
+
+
+class OtherParametersError(MetaschedError):
+    """A policy does not take parameters any more that it once decided under."""
+
+    def __init__(self, record: RoundRecord, why: str) -> None:
+        super().__init__(f"round {record.round} was decided under parameters that {record.policy!r} refuses now: {why}")
 
 
 class NoSnapshotError(MetaschedError):
@@ -61,6 +72,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
     Raises:
         NoSnapshotError: no snapshot is kept of any of these rounds.
         UnknownPolicyError: a round's policy is not installed.
+        OtherParametersError: a round's policy does not take its parameters any more.
         CodecError: a snapshot cannot be read.
     """
     kept = [(record, data) for record in store.recent_rounds(limit) if (data := store.snapshot(record.round))]
@@ -71,7 +83,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
         snapshot = decode(data)
         if other is None:
             found = registry.get(record.policy)
-            policy = found(found.Parameters.model_validate(dict(record.parameters)))
+            policy = found(_parameters(found, record))
             state = store.policy_state(record.policy, record.round - 1)
         else:
             policy, state, snapshot = other, carried, replace(snapshot, worked=None)  # that was another's work
@@ -79,6 +91,14 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
         carried = result.state
         stored = {d.uid: d.granted for d in store.decisions_of(record.round)}
         yield Replayed(record, len(stored), _differences(stored, result.targets, result.reasons))
+
+
+def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
+    try:
+        # As JSON, which is how they are kept: lists in it may be tuples and sets.
+        return policy.Parameters.model_validate_json(json.dumps(dict(record.parameters)))
+    except ValidationError as error:
+        raise OtherParametersError(record, "; ".join(explain(error, policy.Parameters))) from None
 
 
 def _differences(

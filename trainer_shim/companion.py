@@ -101,7 +101,7 @@ class Companion:
         self._order: dict[str, Any] | None = None
         self._cause: str | None = None
         self._noticed: float | None = None
-        self._saved_step = self.step if resumed else None
+        self._saved_step = self.step if self.finished else None
         self._unmarked: tuple[Path, Collection[Path]] | None = None  # this trainer's newest checkpoint, if not final
         self._saved_at = time.monotonic() if resumed else -math.inf
         self._tried = time.monotonic()
@@ -310,7 +310,7 @@ class Companion:
         departure.begin(0 if leave_word(code, os.environ) else code)
 
     def finish(self) -> None:
-        """The training is complete, and its last checkpoint is written, which is the final one whatever it was for.
+        """The training is complete, and its last checkpoint is written: if this trainer made it, it is the final one.
 
         Raises:
             SystemExit: a newer incarnation has started.

@@ -211,12 +211,12 @@ class Context:
         plan = plan_batch(global_batch, self.size, max_per_gpu)
         options["worker_init_fn"] = deaf_workers(self._deaf, options.get("worker_init_fn"))
         loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
+        refuse_other_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         if self._resumed and self._resumed.order != loader.order._asdict():
             raise CheckpointError(
                 f"{self._resumed.data}: made with {self._resumed.order}, and this script has {loader.order._asdict()}; "
                 "use another checkpoint directory for other data"
             )
-        refuse_other_data(loader.order._asdict(), self._group)
         self._loader = loader
         return loader
 
@@ -315,7 +315,7 @@ class Context:
                 is to be added to.
         """
         micro = self._in_hand()
-        if self._summed:
+        if self._summed and not self._saver.together:  # FSDP keeps sums elsewhere until they are exchanged
             refuse_cleared(self._modules)
         self._weighed = True
         if micro.last:
@@ -348,7 +348,7 @@ class Context:
         self._call_vote()  # for a script that has a `backward` of its own
         if not (self._weighed or self._hinted) and micro.weight != 1:
             self._hinted = True
-            log.warning("ctx.backward(loss) was not called: micro-batches of different sizes have the same weight")
+            log.warning("ctx.backward(loss) was not called: micro-batches are not weighted by their samples")
         self._group.watchdog.disarm()  # the rest of the loop's body is the script's own affair
         for optimizer in optimizers:
             if scaler is None:
@@ -392,6 +392,9 @@ class Context:
         return signal.SIGTERM, self._job.signal
 
     def _begin(self, total: int) -> None:
+        departure.insist()
+        if self._begun and self._ended:
+            raise UsageError("ctx.epochs(...) is for the whole training, once: its end is saved, and nothing after it")
         if self._loader is None or not self._tracked:
             raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
         warn_of_handlers(self._handlers)
@@ -418,6 +421,7 @@ class Context:
         )
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
+        departure.insist()
         if not self._iterable:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
         self._weighed = self._summed = False

@@ -12,6 +12,7 @@ import itertools
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 import torch
@@ -102,6 +103,9 @@ class TrainLoader:
             "a training loader has no length, which would depend on the world size and on where the training stands: "
             "use loader.steps_per_epoch"
         )
+
+    def __bool__(self) -> bool:
+        return True
 
     @property
     def is_stream(self) -> bool:
@@ -260,7 +264,13 @@ def _ignore_in_worker(trainer: int, signals: tuple[int, ...], then: Callable[[in
 
 
 def _heed_its_end(trainer: int) -> None:
-    """Exit on a SIGTERM from the trainer: it sends one to workers that are left when it fails, and waits for them."""
+    """Exit on a SIGTERM from the trainer: it sends one to workers that are left when it fails, and waits for them.
+
+    Not where other threads run already, which would take any SIGTERM first (a spawned worker that has imported NumPy):
+    such a worker stays deaf.
+    """
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nobody can wait for an ignored signal
 

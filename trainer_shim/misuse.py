@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable
 import torch
 import torch.distributed as dist
 
-from trainer_shim.dtensor import is_dtensor
 from trainer_shim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def refuse_cleared(modules: Iterable[torch.nn.Module]) -> None:
     """Raise UsageError where no gradient is left of earlier micro-batches."""
     seen = False
     for parameter in (parameter for module in modules for parameter in module.parameters()):
-        # FSDP keeps sums elsewhere until they are exchanged.
-        if parameter.grad is not None or is_dtensor(parameter):
+        if parameter.grad is not None:
             return
         seen |= parameter.requires_grad
     if seen:

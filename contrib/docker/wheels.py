@@ -38,6 +38,8 @@ def main() -> int:
     asked = parser.parse_args()
     directory = asked.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    if others := sorted(path.name for path in directory.iterdir() if path.suffix != ".whl"):
+        parser.error(f"{directory} holds more than wheels ({others[0]}): name a directory of its own")
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=directory.parent) as scratch:
         fresh = Path(scratch, "fresh")
         build(fresh)

@@ -71,8 +71,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
         near = nearest(name, registry.names())
         raise click.BadParameter(f"no policy is named {name!r}{near}", param_hint="--policy") from None
     except ValidationError as error:
-        problems = "; ".join(explain(error, taken))
-        raise click.BadParameter(f"{name}: {problems}", param_hint="--policy") from None
+        raise click.BadParameter("; ".join(explain(error, taken, (name,))), param_hint="--policy") from None
     return name, parameters
 
 

@@ -92,7 +92,8 @@ class Software:
 
 def _installed(path: str) -> str:
     """A PATH without directories of unpacked trees, which a shell that uses another private cluster has there."""
-    return ":".join(one for one in path.split(":") if not (Path(one) / "../.." / _WHOLE).exists())
+    # Unlike Path's, this one takes a closed directory for one that has no such file.
+    return ":".join(one for one in path.split(":") if not os.path.exists(f"{one}/../../{_WHOLE}"))  # noqa: PTH110
 
 
 def find(mode: str | None = None) -> Software:

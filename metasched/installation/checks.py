@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
-from metasched.installation.plugin import shared_of
+from metasched.installation.plugin import is_another, shared_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 
@@ -187,14 +187,14 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         yield Finding("warning", subject, "job_submit.lua beside slurm.conf does not know metasched", fix)
     else:
         named = shared_of(text)
-        shared = str(facts.config.paths.shared)
+        shared = facts.config.paths.shared
         if named is None:
             said = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
             yield Finding(
                 "warning", subject, said, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
             )
-        elif named.rstrip("/") != shared:
-            said = f"job_submit.lua has SHARED = {named!r}, the configuration [paths] shared = {shared!r}"
+        elif is_another(named, shared):
+            said = f"job_submit.lua has SHARED = {named!r}, the configuration [paths] shared = '{shared}'"
             yield Finding("error", subject, said, "make them the same")
         else:
             yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
@@ -249,7 +249,9 @@ def _types(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     known = {kind for node in slurm.nodes for kind in node.gpus}
     if missing := sorted(facts.config.policy.parameters.gpu_types - known):
         text = f"no node has GPUs of type {_some(missing)}"
-        yield Finding("warning", "[policy.parameters]", text, f"name some of: {_some(sorted(known - {''}))}")
+        typed = sorted(known - {""})
+        fix = f"name some of: {_some(typed)}" if typed else "name none, or give the GPUs types in gres.conf"
+        yield Finding("warning", "[policy.parameters]", text, fix)
 
 
 def _intake(facts: Facts, slurm: Slurm) -> Iterator[Finding]:

@@ -36,6 +36,14 @@ def shared_of(text: str) -> str | None:
     return None if named is None else named[1]
 
 
+def is_another(named: str, shared: Path) -> bool:
+    """Whether the plugin's shared directory is not the configuration's, by whatever path either is reached."""
+    try:
+        return not Path(named).samefile(shared)
+    except OSError:
+        return Path(named).resolve() != shared.resolve()
+
+
 def refuse_another(settings: SlurmSettings, shared: Path) -> None:
     """Make sure that jobs are not told of another shared directory.
 
@@ -43,5 +51,5 @@ def refuse_another(settings: SlurmSettings, shared: Path) -> None:
         OtherSharedError: they are.
     """
     named = shared_of(text_of(settings) or "")
-    if named is not None and Path(named).resolve() != shared.resolve():
+    if named is not None and is_another(named, shared):
         raise OtherSharedError(named, shared)

@@ -5,6 +5,6 @@ any two lines, and the next poll goes on from what it finds.
 """
 
 from metasched.reconcile.poll import Observation, Reconciler
-from metasched.reconcile.seen import NOT_STARTED, SeenJob
+from metasched.reconcile.seen import NOT_STARTED, PUT_OFF, SeenJob
 
-__all__ = ["NOT_STARTED", "Observation", "Reconciler", "SeenJob"]
+__all__ = ["NOT_STARTED", "PUT_OFF", "Observation", "Reconciler", "SeenJob"]

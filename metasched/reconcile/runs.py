@@ -263,8 +263,9 @@ class Runs:
 
 
 def _ran(seen: SlurmJob, ended: float) -> bool:
-    """Whether a job that has ended ever ran: Slurm counts whole seconds, and one cancelled in line has a start, too."""
-    return seen.slurm_state in ("COMPLETED", "FAILED") or (seen.started is not None and seen.started < ended)
+    """Whether a job that has ended ever ran: Slurm counts whole seconds, and one that ends in line has a start, too."""
+    in_line = seen.slurm_state in ("CANCELLED", "DEADLINE", "BOOT_FAIL")
+    return not in_line or (seen.started is not None and seen.started < ended)
 
 
 @cache

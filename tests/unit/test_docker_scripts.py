@@ -102,3 +102,13 @@ def test_old_wheels_do_not_stay_beside_new_ones(wheels, tmp_path, monkeypatch):
     assert wheels.main() == 0
     assert sorted(path.name for path in directory.iterdir()) == ["metasched-2.whl", "scipy-2.whl"]
     assert list(tmp_path.iterdir()) == [directory]
+
+
+def test_a_directory_of_other_things_is_left_alone(wheels, tmp_path, monkeypatch, capsys):
+    """What is replaced as a whole must hold wheels alone."""
+    (tmp_path / "thesis.tex").touch()
+    monkeypatch.setattr(sys, "argv", ["wheels.py", str(tmp_path), "3.11"])
+    with pytest.raises(SystemExit):
+        wheels.main()
+    assert "thesis.tex" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

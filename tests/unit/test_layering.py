@@ -54,7 +54,7 @@ ROOMS = {
     "simulator": ENGINE | {"throughput", "mechanism", "problems", "store"},
     "accounting": {"model", "simulator", "slurm", "store"},
     "codec": CONTRACT | {"throughput"},
-    "replay": ENGINE | {"codec", "store"},
+    "replay": ENGINE | {"codec", "problems", "store"},
     "dry_run": {"slurm"},
     "beside": ENGINE,
     "controller": ENGINE | {"beside", "sharing"} | EDGES | CYCLE | {"codec", "config", "lock"},

@@ -8,10 +8,11 @@ from hypothesis import given
 from metasched.cli import main
 from metasched.codec import CodecError, decode, encode
 from metasched.model import Job, Snapshot
-from metasched.policy import installed_policies
-from metasched.replay import NoSnapshotError, replay
+from metasched.policy import PolicyParameters, installed_policies
+from metasched.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.slurm.fake import FakeNode, FakeSlurm
 from metasched.throughput.online import OnlineSpeed
+from policies.baselines.las import Las
 from tests.unit.site import FakeSite
 from tests.unit.strategies import snapshots
 
@@ -64,6 +65,13 @@ def test_rounds_are_decided_alike_again(site):
     assert len(found) > 10
     assert sum(one.jobs for one in found) > 20
     assert [one.differences for one in found if one.differences] == []
+
+
+def test_parameters_that_a_policy_refuses_by_now(site, monkeypatch):
+    """An older release took other ones: the error names the round and the key."""
+    monkeypatch.setattr(Las, "Parameters", PolicyParameters)
+    with pytest.raises(OtherParametersError, match=r"round \d+ .*'las' refuses now: .*promote_knob"):
+        list(replay(site.store, installed_policies(), 1000))
 
 
 def test_another_policy_decides_otherwise(site):

@@ -139,6 +139,19 @@ def test_a_periodic_checkpoint_may_be_the_last(start):
     assert start().finished
 
 
+def test_a_stop_at_the_very_end(start):
+    """What was saved for a stop after the last step says that the job is finished once the next trainer has said so."""
+    first = start()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert first.should_stop()
+    assert save(first)
+    second = start()
+    assert not second.covered
+    assert save(second, final=True)
+    second.finish()
+    assert start().covered
+
+
 def test_a_superseded_trainer(start, tmp_path):
     """A trainer with a successor saves nothing more, and exits with 76."""
     first = start()

@@ -1,6 +1,8 @@
 """The batch plan, and the order in which samples are trained."""
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -268,3 +270,35 @@ def test_leaving_an_epoch_early():
     pairs.close()
     rows = [row[0] for _, batch in read(loader, epoch=1) for row in batch]
     assert rows == Order(5, 23, shuffle=True).of_epoch(1).tolist()
+
+
+DEAF = """
+import os, signal, subprocess, threading, time
+from trainer_shim.data import deaf_workers
+start = deaf_workers((signal.SIGTERM,), None)
+
+def code(by_trainer, threads):
+    ready, said = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        if threads:
+            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        start(0)
+        os.write(said, b".")
+        time.sleep(60 if by_trainer else 0.3)
+        os._exit(7)
+    os.read(ready, 1)
+    if by_trainer:
+        os.kill(worker, signal.SIGTERM)
+    else:
+        subprocess.run(["kill", "-TERM", str(worker)], timeout=30, check=True)
+    return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+
+print(code(True, False), code(False, False), code(False, True))
+"""
+
+
+def test_a_worker_heeds_its_trainer_alone():
+    """A SIGTERM of the trainer's ends a worker; anybody else's does not, also where other threads could take it."""
+    done = subprocess.run([sys.executable, "-c", DEAF], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["0", "7", "7"]

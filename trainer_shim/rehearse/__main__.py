@@ -24,7 +24,7 @@ from trainer_shim.rehearse.plan import Event, Start, plan_disturbance
 from trainer_shim.rehearse.state import default_tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trainer_shim.rehearse.history import History
 
@@ -181,15 +181,20 @@ def _count(text: str) -> int:
 
 
 def _tolerance(text: str) -> float:
-    if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
-    return float(text)
+    return _number(text, "0 or more", lambda number: 0 <= number < math.inf)
 
 
 def _seconds(text: str) -> float:
-    if not 0 < float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return float(text)
+    return _number(text, "above 0", lambda number: 0 < number < math.inf)
+
+
+def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
+    try:
+        if fits(number := float(text)):
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text} is no number that is {what}")
 
 
 def _leave(number: int, _: object) -> NoReturn:
