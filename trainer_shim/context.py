@@ -246,10 +246,15 @@ class Context:
         A finished job has none left, and its script runs on behind the loop at once.
 
         Raises:
-            UsageError: before `loader` and `track`.
+            UsageError: before `loader` and `track`, or for more epochs when the training has ended.
             CheckpointError: the final checkpoint cannot be written.
             SystemExit: a stop was agreed.
         """
+        departure.insist()
+        if self._ended:
+            if total > self._progress.epoch and not self._progress.finished:
+                raise UsageError("ctx.epochs(...) is for the whole training: its end is saved, and nothing after it")
+            return
         self._begin(total)
         while self._progress.epoch < total and not self._progress.finished:
             self._ballot = None  # an older one, where the script has left its loop right after a step
@@ -392,9 +397,6 @@ class Context:
         return signal.SIGTERM, self._job.signal
 
     def _begin(self, total: int) -> None:
-        departure.insist()
-        if self._begun and self._ended:
-            raise UsageError("ctx.epochs(...) is for the whole training, once: its end is saved, and nothing after it")
         if self._loader is None or not self._tracked:
             raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
         warn_of_handlers(self._handlers)

@@ -300,7 +300,7 @@ for epoch in ctx.epochs(3):
     code, output = run(train, METASCHED_EXIT_CODE="85")
     assert code == 85, output
     assert output.count("caught") == output.count("stopped after step 5") == 1
-    again = "\nrefused(UsageError, 'for the whole training, once', lambda: next(ctx.epochs(9)))\n"
+    again = "\nrefused(UsageError, 'for the whole training', lambda: next(ctx.epochs(9)))\n"
     code, output = run(train.replace("== 4", "== 99") + again, METASCHED_EXIT_CODE="85")
     assert code == 0, output
     assert "finished after step 9" in output
