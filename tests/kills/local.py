@@ -17,7 +17,7 @@ from trainer_shim.data import Order
 
 TRAIN = Path(__file__).with_name("train.py")
 PATIENCE = 90.0  # seconds for anything on a crowded machine
-PEERS = 25.0  # seconds in which the other ranks of a killed one must end; the watchdog would take longer
+PEERS = 60.0  # seconds in which the other ranks of a killed one must end: at once as a rule, by the watchdog else (30)
 ABORTED = -signal.SIGABRT
 
 
