@@ -36,8 +36,8 @@ def directory():
 def demo(directory):
     """Starts the demo."""
     started = []
-    # Of tests that run in a shell's background SIGINT is ignored, and would be by what they start.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Tests that run in a shell's background ignore SIGINT, those under nohup SIGHUP, and so would what they start.
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)}
 
     def start(*options):
         argv = [sys.executable, "-m", "metasched", "demo", *options]
@@ -47,7 +47,8 @@ def demo(directory):
         return process
 
     yield start
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     for process in started:
         if process.poll() is None:
             process.kill()
