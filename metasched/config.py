@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 
 from metasched.errors import MetaschedError
 from metasched.policy import PolicyParameters, Registry, UnknownPolicyError
-from metasched.problems import explain, nearest
+from metasched.problems import explain
 from metasched.throughput.table import Table, TableError
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
@@ -253,8 +253,8 @@ def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[st
         return PolicyParameters()  # the wrong type is reported with the rest of the file
     try:
         policy = registry.get(name)
-    except UnknownPolicyError:
-        problems.append(f"[policy] name: no policy is named {name!r}{nearest(name, registry.names())}")
+    except UnknownPolicyError as error:
+        problems.append(f"[policy] name: {error}")
         return PolicyParameters()
     try:
         return policy.Parameters.model_validate(raw)

@@ -200,7 +200,7 @@ class Controller:
             or not idle <= self._idle
         )
         # What Slurm has refused is tried again in the rounds that come anyway.
-        put_off = {job.uid for job in seen.snapshot.jobs if (job.blocked or "").startswith(PUT_OFF)}
+        put_off = {uid for uid in blocked if (seen.snapshot.job[uid].blocked or "").startswith(PUT_OFF)}
         self._accepting, self._idle, self._blocked = accepting, idle, blocked - put_off
         if seen.snapshot.sharing is not self._sharing:
             self._sharing = seen.snapshot.sharing

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from metasched.errors import MetaschedError
 from metasched.model import Decision, Snapshot
+from metasched.problems import nearest
 
 ENTRY_POINT_GROUP = "metasched.policies"
 
@@ -98,7 +99,7 @@ class UnknownPolicyError(MetaschedError):
     """No policy of that name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        super().__init__(f"no policy is named {name!r}; known: {', '.join(sorted(known))}")
+        super().__init__(f"no policy is named {name!r}{nearest(name, list(known))}")
 
 
 class DuplicatePolicyError(MetaschedError):

@@ -231,7 +231,7 @@ class Context:
             raise UsageError("ctx.track() names everything in one call")
         with self._group.watchdog.busy():
             contents = Tracked(objects, first=self.rank == 0)
-            self._modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
+            self._modules = contents.modules
             self._wrapped = contents.synchronised()
             self._saver.together = contents.sharded
             if self._resumed is not None:

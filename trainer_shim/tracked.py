@@ -43,7 +43,7 @@ class Tracked:
         self._first = first
         self.objects: dict[str, Stateful] = {}  # without DDP around them
         self._sharded: dict[str, Stateful] = {}  # those of them
-        modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
+        self.modules = modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
         for name, item in objects.items():
             if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
                 raise UsageError(

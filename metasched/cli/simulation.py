@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 
 from metasched.policy import UnknownPolicyError, installed_policies
-from metasched.problems import explain, nearest
+from metasched.problems import explain
 
 if TYPE_CHECKING:
     from metasched.simulator.results import Result
@@ -63,13 +63,11 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             parameters[key.strip()] = json.loads(value)
         except ValueError:
             parameters[key.strip()] = value
-    registry = installed_policies()
     try:
-        taken = registry.get(name).Parameters
+        taken = installed_policies().get(name).Parameters
         taken.model_validate(parameters)
-    except UnknownPolicyError:
-        near = nearest(name, registry.names())
-        raise click.BadParameter(f"no policy is named {name!r}{near}", param_hint="--policy") from None
+    except UnknownPolicyError as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from None
     except ValidationError as error:
         raise click.BadParameter("; ".join(explain(error, taken, (name,))), param_hint="--policy") from None
     return name, parameters

@@ -13,7 +13,7 @@ from types import FrameType
 from metasched.demo.jobs import JOBS
 from metasched.demo.result import Outcome, outcomes, problems
 from metasched.demo.stage import DemoError, Stage, stage, tail
-from metasched.devcluster.processes import INTERRUPTS
+from metasched.devcluster.processes import INTERRUPTS, handling
 from metasched.policy import installed_policies
 from metasched.replay import replay
 from metasched.status import Status
@@ -90,12 +90,11 @@ def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: floa
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Let the first of SIGINT, SIGTERM and SIGHUP unwind everything, and no later one disturb that.
 
-    Gives what has all of them ignored for the rest of the block. What was ignored before (by nohup, say) stays so.
+    Gives what has all of them ignored for the rest of the block.
     """
-    before = {number: handler for number in INTERRUPTS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
 
     def ignore() -> None:
-        for number in before:
+        for number in INTERRUPTS:
             signal.signal(number, signal.SIG_IGN)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -103,10 +102,5 @@ def _interruptible() -> Iterator[Callable[[], None]]:
         ignore()
         raise KeyboardInterrupt
 
-    try:
-        for number in before:
-            signal.signal(number, interrupt)
+    with handling(interrupt):
         yield ignore
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -106,10 +107,19 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: handler for number in INTERRUPTS if (handler := signal.getsignal(number)) is not None}
+    with handling(signal.SIG_IGN):
+        yield
+
+
+@contextmanager
+def handling(how: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP so in the block; one that was ignored before (by nohup, say) stays so."""
+    before = {
+        number: handler for number in INTERRUPTS if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
+    }
     try:
         for number in before:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, how)
         yield
     finally:
         for number, handler in before.items():

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import trainer_shim
+from tests.shim.train import hold
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -57,12 +58,6 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.layers(x) + self.ballast.sum() * 1e-3
-
-
-def hold(args, step):
-    """From the step on that `--halt` names, wait until the test lets the trainer go on."""
-    while args.halt is not None and step >= args.halt and not (args.directory / f"go-{args.halt}").exists():
-        time.sleep(0.01)
 
 
 def main():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import write_program
+
 SCRIPT = Path(__file__).parents[2] / "contrib" / "bootstrap"
 # `-m venv` makes .venv of a copy of this, and a pip that says where it is.
 PYTHON = """#!/bin/sh
@@ -20,21 +22,15 @@ chmod +x .venv/bin/pip
 """
 
 
-def program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-
-
 @pytest.fixture
 def bootstrap(tmp_path):
     """Runs it in a checkout of its own; what Python was asked meanwhile."""
     checkout = tmp_path / "checkout"
     for name in ("setup.py", "pyproject.toml", "contrib/constraints.txt"):
-        program(checkout / name, "")
+        write_program(checkout / name, "")
     shutil.copy(SCRIPT, checkout / "contrib")
-    program(tmp_path / "bin" / "python3", PYTHON)
-    program(tmp_path / "bin" / "make", "")
+    write_program(tmp_path / "bin" / "python3", PYTHON)
+    write_program(tmp_path / "bin" / "make", "")
 
     def run(checkout=checkout):
         log = tmp_path / "log"

@@ -15,6 +15,7 @@ from metasched.config import Config
 from metasched.slurm.tags import KEYS, parse_tag
 from metasched.status import JobStatus, NodeStatus, Status, publish
 from metasched.store import JobRecord, Store
+from tests.programs import write_program
 
 NOW = time.time()
 
@@ -390,13 +391,12 @@ def sbatch(tmp_path, monkeypatch):
 
     def make(*, stdout="77;dev", stderr="", code=0):
         program = tmp_path / "bin" / "sbatch"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(
+        write_program(
+            program,
             f"#!{sys.executable}\nimport json, sys\n"
             f"json.dump(sys.argv[1:], open({str(record)!r}, 'w'))\n"
-            f"sys.stderr.write({stderr!r})\nprint({stdout!r})\nsys.exit({code})\n"
+            f"sys.stderr.write({stderr!r})\nprint({stdout!r})\nsys.exit({code})\n",
         )
-        program.chmod(0o755)
         monkeypatch.setenv("PATH", str(program.parent))
         return lambda: json.loads(record.read_text()) if record.exists() else None
 

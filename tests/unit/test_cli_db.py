@@ -15,6 +15,7 @@ from metasched.policy import PolicyState
 from metasched.simulator.traces.history import read_history
 from metasched.standby import COPIES, write_copy
 from metasched.store import EndCause, JobRecord, Store
+from tests.programs import write_program
 
 NOW = time.time()
 DAY = 86400.0
@@ -307,9 +308,7 @@ def test_what_sacct_complains_of_is_told(db, tmp_path, monkeypatch, script, told
 def fake_sacct(tmp_path, monkeypatch, script):
     """A sacct on PATH."""
     program = tmp_path / "bin" / "sacct"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+    write_program(program, f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
 
 

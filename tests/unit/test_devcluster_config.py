@@ -26,6 +26,7 @@ from metasched.devcluster.errors import (
     SlurmMissingError,
 )
 from metasched.devcluster.ports import Ports
+from tests.programs import write_program
 
 LAYOUT = Layout(Path("/tmp/c"))  # noqa: S108  a name; nothing is written
 MIXED = Settings(groups=(NodeGroup(2, 4, "v100"), NodeGroup(1, 1, "k80"), NodeGroup(2, 0)))
@@ -106,10 +107,7 @@ def test_extra_lines_come_last():
 def test_control_groups_are_left_alone_as_each_release_can(tmp_path, said, word):
     """Releases from 24.05 on can go without a plugin for them; earlier ones take the word for an unknown plugin."""
     (tmp_path / "usr/lib/x/slurm-wlm").mkdir(parents=True)
-    (tmp_path / "usr/sbin").mkdir()
-    slurmctld = tmp_path / "usr/sbin/slurmctld"
-    slurmctld.write_text(f"#!/bin/sh\n[ $1 = -V ] && echo {said}\n")
-    slurmctld.chmod(0o755)
+    write_program(tmp_path / "usr/sbin/slurmctld", f"#!/bin/sh\n[ $1 = -V ] && echo {said}\n")
     assert cgroup_conf(software.Software(tmp_path).release) == f"CgroupPlugin={word}\n"
 
 

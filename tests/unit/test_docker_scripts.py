@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import write_program
+
 SCRIPTS = Path(__file__).parents[2] / "contrib" / "docker"
 
 DOCKER = """#!/bin/sh
@@ -21,12 +23,6 @@ case "$*" in
     *sinfo*) echo idle ;;
 esac
 """
-
-
-def write_program(path, text):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
 
 
 @pytest.fixture

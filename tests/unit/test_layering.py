@@ -16,7 +16,7 @@ CYCLE = {"reconcile", "actuate", "publish"}
 ROOMS = {
     "errors": set(),
     "model": set(),
-    "policy": {"model"},
+    "policy": {"model", "problems"},
     "placement": {"model", "room"},
     "seats": set(),
     "sharing": {"model", "seats"},

@@ -10,21 +10,7 @@ import torch
 from torch import nn
 
 import trainer_shim
-
-
-class Numbers(torch.utils.data.Dataset):
-    """Sample i is (i, features, target)."""
-
-    def __init__(self, size):
-        generator = torch.Generator().manual_seed(5)
-        self.features = torch.randn(size, 6, dtype=torch.float64, generator=generator)
-        self.targets = self.features.sum(dim=1, keepdim=True).sin()
-
-    def __len__(self):
-        return len(self.features)
-
-    def __getitem__(self, index):
-        return index, self.features[index], self.targets[index]
+from tests.shim.train import Numbers, await_save, hold
 
 
 def make_net(width=16):
@@ -89,18 +75,6 @@ def fill_disk(ctx, rank):
         return written(path)
 
     sharded.written = full
-
-
-def hold(args, step):
-    """From the step on that `--halt` names, wait until the test lets the trainer go on."""
-    while args.halt is not None and step >= args.halt and not (args.directory / f"go-{args.halt}").exists():
-        time.sleep(0.01)
-
-
-def await_save(args, ctx):
-    """With `--await-saves`, wait until the checkpoint that was begun last is written."""
-    if args.await_saves and ctx._saver._write is not None:
-        ctx._saver._write._thread.join()
 
 
 def main():
