@@ -1,6 +1,6 @@
 """What one decision of Gavel's policies takes: the program built and solved, by the number of jobs, one thread.
 
-    python contrib/benchmarks/gavel_policies.py [--jobs N ...] [--only WORDS] [--json]
+    python -m contrib.benchmarks.gavel_policies [--jobs N ...] [--only WORDS] [--json]
 
 Jobs are of Gavel's 26 job types in their real proportions of speed (made up here, fixed by the seed), of 1 to 8 GPUs,
 on three GPU types with a quarter as many GPUs as jobs. "First stage" is the program that the public code solves, with
@@ -20,19 +20,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import bench
 import numpy as np
 
-from metasched.claims import Claims
-from metasched.fractions import FractionPolicy
-from metasched.model import Job, Speed
+from contrib.benchmarks import bench
+from metasched.core.model import Job, Speed
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionPolicy
 from policies.baselines.allox import AlloX
-from policies.gavel.fair import finish_time_level, level, shares, water_filling
-from policies.gavel.market import Mark, Market
+from policies.gavel.fairness_objectives import finish_time_level, level, shares, water_filling
+from policies.gavel.job_classes import Mark, Market
 from policies.gavel.policies import Entity, GavelHierarchical, GavelHierarchicalParameters
 from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse, make_the_most
-from policies.gavel.sums import in_order
+from policies.gavel.sum_objectives import in_order
 
 TYPES = ("v100", "p100", "k80")
 MODELS = 26

@@ -18,8 +18,8 @@ from typing import Any
 
 from bench import ROOT, arguments, cell, environment, finish, milliseconds, positive, private_cluster, say
 
-from metasched.cli.tables import console, row, table
-from metasched.config import Schedule
+from metasched.cli.status_tables import console, row, table
+from metasched.configuration.config import Schedule
 from metasched.devcluster import DevCluster, NodeGroup
 from metasched.store import JobRecord, Store
 

@@ -19,13 +19,13 @@ from typing import Any
 
 from bench import arguments, finish, positive, say
 
-from metasched.cli.tables import console, row, table
-from metasched.model import Job, Node, Placement, Speed
-from metasched.policy import installed_policies
+from metasched.cli.status_tables import console, row, table
+from metasched.core.model import Job, Node, Placement, Speed
+from metasched.core.policy import installed_policies
 from metasched.simulator.generate.gavel import continuous_jobs
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
-from metasched.simulator.run import simulate
-from metasched.throughput.table import Table
+from metasched.simulator.simulation import simulate
+from metasched.throughput.throughput_table import Table
 from metasched.throughput.training import Pace, Training
 
 HOUR = 3600.0

@@ -1,6 +1,6 @@
 """How much later than under fair sharing jobs end under Ares, beside what Theorem 1 allows (section 3.4).
 
-    python contrib/benchmarks/ares_bound.py [--instances N] [--json]
+    python -m contrib.reproductions.ares_bound [--instances N] [--json]
 
 Random arrivals on one node of 8 GPUs, without costs of restarts. The theorem: no job ends later than under fair sharing
 by more than (1/alpha - 1) times the longest busy period. Its proof assumes that each GPU keeps alpha of its speed up to
@@ -16,14 +16,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import bench
-
-from metasched.model import Job, Node
+from contrib.benchmarks import bench
+from metasched.core.model import Job, Node
 from metasched.simulator.records import Settings, Submission, Workload
-from metasched.simulator.run import simulate
-from metasched.throughput.curve import Curve, ScalingTraining
-from policies.ares.gps import Gps
+from metasched.simulator.simulation import simulate
+from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.ares.policy import Ares, AresParameters
+from policies.ares.reference_system import Gps
 
 GPUS = 8
 SIZES = (1, 2, 4, 8)

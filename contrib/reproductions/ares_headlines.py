@@ -1,6 +1,6 @@
 """The headlines of Ares (Liu et al., 2025, section 5), in our simulator at the paper's settings.
 
-    python contrib/benchmarks/ares_headlines.py --data DIR [--scale N] [--only NAME ...] [--json]
+    python -m contrib.reproductions.ares_headlines --data DIR [--scale N] [--only NAME ...] [--json]
 
 16 nodes of 4 GPUs. Jobs are submissions of the Philly trace: by their GPU time they become trainings of Pollux's
 applications at the two largest batch sizes (the paper's Table 2), whose batch stays the same on any number of GPUs.
@@ -23,16 +23,15 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-import bench
-
-from metasched.model import Job, Node, Placement, Speed
-from metasched.policy import Policy, installed_policies
-from metasched.simulator.faithful.pollux import MostFreeFirst, simulate_pollux
+from contrib.benchmarks import bench
+from contrib.reproductions.published_loops.pollux import MostFreeFirst, simulate_pollux
+from metasched.core.model import Job, Node, Placement, Speed
+from metasched.core.policy import Policy, installed_policies
 from metasched.simulator.metrics import Metrics, measure
 from metasched.simulator.records import Settings, Submission, Workload
-from metasched.simulator.run import simulate
+from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from metasched.throughput.profile import SHARED, Profile, ProfileTraining
+from metasched.throughput.goodput_profile import SHARED, Profile, ProfileTraining
 from metasched.throughput.training import Pace, Training
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.allox import AlloX

@@ -1,6 +1,6 @@
 """The headlines of Gavel (OSDI 2020, section 7.3 to 7.6), in our simulator at the paper's settings.
 
-    python contrib/benchmarks/gavel_headlines.py --data DIR [--quick | --scale F] [--only NAME ...] [--plots DIR]
+    python -m contrib.reproductions.gavel_headlines --data DIR [--quick | --scale F] [--only NAME ...] [--plots DIR]
                                                  [--processes N] [--results FILE]
 
 36 GPUs of each of three types, rounds of 360 s, Poisson arrivals, jobs 4000 to 5000 measured, three seeds. --scale has
@@ -30,25 +30,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-import bench
 import numpy as np
 
-from metasched.claims import claims_of
-from metasched.fractions import FractionPolicy
-from metasched.model import Job, Node, Placement, Snapshot, Speed
-from metasched.policy import Policy
+from contrib.benchmarks import bench
+from metasched.core.model import Job, Node, Placement, Snapshot, Speed
+from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
 from metasched.simulator.metrics import Metrics, measure
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
-from metasched.simulator.run import simulate
+from metasched.simulator.simulation import simulate
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
-from metasched.throughput.table import Table, TableSpeed, TableTraining
+from metasched.throughput.throughput_table import Table, TableSpeed, TableTraining
 from metasched.throughput.training import Pace, Training
+from metasched.time_shares.allocation_inputs import claims_of
+from metasched.time_shares.policy_base import FractionPolicy
 from policies.baselines.allox import AlloX
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
-from policies.gavel.market import Market
+from policies.gavel.job_classes import Market
 from policies.gavel.policies import (
     Entity,
     GavelCost,

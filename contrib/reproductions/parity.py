@@ -1,6 +1,6 @@
 """Our simulator in the artifacts' manners, beside the figures that their own simulators give.
 
-    python contrib/benchmarks/parity.py --data DIR [--only WORDS] [--json]
+    python -m contrib.reproductions.parity --data DIR [--only WORDS] [--json]
 
 Every row runs one of our policies through the daemon's own engine, on the artifact's trace, in the artifact's manner of
 keeping time. A figure agrees when it is equal to the last digit of the artifact's. The status is 1 if one differs
@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-import bench
-import parity_rows
-from parity_rows import row
-
-from metasched.errors import MetaschedError
+from contrib.benchmarks import bench
+from contrib.reproductions import parity_rows
+from contrib.reproductions.parity_rows import row
+from metasched.core.errors import MetaschedError
 
 
 @dataclass(frozen=True, slots=True)

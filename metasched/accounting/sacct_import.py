@@ -15,14 +15,14 @@ from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from metasched.errors import MetaschedError
-from metasched.model import Placement
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Placement
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
-from metasched.slurm.cli import plain_environment
-from metasched.slurm.intake import STAMP
+from metasched.slurm.command_line_client import plain_environment
+from metasched.slurm.job_requirements import STAMP
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 
 NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
 
-from metasched.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
 
 CPU_ONLY = ""
 """The GPU type of jobs without GPUs."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import click
 
-from metasched import status as published
-from metasched.cli.places import DATABASE, Places, shared_option, state_option
-from metasched.cli.text import clean, echo_json, json_option, listed
-from metasched.cli.words import explanation, history
-from metasched.errors import MetaschedError
-from metasched.status import JobStatus, Status
+from metasched.cli.formatting import clean, echo_json, json_option, listed
+from metasched.cli.job_explanation import explanation, history
+from metasched.cli.paths import DATABASE, Places, shared_option, state_option
+from metasched.core.errors import MetaschedError
+from metasched.shared_dir import published_status as published
+from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
 
 _LATEST = 10
@@ -118,8 +118,8 @@ def _past(places: Places, given: Path | None, uid: str) -> Past | None:
 
 
 def _print(past: Past, now: float) -> None:
-    from metasched.cli import past as shown  # noqa: PLC0415  --json needs no rich
-    from metasched.cli.tables import console  # noqa: PLC0415
+    from metasched.cli import history_tables as shown  # noqa: PLC0415  --json needs no rich
+    from metasched.cli.status_tables import console  # noqa: PLC0415
 
     out = console()
     for rows, made in (

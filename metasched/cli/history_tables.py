@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from metasched.cli.tables import row, table
-from metasched.cli.text import clock, counted, duration, where
+from metasched.cli.formatting import clock, counted, duration, where
+from metasched.cli.status_tables import row, table
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
 
 

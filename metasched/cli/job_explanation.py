@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metasched.cli.text import counted, duration, listed, where
-from metasched.status import JobStatus, Status
+from metasched.cli.formatting import counted, duration, listed, where
+from metasched.shared_dir.published_status import JobStatus, Status
 
 STALE_SECONDS = 30.0
 _WAITING = ("held", "queued")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 DEFAULT_CONFIG = Path("/etc/metasched/metasched.toml")
 DATABASE = "metasched.db"

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from metasched.cli.places import DATABASE, Places, state_option
-from metasched.cli.text import COUNT, clean, echo_json, json_option
-from metasched.policy import Policy, installed_policies
-from metasched.replay import Replayed, replay
+from metasched.cli.formatting import COUNT, clean, echo_json, json_option
+from metasched.cli.paths import DATABASE, Places, state_option
+from metasched.core.policy import Policy, installed_policies
+from metasched.replay.replay import Replayed, replay
 from metasched.store import Store
 
 DIFFERENT = 3

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from metasched.policy import UnknownPolicyError, installed_policies
-from metasched.problems import explain
+from metasched.core.policy import UnknownPolicyError, installed_policies
+from metasched.core.validation_errors import explain
 
 if TYPE_CHECKING:
     from metasched.simulator.results import Result
@@ -95,7 +95,7 @@ def chosen(policy: str, load: float, seed: int) -> Case:
 
 def show_metrics(results: Sequence[Result]) -> None:
     """A table with a row for each policy and load: each metric's mean over the seeds, with its spread."""
-    from metasched.cli.tables import console, row, table  # noqa: PLC0415  `--help` needs none of this
+    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415  `--help` needs none of this
 
     names = [name for name in SHOWN if any(one.metrics.get(name) is not None for one in results)]
     headings = [SHOWN[name][0] for name in names]

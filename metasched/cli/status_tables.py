@@ -8,9 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.text import clean, duration, where
-from metasched.cli.words import beside, gpus, is_stale, progress, runs, sizes
-from metasched.status import JobStatus, NodeStatus, Status
+from metasched.cli.formatting import clean, duration, where
+from metasched.cli.job_explanation import beside, gpus, is_stale, progress, runs, sizes
+from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
 
 _PIPE_WIDTH = 200
 _NAME_WIDTH = 32

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from metasched.cli.text import clean, echo_json, json_option
-from metasched.errors import MetaschedError
+from metasched.cli.formatting import clean, echo_json, json_option
+from metasched.core.errors import MetaschedError
 from metasched.slurm.tags import FIRST_WORD, parse_tag
 
 # The tag's keys; docs/TAGS.md says more.

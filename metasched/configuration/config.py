@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
-from metasched.errors import MetaschedError
-from metasched.policy import PolicyParameters, Registry, UnknownPolicyError
-from metasched.problems import explain
-from metasched.throughput.table import Table, TableError
+from metasched.core.errors import MetaschedError
+from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
+from metasched.core.validation_errors import explain
+from metasched.throughput.throughput_table import Table, TableError
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 EXIT_CODES = range(1, 126)  # those that no shell gives a meaning

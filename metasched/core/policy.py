@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from metasched.errors import MetaschedError
-from metasched.model import Decision, Snapshot
-from metasched.problems import nearest
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Decision, Snapshot
+from metasched.core.validation_errors import nearest
 
 ENTRY_POINT_GROUP = "metasched.policies"
 

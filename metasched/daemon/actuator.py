@@ -12,16 +12,29 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from metasched.backoff import Backoff
-from metasched.config import Config
-from metasched.mailbox import Lease, Mailbox, MailboxError
-from metasched.model import Action, HoldJob, Job, Placement, Requeue, Resume, Snapshot, Start, Status, Stop, Suspend
-from metasched.reconcile import NOT_STARTED, Observation
+from metasched.configuration.config import Config
+from metasched.core.model import (
+    Action,
+    HoldJob,
+    Job,
+    Placement,
+    Requeue,
+    Resume,
+    Snapshot,
+    Start,
+    Status,
+    Stop,
+    Suspend,
+)
+from metasched.learning.profiling_runs import sizes
+from metasched.observe.observed_job import NOT_STARTED
+from metasched.observe.observer import Observation
+from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError
+from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
-from metasched.slurm.intake import geometry
+from metasched.slurm.job_requirements import geometry
 from metasched.store import EndCause, Store
-from metasched.trials import sizes
 
 SAME_NODE_SECONDS = 3.0  # a run that we saw end longer ago certainly ended in an earlier second
 DELAY_SECONDS = 1.1  # after which a start with StartTime=now+1 may happen

@@ -20,10 +20,10 @@ from typing import Any
 
 import structlog
 
-from metasched.engine import work
-from metasched.errors import MetaschedError
-from metasched.model import Snapshot
-from metasched.policy import Policy, PolicyState
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Snapshot
+from metasched.core.policy import Policy, PolicyState
+from metasched.scheduling.engine import work
 
 LIMIT_SECONDS = 3600.0
 """Work that takes longer is given up: what it was for has changed too much."""

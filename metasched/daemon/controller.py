@@ -8,19 +8,20 @@ from dataclasses import replace
 
 import structlog
 
-from metasched.actuate import Actuator, RoundFacts
-from metasched.beside import Beside
-from metasched.codec import encode
-from metasched.config import Config
-from metasched.engine import PolicyViolationError, RoundResult, run_round
-from metasched.lock import DaemonLock
-from metasched.mailbox import Mailbox
-from metasched.model import Action, Job, Placement, Snapshot, Status
-from metasched.plan import Limits, plan
-from metasched.policy import Policy
-from metasched.publish import Publisher, why_no_sharing
-from metasched.reconcile import PUT_OFF, Observation, Reconciler
-from metasched.sharing import Shares
+from metasched.configuration.config import Config
+from metasched.core.model import Action, Job, Placement, Snapshot, Status
+from metasched.core.policy import Policy
+from metasched.daemon.actuator import Actuator, RoundFacts
+from metasched.daemon.background_solver import Beside
+from metasched.daemon.status_publisher import Publisher, why_no_sharing
+from metasched.observe.observed_job import PUT_OFF
+from metasched.observe.observer import Observation, Reconciler
+from metasched.replay.snapshot_codec import encode
+from metasched.scheduling.engine import PolicyViolationError, RoundResult, run_round
+from metasched.scheduling.gpu_sharing import Shares
+from metasched.scheduling.plan import Limits, plan
+from metasched.shared_dir.lock import DaemonLock
+from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError

@@ -20,7 +20,7 @@ from typing import Self
 
 import structlog
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 from metasched.store import NotAStoreError, Store, StoreError
 from metasched.store.connection import exists, term_of_file
 

@@ -19,23 +19,23 @@ from apscheduler.executors.debug import DebugExecutor
 from apscheduler.schedulers.blocking import BlockingScheduler
 from apscheduler.triggers.base import BaseTrigger
 
-from metasched.actuate import describe
-from metasched.beside import check_portable
-from metasched.config import Config, Log, differences, load
-from metasched.controller import Controller
-from metasched.dry_run import ReadOnlyClient
-from metasched.errors import MetaschedError
+from metasched.configuration.config import Config, Log, differences, load
+from metasched.core.errors import MetaschedError
+from metasched.core.policy import Policy, Registry, installed_policies
+from metasched.daemon.actuator import describe
+from metasched.daemon.background_solver import check_portable
+from metasched.daemon.controller import Controller
+from metasched.daemon.failover import COPIES, Copies, take_over
+from metasched.daemon.systemd_notify import tell
 from metasched.installation.plugin import refuse_another
-from metasched.lock import DaemonLock
-from metasched.mailbox import Mailbox
-from metasched.policy import Policy, Registry, installed_policies
-from metasched.slurm.choice import make_client
-from metasched.slurm.cli import CommandLineClient
+from metasched.shared_dir.lock import DaemonLock
+from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
+from metasched.slurm.client_choice import make_client
+from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
-from metasched.standby import COPIES, Copies, take_over
+from metasched.slurm.read_only_client import ReadOnlyClient
 from metasched.store import MissingStoreError, Store
-from metasched.supervisor import tell
 
 # Signals only set flags (the scheduler is not re-entrant), so the flags are looked at this often.
 TICK_SECONDS = 0.5

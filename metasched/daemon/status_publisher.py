@@ -12,11 +12,11 @@ from typing import Protocol
 
 import structlog
 
-from metasched.config import Config
-from metasched.model import Job, Snapshot
-from metasched.policy import Policy
-from metasched.reconcile import Observation
-from metasched.status import JobStatus, NodeStatus, Status, StatusError, publish
+from metasched.configuration.config import Config
+from metasched.core.model import Job, Snapshot
+from metasched.core.policy import Policy
+from metasched.observe.observer import Observation
+from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
 
 FINISHED_SHOWN = 50

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from metasched import status as published
+from metasched.core.errors import MetaschedError
 from metasched.demo.installed import slurm_script
 from metasched.demo.jobs import GROUPS, DemoJob, configuration
 from metasched.devcluster import DevCluster
-from metasched.errors import MetaschedError
-from metasched.status import Status
+from metasched.shared_dir import published_status as published
+from metasched.shared_dir.published_status import Status
 
 _STOP_SECONDS = 20.0
 _SUBMIT_SECONDS = 30.0

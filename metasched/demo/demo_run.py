@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from metasched.core.policy import installed_policies
+from metasched.demo.demo_cluster import DemoError, Stage, stage, tail
 from metasched.demo.jobs import JOBS
 from metasched.demo.result import Outcome, outcomes, problems
-from metasched.demo.stage import DemoError, Stage, stage, tail
 from metasched.devcluster.processes import INTERRUPTS, handling
-from metasched.policy import installed_policies
-from metasched.replay import replay
-from metasched.status import Status
+from metasched.replay.replay import replay
+from metasched.shared_dir.published_status import Status
 from metasched.store import Store
 
 _LOOK_SECONDS = 0.25

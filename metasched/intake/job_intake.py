@@ -13,14 +13,14 @@ from typing import Any
 import structlog
 from pydantic import TypeAdapter
 
-from metasched.config import Intake
-from metasched.hardware import Hardware
-from metasched.model import Hold, Preempt
-from metasched.reconcile.seen import ENDED, kept_back
-from metasched.reconcile.writes import Writes
+from metasched.configuration.config import Intake
+from metasched.core.model import Hold, Preempt
+from metasched.intake.throttled_writes import Writes
+from metasched.observe.node_inventory import Hardware
+from metasched.observe.observed_job import ENDED, kept_back
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
-from metasched.slurm.intake import Requirements, Stamp, is_ours, requirements
+from metasched.slurm.job_requirements import Requirements, Stamp, is_ours, requirements
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from metasched.backoff import Backoff
+from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError
 

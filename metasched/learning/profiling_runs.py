@@ -5,7 +5,7 @@ Source: Liu et al., "Ares", 2025, section 4: a pre-run of each degree of paralle
 
 from __future__ import annotations
 
-from metasched.model import Job, Placement
+from metasched.core.model import Job, Placement
 
 
 def part(place: Placement, gpus: int) -> tuple[int, ...] | None:

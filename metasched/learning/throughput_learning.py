@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from metasched.model import Job, Placement, Status
-from metasched.reports import TrialReport
+from metasched.core.model import Job, Placement, Status
+from metasched.learning.profiling_runs import part
+from metasched.shared_dir.reports import TrialReport
 from metasched.store import SpeedRecord, Store
 from metasched.throughput.fingerprints import Fingerprints, prior_of
-from metasched.throughput.online import OnlineSpeed, Parts, Where, near
-from metasched.throughput.table import Table
-from metasched.trials import part
+from metasched.throughput.online_speed import OnlineSpeed, Parts, Where, near
+from metasched.throughput.throughput_table import Table
 
 NEWS = 0.3
 """The weight of a new report in the mean."""

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.model import Node, Placement
-from metasched.reservations import Reservations
-from metasched.seats import Seats
+from metasched.core.model import Node, Placement
+from metasched.observe.reservations import Reservations
+from metasched.scheduling.gpu_shards import Seats
 from metasched.slurm.client import JobState, SlurmJob, SlurmNode
 
 

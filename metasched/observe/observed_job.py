@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasched.hardware import Hardware, is_part, observed_placement
-from metasched.model import Hold, Job, Placement, Status
-from metasched.reservations import Reservations
+from metasched.core.model import Hold, Job, Placement, Status
+from metasched.observe.node_inventory import Hardware, is_part, observed_placement
+from metasched.observe.reservations import Reservations
 from metasched.slurm.client import JobState, SlurmJob
-from metasched.slurm.intake import Requirements, Stamp
+from metasched.slurm.job_requirements import Requirements, Stamp
 from metasched.store import JobRecord, RunRecord
 
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})

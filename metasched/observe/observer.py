@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from metasched.config import Config
-from metasched.demand import PastJob, expected_service
-from metasched.hardware import Hardware, usable
-from metasched.learning import Learning
-from metasched.mailbox import Mailbox
-from metasched.model import Job, Snapshot, Status
-from metasched.quotas import Owner, Quotas, owner_of
-from metasched.reconcile.adoption import Adoption
-from metasched.reconcile.runs import Runs
-from metasched.reconcile.seen import ENDED, NOT_STARTED, PUT_OFF, SeenJob, is_odd, job_of, status_of, subject_of
-from metasched.reconcile.writes import Writes
-from metasched.reservations import Reservations
-from metasched.seats import Seats
+from metasched.configuration.config import Config
+from metasched.core.model import Job, Snapshot, Status
+from metasched.intake.job_intake import Adoption
+from metasched.intake.throttled_writes import Writes
+from metasched.learning.service_prediction import PastJob, expected_service
+from metasched.learning.throughput_learning import Learning
+from metasched.observe.node_inventory import Hardware, usable
+from metasched.observe.observed_job import ENDED, NOT_STARTED, PUT_OFF, SeenJob, is_odd, job_of, status_of, subject_of
+from metasched.observe.reservations import Reservations
+from metasched.observe.runs import Runs
+from metasched.observe.slurm_quotas import Owner, Quotas, owner_of
+from metasched.scheduling.gpu_shards import Seats
+from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError

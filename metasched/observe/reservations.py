@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from math import inf
 
-from metasched.model import Node
+from metasched.core.model import Node
 from metasched.slurm.client import Reservation, SlurmJob
 
 

@@ -9,16 +9,16 @@ from functools import cache
 
 import structlog
 
-from metasched.hardware import Hardware, observed_placement
-from metasched.mailbox import Mailbox, MailboxError
-from metasched.model import Status
-from metasched.reconcile.seen import NOT_STARTED
-from metasched.reconcile.writes import Writes
-from metasched.reports import TrialReport
+from metasched.core.model import Status
+from metasched.daemon.systemd_notify import tell
+from metasched.intake.throttled_writes import Writes
+from metasched.observe.node_inventory import Hardware, observed_placement
+from metasched.observe.observed_job import NOT_STARTED
+from metasched.shared_dir.mailbox import Mailbox, MailboxError
+from metasched.shared_dir.reports import TrialReport
 from metasched.slurm.client import JobState, SlurmClient, SlurmJob
 from metasched.store import EndCause, JobRecord, RunRecord, Store
-from metasched.store.ingest import IngestResult, ingest
-from metasched.supervisor import tell
+from metasched.store.report_ingest import IngestResult, ingest
 
 # A suspension of ours that Slurm still does not show after this long was never carried out.
 SUSPEND_SECONDS = 10.0

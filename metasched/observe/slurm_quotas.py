@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from metasched.model import Job, Limit
+from metasched.core.model import Job, Limit
 from metasched.slurm.associations import Association, Associations, Qos, Quota
 from metasched.slurm.client import JobState, SlurmJob
 

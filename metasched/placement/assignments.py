@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-from metasched.model import Grant, Job, Placement, Status
-from metasched.placement.free import Free, Ground, Load
-from metasched.placement.order import Order, answers
+from metasched.core.model import Grant, Job, Placement, Status
+from metasched.placement.free_resources import Free, Ground, Load
+from metasched.placement.requests import Order, answers
 
 ALL = Load(1, 1, 1)
 NO_GPUS = Load(0, 1, 1)

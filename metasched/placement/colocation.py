@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from metasched.model import Grant, Job, Node, Status
-from metasched.placement.order import Order, least
+from metasched.core.model import Grant, Job, Node, Status
+from metasched.placement.requests import Order, least
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from metasched.model import Job, Node, Placement
-from metasched.placement.free import Free, Load
+from metasched.core.model import Job, Node, Placement
+from metasched.placement.free_resources import Free, Load
 
 
 def suspended(place: Placement) -> str:

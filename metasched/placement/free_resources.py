@@ -7,8 +7,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from metasched.model import Job, Node, Placement
-from metasched.room import alike
+from metasched.capacity.capacity_pool import alike
+from metasched.core.model import Job, Node, Placement
 
 
 class Load(NamedTuple):

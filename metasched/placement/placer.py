@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metasched.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.placement import words
-from metasched.placement.displace import Displacement
-from metasched.placement.free import Ground, Load
-from metasched.placement.order import Order, answers, least
-from metasched.placement.pairs import Couples, Pair, are_together
+from metasched.capacity.capacity_pool import named_nodes
+from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.placement import explanations
+from metasched.placement.assignments import ALL, NO_GPUS, Seats
+from metasched.placement.colocation import Couples, Pair, are_together
+from metasched.placement.free_resources import Ground, Load
+from metasched.placement.preemption import Displacement
+from metasched.placement.requests import Order, answers, least
 from metasched.placement.search import Search
-from metasched.placement.seats import ALL, NO_GPUS, Seats
-from metasched.room import named_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,13 +249,13 @@ class _Placer:
             why = "but there is no room for both" if host.uid in self.seats.placed else "which has no place either"
             return self.couples.unpaired.get(job.uid, f"is to share the GPUs of job {host.address}, {why}")
         if job.uid in self.seats.residue and job.placement is not None:
-            return words.suspended(job.placement)
+            return explanations.suspended(job.placement)
         if grant.exact is not None:
-            return words.exact(free, job, grant.exact)
+            return explanations.exact(free, job, grant.exact)
         gpus = least(grant)
         unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
         key = (gpus, grant.gpu_type, job.gpus > 0, job.constraints, unit)
         if key not in self.words:
             types = self.search.kinds(grant, job) if job.gpus else (None,)
-            self.words[key] = words.search(free, job, gpus, types, uneven=self.search.uneven)
+            self.words[key] = explanations.search(free, job, gpus, types, uneven=self.search.uneven)
         return self.words[key]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from metasched.model import Grant, Job, Placement
-from metasched.placement.free import Group, Load
-from metasched.placement.order import Order, answers
+from metasched.core.model import Grant, Job, Placement
+from metasched.placement.assignments import Seats
+from metasched.placement.free_resources import Group, Load
+from metasched.placement.requests import Order, answers
 from metasched.placement.search import Search
-from metasched.placement.seats import Seats
 
 # A search for jobs to displace looks at every node; after so many vain ones the rest of the round goes without.
 VAIN_REPAIRS = 32

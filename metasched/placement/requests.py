@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metasched.model import Grant, Job, Placement, Snapshot
+from metasched.core.model import Grant, Job, Placement, Snapshot
 
 
 class Order:

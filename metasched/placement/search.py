@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from metasched.model import Grant, Job, Placement
-from metasched.placement.free import Load
-from metasched.placement.seats import Seats
+from metasched.core.model import Grant, Job, Placement
+from metasched.placement.assignments import Seats
+from metasched.placement.free_resources import Load
 
 
 class Search:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from metasched.codec import decode
-from metasched.engine import run_round
-from metasched.errors import MetaschedError
-from metasched.model import Placement
-from metasched.policy import Policy, PolicyParameters, Registry
-from metasched.problems import explain
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Placement
+from metasched.core.policy import Policy, PolicyParameters, Registry
+from metasched.core.validation_errors import explain
+from metasched.replay.snapshot_codec import decode
+from metasched.scheduling.engine import run_round
 from metasched.store import RoundRecord, Store
 
 

@@ -12,9 +12,9 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from metasched.errors import MetaschedError
-from metasched.model import Hold, Job, Limit, Node, Placement, Preempt, Snapshot, Status
-from metasched.throughput.online import OnlineSpeed
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Hold, Job, Limit, Node, Placement, Preempt, Snapshot, Status
+from metasched.throughput.online_speed import OnlineSpeed
 
 FORMAT = 1
 

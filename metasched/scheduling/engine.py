@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from metasched.errors import MetaschedError
-from metasched.limits import place_within, shut_out
-from metasched.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
+from metasched.capacity.capacity_pool import without
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
 from metasched.placement import Placements, closing
-from metasched.policy import Policy, PolicyState
-from metasched.room import without
+from metasched.scheduling.quota_enforcement import place_within, shut_out
 
 # So often at most the policy is asked again in a round, each time without more jobs that limits leave nothing.
 MOST_DECISIONS = 16

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from metasched.model import Action, Job, Placement, Preempt, Resume, Snapshot, Status, Suspend
-from metasched.seats import Seats
+from metasched.core.model import Action, Job, Placement, Preempt, Resume, Snapshot, Status, Suspend
+from metasched.scheduling.gpu_shards import Seats
 
 
 @dataclass(frozen=True, slots=True)

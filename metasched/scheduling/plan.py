@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from metasched.model import (
+from metasched.core.model import (
     Action,
     Hold,
     HoldJob,
@@ -25,7 +25,7 @@ from metasched.model import (
     Stop,
     Suspend,
 )
-from metasched.sharing import Shares, SharingPlan
+from metasched.scheduling.gpu_sharing import Shares, SharingPlan
 
 ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.model import Decision, Grant, Job, Limit, Placement, Snapshot, Status
+from metasched.core.model import Decision, Grant, Job, Limit, Placement, Snapshot, Status
 from metasched.placement import Placements, place
 
 # So often a decision is gone through at most; each time, at least one more job is known to find no more than it has.

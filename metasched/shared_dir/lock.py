@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 _MODE = 0o600  # who may read the file may lock it against all writers
 _FLOCK = struct.Struct("hhqqi0q")  # struct flock of 64-bit Linux: type, whence, start, length, pid

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 FORMAT = 1
 TRIAL_STEPS = 10

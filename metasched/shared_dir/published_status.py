@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 FILE_NAME = "status.json"
 FORMAT = 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 VERSION = 1
 MAX_LINE_BYTES = 64 * 1024

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from metasched.model import Speed
+from metasched.core.model import Speed
 from metasched.store import JobRecord, Store
-from metasched.throughput.curve import Curve, Scaling, ScalingTraining, ran
-from metasched.throughput.online import OnlineSpeed
+from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.scaling_curve import Curve, Scaling, ScalingTraining, ran
 from metasched.throughput.training import Training
 
 ALL = 1_000_000

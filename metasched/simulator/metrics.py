@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from metasched.model import Job, Node, Placement
+from metasched.core.model import Job, Node, Placement
 from metasched.simulator.records import JobOutcome, Locality, Outcome, Stay, Submission, Workload
 from metasched.throughput.training import Training
 

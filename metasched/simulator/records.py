@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from metasched.model import Job, Limit, Node, Placement
-from metasched.policy import PolicyState
+from metasched.core.model import Job, Limit, Node, Placement
+from metasched.core.policy import PolicyState
 from metasched.throughput.training import Training
 
 

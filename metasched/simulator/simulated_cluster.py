@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from metasched.errors import MetaschedError
-from metasched.model import Job, Node, Placement, Preempt, Status
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Job, Node, Placement, Preempt, Status
 from metasched.simulator.records import JobOutcome, Settings, Stay, Submission
 from metasched.throughput.training import Pace
 

@@ -8,11 +8,11 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from metasched.engine import RoundResult, run_round
-from metasched.model import Decision, Node, Snapshot
-from metasched.policy import Policy, PolicyState
-from metasched.simulator.cluster import Cluster
+from metasched.core.model import Decision, Node, Snapshot
+from metasched.core.policy import Policy, PolicyState
+from metasched.scheduling.engine import RoundResult, run_round
 from metasched.simulator.records import Beginning, Failures, JobOutcome, Outcome, RoundOutcome, Settings, Workload
+from metasched.simulator.simulated_cluster import Cluster
 
 VAIN_ROUNDS = 1000
 """So many rounds without any progress, and without arrivals to come, end a simulation: the jobs left never end.

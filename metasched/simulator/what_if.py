@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from metasched.model import Job, Node, Snapshot, Status
-from metasched.policy import Policy, PolicyState
-from metasched.simulator.measured import ALL, curves, everywhere, learned
+from metasched.core.model import Job, Node, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
+from metasched.simulator.learned_speeds import ALL, curves, everywhere, learned
 from metasched.simulator.records import Beginning, Settings, Submission, Workload
-from metasched.simulator.run import simulate
+from metasched.simulator.simulation import simulate
 from metasched.store import JobRecord, Store
-from metasched.throughput.curve import ScalingTraining, ran
+from metasched.throughput.scaling_curve import ScalingTraining, ran
 from metasched.throughput.training import Training
 
 

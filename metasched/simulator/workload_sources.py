@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from metasched.model import Node
+from metasched.core.model import Node
 from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
 from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
 from metasched.simulator.generate.shockwave import shockwave_jobs
@@ -24,7 +24,7 @@ from metasched.simulator.traces.philly import read_philly
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
 from metasched.simulator.traces.sacct import read_sacct
 from metasched.simulator.traces.shockwave import read_shockwave
-from metasched.throughput.table import Table
+from metasched.throughput.throughput_table import Table
 
 FromText = Annotated[Path, Field(strict=False)]
 SpeedUp = Annotated[float, Field(ge=0, le=1)] | None

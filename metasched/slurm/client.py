@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from metasched.model import Hold
+from metasched.core.model import Hold
 from metasched.slurm.associations import Associations
 
 OUT_OF_REACH = 4_102_444_800.0
@@ -297,7 +297,7 @@ class SlurmClient(Protocol):
     def update(self, address: str, geometry: Geometry) -> None:
         """Give a pending job another size and place; sent whole, because Slurm applies a failed update in part.
 
-        Works for every form of request for which ``metasched.slurm.intake.requirements`` gives an answer. Afterwards
+        Works for every form of request for which ``job_requirements.requirements`` gives an answer. Afterwards
         the request reads as ``gpus_per_node``, whatever its form was.
         """
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import structlog
 
-from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 
 Choice = Literal["auto", "cli", "pyslurm"]

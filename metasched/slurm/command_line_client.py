@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metasched.slurm import associations, openapi, records, strings
+from metasched.slurm import associations, field_syntax, json_parser, json_releases
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -28,8 +28,8 @@ from metasched.slurm.errors import (
     WrongJobStateError,
 )
 from metasched.slurm.pyslurm_pipe import PyslurmPipe
-from metasched.slurm.resize import resize_words
-from metasched.slurm.scontrol import ScontrolPipe, fits
+from metasched.slurm.resize_options import resize_words
+from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
 
 _log = logging.getLogger(__name__)
 
@@ -148,14 +148,14 @@ class CommandLineClient:
                 return self._jobs
             # The text is read first: whatever changes between the two reads differs at the next poll.
             started = time.monotonic()
-            parsed = records.parse_jobs(self._run(["squeue", "--json", "-a", "-t", "all"]))
+            parsed = json_parser.parse_jobs(self._run(["squeue", "--json", "-a", "-t", "all"]))
             self._jobs, self._fingerprint, self._full_read = parsed.records, fingerprint, started
             self._warn(parsed.errors)
             return self._jobs
 
     def nodes(self) -> Sequence[SlurmNode]:
         """See SlurmClient."""
-        parsed = records.parse_nodes(self._run(openapi.nodes_command(self._release())))
+        parsed = json_parser.parse_nodes(self._run(json_releases.nodes_command(self._release())))
         self._warn(parsed.errors)
         self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
         return parsed.records
@@ -165,7 +165,7 @@ class CommandLineClient:
         now = time.monotonic()
         reserved, since = self._reservations_read or (None, now)
         if reserved != self._reserved or now - since >= _RESERVATIONS_SECONDS:
-            parsed = records.parse_reservations(self._run(["scontrol", "--all", "-o", "show", "reservation"]))
+            parsed = json_parser.parse_reservations(self._run(["scontrol", "--all", "-o", "show", "reservation"]))
             self._warn(parsed.errors)
             self._reservations, self._reservations_read = parsed.records, (self._reserved, now)
         return self._reservations
@@ -191,7 +191,7 @@ class CommandLineClient:
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """See SlurmClient."""
         answer = self._write(["sbatch", "--parsable", *arguments, str(script.absolute())]).strip().partition(";")[0]
-        if not strings.is_address(answer):
+        if not field_syntax.is_address(answer):
             raise MalformedOutputError("sbatch", "", f"no job id in {answer[:80]!a}")
         return answer
 
@@ -290,11 +290,11 @@ class CommandLineClient:
         if self._installed is None:
             answer = self._run(["sinfo", "--version"])
             try:
-                found = openapi.release(answer)
+                found = json_releases.release(answer)
             except ValueError as error:
                 raise MalformedOutputError("sinfo --version", "", str(error)) from error
-            if found < openapi.OLDEST:
-                raise SlurmTooOldError(found, openapi.OLDEST)
+            if found < json_releases.OLDEST:
+                raise SlurmTooOldError(found, json_releases.OLDEST)
             self._installed = found
         return self._installed
 
@@ -383,7 +383,7 @@ def _steady(text: str) -> tuple[str, ...]:
 
 
 def _address(text: str) -> str:
-    if not strings.is_address(text):
+    if not field_syntax.is_address(text):
         raise InvalidArgumentError(f"not a job id: {text[:80]!a}")
     return text
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
 
-from metasched.model import Job, Placement, Preempt
+from metasched.core.model import Job, Placement, Preempt
 from metasched.slurm.client import Geometry, SlurmJob
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import Tag, is_tagged, quote

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Generic, TypeVar
 
-from metasched.model import Hold
-from metasched.slurm import hostlist, openapi, strings
+from metasched.core.model import Hold
+from metasched.slurm import field_syntax, hostlist, json_releases
 from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
 from metasched.slurm.errors import MalformedOutputError
 
@@ -88,17 +88,17 @@ def parse_reservations(text: str) -> Parsed[Reservation]:
 
 
 def _reservation(line: str) -> Reservation:
-    data = {name: "" if value == "(null)" else value for name, value in strings.fields(line).items()}
+    data = {name: "" if value == "(null)" else value for name, value in field_syntax.fields(line).items()}
     fields = _Fields(f"reservation {data['ReservationName']!a:.60}", data)
-    users = fields.get("Users", openapi.words)
+    users = fields.get("Users", json_releases.words)
     return Reservation(
         name=data["ReservationName"],
         start=fields.get("StartTime", float, required=True),
         end=fields.get("EndTime", float, required=True),
-        nodes=frozenset(fields.get("Nodes", lambda value: hostlist.expand(openapi.text(value)))),
+        nodes=frozenset(fields.get("Nodes", lambda value: hostlist.expand(json_releases.text(value)))),
         users=frozenset(user for user in users if not user.startswith("-")),
         barred_users=frozenset(user[1:] for user in users if user.startswith("-")),
-        flags=frozenset(fields.get("Flags", openapi.words)),
+        flags=frozenset(fields.get("Flags", json_releases.words)),
     )
 
 
@@ -118,17 +118,17 @@ class _Fields:
             raise MalformedOutputError(self.label, field, f"{error} ({self._data.get(field)!a:.80})") from error
 
     def number(self, field: str) -> int | None:
-        return self.get(field, openapi.number)
+        return self.get(field, json_releases.number)
 
     def count(self, field: str) -> int:
         """A number that must be there."""
-        value = self.get(field, openapi.number, required=True)
+        value = self.get(field, json_releases.number, required=True)
         if value is None or value < 0:
             raise MalformedOutputError(self.label, field, "not a number")
         return value
 
     def text(self, field: str) -> str:
-        return self.get(field, openapi.text)
+        return self.get(field, json_releases.text)
 
     def instant(self, field: str) -> float | None:
         """Unix seconds; 0 means that Slurm has none."""
@@ -140,10 +140,10 @@ class _Fields:
         return None if value is None else value * MIB
 
     def gpus(self, field: str) -> dict[str, int]:
-        return self.get(field, lambda value: strings.gpus(openapi.text(value)))
+        return self.get(field, lambda value: field_syntax.gpus(json_releases.text(value)))
 
     def shards(self, field: str) -> dict[str, int]:
-        return self.get(field, lambda value: strings.shards(openapi.text(value)))
+        return self.get(field, lambda value: field_syntax.shards(json_releases.text(value)))
 
 
 def _parse(
@@ -179,7 +179,9 @@ def _label_job(data: Mapping[str, Any]) -> str:
 def _jobs(fields: _Fields) -> list[SlurmJob]:
     """The job of a record, or every task of an array record that is not split yet."""
     job = _job(fields)
-    tasks = fields.get("array_task_string", lambda value: strings.array_tasks(openapi.text(value)) if value else [])
+    tasks = fields.get(
+        "array_task_string", lambda value: field_syntax.array_tasks(json_releases.text(value)) if value else []
+    )
     if job.array_task_id is not None or not tasks:
         return [job]
     return [replace(job, address=f"{job.array_job_id}_{task}", array_task_id=task) for task in tasks]
@@ -189,7 +191,7 @@ def _job(fields: _Fields) -> SlurmJob:
     job_id = fields.count("job_id")
     array = fields.number("array_job_id") or None
     task = fields.number("array_task_id") if array else None
-    slurm_state = "+".join(fields.get("job_state", openapi.words, required=True))
+    slurm_state = "+".join(fields.get("job_state", json_releases.words, required=True))
     state = _state(fields, slurm_state)
     reason = fields.text("state_reason")
     priority = fields.number("priority") or 0
@@ -241,25 +243,25 @@ def _job(fields: _Fields) -> SlurmJob:
         gpu_types=tuple(types),
         memory_per_node=fields.bytes("memory_per_node"),
         memory_per_cpu=fields.bytes("memory_per_cpu"),
-        features=frozenset(fields.get("features", openapi.words)),
-        required_nodes=tuple(fields.get("required_nodes", lambda value: hostlist.expand(openapi.text(value)))),
-        excluded_nodes=tuple(fields.get("excluded_nodes", lambda value: hostlist.expand(openapi.text(value)))),
-        exclusive="none" in fields.get("shared", openapi.words),
+        features=frozenset(fields.get("features", json_releases.words)),
+        required_nodes=tuple(fields.get("required_nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        excluded_nodes=tuple(fields.get("excluded_nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        exclusive="none" in fields.get("shared", json_releases.words),
         allocated=allocation.gpus,
         allocated_gpu_type=allocation.gpu_type,
         allocated_cpus=allocation.cpus,
         allocated_memory=allocation.memory,
         restarts=fields.number("restart_cnt") or 0,
-        requeue=fields.get("requeue", openapi.flag),
+        requeue=fields.get("requeue", json_releases.flag),
         dependency=fields.text("dependency"),
         priority=priority,
-        exit_code=fields.get("exit_code", openapi.exit_code) if _has_ended(state, slurm_state) else None,
+        exit_code=fields.get("exit_code", json_releases.exit_code) if _has_ended(state, slurm_state) else None,
         nodes_max=fields.number("max_nodes") or None,
         gpus_per_socket=_total(gpus_per_socket),
         cpus_per_gpu=_total(fields.gpus("cpus_per_tres")),
         memory_per_gpu=None if (per := _total(fields.gpus("memory_per_tres"))) is None else per * MIB,
         het=bool(fields.number("het_job_id")),
-        batch=fields.get("batch_flag", openapi.flag),
+        batch=fields.get("batch_flag", json_releases.flag),
         shards_per_node=_total(shards_per_node),
         gpu_indices=allocation.indices,
         shards=allocation.shards,
@@ -315,14 +317,14 @@ class _Allocation:
 
 
 def _allocation(fields: _Fields) -> _Allocation:
-    nodes = fields.get("job_resources", openapi.allocation, required=True)
-    details = fields.get("gres_detail", lambda value: [openapi.text(item) for item in value or []])
+    nodes = fields.get("job_resources", json_releases.allocation, required=True)
+    details = fields.get("gres_detail", lambda value: [json_releases.text(item) for item in value or []])
     if details and len(details) != len(nodes):
         raise MalformedOutputError(fields.label, "gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
     try:
-        gpus = [strings.gpus(detail) for detail in details] or [{} for _ in nodes]
-        shards = [strings.shards(detail) for detail in details] or [{} for _ in nodes]
-        indices = [strings.gpu_indices(detail) for detail in details] or [() for _ in nodes]
+        gpus = [field_syntax.gpus(detail) for detail in details] or [{} for _ in nodes]
+        shards = [field_syntax.shards(detail) for detail in details] or [{} for _ in nodes]
+        indices = [field_syntax.gpu_indices(detail) for detail in details] or [() for _ in nodes]
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
     total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)
@@ -343,8 +345,10 @@ def _allocation(fields: _Fields) -> _Allocation:
 
 
 def _nodes(fields: _Fields) -> list[SlurmNode]:
-    name = fields.get("name", openapi.text, required=True)
-    states = [word.lower() for field in ("state", "state_flags") for word in fields.get(field, openapi.words) if word]
+    name = fields.get("name", json_releases.text, required=True)
+    states = [
+        word.lower() for field in ("state", "state_flags") for word in fields.get(field, json_releases.words) if word
+    ]
     if not states:
         raise MalformedOutputError(fields.label, "state", "missing")
     return [
@@ -358,8 +362,8 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             gpus_allocated=sum(fields.gpus("gres_used").values()),
             state="+".join(states),
             accepts=all(state in _USABLE | _RESERVED for state in states),
-            features=frozenset(fields.get("active_features", openapi.words)),
-            partitions=frozenset(fields.get("partitions", openapi.words)),
+            features=frozenset(fields.get("active_features", json_releases.words)),
+            partitions=frozenset(fields.get("partitions", json_releases.words)),
             shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
             reserved=not _RESERVED.isdisjoint(states) or bool(fields.text("reservation")),
         )

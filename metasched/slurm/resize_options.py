@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from metasched.slurm import hostlist, strings
+from metasched.slurm import field_syntax, hostlist
 from metasched.slurm.client import Geometry
 from metasched.slurm.errors import InvalidArgumentError
 
@@ -32,7 +32,11 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
     - StartTime: a requeued job waits for two minutes otherwise; release does not end that.
     """
     nodes = len(geometry.nodes)
-    if not nodes or not all(strings.is_node_name(name) for name in geometry.nodes) or len(set(geometry.nodes)) != nodes:
+    if (
+        not nodes
+        or not all(field_syntax.is_node_name(name) for name in geometry.nodes)
+        or len(set(geometry.nodes)) != nodes
+    ):
         raise InvalidArgumentError(f"not a list of different node names: {list(geometry.nodes)!a:.200}")
     if geometry.tasks < 1 or geometry.tasks % nodes or geometry.cpus < 1 or geometry.cpus % geometry.tasks:
         raise InvalidArgumentError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from metasched.model import Placement
+from metasched.core.model import Placement
 
 
 class EndCause(enum.StrEnum):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from metasched.reports import (
+from metasched.shared_dir.reports import (
     MAX_LINE_BYTES,
     RefusedLineError,
     Report,

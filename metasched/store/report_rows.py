@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from metasched.reports import (
+from metasched.shared_dir.reports import (
     CheckpointReport,
     DeclareReport,
     EndReport,

@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Unpack
 
-from metasched.model import Placement
-from metasched.policy import PolicyState
+from metasched.core.model import Placement
+from metasched.core.policy import PolicyState
 from metasched.store.errors import RoundOrderError, RunOrderError, UnknownJobError
-from metasched.store.history import IS_IMPORTED, History
+from metasched.store.history_queries import IS_IMPORTED, History
 from metasched.store.records import (
     IMPORTED,
     OURS,

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Self
 
-from metasched.errors import MetaschedError
-from metasched.model import Placement, Speed
-from metasched.throughput.table import Table
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Placement, Speed
+from metasched.throughput.throughput_table import Table
 from metasched.throughput.training import Pace, Training
 
 CRITICAL_FRACTION = 0.3

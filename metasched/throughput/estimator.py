@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from metasched.model import Speed
-from metasched.throughput.completion import Floats, closest, completed_parts
-from metasched.throughput.table import Table, TableSpeed
+from metasched.core.model import Speed
+from metasched.throughput.matrix_completion import Floats, closest, completed_parts
+from metasched.throughput.throughput_table import Table, TableSpeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 
-from metasched.model import Placement, Speed
+from metasched.core.model import Placement, Speed
 from metasched.throughput.training import Pace, Training
 
 SHARED = 0.5  # of its speed alone, for each of two jobs on the same GPUs: nothing was measured, so they take turns

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Self
 
-from metasched.model import Speed
+from metasched.core.model import Speed
 
 Where = tuple[str, tuple[int, ...]]
 """A GPU type, and the GPUs on each node, descending."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from metasched.model import Placement, Speed
+from metasched.core.model import Placement, Speed
 from metasched.throughput.training import Pace, Training
 
 SHARED = 0.5

@@ -16,8 +16,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from metasched.errors import MetaschedError
-from metasched.model import Placement, Speed
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Placement, Speed
 from metasched.throughput.training import Pace, Training
 
 SPREAD = "_unconsolidated"

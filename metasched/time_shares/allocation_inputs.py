@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from metasched.mechanism import APART
-from metasched.model import Job, Node, Snapshot, Speed, Status
-from metasched.room import even_ways, fixed, units_of, without
+from metasched.capacity.capacity_pool import even_ways, fixed, units_of, without
+from metasched.core.model import Job, Node, Snapshot, Speed, Status
+from metasched.time_shares.round_mechanism import APART
 
 
 @dataclass(frozen=True, slots=True)

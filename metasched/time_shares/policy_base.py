@@ -9,9 +9,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from metasched.chance import Chance
-from metasched.claims import Claims, claims_of
-from metasched.mechanism import (
+from metasched.capacity.capacity_pool import fixed
+from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.seeded_rng import Chance
+from metasched.time_shares.allocation_inputs import Claims, claims_of
+from metasched.time_shares.round_mechanism import (
     LEDGER,
     MADE_FOR,
     PRIOR_ROUNDS,
@@ -28,9 +31,6 @@ from metasched.mechanism import (
     rows_of,
     times_of,
 )
-from metasched.model import Decision, Grant, Job, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import fixed
 
 STATE_VERSION = 1
 SPEED_NEWS = 0.05

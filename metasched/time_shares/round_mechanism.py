@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from metasched.model import Job
+from metasched.core.model import Job
 
 Combination = tuple[str, ...]
 """The uid of one job, or the two of a pair that has the same GPUs."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from metasched.model import Job, Snapshot
-from metasched.policy import PolicyState
-from policies.ares.gps import Gps
+from metasched.core.model import Job, Snapshot
+from metasched.core.policy import PolicyState
+from policies.ares.reference_system import Gps
 
 STATE_VERSION = 1
 OVERRUN = 2.0

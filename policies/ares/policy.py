@@ -17,10 +17,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from metasched.model import Decision, Grant, Job, Preempt, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import CPU_ONLY, Room, Share, fixed
-from policies.ares.line import Line, overrun
+from metasched.capacity.capacity_pool import CPU_ONLY, Room, Share, fixed
+from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.ares.fair_finish_queue import Line, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
 LINE = "in line by when jobs would end under fair sharing"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metasched.model import Job
-from metasched.room import Share, Site
+from metasched.capacity.capacity_pool import Share, Site
+from metasched.core.model import Job
 
 CLOSE = 1e-9  # an efficiency of just alpha is enough, whatever the last bit of a float says
 

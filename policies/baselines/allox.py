@@ -24,10 +24,10 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times, alone
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionParameters, FractionPolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 Floats = npt.NDArray[np.float64]
 

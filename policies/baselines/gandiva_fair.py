@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times, alone
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionParameters, FractionPolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 
 class GandivaFairParameters(FractionParameters):

@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from metasched.chance import Chance
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times, alone
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.core.seeded_rng import Chance
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionParameters, FractionPolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 
 class GavelFifoParameters(FractionParameters):

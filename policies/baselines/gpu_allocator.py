@@ -12,8 +12,8 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from metasched.model import Decision, Grant, Job, Snapshot
-from metasched.room import CPU_ONLY, Reach, Room, Share, Site, even_ways, fixed
+from metasched.capacity.capacity_pool import CPU_ONLY, Reach, Room, Share, Site, even_ways, fixed
+from metasched.core.model import Decision, Grant, Job, Snapshot
 
 TEENS = range(11, 14)
 Kind = tuple[str, Reach]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from metasched.claims import Claims
-from metasched.fractions import FractionPolicy, equal_parts
-from metasched.mechanism import Times
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionPolicy, equal_parts
+from metasched.time_shares.round_mechanism import Times
 
 
 class Isolated(FractionPolicy):

@@ -10,9 +10,9 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from metasched.claims import Claims
-from metasched.fractions import FractionPolicy
-from metasched.mechanism import Times, alone
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionPolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 
 class MaxSumThroughput(FractionPolicy):

@@ -12,11 +12,11 @@ import heapq
 from dataclasses import replace
 from typing import ClassVar
 
-from metasched.model import Decision, Job, Snapshot
-from metasched.policy import Policy, PolicyState
-from metasched.room import Share, fixed
-from policies.baselines.allocation import Allocator
-from policies.baselines.remaining import Outlook
+from metasched.capacity.capacity_pool import Share, fixed
+from metasched.core.model import Decision, Job, Snapshot
+from metasched.core.policy import Policy, PolicyState
+from policies.baselines.gpu_allocator import Allocator
+from policies.baselines.remaining_time import Outlook
 
 KNOWN = "; GPUs go where they save the most time"
 UNKNOWN = "; its speed or its remaining work is not known, so it grows after the others, to what it asked for"

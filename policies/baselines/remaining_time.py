@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from metasched.model import Job
-from metasched.room import Room
+from metasched.capacity.capacity_pool import Room
+from metasched.core.model import Job
 
 
 class Outlook:

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from metasched.model import Decision, Grant, Job, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import CPU_ONLY, Cost, Reach, Share
-from policies.baselines.allocation import Allocator, Kind, compete, ordinal, within
+from metasched.capacity.capacity_pool import CPU_ONLY, Cost, Reach, Share
+from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.gpu_allocator import Allocator, Kind, compete, ordinal, within
 
 STATE_VERSION = 1
 DAY = 86400.0

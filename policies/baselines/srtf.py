@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
-from metasched.model import Decision, Job, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import Room
-from policies.baselines.allocation import allocate
-from policies.baselines.remaining import Outlook
+from metasched.capacity.capacity_pool import Room
+from metasched.core.model import Decision, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.gpu_allocator import allocate
+from policies.baselines.remaining_time import Outlook
 
 UNKNOWN = ", after all whose remaining time is known"
 

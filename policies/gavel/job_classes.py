@@ -8,9 +8,9 @@ from statistics import fmean
 
 import numpy as np
 
-from metasched.claims import Claims
-from metasched.mechanism import APART, Combination, Times
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.round_mechanism import APART, Combination, Times
 from policies.gavel.problem import Floats, Pairs, Pools, Problem, Room
 
 PAYS = 1.05

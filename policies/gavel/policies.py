@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times
-from metasched.model import Job
-from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, water_filling
-from policies.gavel.market import Mark, Market
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionParameters, FractionPolicy
+from metasched.time_shares.round_mechanism import Times
+from policies.gavel.fairness_objectives import finish_time_fairness, makespan, max_min_fairness, water_filling
+from policies.gavel.job_classes import Mark, Market
 from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse
-from policies.gavel.sums import in_order, least_cost, most
+from policies.gavel.sum_objectives import in_order, least_cost, most
 
 LEAST = 0.01
 """Seconds that a job has left at least: programs cannot tell less from nothing beside ages of weeks."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from metasched.model import Hold
+from metasched.core.model import Hold
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
 from metasched.slurm.errors import (
     InvalidArgumentError,

@@ -20,8 +20,8 @@ from itertools import count
 from math import inf
 from pathlib import Path
 
-from metasched.model import Hold
-from metasched.slurm import strings
+from metasched.core.model import Hold
+from metasched.slurm import field_syntax
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -31,8 +31,8 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
-from metasched.slurm.fake_sbatch import START_PRIORITY, parse_options, pending_job
-from metasched.slurm.resize import resize_words
+from metasched.slurm.resize_options import resize_words
+from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
 
 MIB = 2**20
 BEGIN_DELAY = 121.0
@@ -462,7 +462,7 @@ class FakeSlurm:
 
     def _add(self, options: dict[str, str], *, name: str, user: str, trainer: Trainer, script: str) -> str:
         job_id = self._next_id
-        tasks = strings.array_tasks(options["array"]) if "array" in options else []
+        tasks = field_syntax.array_tasks(options["array"]) if "array" in options else []
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
         self._check_possible(job)
         self._next_id += 1 + len(tasks)
@@ -742,6 +742,6 @@ def _turn(job: _Job) -> tuple[int, int]:
 
 
 def _checked(address: str) -> str:
-    if not strings.is_address(address):
+    if not field_syntax.is_address(address):
         raise InvalidArgumentError(f"not a job id: {address!a}")
     return address

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from metasched import status as published
+from metasched.shared_dir import published_status as published
 from metasched.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 
 import pytest
 
+from metasched.core.model import Hold
 from metasched.devcluster import DevCluster, NodeGroup
-from metasched.model import Hold
-from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import JobState
+from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
 
-pytest.register_assert_rewrite("tests.contract.client_contract")
-from tests.contract.client_contract import ClientContract  # noqa: E402  after the line above
+pytest.register_assert_rewrite("tests.fakes.client_contract")
+from tests.fakes.client_contract import ClientContract  # noqa: E402  after the line above
 from tests.slurm.conftest import new_base, restore  # noqa: E402
 
 KILL_WAIT = 4  # so that a slow machine sees what happens before it

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from metasched.devcluster import NodeGroup
-from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import JobState
+from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
 

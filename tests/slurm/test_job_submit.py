@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from metasched.core.model import Hold
 from metasched.devcluster import DevCluster, NodeGroup
-from metasched.model import Hold
-from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
+from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT, new_base, restore
 
 OWNER = "nobody"

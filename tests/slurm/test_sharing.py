@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metasched.devcluster import NodeGroup
-from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
 from tests.slurm.test_whole_path import assert_every_sample_once, has_trained

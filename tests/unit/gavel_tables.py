@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from metasched.model import Job, Node
+from metasched.core.model import Job, Node
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 ROWS = {
     "v100": {

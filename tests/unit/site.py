@@ -6,15 +6,15 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from metasched.config import Config
-from metasched.controller import Controller
-from metasched.mailbox import Mailbox
+from metasched.configuration.config import Config
+from metasched.daemon.controller import Controller
+from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
-from metasched.slurm.fake import FakeSlurm, Trainer
 from metasched.store import Store
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasched.model import Job, Node, Placement, Snapshot, Status
+from metasched.core.model import Job, Node, Placement, Snapshot, Status
 
 
 @dataclass(frozen=True)

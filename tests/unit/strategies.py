@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from metasched.model import Decision, Grant, Hold, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.policy import Policy, PolicyState
+from metasched.core.model import Decision, Grant, Hold, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
 
 GPU_TYPES = ("a100", "v100")
 NOW = 10_000.0

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from metasched.model import Decision, Grant, Job, Node, Preempt
-from metasched.policy import Policy, PolicyParameters
+from metasched.core.model import Decision, Grant, Job, Node, Preempt
+from metasched.core.policy import Policy, PolicyParameters
 from metasched.simulator.records import Failures, Settings, Submission, Workload
 from metasched.throughput.training import Pace
 

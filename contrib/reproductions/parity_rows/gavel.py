@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from metasched.fractions import FractionParameters
-from metasched.model import Node
-from metasched.policy import Policy
-from metasched.simulator.faithful.gavel import simulate_gavel
+from contrib.reproductions.parity_rows.row import Measure, Row
+from contrib.reproductions.published_loops.gavel import simulate_gavel
+from metasched.core.model import Node
+from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import continuous_jobs
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.gavel import read_gavel
-from metasched.throughput.table import Table
-from parity_rows.row import Measure, Row
+from metasched.throughput.throughput_table import Table
+from metasched.time_shares.policy_base import FractionParameters
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
-from metasched.model import Node
-from metasched.policy import Policy
-from metasched.simulator.faithful.pollux import simulate_pollux
+from contrib.reproductions.parity_rows.row import Measure, Row
+from contrib.reproductions.published_loops.pollux import simulate_pollux
+from metasched.core.model import Node
+from metasched.core.policy import Policy
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from parity_rows.row import Measure, Row
 from policies.baselines.las import Las, LasParameters
 from policies.baselines.optimus import Optimus
 

@@ -7,17 +7,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters
-from metasched.mechanism import Times
-from metasched.model import Node
-from metasched.policy import Policy
-from metasched.simulator.faithful.shockwave import seconds_alone, simulate_shockwave
+from contrib.reproductions.parity_rows.row import Measure, Row
+from contrib.reproductions.published_loops.shockwave import seconds_alone, simulate_shockwave
+from metasched.core.model import Node
+from metasched.core.policy import Policy
 from metasched.simulator.metrics import UNFAIR, Fairness
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.shockwave import read_shockwave
-from metasched.throughput.table import Table
-from parity_rows.row import Measure, Row
+from metasched.throughput.throughput_table import Table
+from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.policy_base import FractionParameters
+from metasched.time_shares.round_mechanism import Times
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.max_sum_throughput import MaxSumThroughput

@@ -20,13 +20,13 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from metasched.engine import RoundResult, run_round
-from metasched.mechanism import expire, members
-from metasched.model import Job, Node, Placement, Snapshot, Status
-from metasched.policy import Policy, PolicyState
+from metasched.core.model import Job, Node, Placement, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
+from metasched.scheduling.engine import RoundResult, run_round
 from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, Settings, Stay, Submission, Workload
-from metasched.simulator.run import VAIN_ROUNDS, Timed, Watcher
+from metasched.simulator.simulation import VAIN_ROUNDS, Timed, Watcher
 from metasched.throughput.training import Training
+from metasched.time_shares.round_mechanism import expire, members
 
 FAILED_PARTS = 5
 

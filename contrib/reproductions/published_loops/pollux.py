@@ -20,12 +20,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.engine import run_round
-from metasched.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed, Status
-from metasched.policy import Policy, PolicyState
+from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed, Status
+from metasched.core.policy import Policy, PolicyState
+from metasched.scheduling.engine import run_round
 from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, Settings, Stay, Submission, Workload
-from metasched.simulator.run import VAIN_ROUNDS, Timed, Watcher
-from metasched.throughput.profile import Profile, ProfileTraining, packed
+from metasched.simulator.simulation import VAIN_ROUNDS, Timed, Watcher
+from metasched.throughput.goodput_profile import Profile, ProfileTraining, packed
 
 NEVER_GROWS = "ncf"
 NODE_GPUS = 4

@@ -21,15 +21,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from metasched.engine import RoundResult
-from metasched.mechanism import LEDGER, PRIOR_ROUNDS, Ledger
-from metasched.model import Job, Node
-from metasched.policy import Policy
-from metasched.simulator.faithful.gavel import FAILED_PARTS, GavelLoop, Live, Part
+from contrib.reproductions.published_loops.gavel import FAILED_PARTS, GavelLoop, Live, Part
+from metasched.core.model import Job, Node
+from metasched.core.policy import Policy
+from metasched.scheduling.engine import RoundResult
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
-from metasched.simulator.run import Watcher
-from metasched.throughput.regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, named
-from metasched.throughput.table import TableSpeed
+from metasched.simulator.simulation import Watcher
+from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, named
+from metasched.throughput.throughput_table import TableSpeed
+from metasched.time_shares.round_mechanism import LEDGER, PRIOR_ROUNDS, Ledger
 
 RESTART_SECONDS = 20.0
 NEARLY = 5.0  # s: parts that are shorter than a round by more than this pay no restart

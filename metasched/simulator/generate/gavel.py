@@ -18,10 +18,10 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 LONG = 0.2  # part of the jobs
 SHORT_EXPONENTS, LONG_EXPONENTS = (1.5, 3.0), (3.0, 4.0)

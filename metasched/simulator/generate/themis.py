@@ -15,10 +15,10 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 KINDS: Mapping[str, float] = {"vision": 0.1, "language": 0.6, "others": 0.3}
 VISION, LANGUAGE = ("ResNet", "CycleGAN"), ("LM", "Transformer")

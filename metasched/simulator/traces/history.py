@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metasched.model import Job, Preempt
-from metasched.simulator.measured import ALL, training
+from metasched.core.model import Job, Preempt
+from metasched.simulator.learned_speeds import ALL, training
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.store import JobRecord, Store

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.curve import ran
+from metasched.throughput.scaling_curve import ran
 
 
 @dataclass(frozen=True, slots=True)

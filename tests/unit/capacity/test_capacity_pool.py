@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.engine import run_round
-from metasched.model import Node, Preempt, Status
-from metasched.room import Room, Share, without
+from metasched.capacity.capacity_pool import Room, Share, without
+from metasched.core.model import Node, Preempt, Status
+from metasched.scheduling.engine import run_round
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las

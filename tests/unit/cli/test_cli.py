@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from metasched import daemon
-from metasched.cli import main, places, submit, words
-from metasched.config import Config
+from metasched.cli import job_explanation, main, paths, submit
+from metasched.configuration.config import Config
+from metasched.daemon import process
+from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, publish
 from metasched.slurm.tags import KEYS, parse_tag
-from metasched.status import JobStatus, NodeStatus, Status, publish
 from metasched.store import JobRecord, Store
 from tests.programs import write_program
 
@@ -333,8 +333,8 @@ def test_explain_says_nothing_of_turns_and_gpus_where_a_job_must_not_start(show,
 
 def test_what_a_job_asks_for_is_not_known_where_its_tag_is_wrong():
     """It is not shown as one that wants no GPU."""
-    assert words.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
-    assert words.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
+    assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
+    assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
 
 
 def test_explain_says_that_nobody_decides(show):
@@ -360,7 +360,7 @@ def test_explain_as_json(show):
 def test_explain_reads_the_database_where_it_may(show, tmp_path):
     """Runs, decisions, actions and events follow when the state directory is at hand."""
     uid = "0123456789abcdef"
-    with Store.open(tmp_path / "state" / places.DATABASE) as store:
+    with Store.open(tmp_path / "state" / paths.DATABASE) as store:
         store.add_job(JobRecord(uid=uid, address="12", name="resnet", user="ada", submitted=NOW - 100))
         store.event("arrived", "hello \x1b[1m", uid, at=NOW)
         store.end_action(store.begin_action(uid, "start", {}, 1, NOW), "ok", 0.01)
@@ -515,7 +515,7 @@ def test_daemon_without_a_configuration(run, tmp_path, options):
 
 def test_the_daemon_and_the_command_line_mean_the_same_files():
     """Database and lock have one name each."""
-    assert (daemon.DATABASE, daemon.LOCK) == (places.DATABASE, places.LOCK)
+    assert (process.DATABASE, process.LOCK) == (paths.DATABASE, paths.LOCK)
     assert set(Config.model_fields["paths"].annotation.model_fields) == {"state", "shared"}
 
 
@@ -542,19 +542,19 @@ def test_status_imports_nothing_heavy(tmp_path):
 
 def test_a_job_of_a_state_yet_unknown_is_still_explained():
     """Words are found for any state that the daemon may publish."""
-    assert "is dreaming" in words.explanation(job(status="dreaming"), published(), NOW)[0]
+    assert "is dreaming" in job_explanation.explanation(job(status="dreaming"), published(), NOW)[0]
 
 
 def test_explain_says_who_is_on_the_same_gpus_and_for_how_long_nothing_changed():
     """Company at once or in turns, renewed rounds, and the deadline with what is left of it."""
-    lines = words.explanation(job(shares_with="14", renewals=3, slo_seconds=7300.0), published(), NOW)
+    lines = job_explanation.explanation(job(shares_with="14", renewals=3, slo_seconds=7300.0), published(), NOW)
     assert "Job 14 runs on the same GPUs." in lines
     assert "Its lease was renewed for 3 rounds: nothing was restarted." in lines
     assert "It should be done 2 h 1 min after its submission, which is 2 h from now." in lines
-    turns = words.explanation(job(shares_with="14", in_turns=True, slo_seconds=40.0), published(), NOW)
+    turns = job_explanation.explanation(job(shares_with="14", in_turns=True, slo_seconds=40.0), published(), NOW)
     assert "It takes turns with job 14 on the same GPUs: one is suspended while the other runs." in turns
     assert any("which is 1 min ago" in line for line in turns)
-    assert not any("renewed" in line for line in words.explanation(job(), published(), NOW))
+    assert not any("renewed" in line for line in job_explanation.explanation(job(), published(), NOW))
 
 
 def test_status_says_whether_two_jobs_can_share_a_gpu(show):
@@ -568,5 +568,5 @@ def test_status_says_whether_two_jobs_can_share_a_gpu(show):
 
 def test_a_dry_run_with_nothing_to_do_says_so(run, monkeypatch):
     """Nothing at all would look like a fault."""
-    monkeypatch.setattr(daemon, "dry_run", lambda _: [])
+    monkeypatch.setattr(process, "dry_run", lambda _: [])
     assert run("daemon", "--dry-run").output == "nothing to do: no job is here\n"

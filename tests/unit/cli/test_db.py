@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from metasched.cli import main
-from metasched.cli.places import DATABASE, LOCK
-from metasched.lock import DaemonLock
-from metasched.model import Placement
-from metasched.policy import PolicyState
+from metasched.cli.paths import DATABASE, LOCK
+from metasched.core.model import Placement
+from metasched.core.policy import PolicyState
+from metasched.daemon.failover import COPIES, write_copy
+from metasched.shared_dir.lock import DaemonLock
 from metasched.simulator.traces.history import read_history
-from metasched.standby import COPIES, write_copy
 from metasched.store import EndCause, JobRecord, Store
 from tests.programs import write_program
 

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from metasched.config import ConfigError, differences, load
-from metasched.policy import Policy, PolicyParameters, Registry, installed_policies
+from metasched.configuration.config import ConfigError, differences, load
+from metasched.core.policy import Policy, PolicyParameters, Registry, installed_policies
 
-DOCS = Path(__file__).parents[2] / "docs" / "CONFIG.md"
+DOCS = Path(__file__).parents[3] / "docs" / "CONFIG.md"
 
 
 class Knobs(PolicyParameters):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.programs import write_program
 
-SCRIPT = Path(__file__).parents[2] / "contrib" / "bootstrap"
+SCRIPT = Path(__file__).parents[3] / "contrib" / "bootstrap"
 # `-m venv` makes .venv of a copy of this, and a pip that says where it is.
 PYTHON = """#!/bin/sh
 echo "$*" >> "$LOG"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.programs import write_program
 
-SCRIPTS = Path(__file__).parents[2] / "contrib" / "docker"
+SCRIPTS = Path(__file__).parents[3] / "contrib" / "docker"
 
 DOCKER = """#!/bin/sh
 [ -n "$INSTALLED" ] || exit 1

@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from metasched.fractions import FractionParameters
-from metasched.simulator.faithful.gavel import simulate_gavel
+from contrib.reproductions.parity_rows import gavel, row
+from contrib.reproductions.published_loops.gavel import simulate_gavel
 from metasched.simulator.records import Settings
+from metasched.time_shares.policy_base import FractionParameters
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.isolated import Isolated
 from tests.unit.gavel_tables import cluster, small_table, workload
 
-BENCHMARKS = Path(__file__).parents[2] / "contrib" / "benchmarks"
 SETTINGS = Settings(round_seconds=100.0, sharing=True)
 
 
@@ -98,21 +96,11 @@ def test_a_preempted_job_goes_on_where_it_was():
     assert {job.preemptions for job in outcome.jobs} == {2}
 
 
-def parity_rows():
-    """The module of rows, loaded as the benchmark does."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return importlib.import_module("parity_rows.gavel"), importlib.import_module("parity_rows.row")
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
 def test_the_published_figures_are_met():
     """Every row of Gavel's artifact is equal to the digit, or explained."""
     data = os.environ.get("METASCHED_DATA")
     if data is None:
         pytest.skip("METASCHED_DATA does not name the folder of the public data")
-    gavel, row = parity_rows()
     for one in gavel.rows(Path(data)):
         verdicts = [m.verdict(ours, one.reason) for m, ours in zip(one.measures, one.run(), strict=True)]
         assert row.DIFFERENT not in verdicts, one.policy

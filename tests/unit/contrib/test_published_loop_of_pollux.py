@@ -4,12 +4,12 @@ from statistics import fmean
 
 import pytest
 
-from metasched.model import Job, Node
-from metasched.simulator.faithful.pollux import simulate_pollux
+from contrib.reproductions.published_loops.pollux import simulate_pollux
+from metasched.core.model import Job, Node
 from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from metasched.throughput.curve import Curve, ScalingTraining
+from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las, LasParameters
 from policies.baselines.optimus import Optimus

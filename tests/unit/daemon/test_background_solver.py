@@ -7,17 +7,17 @@ import time
 
 import pytest
 
-from metasched.beside import Beside
-from metasched.engine import run_round, work
-from metasched.model import Snapshot
-from metasched.policy import PolicyState, installed_policies
-from metasched.replay import replay
-from metasched.slurm.fake import FakeNode, FakeSlurm
+from metasched.core.model import Snapshot
+from metasched.core.policy import PolicyState, installed_policies
+from metasched.daemon.background_solver import Beside
+from metasched.replay.replay import replay
+from metasched.scheduling.engine import run_round, work
 from policies.gavel.policies import GavelLas, GavelLasParameters
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit import site as sites
 from tests.unit.gavel_tables import cluster
+from tests.unit.policies.gavel.test_policies import rated
 from tests.unit.rounds import ROUND, Rounds
-from tests.unit.test_gavel_policies import rated
 
 SECONDS = 60.0  # that another process may take to start, on a busy machine
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from metasched import status
-from metasched.model import Hold
+from metasched.core.model import Hold
+from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
-from metasched.slurm.fake import FakeNode, FakeSlurm, Trainer
 from metasched.store import EndCause
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
 from tests.unit.site import ME, DyingClient, FakeSite, Killed
 
 LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
@@ -245,7 +245,7 @@ def test_a_malformed_tag_is_told_and_mended(site, earlier):
     site.run(30)
     assert site.state(job) is JobState.PENDING
     assert "min_gpus" in site.slurm.job(job).admin_comment
-    (shown,) = status.read(site.base / "shared").jobs
+    (shown,) = published_status.read(site.base / "shared").jobs
     assert "min_gpus" in shown.reason
     if earlier:
         site.slurm.stamp(job, site.slurm.job(job).admin_comment.replace("not scheduled: ", ""))
@@ -261,7 +261,7 @@ def test_a_dependency_is_waited_for(site):
     job = site.add("--gres=gpu:1", "--dependency=afterok:99")
     site.run(15)
     assert ("release", job) not in site.slurm.calls
-    assert "afterok:99" in status.read(site.base / "shared").jobs[0].reason
+    assert "afterok:99" in published_status.read(site.base / "shared").jobs[0].reason
 
 
 @pytest.mark.parametrize("freed", [False, True])
@@ -300,12 +300,12 @@ def test_a_job_that_has_become_startable_brings_a_round_forward(tmp_path, kept_b
     if kept_by == "hold":
         site.slurm.stamp(job, "metasched:" + "0" * 16 + ":held")
     site.run(35)
-    (shown,) = status.read(site.base / "shared").jobs
+    (shown,) = published_status.read(site.base / "shared").jobs
     assert shown.blocked
     if kept_by == "hold":
         site.slurm.owner_release(job)
     site.run(10)
-    (shown,) = status.read(site.base / "shared").jobs
+    (shown,) = published_status.read(site.base / "shared").jobs
     assert (shown.blocked, shown.reason) == (False, "it waits for the next round")
     site.run(30)
     assert site.state(job) is JobState.RUNNING
@@ -317,7 +317,7 @@ def test_a_run_of_less_than_a_second_counts(site):
     job = site.add("--gres=gpu:1", seconds=0)
     site.run_until(done(site, job))
     assert causes(site, job) == [EndCause.FINISHED]
-    assert status.read(site.base / "shared").finished[0].runs == 1
+    assert published_status.read(site.base / "shared").finished[0].runs == 1
 
 
 def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):

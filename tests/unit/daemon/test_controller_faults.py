@@ -14,23 +14,22 @@ from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
 from structlog.testing import capture_logs
 
-from metasched import daemon
-from metasched import mailbox as mailboxes
-from metasched.controller import Controller
-from metasched.daemon import Clockwork, Pace
-from metasched.lock import DaemonLock, LockFileError, LockLostError
-from metasched.mailbox import Mailbox
-from metasched.model import Hold, Job, Node, Snapshot
-from metasched.policy import PolicyState
-from metasched.reconcile import runs as following
+from metasched.core.model import Hold, Job, Node, Snapshot
+from metasched.core.policy import PolicyState
+from metasched.daemon.controller import Controller
+from metasched.daemon.process import Clockwork, Pace, process
+from metasched.observe import runs as following
+from metasched.shared_dir import mailbox as mailboxes
+from metasched.shared_dir.lock import DaemonLock, LockFileError, LockLostError
+from metasched.shared_dir.mailbox import Mailbox
+from metasched.shared_dir.published_status import read as read_status
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import NoSuchJobError, SlurmCommandError, SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.fake import FakeNode, FakeSlurm, Trainer
-from metasched.status import read as read_status
 from metasched.store import EndCause
-from metasched.store.ingest import IngestResult
+from metasched.store.report_ingest import IngestResult
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las, LasParameters
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
 from tests.unit.site import ME, FakeSite
 
 LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
@@ -689,12 +688,12 @@ def test_the_daemons_client_asks_for_the_lock_before_each_write(tmp_path, monkey
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nshared = "{tmp_path}/shared"\n[policy]\nname = "fifo"\n')
 
     def write_without_lock(_choice, _timeout, before_write):
-        (tmp_path / "shared" / daemon.LOCK).unlink()
+        (tmp_path / "shared" / process.LOCK).unlink()
         before_write()
 
-    monkeypatch.setattr(daemon, "make_client", write_without_lock)
+    monkeypatch.setattr(process, "make_client", write_without_lock)
     with pytest.raises(LockLostError):
-        daemon.run(config)
+        process.run(config)
 
 
 def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
@@ -703,6 +702,6 @@ def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
     def refuse(*_arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("metasched.lock.fcntl.lockf", refuse)
+    monkeypatch.setattr("metasched.shared_dir.lock.fcntl.lockf", refuse)
     with pytest.raises(LockFileError):
         DaemonLock(tmp_path / "lock")

@@ -11,7 +11,7 @@ import pytest
 
 from metasched.store import Store
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from metasched.lock import LockLostError
-from metasched.standby import COPY, SPARE_BYTES, Copies, CopyError, UnusableCopyError, take_over, write_copy
+from metasched.daemon.failover import COPY, SPARE_BYTES, Copies, CopyError, UnusableCopyError, take_over, write_copy
+from metasched.shared_dir.lock import LockLostError
 from metasched.store import NotAStoreError, Store
 
 
@@ -95,7 +95,7 @@ def test_a_later_copy_that_cannot_be_opened_is_named(local, shared, tmp_path):
 def test_a_copy_leaves_the_disk_to_the_store(local, shared, monkeypatch):
     """Where both do not fit, none is made, and the error says so."""
     take_over(local, shared)
-    monkeypatch.setattr("metasched.standby.SPARE_BYTES", 2**62)
+    monkeypatch.setattr("metasched.daemon.failover.SPARE_BYTES", 2**62)
     with Store.open(local), pytest.raises(CopyError, match="MiB are free in"):
         write_copy(local, shared)
     assert list(local.parent.iterdir()) == [local]

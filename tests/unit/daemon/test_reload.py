@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from metasched import daemon
-from metasched.beside import NotPortableError
-from metasched.config import load
-from metasched.daemon import Daemon, PolicyStartError, make_policy
-from metasched.policy import Policy, Registry
+from metasched.configuration.config import load
+from metasched.core.policy import Policy, Registry
+from metasched.daemon.background_solver import NotPortableError
+from metasched.daemon.process import Daemon, PolicyStartError, make_policy, process
 
 
 class Toy(Policy):
@@ -75,7 +74,7 @@ def test_a_policy_that_cannot_be_used_is_named_at_the_start(registry, write, pol
 )
 def test_a_reload_is_done_whole_or_refused_with_the_reason(registry, write, monkeypatch, change, refused):
     """What only a restart changes, and what cannot be used, leaves the old configuration in force."""
-    monkeypatch.setattr(daemon, "configure_logs", lambda _: None)
+    monkeypatch.setattr(process, "configure_logs", lambda _: None)
     path, done = write(), []
     controller = SimpleNamespace(reconfigure=lambda config, policy: done.append(policy))
     made = Daemon(path, load(path, registry), registry, controller, SimpleNamespace(every=0.0))

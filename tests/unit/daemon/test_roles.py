@@ -2,10 +2,10 @@
 
 import pytest
 
-from metasched.model import Hold
+from metasched.core.model import Hold
 from metasched.slurm.client import OUT_OF_REACH, JobState
 from metasched.slurm.errors import SlurmPermissionError
-from metasched.slurm.fake import FakeSlurm
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 
 UID = "6b022f1c0014049b"

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from metasched.supervisor import tell
+from metasched.daemon.systemd_notify import tell
 
 
 @pytest.fixture(params=["file", "abstract"])

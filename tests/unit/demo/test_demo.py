@@ -10,13 +10,13 @@ from click.testing import CliRunner
 
 import trainer_shim
 from metasched.cli import main
-from metasched.config import load
-from metasched.demo import installed, play, train
+from metasched.configuration.config import load
+from metasched.core.model import Placement
+from metasched.core.policy import installed_policies
+from metasched.demo import demo_run, installed, train
+from metasched.demo.demo_cluster import DemoError
 from metasched.demo.jobs import GROUPS, JOBS, THRESHOLD_GPU_SECONDS, configuration
 from metasched.demo.result import outcome, problems
-from metasched.demo.stage import DemoError
-from metasched.model import Placement
-from metasched.policy import installed_policies
 from metasched.slurm.tags import parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord
 
@@ -102,9 +102,9 @@ def test_the_demos_configuration_is_valid(tmp_path):
 
 def test_a_broken_promise_ends_with_code_1(monkeypatch, tmp_path):
     """The table is shown, then the logs and what is missing."""
-    played = play.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
+    played = demo_run.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(play, "run", lambda show, base, **options: played)
+    monkeypatch.setattr(demo_run, "run", lambda show, base, **options: played)
     result = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
     assert result.exit_code == 1
     assert "4 → 2 → 4" in result.stdout
@@ -116,7 +116,7 @@ def test_a_broken_promise_ends_with_code_1(monkeypatch, tmp_path):
 def test_kept_files_are_named_after_a_failure(monkeypatch, tmp_path, error):
     """With --keep the directory is said however the demo ends."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(play, "run", Mock(side_effect=error))
+    monkeypatch.setattr(demo_run, "run", Mock(side_effect=error))
     result = CliRunner().invoke(main, ["demo", "--keep"])
     assert result.exit_code == 1
     assert f"kept in {next(tmp_path.iterdir())}\n" in result.stdout

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from metasched import daemon
-from metasched.config import Config, load
+from metasched.configuration.config import Config, load
+from metasched.configuration.field_docs import meanings
+from metasched.core.policy import installed_policies
+from metasched.daemon import process
 from metasched.installation import facts, plugin
 from metasched.installation.checks import check
 from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, look_at, on_nodes
 from metasched.installation.plugin import OtherSharedError
 from metasched.installation.template import template
-from metasched.meanings import meanings
-from metasched.policy import installed_policies
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmNode, SlurmSettings
 from metasched.slurm.errors import SlurmUnavailableError
-from metasched.slurm.fake import FakeSlurm
 from policies.gavel.policies import GavelCostParameters
+from tests.fakes.fake_slurm import FakeSlurm
 
 STATE, SHARED = Path("/var/lib/metasched"), Path("/shared/metasched")
 VALUES = {
@@ -233,7 +233,7 @@ def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def subjects():
-        found = check(gather(config, FakeSlurm(), "daemon.lock", "metasched.db"))
+        found = check(gather(config, FakeSlurm(), "process.lock", "metasched.db"))
         return {finding.subject for finding in found if finding.level == "error"} & {"database", "[slurm] client"}
 
     assert subjects() == {"[slurm] client"}
@@ -251,7 +251,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
     plugin.refuse_another(settings, tmp_path / "link")
     slurm.settings = lambda: settings
     with pytest.raises(OtherSharedError, match="make them the same"):
-        daemon._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)
+        process._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)
 
 
 def test_an_operator_needs_the_plugin():

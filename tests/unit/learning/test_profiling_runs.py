@@ -4,15 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.learning import Learning
-from metasched.mailbox import Lease, Mailbox
-from metasched.model import Placement
-from metasched.reports import TrialReport, parse_line
+from metasched.core.model import Placement
+from metasched.learning.profiling_runs import part, sizes
+from metasched.learning.throughput_learning import Learning
+from metasched.shared_dir.mailbox import Lease, Mailbox
+from metasched.shared_dir.reports import TrialReport, parse_line
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import parse_tag
 from metasched.store import Store
-from metasched.throughput.online import OnlineSpeed
-from metasched.trials import part, sizes
+from metasched.throughput.online_speed import OnlineSpeed
 from tests.unit.speeds import job
 
 NOW = 1.7e9

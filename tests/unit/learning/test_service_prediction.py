@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.demand import APART, RECENT, PastJob, expected_service
-from metasched.reconcile.adoption import SCRIPTS
+from metasched.intake.job_intake import SCRIPTS
+from metasched.learning.service_prediction import APART, RECENT, PastJob, expected_service
 from metasched.slurm.errors import SlurmPermissionError
 from metasched.store import JobRecord, Store
 from policies.ares.policy import Ares

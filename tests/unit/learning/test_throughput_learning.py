@@ -2,12 +2,12 @@
 
 import pytest
 
-from metasched.learning import NEWS, Learning
-from metasched.model import Job, Placement, Status
-from metasched.reports import StepsReport
+from metasched.core.model import Job, Placement, Status
+from metasched.learning.throughput_learning import NEWS, Learning
+from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, Store
 from metasched.store.report_rows import ReportFile
-from metasched.throughput.online import OnlineSpeed
+from metasched.throughput.online_speed import OnlineSpeed
 
 V100 = Placement(("n1",), 1, "v100")
 K80 = Placement(("n2",), 1, "k80")

@@ -3,7 +3,7 @@
 import pytest
 
 from metasched.slurm.client import JobState
-from metasched.slurm.fake import FakeSlurm
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 
 

@@ -4,14 +4,14 @@ from math import inf
 
 import pytest
 
-from metasched.engine import run_round
-from metasched.model import Grant, Job, Node, Placement, Snapshot, Status
+from metasched.core.model import Grant, Job, Node, Placement, Snapshot, Status
+from metasched.core.policy import installed_policies
+from metasched.observe.reservations import Reservations
 from metasched.placement import place
-from metasched.policy import installed_policies
-from metasched.reservations import Reservations
+from metasched.scheduling.engine import run_round
 from metasched.slurm.client import JobState, Reservation
-from metasched.slurm.fake import FakeSlurm
 from policies.baselines.fifo import Fifo, FifoParameters
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import ME, FakeSite
 
 NOW = 1000.0

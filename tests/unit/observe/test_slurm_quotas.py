@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from metasched.model import Job, Placement
-from metasched.quotas import Quotas
+from metasched.core.model import Job, Placement
+from metasched.observe.slurm_quotas import Quotas
 from metasched.slurm.associations import Association, Associations, Qos, Quota, parse
 from metasched.slurm.client import JobState
-from metasched.slurm.fake import FakeSlurm
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 
 # Cut from what 22.05 and 26.05 print: the first names no user in a QOS, and has Lft where the second has Lineage.

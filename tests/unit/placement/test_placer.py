@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.placement import place
 from tests.unit.strategies import grant_for, grants_for, held, jobs, load, overfull, rooms, snapshots
 

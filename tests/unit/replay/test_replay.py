@@ -6,13 +6,13 @@ from click.testing import CliRunner
 from hypothesis import given
 
 from metasched.cli import main
-from metasched.codec import CodecError, decode, encode
-from metasched.model import Job, Snapshot
-from metasched.policy import PolicyParameters, installed_policies
-from metasched.replay import NoSnapshotError, OtherParametersError, replay
-from metasched.slurm.fake import FakeNode, FakeSlurm
-from metasched.throughput.online import OnlineSpeed
+from metasched.core.model import Job, Snapshot
+from metasched.core.policy import PolicyParameters, installed_policies
+from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
+from metasched.replay.snapshot_codec import CodecError, decode, encode
+from metasched.throughput.online_speed import OnlineSpeed
 from policies.baselines.las import Las
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit.site import FakeSite
 from tests.unit.strategies import snapshots
 

@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 NAMED = set(re.findall(r"`([^`\n]+)`", PAGE))
 

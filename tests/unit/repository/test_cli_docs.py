@@ -7,9 +7,9 @@ import pytest
 from pydantic import BaseModel
 
 from metasched.cli import main
-from metasched.config import Config
+from metasched.configuration.config import Config
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def commands(command, path):

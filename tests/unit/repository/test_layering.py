@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 # What each room of metasched/ may import of the others, besides `errors`.
 CONTRACT = {"model", "policy"}

@@ -10,7 +10,7 @@ import pytest
 
 import metasched
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOPS = ("metasched", "policies", "trainer_shim")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import policies
-from metasched.policy import Policy, Registry
+from metasched.core.policy import Policy, Registry
 
-PAGE = (Path(__file__).parents[2] / "docs" / "POLICIES.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "POLICIES.md").read_text()
 
 
 def shipped():

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.engine import CANNOT_STOP, PolicyViolationError, run_round
-from metasched.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.policy import Policy, PolicyState
+from metasched.core.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
+from metasched.scheduling.engine import CANNOT_STOP, PolicyViolationError, run_round
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las
 from tests.unit.strategies import FixedPolicy, grants_for, snapshots

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from metasched import status
-from metasched.config import Sharing
-from metasched.model import Grant, Hold
+from metasched.configuration.config import Sharing
+from metasched.core.model import Grant, Hold
+from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
-from metasched.slurm.fake import FakeNode, FakeSlurm
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit.site import DyingClient, FakeSite, Killed
 from tests.unit.strategies import FixedPolicy
 
@@ -244,7 +244,7 @@ def test_a_round_that_keeps_a_job_renews_its_lease(site):
     site.run(45)
     run = site.record(job).current
     assert 3 <= run.renewals <= 5
-    (shown,) = status.read(site.base / "shared").jobs
+    (shown,) = published_status.read(site.base / "shared").jobs
     assert (shown.renewals, shown.runs) == (run.renewals, 1)
     site.slurm.owner_requeue(job)
     site.run_until(lambda: site.record(job).run == 2 and site.state(job) is JobState.RUNNING)
@@ -273,7 +273,7 @@ def test_the_configuration_can_switch_it_off(site):
     site.run(30)
     assert sum(site.state(job) is JobState.RUNNING for job in jobs) == 2
     assert {job.shards["n1"] for job in running(site)} == {2}
-    shown = status.read(site.base / "shared")
+    shown = published_status.read(site.base / "shared")
     assert (shown.sharing, shown.sharing_note) == (False, "[sharing] enabled is false")
 
 

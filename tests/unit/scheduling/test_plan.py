@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import (
+from metasched.core.model import (
     Hold,
     HoldJob,
     Job,
@@ -22,9 +21,10 @@ from metasched.model import (
     Stop,
     Suspend,
 )
-from metasched.plan import ORDER, Limits, plan
-from metasched.seats import Seats
-from metasched.sharing import Shares
+from metasched.scheduling.engine import run_round
+from metasched.scheduling.gpu_shards import Seats
+from metasched.scheduling.gpu_sharing import Shares
+from metasched.scheduling.plan import ORDER, Limits, plan
 from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull, snapshots
 
 LIMITS = Limits(grace_seconds=30.0, start_seconds=60.0)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.codec import decode, encode
-from metasched.engine import run_round
-from metasched.model import Grant, Job, Limit, Node, Placement, Preempt, Snapshot, Status
-from metasched.policy import installed_policies
+from metasched.core.model import Grant, Job, Limit, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import installed_policies
+from metasched.replay.snapshot_codec import decode, encode
+from metasched.scheduling.engine import run_round
 from tests.unit.strategies import FixedPolicy
 
 NODES = (Node("n1", "v100", 4, 64, 640), Node("n2", "v100", 4, 64, 640), Node("n3", "a100", 4, 64, 640))

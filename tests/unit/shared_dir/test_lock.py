@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from metasched.lock import DaemonLock, LockBlockedError, LockFileError, LockHeldError, LockLostError, holder
+from metasched.shared_dir.lock import DaemonLock, LockBlockedError, LockFileError, LockHeldError, LockLostError, holder
 
 HOLD = """
 import sys
 from pathlib import Path
-from metasched.lock import DaemonLock
+from metasched.shared_dir.lock import DaemonLock
 
 lock = DaemonLock(Path(sys.argv[1]))
 print("held", flush=True)

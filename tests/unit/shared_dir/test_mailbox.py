@@ -10,7 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from metasched.mailbox import BadLeaseError, BadNameError, Lease, Mailbox, MailboxError, NoLeaseError, NotOursError
+from metasched.shared_dir.mailbox import (
+    BadLeaseError,
+    BadNameError,
+    Lease,
+    Mailbox,
+    MailboxError,
+    NoLeaseError,
+    NotOursError,
+)
 
 UID = "0123456789abcdef"
 LEASE = Lease(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.reports import (
+from metasched.shared_dir.reports import (
     MAX_LINE_BYTES,
     CheckpointReport,
     DeclareReport,

@@ -9,7 +9,7 @@ from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.gavel import COLUMNS, read_gavel
-from metasched.throughput.table import Table
+from metasched.throughput.throughput_table import Table
 from tests.unit.gavel_tables import small_table
 
 GOOD = {

@@ -4,8 +4,8 @@ import pytest
 
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.shockwave import shockwave_jobs
-from metasched.throughput.regimes import FAMILIES, Mode, named
-from metasched.throughput.table import Table
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, named
+from metasched.throughput.throughput_table import Table
 
 BATCHES = {
     "ResNet-18": (16, 32, 64, 128, 256),

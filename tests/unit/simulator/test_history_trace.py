@@ -1,7 +1,7 @@
 import pytest
 
-from metasched.model import Placement, Preempt
-from metasched.simulator.measured import curves
+from metasched.core.model import Placement, Preempt
+from metasched.simulator.learned_speeds import curves
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.history import read_history
 from metasched.simulator.traces.sacct import read_sacct

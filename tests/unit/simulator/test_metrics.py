@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from metasched.model import Node, Placement
+from metasched.core.model import Node, Placement
 from metasched.simulator.metrics import Alone, app_of, measure, percentile, seconds_alone
 from metasched.simulator.records import JobOutcome, Locality, Outcome, Settings, Stay
-from metasched.throughput.regimes import FAMILIES, Mode, RegimeTraining, named
-from metasched.throughput.table import Table
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, RegimeTraining, named
+from metasched.throughput.throughput_table import Table
 from tests.unit.gavel_tables import cluster, small_table, workload
 from tests.unit.workloads import submission
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from metasched.model import Placement
+from metasched.core.model import Placement
 from metasched.simulator.traces.elasticflow import read_curves, read_elasticflow
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.helios import read_helios

@@ -2,15 +2,15 @@ from dataclasses import replace
 
 import pytest
 
-from metasched.model import Node, Placement
+from contrib.reproductions.published_loops.shockwave import seconds_alone, simulate_shockwave
+from metasched.core.model import Node, Placement
 from metasched.simulator import metrics
-from metasched.simulator.faithful.shockwave import seconds_alone, simulate_shockwave
 from metasched.simulator.records import Settings
-from metasched.simulator.run import simulate
+from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.shockwave import COLUMNS, read_shockwave
-from metasched.throughput.regimes import FAMILIES, Mode, named
-from metasched.throughput.table import Table
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, named
+from metasched.throughput.throughput_table import Table
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from tests.unit.published import DATA, needs

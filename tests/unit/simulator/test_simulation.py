@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from metasched.model import Decision, Grant, Node, Placement, Preempt, Status
-from metasched.policy import Policy, PolicyState
-from metasched.simulator.cluster import Cluster, StuckError
+from metasched.core.model import Decision, Grant, Node, Placement, Preempt, Status
+from metasched.core.policy import Policy, PolicyState
 from metasched.simulator.records import Beginning, Failures, Locality, Settings
-from metasched.simulator.run import simulate
+from metasched.simulator.simulated_cluster import Cluster, StuckError
+from metasched.simulator.simulation import simulate
 from metasched.throughput.training import Pace
 from policies.baselines.fifo import Fifo
 from tests.unit.workloads import Linear, nodes, submission, workload

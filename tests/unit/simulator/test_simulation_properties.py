@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Status
-from metasched.simulator.run import simulate
+from metasched.core.model import Status
+from metasched.simulator.simulation import simulate
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las, LasParameters
 from tests.unit.workloads import Chaos, ChaosParameters, clusters, settings, workloads

@@ -1,12 +1,12 @@
 import pytest
 
-from metasched.model import Job, Limit, Node, Placement, Snapshot, Status
-from metasched.policy import PolicyState
+from metasched.core.model import Job, Limit, Node, Placement, Snapshot, Status
+from metasched.core.policy import PolicyState
 from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
 from metasched.store import Store
-from metasched.throughput.curve import ran
-from metasched.throughput.online import OnlineSpeed
+from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.scaling_curve import ran
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,
@@ -20,8 +20,8 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
-from metasched.slurm.scontrol import ScontrolPipe, fits
-from tests.unit.test_slurm_records import NODE_22, PENDING_22, RUNNING_22
+from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
+from tests.unit.slurm.test_json_parser import NODE_22, PENDING_22, RUNNING_22
 
 # Prints what the file of its name holds (on standard error if there is one that ends in .err), and counts its calls.
 SAY = """#!/bin/bash

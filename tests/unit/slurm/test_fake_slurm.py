@@ -2,13 +2,13 @@
 
 import pytest
 
-from metasched.model import Hold
+from metasched.core.model import Hold
 from metasched.slurm.client import Geometry, JobState
 from metasched.slurm.errors import NoSuchJobError, SlurmCommandError, SlurmUnavailableError
-from metasched.slurm.fake import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
 
-pytest.register_assert_rewrite("tests.contract.client_contract")
-from tests.contract.client_contract import ClientContract  # noqa: E402  after the line above
+pytest.register_assert_rewrite("tests.fakes.client_contract")
+from tests.fakes.client_contract import ClientContract  # noqa: E402  after the line above
 
 
 class FakeWorld:

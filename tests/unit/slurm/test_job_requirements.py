@@ -7,12 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from metasched.model import Job, Placement, Preempt
+from metasched.core.model import Job, Placement, Preempt
 from metasched.slurm.errors import InvalidArgumentError, TagError
-from metasched.slurm.fake import FakeNode, FakeSlurm
-from metasched.slurm.intake import geometry, is_ours, requirements, resizable
-from metasched.slurm.resize import resize_words
+from metasched.slurm.job_requirements import geometry, is_ours, requirements, resizable
+from metasched.slurm.resize_options import resize_words
 from metasched.slurm.tags import Tag, parse_tag
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 
 MIB = 2**20
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Hold
-from metasched.slurm import openapi
+from metasched.core.model import Hold
+from metasched.slurm import json_releases
 from metasched.slurm.client import JobState
 from metasched.slurm.errors import MalformedOutputError
-from metasched.slurm.records import parse_jobs, parse_nodes, parse_reservations
+from metasched.slurm.json_parser import parse_jobs, parse_nodes, parse_reservations
 
 MIB = 2**20
 
@@ -337,7 +337,7 @@ def test_a_wrong_node_is_named():
 )
 def test_numbers_of_both_forms(value, number):
     """Unset, infinite and NO_VAL are None."""
-    assert openapi.number(value) == number
+    assert json_releases.number(value) == number
 
 
 @pytest.mark.parametrize(

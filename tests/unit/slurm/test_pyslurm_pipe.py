@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from metasched.slurm.choice import make_client
+from metasched.slurm.client_choice import make_client
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
 from metasched.slurm.pyslurm_pipe import PyslurmPipe, request
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # What the child needs of pyslurm, telling a file what it was asked; the real one is for the tests on Slurm.
 STAND_IN = """
 import os, sys, time

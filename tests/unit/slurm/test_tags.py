@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Preempt
+from metasched.core.model import Preempt
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import KEYS, MAX_LENGTH, Tag, is_tagged, parse_tag, quote
 
-DOCS = Path(__file__).parents[2] / "docs" / "TAGS.md"
+DOCS = Path(__file__).parents[3] / "docs" / "TAGS.md"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-WRAPPER = Path(__file__).parents[2] / "slurm_scripts" / "metasched-run"
+WRAPPER = Path(__file__).parents[3] / "slurm_scripts" / "metasched-run"
 UID = "0123456789abcdef"
 
 # Notes how it was called and with what environment; then does what the test says in FAKE_<NAME>, a Python statement.

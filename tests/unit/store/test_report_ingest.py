@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.model import Placement
-from metasched.store import JobRecord, Store, ingest, report_rows
-from metasched.store.ingest import MAX_REFUSED, POLL_BYTES, POLL_LINES, IngestResult
+from metasched.core.model import Placement
+from metasched.store import JobRecord, Store, ingest, report_ingest, report_rows
+from metasched.store.report_ingest import MAX_REFUSED, POLL_BYTES, POLL_LINES, IngestResult
 from metasched.store.report_rows import KEPT_FILES
 
 UID = "0123456789abcdef"
@@ -300,7 +299,7 @@ def test_a_file_of_refused_lines_is_given_up(tree, monkeypatch):
     """A mebibyte of newlines costs a bounded number of lines once, and no look at the file thereafter."""
     tree.append(b"\n" * POLL_BYTES)
     tree.append(steps(10), 2)
-    parsed = counted(monkeypatch, sys.modules[ingest.__module__], "parse_line")
+    parsed = counted(monkeypatch, report_ingest, "parse_line")
     opened = counted(monkeypatch, os, "open")
     assert [tree.poll().more for _ in range(3)] == [True, False, False]
     assert len(parsed) == MAX_REFUSED + 1
@@ -338,7 +337,7 @@ def test_many_names_cost_little(tree, monkeypatch, how):
 
 def test_a_crowded_directory_is_not_read(tree, monkeypatch):
     """There is no end to what can be in a directory; an event says why nothing of it is read."""
-    monkeypatch.setattr(sys.modules[ingest.__module__], "MAX_ENTRIES", 3)
+    monkeypatch.setattr(report_ingest, "MAX_ENTRIES", 3)
     for incarnation in range(1, 5):
         tree.append(steps(10), incarnation)
     assert tree.poll() == IngestResult()

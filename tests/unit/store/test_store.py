@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from metasched.model import Placement
-from metasched.policy import PolicyState
+from metasched.core.model import Placement
+from metasched.core.policy import PolicyState
 from metasched.store import EndCause, JobRecord, RoundOrderError, Store, UnknownJobError
 from metasched.store.report_rows import ReportFile
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Migrations
 
-from metasched.policy import PolicyState
+from metasched.core.policy import PolicyState
 from metasched.store import (
     DamagedStoreError,
     FullStoreError,
@@ -211,7 +211,7 @@ def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
     """A process killed between any two steps of a round leaves the round before it, or the round itself."""
     path = tmp_path / "store.sqlite"
     script = (
-        "import os, sys; from pathlib import Path; from metasched.policy import PolicyState;"
+        "import os, sys; from pathlib import Path; from metasched.core.policy import PolicyState;"
         "from metasched.store import JobRecord, Store; s = Store.open(Path(sys.argv[1])); left = int(sys.argv[2])\n"
         "plain = s._db.conn\n"
         "def spend(sql):\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Placement
+from metasched.core.model import Placement
 from metasched.store import EndCause, JobRecord, RunOrderError, Store, UnknownJobError
 
 UID = "0123456789abcdef"

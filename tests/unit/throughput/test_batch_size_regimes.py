@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.model import Placement
-from metasched.throughput.regimes import (
+from metasched.core.model import Placement
+from metasched.throughput.batch_size_regimes import (
     DOUBLINGS,
     FAMILIES,
     Mode,
@@ -18,7 +18,7 @@ from metasched.throughput.regimes import (
     parsed,
     regimes,
 )
-from metasched.throughput.table import Table
+from metasched.throughput.throughput_table import Table
 
 PLACE = Placement(("n",), 1, "v100")
 LM = FAMILIES["LM"].steps

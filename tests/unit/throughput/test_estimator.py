@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from metasched.throughput.completion import complete
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
-from metasched.throughput.online import OnlineSpeed
-from metasched.throughput.table import Table, TableSpeed
+from metasched.throughput.matrix_completion import complete
+from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.throughput_table import Table, TableSpeed
 
 HERE = ("v100", (1,))
 NAMES = tuple(f"m{i}" for i in range(12))

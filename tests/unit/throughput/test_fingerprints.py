@@ -6,17 +6,17 @@ import zlib
 import numpy as np
 import pytest
 
-from metasched.codec import decode, encode
-from metasched.config import ConfigError, Sharing, load
-from metasched.learning import Learning
-from metasched.model import Job, Placement, Snapshot, Status
-from metasched.policy import installed_policies
-from metasched.reports import StepsReport
+from metasched.configuration.config import ConfigError, Sharing, load
+from metasched.core.model import Job, Placement, Snapshot, Status
+from metasched.core.policy import installed_policies
+from metasched.learning.throughput_learning import Learning
+from metasched.replay.snapshot_codec import decode, encode
+from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, SpeedRecord, Store
 from metasched.store.report_rows import ReportFile
 from metasched.throughput.fingerprints import REFERENCES, Fingerprints
-from metasched.throughput.online import Fingerprint, OnlineSpeed
-from metasched.throughput.table import Table
+from metasched.throughput.online_speed import Fingerprint, OnlineSpeed
+from metasched.throughput.throughput_table import Table
 from policies.baselines.fifo import Fifo
 from tests.unit.gavel_tables import write_table
 from tests.unit.site import FakeSite

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from metasched.model import Placement
-from metasched.throughput.profile import Epochs, Measured, Profile, ProfileTraining, StepTime, packed, rotated
+from metasched.core.model import Placement
+from metasched.throughput.goodput_profile import Epochs, Measured, Profile, ProfileTraining, StepTime, packed, rotated
 
 HALF = Epochs((10.0, 20.0, 30.0), (10.0, 20.0, 30.0), (1.0, 1.0, 1.0), (1.0, 3.0, 3.0))
 FULL = Epochs((12.0, 24.0, 36.0), (6.0, 12.0, 18.0), (2.0, 2.0, 2.0), (2.0, 6.0, 6.0))

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from metasched.engine import run_round
-from metasched.model import Placement, Snapshot
-from metasched.throughput.curve import Curve, ScalingTraining, ran
+from metasched.core.model import Placement, Snapshot
+from metasched.scheduling.engine import run_round
+from metasched.throughput.scaling_curve import Curve, ScalingTraining, ran
 from policies.baselines.isolated import Isolated
 from policies.gavel.policies import GavelLas
 from tests.unit.gavel_tables import cluster, known_job

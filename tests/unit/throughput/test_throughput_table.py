@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from metasched.model import Placement
-from metasched.throughput.table import Table, TableError, TableTraining
+from metasched.core.model import Placement
+from metasched.throughput.throughput_table import Table, TableError, TableTraining
 from metasched.throughput.training import Pace
 from tests.unit.gavel_tables import small_table, table_json, write_table
 

@@ -5,9 +5,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched import mechanism
-from metasched.mechanism import Candidate, Ledger, alone, expire, members, priorities
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.time_shares import round_mechanism
+from metasched.time_shares.round_mechanism import Candidate, Ledger, alone, expire, members, priorities
 
 ROUND = 100.0
 
@@ -21,7 +21,7 @@ def single(uid, gpus=1, types=("v100", "k80")):
 
 
 def choose(book, candidates, capacity, **more):
-    return mechanism.choose(book, candidates, capacity, priorities(book, ROUND), **more)
+    return round_mechanism.choose(book, candidates, capacity, priorities(book, ROUND), **more)
 
 
 def chosen(turns):

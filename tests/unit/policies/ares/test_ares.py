@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import Job, Node, Placement, Preempt, Status
-from metasched.policy import PolicyState
+from metasched.core.model import Job, Node, Placement, Preempt, Status
+from metasched.core.policy import PolicyState
+from metasched.scheduling.engine import run_round
 from metasched.simulator.records import Settings, Submission
-from metasched.simulator.run import simulate
-from metasched.throughput.curve import Curve, ScalingTraining
+from metasched.simulator.simulation import simulate
+from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.ares.policy import Ares, AresParameters
 from tests.unit.fluid import fluid
 from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot

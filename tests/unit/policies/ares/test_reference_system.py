@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.ares.gps import Gps
+from policies.ares.reference_system import Gps
 from tests.unit.fluid import fluid
 
 ARRIVALS = st.lists(

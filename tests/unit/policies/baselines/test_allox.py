@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import Snapshot
+from metasched.core.model import Snapshot
+from metasched.scheduling.engine import run_round
 from policies.baselines.allox import IMPOSSIBLE, AlloX, AlloXParameters, match
 from tests.unit.gavel_tables import cluster, known_job, small_table
 from tests.unit.rounds import ROUND, Rounds

@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import Job, Node, Placement, Preempt, Snapshot, Status
-from policies.baselines.allocation import ordinal
+from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.scheduling.engine import run_round
 from policies.baselines.fifo import Fifo, FifoParameters
+from policies.baselines.gpu_allocator import ordinal
 from tests.unit.rounds import ROUND, Rounds
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
-from metasched.engine import run_round
-from metasched.throughput.table import Table
+from metasched.scheduling.engine import run_round
+from metasched.throughput.throughput_table import Table
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from tests.unit.gavel_tables import cluster, known_job, small_table
-from tests.unit.test_isolated import shares, snapshot
+from tests.unit.policies.baselines.test_isolated import shares, snapshot
 
 
 def test_while_jobs_fit_nobody_shares_gpus():

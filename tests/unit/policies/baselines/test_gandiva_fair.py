@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import Snapshot
+from metasched.core.model import Snapshot
+from metasched.scheduling.engine import run_round
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters, fair
 from tests.unit.gavel_tables import cluster, known_job
 from tests.unit.rounds import ROUND, Rounds

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.chance import LIFE, SKIP, WORD, Chance
-from metasched.engine import run_round
-from metasched.fractions import FractionParameters
-from metasched.model import Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Node, Placement, Preempt, Snapshot, Status
+from metasched.core.seeded_rng import LIFE, SKIP, WORD, Chance
+from metasched.scheduling.engine import run_round
+from metasched.time_shares.policy_base import FractionParameters
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated

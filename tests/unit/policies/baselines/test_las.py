@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from metasched.engine import run_round
-from metasched.model import Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.policy import PolicyState
+from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import PolicyState
+from metasched.scheduling.engine import run_round
 from policies.baselines.las import Las, LasParameters
 from tests.unit.rounds import ROUND, Rounds
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from metasched.engine import run_round
-from metasched.throughput.table import Table, TableTraining
+from metasched.scheduling.engine import run_round
+from metasched.throughput.throughput_table import Table, TableTraining
 from policies.baselines.max_sum_throughput import MaxSumThroughput
 from tests.unit.gavel_tables import cluster, known_job, small_table
-from tests.unit.test_isolated import shares, snapshot
+from tests.unit.policies.baselines.test_isolated import shares, snapshot
 
 
 def test_gpus_go_where_they_make_the_most_steps():

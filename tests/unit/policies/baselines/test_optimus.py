@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import Preempt
+from metasched.core.model import Preempt
+from metasched.scheduling.engine import run_round
 from policies.baselines.optimus import Optimus
 from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
 

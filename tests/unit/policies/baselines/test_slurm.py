@@ -6,9 +6,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.engine import run_round
-from metasched.model import Placement, Status
-from metasched.policy import PolicyState
+from metasched.core.model import Placement, Status
+from metasched.core.policy import PolicyState
+from metasched.scheduling.engine import run_round
 from policies.baselines.slurm import DAY, Slurm, SlurmParameters
 from tests.unit.speeds import job, nodes, running, snapshot
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from metasched.engine import run_round
+from metasched.scheduling.engine import run_round
 from policies.baselines.srsf import Srsf
 from policies.baselines.srtf import ShortestParameters, Srtf
 from tests.unit.speeds import job, linear, snapshot

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from metasched.engine import run_round
+from metasched.scheduling.engine import run_round
 from policies.baselines.srtf import ShortestParameters, Srtf
 from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
 

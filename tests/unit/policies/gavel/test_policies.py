@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.claims import claims_of
-from metasched.engine import run_round
-from metasched.mechanism import Candidate, Ledger, alone, choose, priorities
-from metasched.model import Node, Placement, Preempt, Status
-from metasched.throughput.table import Table
-from policies.gavel.market import Market, halves, matched, side_by_side
+from metasched.core.model import Node, Placement, Preempt, Status
+from metasched.scheduling.engine import run_round
+from metasched.throughput.throughput_table import Table
+from metasched.time_shares.allocation_inputs import claims_of
+from metasched.time_shares.round_mechanism import Candidate, Ledger, alone, choose, priorities
+from policies.gavel.job_classes import Market, halves, matched, side_by_side
 from policies.gavel.policies import (
     Entity,
     GavelCost,
@@ -30,9 +30,9 @@ from policies.gavel.policies import (
     GavelThroughput,
 )
 from tests.unit.gavel_tables import cluster, known_job, small_table
+from tests.unit.policies.baselines.test_isolated import shares, snapshot
 from tests.unit.rounds import Rounds
 from tests.unit.strategies import snapshots
-from tests.unit.test_isolated import shares, snapshot
 
 EVERY = (
     GavelLas,

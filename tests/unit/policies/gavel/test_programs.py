@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policies.gavel.solve
-from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, shares, water_filling
+from policies.gavel.fairness_objectives import finish_time_fairness, makespan, max_min_fairness, shares, water_filling
 from policies.gavel.problem import Pairs, Pools, Problem, Room
 from policies.gavel.solve import max_min, maximise
-from policies.gavel.sums import in_order, least_cost, most
+from policies.gavel.sum_objectives import in_order, least_cost, most
 
 CLOSE = 1e-4
 
