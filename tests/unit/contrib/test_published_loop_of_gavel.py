@@ -109,7 +109,6 @@ def test_the_published_figures_are_met():
 
 def test_a_reason_that_was_tried_must_hold():
     """A figure that differs is explained by a reason, and only within what that allows."""
-    _, row = parity_rows()
     assert row.Measure("x", 1.234, 3).verdict(1.2341, "") == row.EQUAL
     assert row.Measure("x", 1.234, 3).verdict(1.3, "") == row.DIFFERENT
     assert row.Measure("x", 1.234, 3).verdict(1.3, "because") == row.DIFFERENT

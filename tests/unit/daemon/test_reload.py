@@ -7,8 +7,9 @@ from structlog.testing import capture_logs
 
 from metasched.configuration.config import load
 from metasched.core.policy import Policy, Registry
+from metasched.daemon import process
 from metasched.daemon.background_solver import NotPortableError
-from metasched.daemon.process import Daemon, PolicyStartError, make_policy, process
+from metasched.daemon.process import Daemon, PolicyStartError, make_policy
 
 
 class Toy(Policy):
