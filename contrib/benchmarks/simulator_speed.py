@@ -65,7 +65,17 @@ class Constant:
 
 def submission(number: int, at: float, gpus: int, seconds: float, rates: Mapping[str, float]) -> Submission:
     """A job that takes so long where the rate is 1."""
-    job = Job(f"{number:06}", str(number), "job", "user", at, gpus, gpus, gpus, cpus_per_unit=0)
+    job = Job(
+        uid=f"{number:06}",
+        slurm_job_id=str(number),
+        name="job",
+        user="user",
+        submitted=at,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        cpus_per_unit=0,
+    )
     return Submission(job, Constant(seconds, gpus, rates))
 
 

@@ -89,7 +89,17 @@ def instance(kind: Kind, alpha: float, seed: int, found: Found) -> None:
         speeds, low, high = kind(chance, alpha, asked)
         work[uid] = chance.expovariate(1 / WORK)
         alone[uid] = at + work[uid] / asked * speeds[asked] / max(speeds.values())
-        job = Job(uid, uid, uid, "ann", at, asked, low, high, cpus_per_unit=0)
+        job = Job(
+            uid=uid,
+            slurm_job_id=uid,
+            name=uid,
+            user="ann",
+            submitted=at,
+            gpus=asked,
+            min_gpus=low,
+            max_gpus=high,
+            cpus_per_unit=0,
+        )
         curve = Curve(tuple(sorted(speeds.items())))
         submissions.append(Submission(job, ScalingTraining(work[uid] / asked * speeds[asked], {"": curve})))
         fair |= dict(reference.advance(at))

@@ -84,7 +84,7 @@ class FixedBatch:
         times = self.profile.step_time(spread, split.local)
         return None if times is None else 1.0 / (times.step + (times.step - times.sync) * split.accumulated)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """Not known."""
         del other, gpu_type, spread
 
@@ -135,7 +135,18 @@ def submission(uid: str, profile: Profile, batch: int, gpus: int, at: float) -> 
     """A job that trains at a batch size; it asks for so many GPUs, or for as many as the batch can be divided among."""
     most = min(batch // profile.least_local, MOST)
     asked = min(gpus, most)
-    job = Job(uid, uid, profile.name, "trace", at, asked, 1, most, gpu_types=(profile.gpu_type,), cpus_per_unit=0)
+    job = Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=profile.name,
+        user="trace",
+        submitted=at,
+        gpus=asked,
+        min_gpus=1,
+        max_gpus=most,
+        gpu_types=(profile.gpu_type,),
+        cpus_per_unit=0,
+    )
     return Submission(job, FixedBatch(profile, batch), restart_seconds=RESTARTS[profile.name])
 
 

@@ -42,8 +42,8 @@ from metasched.simulator.simulation import simulate
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
 from metasched.throughput.throughput_table import Table, TableSpeed, TableTraining
 from metasched.throughput.training import Pace, Training
-from metasched.time_shares.allocation_inputs import claims_of
-from metasched.time_shares.policy_base import FractionPolicy
+from metasched.time_shares.allocation_inputs import allocation_inputs
+from metasched.time_shares.policy_base import TimeSharePolicy
 from policies.baselines.allox import AlloX
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
@@ -382,21 +382,21 @@ def _shares_of_throughput(scale: Scale, policy: GavelHierarchical, count: int) -
     chosen = [models[(5 * number) % len(models)] for number in range(count)]
     jobs = [
         Job(
-            f"{number:02}",
-            f"{number}",
-            model,
-            "trace",
-            float(number),
-            1,
-            1,
-            1,
+            uid=f"{number:02}",
+            slurm_job_id=f"{number}",
+            name=model,
+            user="trace",
+            submitted=float(number),
+            gpus=1,
+            min_gpus=1,
+            max_gpus=1,
             account=str(number // 6),
             cpus_per_unit=0,
             speed=TableSpeed(scale.table, model),
         )
         for number, model in enumerate(chosen)
     ]
-    claims = claims_of(Snapshot(float(count), 1, 360.0, scale.nodes(3), tuple(jobs)))
+    claims = allocation_inputs(Snapshot(float(count), 1, 360.0, scale.nodes(3), tuple(jobs)))
     times, _ = policy.shares(claims, {})
     equal = Market.of(claims, aware=True, mark=lambda job: job.uid).problem.equal
     return {
@@ -472,7 +472,7 @@ def rounds(scale: Scale) -> Iterator[Line]:
         )
 
 
-def ideal(workload: Workload, nodes: tuple[Node, ...], policy: FractionPolicy, window: range) -> float:
+def ideal(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, window: range) -> float:
     """The average JCT, h, if everybody had exactly its shares at every instant, and new ones at every change."""
     arrivals = list(workload.submissions)
     wanted = {one.job.uid for one in arrivals[window.start : window.stop]}
@@ -482,7 +482,7 @@ def ideal(workload: Workload, nodes: tuple[Node, ...], policy: FractionPolicy, w
     now, arrived = 0.0, 0
     memory: Mapping[str, object] = {}
     while len(times) < len(wanted):
-        claims = claims_of(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
+        claims = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
         given, memory = policy.shares(claims, memory)
         speed = {
             who[0]: sum((claims.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
@@ -531,7 +531,7 @@ Seen = set[tuple[str, int, str, str]]
 
 
 @dataclass(frozen=True, eq=False)
-class Learning:
+class ThroughputLearning:
     """What a job measures of itself: alone everything, beside another model what has been seen: a ``Speed``."""
 
     truth: TableSpeed
@@ -541,13 +541,13 @@ class Learning:
         """Its own."""
         return self.truth.steps_per_second(gpu_type, spread)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """Where the two have shared GPUs before."""
         company = other.alone if isinstance(other, EstimatedSpeed) else other
-        if not isinstance(company, Learning):
+        if not isinstance(company, ThroughputLearning):
             return None
         key = (gpu_type, sum(spread), self.truth.model, company.truth.model)
-        return self.truth.beside(company.truth, gpu_type, spread) if key in self.seen else None
+        return self.truth.steps_per_second_with(company.truth, gpu_type, spread) if key in self.seen else None
 
 
 @dataclass(frozen=True)
@@ -587,7 +587,7 @@ def _estimated(workload: Workload, reference: Estimator, seed: int) -> Workload:
         if model not in made:
             rest, known = _profiled(reference, model, seed)
             like = TableSpeed(reference.table, rest.closest(known))
-            made[model] = EstimatedSpeed(Learning(TableSpeed(reference.table, model), seen), like)
+            made[model] = EstimatedSpeed(ThroughputLearning(TableSpeed(reference.table, model), seen), like)
         submissions.append(replace(one, training=Guessed(truth, made[model], seen)))
     return replace(workload, submissions=tuple(submissions))
 

@@ -157,20 +157,20 @@ def _by_job(rows: Iterable[Row], result: Imported) -> Iterator[list[Row]]:
 def _import(store: Store, rows: Sequence[Row]) -> str | None:
     """Take one job in, or say why not."""
     last = rows[-1]
-    address = last.text("JobID")
+    slurm_job_id = last.text("JobID")
     if _state(last) not in _ENDED or last.values["End"].strip() in _NO_TIME:
         return "not ended"
     ran = [row for row in rows if row.number("ElapsedRaw") > 0]
     if not ran:
         return "never ran"
-    if not _JOB_ID.fullmatch(address):
-        raise last.refusal("JobID", f"{address!a} is not a job id", "give the output of sacct --allocations")
-    if _is_ours(store, last, address):
+    if not _JOB_ID.fullmatch(slurm_job_id):
+        raise last.refusal("JobID", f"{slurm_job_id!a} is not a job id", "give the output of sacct --allocations")
+    if _is_ours(store, last, slurm_job_id):
         return "known already"
     gpus = gpus_of(ran[-1])
     if not gpus:
         return "without GPUs"
-    uid = f"{IMPORTED}{address}:{instant(last, 'Submit'):.0f}"
+    uid = f"{IMPORTED}{slurm_job_id}:{instant(last, 'Submit'):.0f}"
     runs = [_run(uid, number, row, more=row is not last) for number, row in enumerate(ran, start=1)]
     attained: dict[str, float] = {}
     for row in ran:
@@ -178,7 +178,7 @@ def _import(store: Store, rows: Sequence[Row]) -> str | None:
         attained[kind] = attained.get(kind, 0.0) + gpus_of(row) * row.number("ElapsedRaw")
     job = JobRecord(
         uid=uid,
-        address=address,
+        slurm_job_id=slurm_job_id,
         name=last.values["JobName"],
         user=last.text("User"),
         submitted=instant(rows[0], "Submit"),
@@ -197,12 +197,12 @@ def _import(store: Store, rows: Sequence[Row]) -> str | None:
     return None if store.import_job(job, runs) else "known already"
 
 
-def _is_ours(store: Store, row: Row, address: str) -> bool:
+def _is_ours(store: Store, row: Row, slurm_job_id: str) -> bool:
     """Whether the store has the job's whole history, since metasched scheduled it."""
     stamp = STAMP.match(row.values.get("AdminComment", ""))
     if stamp is None:
         return False
-    _, array, task = address.partition("_")
+    _, array, task = slurm_job_id.partition("_")
     return store.job(f"{stamp[1]}{array}{task}") is not None
 
 

@@ -19,26 +19,26 @@ from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
 CPU_ONLY = ""
 """The GPU type of jobs without GPUs."""
 
-Reach = int
+NodeSet = int
 """A set of groups: bit i stands for group i."""
 
 
-class Share(NamedTuple):
+class GpuAmount(NamedTuple):
     """An amount given to a job: GPUs of a type (CPU-only: 0 of ``CPU_ONLY``)."""
 
     gpus: int
     gpu_type: str
 
 
-class Cost(NamedTuple):
+class CapacityCost(NamedTuple):
     """What a share takes somewhere."""
 
-    reach: Reach
+    reach: NodeSet
     gpus: int
     cpus: int
 
 
-class Site:
+class ShapeCapacity:
     """Where jobs of one kind could be, on the nodes that accept jobs, if those were empty.
 
     Attributes:
@@ -48,7 +48,7 @@ class Site:
     """
 
     def __init__(
-        self, job: Job, units: Mapping[str, Sequence[int]], reach: Mapping[str, Reach], *, uneven: bool
+        self, job: Job, units: Mapping[str, Sequence[int]], reach: Mapping[str, NodeSet], *, uneven: bool
     ) -> None:
         self.units = units
         self.reach = reach
@@ -85,21 +85,21 @@ class _Stock:
 
     def __init__(self, amounts: Sequence[int]) -> None:
         self._amounts = amounts
-        self._given: dict[Reach, int] = {}
-        self._left: dict[Reach, int] = {}  # on a reach, beside what was given to jobs that can be nowhere else
-        self._wider: dict[Reach, list[Reach]] = {}  # those that hold a reach, itself among them
+        self._given: dict[NodeSet, int] = {}
+        self._left: dict[NodeSet, int] = {}  # on a reach, beside what was given to jobs that can be nowhere else
+        self._wider: dict[NodeSet, list[NodeSet]] = {}  # those that hold a reach, itself among them
 
-    def left(self, reach: Reach) -> int:
+    def left(self, reach: NodeSet) -> int:
         """What is left on a reach; one that was asked for once counts for all that lie within it."""
         wider = self._wider.get(reach) or self._look_at(reach)
         return self._left[reach] if len(wider) == 1 else min([self._left[one] for one in wider])
 
-    def take(self, reach: Reach, amount: int) -> None:
+    def take(self, reach: NodeSet, amount: int) -> None:
         for wider in self._wider.get(reach) or self._look_at(reach):
             self._left[wider] -= amount
         self._given[reach] += amount
 
-    def _look_at(self, reach: Reach) -> list[Reach]:
+    def _look_at(self, reach: NodeSet) -> list[NodeSet]:
         there = sum(amount for i, amount in enumerate(self._amounts) if reach >> i & 1)
         self._left[reach] = there - sum(given for within, given in self._given.items() if within & reach == within)
         self._given[reach] = 0
@@ -112,21 +112,21 @@ class _Stock:
         return self._wider[reach]
 
 
-def fixed(job: Job) -> bool:
+def is_fixed(job: Job) -> bool:
     """Whether it holds what neither it nor anybody else can be given otherwise now."""
     if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
         return False  # as nearly all are: the question is asked for every job in every round
     return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
 
 
-class Room:
+class CapacityPool:
     """What is left to give: GPUs and CPUs of nodes that accept jobs.
 
     Attributes:
         shares: by uid, what was given. Jobs that stay where they are have theirs from the beginning.
     """
 
-    def __init__(self, snapshot: Snapshot, stays: Callable[[Job], bool] = fixed) -> None:
+    def __init__(self, snapshot: Snapshot, stays: Callable[[Job], bool] = is_fixed) -> None:
         """Begin a round; ``stays`` says who neither stops nor moves."""
         self._snapshot = snapshot
         self._stays = stays
@@ -134,7 +134,7 @@ class Room:
         self._bit = {node.name: bit for bit, nodes in self._groups.items() for node in nodes}
         self._gpus = _Stock([sum(node.gpus for node in nodes) for nodes in self._groups.values()])
         self._cpus = _Stock([sum(node.cpus for node in nodes) for nodes in self._groups.values()])
-        types: dict[str, Reach] = {}
+        types: dict[str, NodeSet] = {}
         for bit, nodes in self._groups.items():
             if (gpu_type := nodes[0].gpu_type) is not None:
                 types[gpu_type] = types.get(gpu_type, 0) | bit
@@ -142,20 +142,20 @@ class Room:
         for reach in self._types:  # the widest count for all, also where others overlap in part
             self._gpus.left(reach)
         self._cpus.left(sum(self._groups))
-        self._sites: dict[object, Site] = {}
-        self._site: dict[str, Site] = {}  # by uid
-        self._costs: dict[str, Sequence[Cost]] = {}
-        self.shares: dict[str, Share] = {}
+        self._sites: dict[object, ShapeCapacity] = {}
+        self._site: dict[str, ShapeCapacity] = {}  # by uid
+        self._costs: dict[str, Sequence[CapacityCost]] = {}
+        self.shares: dict[str, GpuAmount] = {}
         free = {node.name: (node.gpus, node.cpus) for nodes in self._groups.values() for node in nodes}
         for job in snapshot.jobs:
             place = _holds(job)
             if place is not None and self._stays(job):
-                share = Share(place.gpus, place.gpu_type or CPU_ONLY)
+                share = GpuAmount(place.gpus, place.gpu_type or CPU_ONLY)
                 self._put(job, share, self._staying(job, place, free))
 
     # -- an empty cluster -----------------------------------------------------------------------------------------
 
-    def site(self, job: Job) -> Site:
+    def site(self, job: Job) -> ShapeCapacity:
         """Where it could be; jobs that are alike in that share one."""
         site = self._site.get(job.uid)
         if site is None:
@@ -165,9 +165,9 @@ class Room:
             site = self._site[job.uid] = self._sites[key]
         return site
 
-    def _find_site(self, job: Job) -> Site:
+    def _find_site(self, job: Job) -> ShapeCapacity:
         units: dict[str, list[int]] = {}
-        reach: dict[str, Reach] = {}
+        reach: dict[str, NodeSet] = {}
         for bit, nodes in self._groups.items():
             if job.matches(nodes[0]):
                 kind = (nodes[0].gpu_type or CPU_ONLY) if job.gpus else CPU_ONLY
@@ -175,19 +175,19 @@ class Room:
                 units.setdefault(kind, []).extend(units_of(job, node) for node in nodes)
         for found in units.values():
             found.sort(reverse=True)
-        return Site(job, units, reach, uneven=self._snapshot.uneven)
+        return ShapeCapacity(job, units, reach, uneven=self._snapshot.uneven)
 
     # -- what is left ---------------------------------------------------------------------------------------------
 
-    def reach(self, job: Job, gpu_type: str) -> Reach:
+    def reach(self, job: Job, gpu_type: str) -> NodeSet:
         """The groups of a GPU type that suit it; a CPU-only job's may have GPUs or none."""
         return self.site(job).reach.get(gpu_type, 0)
 
-    def left(self, reach: Reach) -> int:
+    def left(self, reach: NodeSet) -> int:
         """GPUs that are left to give to jobs of that reach, which is of one type."""
         return self._gpus.left(reach)
 
-    def cpus_left(self, reach: Reach) -> int:
+    def cpus_left(self, reach: NodeSet) -> int:
         """CPUs that are left to give to jobs of that reach."""
         return self._cpus.left(reach)
 
@@ -203,55 +203,57 @@ class Room:
         """Whether no GPUs are left."""
         return all(self._gpus.left(reach) <= 0 for reach in self._types)
 
-    def fits(self, job: Job, share: Share) -> bool:
+    def fits(self, job: Job, share: GpuAmount) -> bool:
         """Whether so much is left, beside what it has been given already."""
         return self._fitting(job, self.costs(job, share))
 
-    def give(self, job: Job, share: Share, spared: Reach = 0) -> bool:
-        """Give it that instead of what it has been given, if so much is left beside groups to be ``spared``."""
-        costs = self.costs(job, share, spared)
+    def give(self, job: Job, share: GpuAmount, reserved: NodeSet = 0) -> bool:
+        """Give it that instead of what it has been given, if so much is left beside groups to be ``reserved``."""
+        costs = self.costs(job, share, reserved)
         fits = self._fitting(job, costs)
         if fits:
             self._put(job, share, costs)
         return fits
 
-    def costs(self, job: Job, share: Share, spared: Reach = 0) -> Sequence[Cost]:
+    def costs(self, job: Job, share: GpuAmount, reserved: NodeSet = 0) -> Sequence[CapacityCost]:
         """What a share takes: what the job holds already on nodes that accept no jobs takes nothing."""
         reach = self.reach(job, share.gpu_type)
         held = job.placement if job.active else None
         if held is not None and held.gpus == share.gpus and (held.gpu_type or CPU_ONLY) == share.gpu_type:
             parts = []
-            for name, gpus in held.shares:
+            for name, gpus in held.node_gpus:
                 if (bit := self._bit.get(name)) is not None:
-                    parts.append(Cost(reach & ~spared if bit & reach else bit, gpus, job.node_cpus(gpus)))
+                    parts.append(CapacityCost(reach & ~reserved if bit & reach else bit, gpus, job.node_cpus(gpus)))
             return _sums(parts)
         units = share.gpus if job.gpus else (job.nodes or 1)
-        return (Cost(reach & ~spared, share.gpus, units * job.cpus_per_unit),)
+        return (CapacityCost(reach & ~reserved, share.gpus, units * job.cpus_per_unit),)
 
-    def taken(self, job: Job) -> Sequence[Cost]:
+    def taken(self, job: Job) -> Sequence[CapacityCost]:
         """What was taken for what it has been given."""
         return self._costs.get(job.uid, ())
 
-    def _staying(self, job: Job, place: Placement, free: dict[str, tuple[int, int]]) -> Sequence[Cost]:
+    def _staying(self, job: Job, place: Placement, free: dict[str, tuple[int, int]]) -> Sequence[CapacityCost]:
         """What it holds where it is, no more of a node than is ``free`` there, which is taken off."""
         gpus_too = not self._counted_already(job, place)
         parts = []
-        for name, gpus in place.shares:
+        for name, gpus in place.node_gpus:
             if name in free:
                 left_gpus, left_cpus = free[name]
-                part = Cost(self._bit[name], min(gpus * gpus_too, left_gpus), min(job.node_cpus(gpus), left_cpus))
+                part = CapacityCost(
+                    self._bit[name], min(gpus * gpus_too, left_gpus), min(job.node_cpus(gpus), left_cpus)
+                )
                 free[name] = left_gpus - part.gpus, left_cpus - part.cpus
                 parts.append(part)
         return _sums(parts)
 
     def _counted_already(self, job: Job, place: Placement) -> bool:
         """Whether another one that stays has the same GPUs, and they count as that one's."""
-        other = None if job.shares_with is None else self._snapshot.job.get(job.shares_with)
+        other = None if job.co_runner is None else self._snapshot.job.get(job.co_runner)
         if other is None or not (self._stays(job) and self._stays(other)):
             return False
         return other.uid < job.uid and _holds(other) == place
 
-    def _fitting(self, job: Job, costs: Sequence[Cost]) -> bool:
+    def _fitting(self, job: Job, costs: Sequence[CapacityCost]) -> bool:
         """Whether so much is left beside what others have been given."""
         before = self._costs.get(job.uid)
         if before is None:
@@ -261,19 +263,19 @@ class Room:
         self._take(before, 1)
         return fits
 
-    def _has(self, costs: Sequence[Cost]) -> bool:
+    def _has(self, costs: Sequence[CapacityCost]) -> bool:
         for reach, gpus, cpus in costs:
             if not reach or (gpus and gpus > self._gpus.left(reach)) or (cpus and cpus > self._cpus.left(reach)):
                 return False
         return True
 
-    def _put(self, job: Job, share: Share, costs: Sequence[Cost]) -> None:
+    def _put(self, job: Job, share: GpuAmount, costs: Sequence[CapacityCost]) -> None:
         self._take(self.taken(job), -1)
         self._take(costs, 1)
         self._costs[job.uid] = costs
         self.shares[job.uid] = share
 
-    def _take(self, costs: Sequence[Cost], sign: int) -> None:
+    def _take(self, costs: Sequence[CapacityCost], sign: int) -> None:
         for reach, gpus, cpus in costs:
             if gpus:
                 self._gpus.take(reach, sign * gpus)
@@ -281,12 +283,12 @@ class Room:
                 self._cpus.take(reach, sign * cpus)
 
 
-def _sums(parts: Iterable[Cost]) -> Sequence[Cost]:
+def _sums(parts: Iterable[CapacityCost]) -> Sequence[CapacityCost]:
     """The same, one of each reach."""
-    found: dict[Reach, Cost] = {}
+    found: dict[NodeSet, CapacityCost] = {}
     for reach, gpus, cpus in parts:
         _, more_gpus, more_cpus = found.get(reach, (reach, 0, 0))
-        found[reach] = Cost(reach, more_gpus + gpus, more_cpus + cpus)
+        found[reach] = CapacityCost(reach, more_gpus + gpus, more_cpus + cpus)
     return tuple(found.values())
 
 
@@ -316,11 +318,11 @@ def without(nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
     counted: set[str] = set()
     for job in jobs:
         rests = job.status is Status.SUSPENDED and job.suspended_by_us
-        for name, gpus in job.placement.shares if job.placement is not None else ():
+        for name, gpus in job.placement.node_gpus if job.placement is not None else ():
             if (node := left.get(name)) is not None:
                 left[name] = replace(
                     node,
-                    gpus=node.gpus if job.shares_with in counted else max(node.gpus - gpus, 0),
+                    gpus=node.gpus if job.co_runner in counted else max(node.gpus - gpus, 0),
                     cpus=node.cpus if rests else max(node.cpus - job.node_cpus(gpus), 0),
                     memory=max(node.memory - job.node_memory(gpus), 0),
                 )

@@ -30,7 +30,7 @@ limit_option = click.option("--limit", type=COUNT, default=50, show_default=True
 
 
 class UnknownStoredJobError(MetaschedError):
-    """No job, or several, of that address, uid or name are in the database."""
+    """No job, or several, of that slurm_job_id, uid or name are in the database."""
 
 
 class SupersededStoreError(MetaschedError):
@@ -227,10 +227,10 @@ def _job(store: Store, asked: str) -> JobRecord:
         UnknownStoredJobError: there is none, or several are named so.
     """
     found = store.find_jobs(asked)
-    exact = [job for job in found if asked in (job.uid, job.address)]
+    exact = [job for job in found if asked in (job.uid, job.slurm_job_id)]
     if exact:
         return exact[0]
     if len(found) != 1:
-        several = f"several jobs match {asked!r}: {listed([job.address for job in found], 20)}"
+        several = f"several jobs match {asked!r}: {listed([job.slurm_job_id for job in found], 20)}"
         raise UnknownStoredJobError(several if found else f"no job {asked!r} in {store.path}")
     return found[0]

@@ -106,7 +106,7 @@ def _report(out: Console, found: list[Outcome]) -> None:
     for job in found:
         row(
             made,
-            job.address,
+            job.slurm_job_id,
             job.name,
             job.state,
             job.exit_code,

@@ -17,7 +17,7 @@ def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
     made = table("RUN", "STARTED", "RAN", "WHERE", "RENEWED", "ENDED", "INIT", title="Runs", right=numbers)
     for run in runs:
         held = run.placement or run.released
-        place = "" if held is None else where(dict(held.shares))
+        place = "" if held is None else where(dict(held.node_gpus))
         ended = "goes on" if run.ended is None else run.cause
         ran = None if run.started is None else duration(run.seconds_at(now))
         init = None if run.init_seconds is None else f"{run.init_seconds:.1f} s"

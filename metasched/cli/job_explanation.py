@@ -18,7 +18,7 @@ def is_stale(status: Status, now: float) -> bool:
 
 def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
     """What the job does now, why, and what it waits for."""
-    lines = [f"Job {job.address} ({job.name}, of {job.user}) {_state(job, now)}."]
+    lines = [f"Job {job.slurm_job_id} ({job.name}, of {job.user}) {_state(job, now)}."]
     if job.error is not None:
         return [*lines, f"Its tag cannot be used: {job.error}. Cancel it and submit it again with the tag corrected."]
     if job.finished is not None:
@@ -82,11 +82,11 @@ def _state(job: JobStatus, now: float) -> str:
 def _company(job: JobStatus) -> list[str]:
     """Who is on the same GPUs, and since when nothing has changed."""
     lines = []
-    if job.shares_with is not None and job.in_turns:
-        other = job.shares_with
+    if job.co_runner is not None and job.time_slicing:
+        other = job.co_runner
         lines.append(f"It takes turns with job {other} on the same GPUs: one is suspended while the other runs.")
-    elif job.shares_with is not None:
-        lines.append(f"Job {job.shares_with} runs on the same GPUs.")
+    elif job.co_runner is not None:
+        lines.append(f"Job {job.co_runner} runs on the same GPUs.")
     if job.renewals:
         lines.append(f"Its lease was renewed for {counted(job.renewals, 'round')}: nothing was restarted.")
     return lines
@@ -108,7 +108,7 @@ def _waits_for(job: JobStatus, status: Status) -> list[str]:
     spare = {name: count for name, count in free.items() if count > 0}
     need = counted(job.min_gpus, "GPU")
     holders = [
-        f"{other.address} ({sum(other.nodes.values())})"
+        f"{other.slurm_job_id} ({sum(other.nodes.values())})"
         for other in status.jobs
         if other.status not in _WAITING and any(other.nodes.values())
     ]
@@ -130,9 +130,9 @@ def gpus(job: JobStatus) -> str:
 
 def beside(job: JobStatus) -> str:
     """Who is on the same GPUs; empty for nobody."""
-    if job.shares_with is None:
+    if job.co_runner is None:
         return ""
-    return f"in turns with {job.shares_with}" if job.in_turns else f"with {job.shares_with}"
+    return f"in turns with {job.co_runner}" if job.time_slicing else f"with {job.co_runner}"
 
 
 def runs(job: JobStatus) -> str:

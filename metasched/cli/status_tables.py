@@ -95,7 +95,7 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
     for job in jobs:
         row(
             made,
-            job.address,
+            job.slurm_job_id,
             clean(job.name, _NAME_WIDTH),
             clean(job.user, _NAME_WIDTH),
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
@@ -117,7 +117,7 @@ def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
     for job in jobs:
         row(
             made,
-            job.address,
+            job.slurm_job_id,
             clean(job.name, _NAME_WIDTH),
             clean(job.user, _NAME_WIDTH),
             job.status,

@@ -60,11 +60,11 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
         raise click.UsageError(msg)
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
     parse_tag(comment)
-    address = _sbatch(["sbatch", "--parsable", f"--comment={comment}", *sbatch])
+    slurm_job_id = _sbatch(["sbatch", "--parsable", f"--comment={comment}", *sbatch])
     if as_json:
-        echo_json({"job": address, "comment": comment})
+        echo_json({"job": slurm_job_id, "comment": comment})
     else:
-        click.echo(address)
+        click.echo(slurm_job_id)
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:

@@ -93,7 +93,15 @@ def command(
     for one in rows:
         left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
         ends = ["never" if left[name] is None else f"in {duration(left[name])}" for name in columns]
-        row(made, one.job.address, one.job.name, one.job.user, one.how, *ends, *(_gap(left, now, n) for n in chosen))
+        row(
+            made,
+            one.job.slurm_job_id,
+            one.job.name,
+            one.job.user,
+            one.how,
+            *ends,
+            *(_gap(left, now, n) for n in chosen),
+        )
     out = console()
     out.print(made)
     for name in columns:
@@ -115,7 +123,7 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
 def _plain(one: Any) -> dict[str, Any]:
     return {
         "uid": one.job.uid,
-        "address": one.job.address,
+        "slurm_job_id": one.job.slurm_job_id,
         "name": one.job.name,
         "user": one.job.user,
         "work_from": one.how,

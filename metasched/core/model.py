@@ -52,7 +52,7 @@ class Speed(Protocol):
         None where it is not known; 0.0 where it is known not to run there.
         """
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """The same while ``other`` runs on the very same GPUs; None where it is not known."""
 
 
@@ -128,75 +128,49 @@ class Placement:
         return tuple(sorted(self.uneven, reverse=True)) if self.uneven else (self.gpus_per_node,) * len(self.nodes)
 
     @property
-    def shares(self) -> tuple[tuple[str, int], ...]:
+    def node_gpus(self) -> tuple[tuple[str, int], ...]:
         """Each node with the GPUs on it."""
         return tuple(zip(self.nodes, self.uneven or (self.gpus_per_node,) * len(self.nodes), strict=True))
 
 
-@dataclass(frozen=True)  # without slots: `evolve` is what a simulation does most
-class Job:
-    """One job of ours, with everything that a policy, the placement and the plan may want to know.
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """What the user asked for at submission, and what Slurm's limits leave of it.
 
-    The resource unit of a job is one GPU, or, for a CPU-only job, one node.
+    The resource unit of a job is one GPU; of a CPU-only job, one node.
 
     Attributes:
-        uid: identity for life; Slurm's id is only the present address.
-        address: Slurm's job id, or ``array_task``.
-        name: as the user wrote it (hostile text).
-        user: owner.
-        account: Slurm's account, which is Gavel's entity; None where accounting is off.
-        share: its account's part of the cluster by Slurm's associations, in (0, 1]; None where that is not known.
-        partition: where it was submitted.
-        submitted: first submission.
+        uid: the job's identity for life. Slurm's job id is no identity: a crashed controller may reuse it.
+        name: the job's name as the user wrote it (hostile text).
+        user: name of the job's owner.
+        submitted: first submission, unix seconds.
         gpus: GPUs asked for at submission; 0 for a CPU-only job.
-        min_gpus: fewest GPUs it can run on; equals ``gpus`` for a rigid job.
-        max_gpus: most GPUs it can use; equals ``gpus`` for a rigid job.
-        nodes: nodes that it must have, exactly; None where any number will do.
-        max_nodes: most nodes it may be spread over; None for no limit.
-        gpu_types: types that it accepts; empty for any.
-        cpus_per_unit: CPUs for each GPU (CPU-only: for each node).
-        memory_per_unit: bytes for each GPU (CPU-only: for each node).
-        features: node features that it needs, all of them.
-        only_nodes: names of the nodes that it may use; empty for any.
-        excluded_nodes: names of the nodes that it must not use.
-        weight: its share relative to others, in (0, 1].
-        preempt: how it may be stopped.
-        status: where it is now.
-        hold: who could release it; NONE unless ``status`` is HELD.
-        placement: what it holds now (RUNNING, SUSPENDED, STOPPING), else None.
-        last_placement: what its previous run held, if it ran before.
-        last_ended: when that run ended.
-        released: the placement it was released for, while QUEUED; None if somebody else released it.
-        released_at: when we released it, while QUEUED.
-        run: how many times it was released by us.
-        run_started: start of the present run.
-        trainer_ready: whether the present run's trainer has reported that it listens to stop requests.
-        stop_requested: when we asked the present run to stop, else None.
-        suspended_by_us: whether a suspension is ours to end.
-        attained: GPU-seconds received so far, by GPU type ("" for CPU-only node-seconds), the present run included.
-        ran_seconds: wall time of all runs, the present one included.
-        preemptions: runs that we ended before the job was done.
-        blocked: why it must not start at all, in words (dependency, begin time, bad tag); None if it may.
-        progress_steps: optimizer steps done, if reported.
-        total_steps: optimizer steps that it needs, if declared.
-        steps_per_second: latest measured speed of the present run, if reported.
-        speed: what is known of its speed elsewhere, at other sizes and beside others.
-        learns: whether a speed that is not known becomes known where it runs; not so in simulations, which know all.
-        trials: whether it is tried at smaller sizes, too, before each run.
-        expected_service: GPU-seconds that it should need in all on the GPUs it asked for, by what jobs like it needed.
-        slo_seconds: how long after its submission it should be finished, if its user has said so.
-        time_limit_seconds: how long one run may last, if there is a limit.
-        shares_with: the job that runs on the very same GPUs now, if one does.
-        whole_gpus: whether it can only have GPUs whole, and share them with nobody.
-        part: whether it holds, or was released for, a part of each GPU only, so that another job may have the rest.
-        suspended_at: since when it is suspended; None while it is not.
-        reservation: the reservation that it asks for, or several, ``a,b``; "" for none. An empty one among them means
-            nodes that are not reserved.
-        open_seconds: how long a node must be open to it, by its time limit; 0 where all nodes are open long enough.
+        min_gpus: fewest GPUs that the job can run on; equals ``gpus`` for a rigid job.
+        max_gpus: most GPUs that the job can use; equals ``gpus`` for a rigid job.
+        account: Slurm's account, which is Gavel's entity; None where accounting is off.
+        fair_share: the account's share of the cluster by Slurm's associations, in (0, 1]; None where not known.
+        partition: Slurm's partition, or several, ``a,b``; "" for any.
+        nodes: exact number of nodes; None where any number will do.
+        max_nodes: most nodes that the job may be spread over; None for no limit.
+        gpu_types: GPU types that the job accepts; empty for any.
+        cpus_per_unit: CPUs for each resource unit.
+        memory_per_unit: bytes for each resource unit.
+        features: node features that the job needs, all of them.
+        only_nodes: names of the nodes that the job may use; empty for any.
+        excluded_nodes: names of the nodes that the job must not use.
+        whole_gpus: whether the job accepts whole GPUs only, and shares them with no co-runner.
+        reservation: the reservation that the job asks for, or several, ``a,b``; "" for none. An empty name among
+            several stands for nodes that are not reserved.
+        open_seconds: how long a node must stay open to the job, by its time limit; 0 where all nodes are.
+        weight: the job's weight relative to other jobs, in (0, 1].
+        preempt: how a run may be stopped.
+        profiled: whether smaller world sizes are profiled before each run.
+        total_steps: optimizer steps that the job needs, if declared.
+        slo_seconds: time from submission within which the job should finish, if its user has declared one.
+        time_limit_seconds: longest duration of one run, if there is a limit.
     """
 
     uid: str
-    address: str
     name: str
     user: str
     submitted: float
@@ -204,7 +178,7 @@ class Job:
     min_gpus: int
     max_gpus: int
     account: str | None = None
-    share: float | None = None
+    fair_share: float | None = None
     partition: str = ""
     nodes: int | None = None
     max_nodes: int | None = None
@@ -214,39 +188,99 @@ class Job:
     features: frozenset[str] = frozenset()
     only_nodes: frozenset[str] = frozenset()
     excluded_nodes: frozenset[str] = frozenset()
+    whole_gpus: bool = False
+    reservation: str = ""
+    open_seconds: float = 0.0
     weight: float = 1.0
     preempt: Preempt = Preempt.CHECKPOINT
+    profiled: bool = False
+    total_steps: float | None = None
+    slo_seconds: float | None = None
+    time_limit_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSituation:
+    """What Slurm and the shared directory show of the job now.
+
+    Attributes:
+        slurm_job_id: Slurm's present id of the job, or ``array_task``.
+        status: the job's status for scheduling.
+        hold: who could release the job; NONE unless ``status`` is HELD.
+        placement: present allocation (RUNNING, SUSPENDED, STOPPING), else None.
+        half_gpus: whether the job holds, or was released for, one half of each GPU, so that a co-runner may have the
+            other half.
+        co_runner: uid of the job that holds the very same GPUs now, if there is one.
+        released: the placement that the daemon released the job for, while QUEUED; None if somebody else released it.
+        released_at: when the daemon released the job, unix seconds, while QUEUED.
+        run_started: start of the present run, unix seconds.
+        trainer_ready: whether the present run's trainer has reported that it listens to stop requests.
+        stop_requested: when the daemon asked the present run to stop, unix seconds, else None.
+        suspended_by_us: whether the daemon suspended the job, and may resume it.
+        suspended_at: start of the present suspension, unix seconds; None while the job is not suspended.
+        blocked: why the job must not start at all, in words (dependency, begin time, bad tag); None if it may.
+    """
+
+    slurm_job_id: str
     status: Status = Status.HELD
     hold: Hold = Hold.NONE
     placement: Placement | None = None
-    last_placement: Placement | None = None
-    last_ended: float | None = None
+    half_gpus: bool = False
+    co_runner: str | None = None
     released: Placement | None = None
     released_at: float | None = None
-    run: int = 0
     run_started: float | None = None
     trainer_ready: bool = False
     stop_requested: float | None = None
     suspended_by_us: bool = False
+    suspended_at: float | None = None
+    blocked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHistory:
+    """What the job has received and done so far.
+
+    Attributes:
+        run: number of times that the daemon released the job.
+        last_placement: allocation of the previous run, if there was one.
+        last_ended: end of the previous run, unix seconds.
+        attained: GPU-seconds received, by GPU type ("" for CPU-only node-seconds), the present run included.
+        ran_seconds: wall time of all runs, the present one included.
+        preemptions: runs that the daemon ended before the job was done.
+        progress_steps: optimizer steps done, if reported.
+    """
+
+    run: int = 0
+    last_placement: Placement | None = None
+    last_ended: float | None = None
     attained: Mapping[str, float] = field(default_factory=lambda: NO_SERVICE)
     ran_seconds: float = 0.0
     preemptions: int = 0
-    blocked: str | None = None
     progress_steps: float | None = None
-    total_steps: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKnowledge:
+    """What is measured or predicted of the job's speed and service.
+
+    Attributes:
+        steps_per_second: latest measured speed of the present run, if reported.
+        speed: the job's speed on other GPU types, at other sizes and with co-runners, as far as it is known.
+        learns_speed: whether running somewhere makes an unknown speed known; False in simulations that know all speeds.
+        expected_service: GPU-seconds that the job should need in all on the GPUs it asked for, predicted from similar
+            jobs.
+    """
+
     steps_per_second: float | None = None
     speed: Speed | None = None
-    learns: bool = False
-    trials: bool = False
+    learns_speed: bool = False
     expected_service: float | None = None
-    slo_seconds: float | None = None
-    time_limit_seconds: float | None = None
-    shares_with: str | None = None
-    whole_gpus: bool = False
-    part: bool = False
-    suspended_at: float | None = None
-    reservation: str = ""
-    open_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most
+class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
+    """One job of metasched: all that a policy, the placement and the plan may want to know."""
 
     def evolve(self, **changes: Any) -> Self:
         """A copy with other values: ``dataclasses.replace``, several times as fast."""
@@ -327,7 +361,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Quota:
     """What some of our jobs may hold at once, all together; what others use of it is taken off.
 
     Attributes:
@@ -347,11 +381,19 @@ class Limit:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that one round knows. ``jobs`` are the live jobs of ours, ordered by (submitted, uid).
+    """Everything that one round knows.
 
-    ``uneven`` says that the cluster can realise placements with other numbers of GPUs on each node, and ``sharing``
-    that two jobs can run on the same GPUs. ``worked`` is what the policy's work beside the rounds has given since the
-    last one, empty for nothing yet; None where nobody does such work. ``limits`` hold whatever the policy decides.
+    Attributes:
+        now: unix seconds.
+        round: number of the round, from 1.
+        round_seconds: regular time from one round to the next.
+        nodes: all nodes that metasched may use.
+        jobs: the live jobs of metasched, ordered by (submitted, uid).
+        uneven: whether the cluster can realise placements with different numbers of GPUs on each node.
+        sharing: whether two jobs can run on the same GPUs.
+        precomputed: result of the policy's ``precompute`` since the last round, JSON-compatible; empty for none yet,
+            None where nobody calls ``precompute``.
+        quotas: limits that hold whatever the policy decides.
     """
 
     now: float
@@ -361,8 +403,8 @@ class Snapshot:
     jobs: tuple[Job, ...]
     uneven: bool = False
     sharing: bool = False
-    worked: Mapping[str, Any] | None = None
-    limits: tuple[Limit, ...] = ()
+    precomputed: Mapping[str, Any] | None = None
+    quotas: tuple[Quota, ...] = ()
 
     @cached_property
     def job(self) -> Mapping[str, Job]:
@@ -396,10 +438,10 @@ class Grant:
         reason: why, in words that its user understands.
         exact: where, if the policy places it itself; ``gpus`` and ``gpu_type`` are then those of this placement. It is
             realised as it is, or not at all.
-        shares_with: the job, granted before this one, whose GPUs it gets too; where the cluster allows sharing.
+        co_runner: the job, granted before this one, whose GPUs it gets too; where the cluster allows sharing.
         max_nodes: the most nodes it may be spread over this time; None for the job's own limit.
-        in_turns: with ``shares_with``, whether the two take turns there, one being suspended while the other runs, and
-            do not run at once (time slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
+        time_slicing: with ``co_runner``, whether the two take turns there, one being suspended while the other runs,
+            and do not run at once (time slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
     """
 
     uid: str
@@ -408,9 +450,9 @@ class Grant:
     at_least: int | None = None
     gpu_type: str | None = None
     exact: Placement | None = None
-    shares_with: str | None = None
+    co_runner: str | None = None
     max_nodes: int | None = None
-    in_turns: bool = False
+    time_slicing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,11 +494,11 @@ class Start(Action):
 
     Attributes:
         placement: where.
-        part: whether it gets a part of each GPU only, to share it with another job.
+        half_gpus: whether it gets a part of each GPU only, to share it with another job.
     """
 
     placement: Placement
-    part: bool = False
+    half_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Policy(ABC):
     steady: ClassVar[bool] = False
 
     @property
-    def works_beside(self) -> bool:
+    def solves_in_background(self) -> bool:
         """Whether it has ``work`` to be done beside the rounds."""
         return False
 
@@ -84,12 +84,15 @@ class Policy(ABC):
         ``grants``, ``fallback`` and ``waits`` of the answer. A job that is ``pinned`` must be granted what it holds.
         """
 
-    def work(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
-        """Do what takes too long for a round, given what the latest round saw and its state; None: nothing to do.
+    def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
+        """Compute, from the latest round's snapshot and state, what takes too long for a round.
 
-        As pure as ``decide``. Whoever has real rounds calls it in another process, if ``works_beside``, and puts the
-        answer, JSON-compatible data, into the snapshot of a later round as ``worked``. Where nobody does, ``worked`` is
-        None, and ``decide`` has to do it itself.
+        The method is as pure as ``decide``. Where ``solves_in_background`` is set, the daemon calls it in a process of
+        its own and puts the answer into a later round's ``Snapshot.precomputed``. Elsewhere ``precomputed`` is None,
+        and ``decide`` computes the same itself.
+
+        Returns:
+            JSON-compatible data; None where nothing is to be computed.
         """
         del snapshot, state
         return None

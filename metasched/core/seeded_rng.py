@@ -10,7 +10,7 @@ LIFE = 2**26  # words of one seed: whoever resumes after more of them begins wit
 SKIP = 2**16  # words that are passed over at a time
 
 
-class Chance(random.Random):
+class SeededRng(random.Random):
     """``random.Random``, counting the words that it has made, so that a pure policy can go on where it was.
 
     Attributes:

@@ -56,8 +56,8 @@ def describe(action: Action, snapshot: Snapshot) -> str:
     job = snapshot.job[action.uid]
     where = ""
     if isinstance(action, Start):
-        where = f" on {'a part of ' if action.part else ''}{placement_text(action.placement)}"
-    return f"{KINDS[type(action)]} {job.address}{where}: {action.reason}"
+        where = f" on {'a part of ' if action.half_gpus else ''}{placement_text(action.placement)}"
+    return f"{KINDS[type(action)]} {job.slurm_job_id}{where}: {action.reason}"
 
 
 def placement_text(placement: Placement) -> str:
@@ -180,11 +180,11 @@ class Actuator:
             elif not 0 <= seen.snapshot.now - since <= DELAY_SECONDS:
                 del self._delayed[uid]
                 try:
-                    self._client.release(job.address)
+                    self._client.release(job.slurm_job_id)
                 except SlurmUnavailableError:
                     raise
                 except SlurmError as error:  # it started meanwhile, say; Slurm starts it without us, too, if later
-                    log.info("not_reminded", job=job.address, error=str(error))
+                    log.info("not_reminded", job=job.slurm_job_id, error=str(error))
 
     def renew(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
         """Write a new round into the leases of the runs that go on, and nothing else: trainers read the rest once.
@@ -201,7 +201,7 @@ class Actuator:
             try:
                 self._mailbox.write_lease(replace(lease, round=round_facts.number, round_end=round_facts.end))
             except MailboxError as error:
-                log.warning("lease_not_renewed", job=job.address, error=str(error))
+                log.warning("lease_not_renewed", job=job.slurm_job_id, error=str(error))
 
     def _do(self, action: Action, seen: Observation, round_facts: RoundFacts) -> None:
         job = seen.snapshot.job[action.uid]
@@ -213,22 +213,22 @@ class Actuator:
             case Stop():
                 self._stop(job, action, seen)
             case Requeue():
-                self._client.requeue_hold(job.address)
+                self._client.requeue_hold(job.slurm_job_id)
                 self._store.event("deaf", action.reason, uid=job.uid, at=seen.snapshot.now)
             case Suspend():
                 self._store.run_suspended(job.uid, job.run, seen.snapshot.now, by_us=True)
-                self._client.suspend(job.address)
+                self._client.suspend(job.slurm_job_id)
             case Resume():
-                self._client.resume(job.address)
+                self._client.resume(job.slurm_job_id)
                 self._store.run_resumed(job.uid, job.run, seen.snapshot.now)
                 # Slurm gives it a priority again, which was its hold in case that somebody else requeues it.
-                self._client.hold(job.address)
+                self._client.hold(job.slurm_job_id)
             case _:
                 raise NotImplementedError(action)
 
     def _hold(self, job: Job, seen: Observation) -> None:
         now = seen.snapshot.now
-        self._client.hold(job.address)
+        self._client.hold(job.slurm_job_id)
         if job.status is not Status.QUEUED or job.released is None or job.released_at is None:
             return
         self._store.run_ended(job.uid, job.run, now, EndCause.WITHDRAWN)
@@ -241,17 +241,17 @@ class Actuator:
         now = seen.snapshot.now
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
-        self._mailbox.write_address(job.address, job.uid)
+        self._mailbox.write_address(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
-        if seen.seen[job.uid].needed.trials and not action.part:
+        if seen.seen[job.uid].needed.trials and not action.half_gpus:
             lease = replace(lease, trials=sizes(job, action.placement))
         self._mailbox.write_lease(lease)
         delay = 1 if _leaves_there(job, action.placement, now) else 0
-        shards = None if seen.seats is None else seen.seats.half if action.part else seen.seats.per_gpu
+        shards = None if seen.seats is None else seen.seats.half if action.half_gpus else seen.seats.per_gpu
         self._client.update(
-            job.address, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay, shards=shards)
+            job.slurm_job_id, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay, shards=shards)
         )
-        self._client.release(job.address)
+        self._client.release(job.slurm_job_id)
         if delay:
             self._delayed[job.uid] = now
 
@@ -265,31 +265,31 @@ class Actuator:
                     job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
                 )
             except MailboxError as error:  # a full disk, say: the signal alone is enough
-                log.warning("stop_not_written", job=job.address, error=str(error))
-            self._client.signal(job.address, lease.signal)
+                log.warning("stop_not_written", job=job.slurm_job_id, error=str(error))
+            self._client.signal(job.slurm_job_id, lease.signal)
         else:
             # No trainer of ours has said that it listens: our signal would kill a script that does not know it, and
             # the job would count as failed. Slurm's own requeue never loses a job, and its SIGTERM is a request too.
-            self._client.requeue_hold(job.address)
+            self._client.requeue_hold(job.slurm_job_id)
 
     def _lease_of(self, job: Job) -> Lease | None:
         """The lease that the job has; None also where it cannot be read."""
         try:
             return self._mailbox.read_lease(job.uid)
         except MailboxError as error:
-            log.warning("lease_not_read", job=job.address, error=str(error))
+            log.warning("lease_not_read", job=job.slurm_job_id, error=str(error))
             return None
 
     def _new_lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
         return Lease(
             uid=job.uid,
-            address=job.address,
+            slurm_job_id=job.slurm_job_id,
             run=run,
             round=round_facts.number,
             round_end=round_facts.end,
             gpus=placement.gpus,
             gpu_type=placement.gpu_type,
-            nodes=dict(placement.shares),
+            nodes=dict(placement.node_gpus),
             requeue_by="slurm" if self.config.slurm.exit_code in self._settings.requeue_exit_hold else "wrapper",
             exit_code=self.config.slurm.exit_code,
             signal=self.config.slurm.signal,

@@ -1,7 +1,7 @@
 """Work of a policy that takes too long for a round, done in a process of its own while rounds go on.
 
-The answer is an input of the round in which it arrives (``Snapshot.worked``), and is kept with it: rounds stay as pure,
-and can be decided again, however long the work took.
+The answer is an input of the round in which it arrives (``Snapshot.precomputed``), and is kept with it: rounds stay
+pure, and can be decided again, however long the work took.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import structlog
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Snapshot
 from metasched.core.policy import Policy, PolicyState
-from metasched.scheduling.engine import work
+from metasched.scheduling.engine import precompute
 
 LIMIT_SECONDS = 3600.0
 """Work that takes longer is given up: what it was for has changed too much."""
@@ -55,7 +55,7 @@ def check_portable(policy: Policy) -> None:
         raise NotPortableError(policy, error) from error
 
 
-class Beside:
+class BackgroundSolver:
     """One piece of work at a time; begins a process when there is the first."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def _serve(pipe: Connection) -> None:
             return
         try:
             snapshot, policy, state = pickle.loads(task)  # noqa: S301  from our own process
-            answer = json.dumps({"found": work(snapshot, policy, state)})
+            answer = json.dumps({"found": precompute(snapshot, policy, state)})
         except Exception as error:  # noqa: BLE001  a policy may be third-party code, and the next piece may do
             answer = json.dumps({"failed": f"{type(error).__name__}: {error}"})
         pipe.send_bytes(answer.encode())

@@ -12,14 +12,14 @@ from metasched.configuration.config import Config
 from metasched.core.model import Action, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy
 from metasched.daemon.actuator import Actuator, RoundFacts
-from metasched.daemon.background_solver import Beside
+from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.status_publisher import Publisher, why_no_sharing
-from metasched.observe.observed_job import PUT_OFF
-from metasched.observe.observer import Observation, Reconciler
+from metasched.observe.observed_job import START_DEFERRED
+from metasched.observe.observer import Observation, Observer
 from metasched.replay.snapshot_codec import encode
 from metasched.scheduling.engine import PolicyViolationError, RoundResult, run_round
-from metasched.scheduling.gpu_sharing import Shares
-from metasched.scheduling.plan import Limits, plan
+from metasched.scheduling.gpu_sharing import GpuSharing
+from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
@@ -64,14 +64,14 @@ class Controller:
         self._lock = lock
         self._clock = clock
         settings = client.settings()
-        self._reconciler = Reconciler(config, client, store, mailbox, settings)
+        self._reconciler = Observer(config, client, store, mailbox, settings)
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = Publisher(store, mailbox.shared, settings.cluster)
         last = store.last_round()
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
-        self._shares = Shares(*store.target_shares())
+        self._shares = GpuSharing(*store.target_shares())
         self._reasons: Mapping[str, str] = store.current_reasons()
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[tuple[str, str]] | None = None
@@ -81,7 +81,7 @@ class Controller:
         self._back_at: float | None = None
         self._looked_at = 0.0 if last is None else last.at
         self._trouble: str | None = None
-        self._beside = Beside()
+        self._beside = BackgroundSolver()
 
     def close(self) -> None:
         """End what goes on beside the rounds."""
@@ -201,7 +201,7 @@ class Controller:
             or not idle <= self._idle
         )
         # What Slurm has refused is tried again in the rounds that come anyway.
-        put_off = {uid for uid in blocked if (seen.snapshot.job[uid].blocked or "").startswith(PUT_OFF)}
+        put_off = {uid for uid in blocked if (seen.snapshot.job[uid].blocked or "").startswith(START_DEFERRED)}
         self._accepting, self._idle, self._blocked = accepting, idle, blocked - put_off
         if seen.snapshot.sharing is not self._sharing:
             self._sharing = seen.snapshot.sharing
@@ -223,8 +223,8 @@ class Controller:
             nodes=seen.nodes,
             jobs=tuple(_awake(job) for job in seen.jobs),
             sharing=seen.sharing,
-            worked=self._beside.take() if self.policy.works_beside else None,
-            limits=seen.limits,
+            precomputed=self._beside.take() if self.policy.solves_in_background else None,
+            quotas=seen.quotas,
         )
         self._round_at = seen.now
         self._owes_round = False
@@ -246,7 +246,7 @@ class Controller:
                 keep_snapshots_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
                 shares=shares.partners,
-                in_turns=shares.in_turns,
+                time_slicing=shares.time_slicing,
                 renewed=[job.uid for job in kept],
             )
         except StoreError:
@@ -257,7 +257,7 @@ class Controller:
                 "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=seen.now
             )
             return
-        if self.policy.works_beside:
+        if self.policy.solves_in_background:
             self._beside.begin(snapshot, self.policy, result.state)
         self._round = number
         self._targets = result.targets
@@ -268,7 +268,7 @@ class Controller:
 
     def _plan(self, seen: Observation) -> Sequence[Action]:
         schedule = self.config.schedule
-        limits = Limits(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
+        limits = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
         shares = replace(self._shares, seats=seen.seats)
         return plan(seen.snapshot, self._targets, limits, shares, self._actuator.unsent)
 
@@ -294,21 +294,23 @@ def _may_not_start(job: Job) -> bool:
     return job.blocked is not None and not job.active
 
 
-def _keeps(job: Job, targets: Mapping[str, Placement], shares: Shares) -> bool:
+def _keeps(job: Job, targets: Mapping[str, Placement], shares: GpuSharing) -> bool:
     """Whether a round leaves a job what it has."""
-    fits = targets.get(job.uid) == job.placement and (job.part or job.uid not in shares.partners)
+    fits = targets.get(job.uid) == job.placement and (job.half_gpus or job.uid not in shares.partners)
     return job.status is Status.RUNNING and job.stop_requested is None and fits
 
 
-def _shares(policy: Policy, snapshot: Snapshot, result: RoundResult) -> Shares:
+def _shares(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:
     """Who is to share GPUs after a round.
 
     Raises:
         PolicyViolationError: a job is to share that can have whole GPUs only.
     """
-    for uid in result.shares:
+    for uid in result.co_runners:
         if snapshot.job[uid].whole_gpus:
             raise PolicyViolationError(policy.name, uid, "is to share its GPUs, and asked for whole ones")
-    guests = (grant for grant in (*result.decision.grants, *result.decision.fallback) if grant.in_turns)
-    alternate = [uid for grant in guests for uid in (grant.uid, result.shares.get(grant.uid)) if uid in result.shares]
-    return Shares(dict(result.shares), frozenset(uid for uid in alternate if uid is not None))
+    guests = (grant for grant in (*result.decision.grants, *result.decision.fallback) if grant.time_slicing)
+    alternate = [
+        uid for grant in guests for uid in (grant.uid, result.co_runners.get(grant.uid)) if uid in result.co_runners
+    ]
+    return GpuSharing(dict(result.co_runners), frozenset(uid for uid in alternate if uid is not None))

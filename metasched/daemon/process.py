@@ -97,7 +97,7 @@ def make_policy(config: Config, registry: Registry) -> Policy:
     kind = registry.get(config.policy.name)
     try:
         policy = kind(config.policy.parameters)
-        beside = policy.works_beside
+        beside = policy.solves_in_background
     except Exception as error:  # a policy may be third-party code
         raise PolicyStartError(config.policy.name, error) from error
     if beside:
@@ -325,5 +325,5 @@ def dry_run(path: Path) -> Sequence[str]:
         idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
         return [
             *(describe(action, snapshot) for action in actions),
-            *(f"leave {job.address}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
+            *(f"leave {job.slurm_job_id}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
         ]

@@ -121,12 +121,12 @@ class Publisher:
 
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: str) -> JobStatus:
         placement, now = job.placement, snapshot.now
-        partner = snapshot.job.get(job.shares_with or "")
+        partner = snapshot.job.get(job.co_runner or "")
         rests = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
         sizes = self._world_sizes(record)
         return JobStatus(
             uid=job.uid,
-            address=job.address,
+            slurm_job_id=job.slurm_job_id,
             name=job.name,
             user=job.user,
             account=job.account,
@@ -136,7 +136,7 @@ class Publisher:
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
             reason=job.blocked or reason,
-            nodes=dict(placement.shares) if placement is not None else {},
+            nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             submitted=job.submitted,
             run_started=job.run_started,
@@ -152,8 +152,8 @@ class Publisher:
             world_sizes=sizes,
             error=record.error,
             renewals=0 if record.current is None else record.current.renewals,
-            shares_with=None if partner is None else partner.address,
-            in_turns=partner is not None and rests,
+            co_runner=None if partner is None else partner.slurm_job_id,
+            time_slicing=partner is not None and rests,
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
         )
@@ -165,7 +165,7 @@ class Publisher:
         gpus = int(needed.get("gpus", 0))
         return JobStatus(
             uid=record.uid,
-            address=record.address,
+            slurm_job_id=record.slurm_job_id,
             name=record.name,
             user=record.user,
             account=record.account,
@@ -208,9 +208,9 @@ def _nodes(snapshot: Snapshot) -> tuple[NodeStatus, ...]:
     used: Counter[str] = Counter()
     for job in snapshot.jobs:
         # Two on the same GPUs hold them once.
-        second = job.shares_with is not None and job.shares_with < job.uid and job.shares_with in snapshot.job
+        second = job.co_runner is not None and job.co_runner < job.uid and job.co_runner in snapshot.job
         if job.placement is not None and not second:
-            used.update(dict(job.placement.shares))
+            used.update(dict(job.placement.node_gpus))
     return tuple(
         NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts) for node in snapshot.nodes
     )

@@ -77,7 +77,7 @@ def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: floa
             for job in JOBS:
                 if job.name not in addresses and job.due(status):
                     addresses[job.name] = pieces.submit(job, seconds_per_step)
-            if {job.address for job in status.finished} >= set(addresses.values()):
+            if {job.slurm_job_id for job in status.finished} >= set(addresses.values()):
                 break
         time.sleep(_LOOK_SECONDS)
     else:

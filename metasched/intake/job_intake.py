@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 
 from metasched.configuration.config import Intake
 from metasched.core.model import Hold, Preempt
-from metasched.intake.throttled_writes import Writes
-from metasched.observe.node_inventory import Hardware
+from metasched.intake.throttled_writes import ThrottledWrites
+from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, kept_back
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
@@ -52,10 +52,10 @@ def mint(now: float, sequence: int) -> str:
     return f"{int(now) % 2**32:08x}{sequence % 2**12:03x}{secrets.randbits(20):05x}"
 
 
-class Adoption:
+class JobIntake:
     """Takes jobs in, and sees to it that Slurm shows them as ours."""
 
-    def __init__(self, client: SlurmClient, store: Store, writes: Writes) -> None:
+    def __init__(self, client: SlurmClient, store: Store, writes: ThrottledWrites) -> None:
         self._client = client
         self._store = store
         self._writes = writes
@@ -86,7 +86,7 @@ class Adoption:
         ours: dict[str, SlurmJob] = {}
         others: list[SlurmJob] = []
         minted: dict[int, str] = {}
-        by_address = {(record.address, record.submitted): record.uid for record in records.values()}
+        by_slurm_job_id = {(record.slurm_job_id, record.submitted): record.uid for record in records.values()}
         for job in sorted(listed, key=lambda job: job.job_id):
             stamp = Stamp.read(job.admin_comment)
             if stamp is not None:
@@ -98,27 +98,27 @@ class Adoption:
                 continue
             else:
                 # Taken in already, but killed before the stamp; or the controller crashed and forgot the stamp.
-                known = by_address.get((job.address, job.submitted), "").partition("_")[0]
+                known = by_slurm_job_id.get((job.slurm_job_id, job.submitted), "").partition("_")[0]
                 base = minted.setdefault(job.array_job_id or job.job_id, known or mint(now, len(minted)))
             uid = base if job.array_task_id is None else f"{base}_{job.array_task_id}"
             rival = ours.get(uid)
-            if rival is not None:  # only an operator can have copied a stamp; the address that we know wins
-                known_address = records[uid].address if uid in records else None
-                loser, winner = (rival, job) if job.address == known_address else (job, rival)
-                log.warning("duplicate_stamp", uid=uid, address=loser.address)
+            if rival is not None:  # only an operator can have copied a stamp; the slurm_job_id that we know wins
+                known_slurm_job_id = records[uid].slurm_job_id if uid in records else None
+                loser, winner = (rival, job) if job.slurm_job_id == known_slurm_job_id else (job, rival)
+                log.warning("duplicate_stamp", uid=uid, slurm_job_id=loser.slurm_job_id)
                 others.append(loser)
                 job = winner  # noqa: PLW2901  the loop goes on with the winner
             ours[uid] = job
         return ours, others
 
-    def take_in(self, new: Mapping[str, SlurmJob], hardware: Hardware, now: float) -> dict[str, JobRecord]:
+    def take_in(self, new: Mapping[str, SlurmJob], hardware: NodeInventory, now: float) -> dict[str, JobRecord]:
         """Remember new jobs, all of them before the first write to Slurm; their records, by uid."""
         with self._store.transaction():
             records = {uid: self._take_in(uid, job, hardware, now) for uid, job in new.items()}
         records.update(self._note_scripts({uid: job for uid, job in new.items() if records[uid].script is None}))
         return records
 
-    def _take_in(self, uid: str, job: SlurmJob, hardware: Hardware, now: float) -> JobRecord:
+    def _take_in(self, uid: str, job: SlurmJob, hardware: NodeInventory, now: float) -> JobRecord:
         """Remember a job before anything is written to Slurm, so that a crash in between mints no second uid."""
         previous = self._store.job(uid)
         if previous is not None:  # it had ended, and somebody requeued it
@@ -128,7 +128,7 @@ class Adoption:
             needed, error = _requirements(job, hardware)
             record = JobRecord(
                 uid=uid,
-                address=job.address,
+                slurm_job_id=job.slurm_job_id,
                 name=job.name,
                 user=job.user,
                 account=job.account or None,
@@ -141,7 +141,7 @@ class Adoption:
                 not_before=job.eligible if job.restarts == 0 and job.eligible != OUT_OF_REACH else None,
             )
             self._store.add_job(record)
-            self._store.event("arrived", f"taken in as Slurm job {job.address}", uid=uid, at=now)
+            self._store.event("arrived", f"taken in as Slurm job {job.slurm_job_id}", uid=uid, at=now)
             if error is not None:
                 self._store.event("bad_tag", error, uid=uid, at=now)
         return self._store.known_job(uid)
@@ -165,14 +165,14 @@ class Adoption:
                     self._store.update_job(uid, script=script_hash)
         return {uid: self._store.known_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
-    def keep_marked(self, record: JobRecord, job: SlurmJob, hardware: Hardware) -> tuple[JobRecord, SlurmJob]:
-        """See to address, tag, stamp, hold and requeue flag; a write that fails is repeated by the next poll.
+    def keep_marked(self, record: JobRecord, job: SlurmJob, hardware: NodeInventory) -> tuple[JobRecord, SlurmJob]:
+        """See to slurm_job_id, tag, stamp, hold and requeue flag; a write that fails is repeated by the next poll.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
-        if record.address != job.address:
-            self._store.update_job(record.uid, address=job.address)
+        if record.slurm_job_id != job.slurm_job_id:
+            self._store.update_job(record.uid, slurm_job_id=job.slurm_job_id)
             record = self._store.known_job(record.uid)
         was = record.error
         if was is not None and job.state is JobState.PENDING:
@@ -185,22 +185,22 @@ class Adoption:
         stamp = str(Stamp(record.uid.partition("_")[0], held, words, record.error))
         waits = job.state is JobState.PENDING and not kept_back(record, job)
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
-        address = str(job.job_id) if job.job_id in self._shared else job.address
+        slurm_job_id = str(job.job_id) if job.job_id in self._shared else job.slurm_job_id
         stamped = job.admin_comment == stamp or _plain(job.admin_comment) == _plain(stamp)
-        if known is not None and address in self._writes.refused:
+        if known is not None and slurm_job_id in self._writes.refused:
             stamped = True  # by job_submit.lua, as whom it is known; its error stands in the status alone
         if not stamped and waits:
-            if self._writes.once(address, "adopt", lambda: self._client.adopt(address, stamp)):
+            if self._writes.once(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, stamp)):
                 job = replace(job, hold=Hold.ADMIN, admin_comment=stamp)
         elif not stamped:
-            self._writes.once(address, "stamp", lambda: self._client.stamp(address, stamp))
+            self._writes.once(slurm_job_id, "stamp", lambda: self._client.stamp(slurm_job_id, stamp))
         elif not job.requeue:
-            self._writes.once(address, "set_requeue", lambda: self._client.set_requeue(address))
+            self._writes.once(slurm_job_id, "set_requeue", lambda: self._client.set_requeue(slurm_job_id))
         elif waits and job.dependency and (job.hold, job.eligible) != (Hold.NONE, OUT_OF_REACH):
-            self._writes.once(address, "await_dependency", lambda: self._client.await_dependency(address))
+            self._writes.once(slurm_job_id, "await_dependency", lambda: self._client.await_dependency(slurm_job_id))
         return record, job
 
-    def _mended(self, record: JobRecord, job: SlurmJob, hardware: Hardware) -> JobRecord:
+    def _mended(self, record: JobRecord, job: SlurmJob, hardware: NodeInventory) -> JobRecord:
         """The record of a job that could not be scheduled, with what its owner mended of the tag, or the admin here."""
         needed, error = _requirements(job, hardware)
         if error == record.error:  # until then it is not changed by us
@@ -220,7 +220,7 @@ class Adoption:
         return needed
 
 
-def _requirements(job: SlurmJob, hardware: Hardware) -> tuple[Mapping[str, Any], str | None]:
+def _requirements(job: SlurmJob, hardware: NodeInventory) -> tuple[Mapping[str, Any], str | None]:
     """What the job needs, for the store, or what is wrong with its tag, in words.
 
     Only the request as the user submitted it counts: later we write sizes of our own into it.

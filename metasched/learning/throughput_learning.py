@@ -14,7 +14,7 @@ from metasched.learning.profiling_runs import part
 from metasched.shared_dir.reports import TrialReport
 from metasched.store import SpeedRecord, Store
 from metasched.throughput.fingerprints import Fingerprints, prior_of
-from metasched.throughput.online_speed import OnlineSpeed, Parts, Where, near
+from metasched.throughput.online_speed import MeasuredSpeed, Parts, Where, near
 from metasched.throughput.throughput_table import Table
 
 NEWS = 0.3
@@ -30,7 +30,7 @@ class _Circumstances:
     beside: str | None
 
 
-class Learning:
+class ThroughputLearning:
     """Knows every subject's speeds; the store has them, too.
 
     Fingerprints are made anew when a speed is asked for and a part that was measured since is new, or has changed by
@@ -38,7 +38,7 @@ class Learning:
 
     Args:
         store: of the daemon.
-        untried: see ``OnlineSpeed``.
+        untried: see ``MeasuredSpeed``.
         table: of models that were measured beside each other in advance.
     """
 
@@ -46,7 +46,7 @@ class Learning:
         self._store = store
         self._untried = untried
         self._prior: Mapping[str, Parts] = {} if table is None else prior_of(table)
-        self._speeds: dict[str, OnlineSpeed] = {}
+        self._speeds: dict[str, MeasuredSpeed] = {}
         self._since: dict[str, tuple[_Circumstances, float]] = {}
         self._kept: dict[str, Parts] = {}  # what the fingerprints are made from; the latest last
         self._company: dict[str, set[str]] = {}  # by subject, who was measured beside it
@@ -55,7 +55,7 @@ class Learning:
         for record in sorted(store.speeds(), key=lambda record: record.at):
             self._keep(record)
 
-    def speed(self, subject: str) -> OnlineSpeed:
+    def speed(self, subject: str) -> MeasuredSpeed:
         """What is known; the same object as long as nothing new is."""
         if self._stale:
             self._estimate()
@@ -85,7 +85,7 @@ class Learning:
         running = {job.uid: job for job in jobs if job.status is Status.RUNNING and job.placement is not None}
         since: dict[str, tuple[_Circumstances, float]] = {}
         for uid, job in running.items():
-            company = subjects.get(job.shares_with or "") if job.shares_with in running else None
+            company = subjects.get(job.co_runner or "") if job.co_runner in running else None
             if job.placement is None or job.placement.gpu_type is None:
                 continue
             seen = _Circumstances(job.run, job.placement, company)
@@ -122,20 +122,20 @@ class Learning:
 
     def _keep(self, record: SpeedRecord) -> None:
         where = (record.gpu_type, record.spread)
-        speed = self._measured(record.subject).after(where, record.beside, record.steps_per_second)
+        speed = self._measured(record.subject).after(where, record.co_runner, record.steps_per_second)
         self._speeds[record.subject] = speed
-        if record.beside is not None:
-            self._company.setdefault(record.beside, set()).add(record.subject)
+        if record.co_runner is not None:
+            self._company.setdefault(record.co_runner, set()).add(record.subject)
         kept = speed.kept()
         if not near(kept, self._kept.get(record.subject, {})):
             self._kept.pop(record.subject, None)
             self._kept[record.subject] = kept
             self._stale = True
 
-    def _measured(self, subject: str) -> OnlineSpeed:
+    def _measured(self, subject: str) -> MeasuredSpeed:
         """What is known, with the estimates that there are."""
         if subject not in self._speeds:
-            new = OnlineSpeed(subject, untried=self._untried)
+            new = MeasuredSpeed(subject, untried=self._untried)
             self._speeds[subject] = new.estimated(self._fingerprints.of(subject))
         return self._speeds[subject]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from metasched.core.model import Node, Placement
 from metasched.observe.reservations import Reservations
-from metasched.scheduling.gpu_shards import Seats
+from metasched.scheduling.gpu_shards import GpuShards
 from metasched.slurm.client import JobState, SlurmJob, SlurmNode
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class NodeInventory:
     """What the cluster's nodes are, as far as jobs are read by it.
 
     Attributes:
@@ -27,7 +27,7 @@ class Hardware:
     gpu_type: Mapping[str, str]
     shards: int | None
     unshared: frozenset[str]
-    seats: Seats | None = None
+    seats: GpuShards | None = None
     reservations: Reservations = field(default_factory=Reservations)
 
     @property
@@ -36,7 +36,7 @@ class Hardware:
         return frozenset(self.gpu_type.values())
 
     @classmethod
-    def of(cls, nodes: Sequence[SlurmNode], reservations: Reservations | None = None) -> Hardware:
+    def of(cls, nodes: Sequence[SlurmNode], reservations: Reservations | None = None) -> NodeInventory:
         """The nodes' own part of it."""
         kinds = {node.name: next(iter(node.gpus)) for node in nodes if len(node.gpus) == 1}
         counts = Counter(node.shards_per_gpu for node in nodes if node.name in kinds)
@@ -51,8 +51,8 @@ class Hardware:
 
     def seated(
         self, nodes: Sequence[SlurmNode], jobs: Iterable[SlurmJob], ours: Mapping[str, SlurmJob], *, forgets: bool
-    ) -> Hardware:
-        """With who sits where; ``forgets`` as in ``Seats``."""
+    ) -> NodeInventory:
+        """With who sits where; ``forgets`` as in ``GpuShards``."""
         if self.shards is None:
             return self
         shared = [node for node in nodes if node.name in self.gpu_type and node.name not in self.unshared]
@@ -75,7 +75,7 @@ class Hardware:
         }
         frozen = {name: tuple(counts) for name, counts in free.items()}
         doubled = frozenset(uid for uid, seats in held.items() if whole & set(seats.items()))
-        return replace(self, seats=Seats(self.shards, frozen, held, frozenset(unsettled), doubled, forgets))
+        return replace(self, seats=GpuShards(self.shards, frozen, held, frozenset(unsettled), doubled, forgets))
 
 
 def is_part(job: SlurmJob, shards: int | None) -> bool:

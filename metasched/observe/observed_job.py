@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from metasched.core.model import Hold, Job, Placement, Status
-from metasched.observe.node_inventory import Hardware, is_part, observed_placement
+from metasched.observe.node_inventory import NodeInventory, is_part, observed_placement
 from metasched.observe.reservations import Reservations
 from metasched.slurm.client import JobState, SlurmJob
 from metasched.slurm.job_requirements import Requirements, Stamp
@@ -14,11 +14,11 @@ from metasched.store import JobRecord, RunRecord
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 NOT_STARTED = "not_started"
 """The event that tells why a release did not start a job."""
-PUT_OFF = "Slurm did not start it when it was released last; it is tried again later"
+START_DEFERRED = "Slurm did not start it when it was released last; it is tried again later"
 
 
 @dataclass(frozen=True, slots=True)
-class SeenJob:
+class ObservedJob:
     """One live job from every side: as scheduling, Slurm, the store and its own request see it."""
 
     job: Job
@@ -28,14 +28,14 @@ class SeenJob:
 
 
 def job_of(  # noqa: PLR0917  one fact from each side
-    record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status, hardware: Hardware, now: float
+    record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status, hardware: NodeInventory, now: float
 ) -> Job:
     """The job as scheduling sees it."""
     run = record.current
     started = run is not None and run.started is not None
     return Job(
         uid=record.uid,
-        address=record.address,
+        slurm_job_id=record.slurm_job_id,
         name=record.name,
         user=record.user,
         account=record.account,
@@ -73,13 +73,13 @@ def job_of(  # noqa: PLR0917  one fact from each side
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
-        learns=True,
-        trials=needed.trials,
+        learns_speed=True,
+        profiled=needed.trials,
         slo_seconds=needed.slo_seconds,
         time_limit_seconds=seen.time_limit,
-        shares_with=None if hardware.seats is None else hardware.seats.couples.get(record.uid),
+        co_runner=None if hardware.seats is None else hardware.seats.couples.get(record.uid),
         whole_gpus=not (needed.shards and hardware.shards),
-        part=needed.shards and is_part(seen, hardware.shards),
+        half_gpus=needed.shards and is_part(seen, hardware.shards),
         suspended_at=run.suspended_at if run is not None else None,
         reservation=hardware.reservations.asked_by(seen),
         open_seconds=hardware.reservations.open_seconds(seen.time_limit),
@@ -109,12 +109,12 @@ def kept_back(record: JobRecord, seen: SlurmJob) -> bool:
     return stamp is not None and stamp.held
 
 
-def subject_of(seen: SeenJob) -> str:
+def subject_of(seen: ObservedJob) -> str:
     """Whose speed a job's is: that of all jobs of its user which name the same model, or its own."""
     return seen.job.uid if seen.needed.model is None else f"{seen.job.user}/{seen.needed.model}"
 
 
-def is_odd(seen: SeenJob) -> bool:
+def is_odd(seen: ObservedJob) -> bool:
     """Whether it holds what no plan can ask for again, so that a restart would not help.
 
     Uneven numbers of GPUs, or more of them than it asked for (whole nodes, by its own wish or its partition's).
@@ -139,7 +139,7 @@ def _blocked(record: JobRecord, seen: SlurmJob, status: Status, reservations: Re
         return f"it waits for another job ({seen.dependency})"
     waits = status is Status.HELD or not record.run  # else it was started, whatever Slurm answered
     if waits and record.not_before is not None and record.not_before > now:
-        return PUT_OFF if record.run else "its begin time (--begin) is still to come"
+        return START_DEFERRED if record.run else "its begin time (--begin) is still to come"
     return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
 
 
@@ -150,7 +150,7 @@ def _hold(record: JobRecord, seen: SlurmJob, status: Status) -> Hold:
     return Hold.ADMIN if kept_back(record, seen) else seen.hold
 
 
-def _placement(run: RunRecord | None, seen: SlurmJob, status: Status, hardware: Hardware) -> Placement | None:
+def _placement(run: RunRecord | None, seen: SlurmJob, status: Status, hardware: NodeInventory) -> Placement | None:
     if status in (Status.HELD, Status.QUEUED):
         return None
     if status is Status.STOPPING and run is not None and run.placement is not None:

@@ -9,16 +9,25 @@ import structlog
 
 from metasched.configuration.config import Config
 from metasched.core.model import Job, Snapshot, Status
-from metasched.intake.job_intake import Adoption
-from metasched.intake.throttled_writes import Writes
+from metasched.intake.job_intake import JobIntake
+from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.service_prediction import PastJob, expected_service
-from metasched.learning.throughput_learning import Learning
-from metasched.observe.node_inventory import Hardware, usable
-from metasched.observe.observed_job import ENDED, NOT_STARTED, PUT_OFF, SeenJob, is_odd, job_of, status_of, subject_of
+from metasched.learning.throughput_learning import ThroughputLearning
+from metasched.observe.node_inventory import NodeInventory, usable
+from metasched.observe.observed_job import (
+    ENDED,
+    NOT_STARTED,
+    START_DEFERRED,
+    ObservedJob,
+    is_odd,
+    job_of,
+    status_of,
+    subject_of,
+)
 from metasched.observe.reservations import Reservations
 from metasched.observe.runs import Runs
-from metasched.observe.slurm_quotas import Owner, Quotas, owner_of
-from metasched.scheduling.gpu_shards import Seats
+from metasched.observe.slurm_quotas import Owner, SlurmQuotas, owner_of
+from metasched.scheduling.gpu_shards import GpuShards
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.client import SlurmClient, SlurmJob, SlurmSettings
@@ -48,14 +57,14 @@ class Observation:
     """
 
     snapshot: Snapshot
-    seen: Mapping[str, SeenJob]
+    seen: Mapping[str, ObservedJob]
     arrived: int
     completed: int
     busy: bool
-    seats: Seats | None = None
+    seats: GpuShards | None = None
 
 
-class Reconciler:
+class Observer:
     """Turns polls into snapshots."""
 
     def __init__(
@@ -65,15 +74,15 @@ class Reconciler:
         self._forgets = settings.version < SHARDS_REMEMBERED
         self._client = client
         self._store = store
-        self._writes = Writes()
-        self._adoption = Adoption(client, store, self._writes)
+        self._writes = ThrottledWrites()
+        self._adoption = JobIntake(client, store, self._writes)
         self._runs = Runs(client, store, mailbox, self._writes)
         self._sharing = config.sharing
-        self._learning = Learning(store, self._sharing.untried_part, self._sharing.table)
+        self._learning = ThroughputLearning(store, self._sharing.untried_part, self._sharing.table)
         self._expected: dict[str, float | None] = {}  # by uid
         self._alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script, in this look
         self._limited = enforces_limits(settings.values)
-        self._quotas = Quotas()
+        self._quotas = SlurmQuotas()
         self._quotas_read: tuple[float, frozenset[Owner]] | None = None  # when, and for whose jobs
 
     def observe(self, now: float, round_number: int) -> Observation:
@@ -86,18 +95,18 @@ class Reconciler:
         self._alike.clear()
         if self._sharing != self.config.sharing:  # the configuration was read again
             self._sharing = self.config.sharing
-            self._learning = Learning(self._store, self._sharing.untried_part, self._sharing.table)
+            self._learning = ThroughputLearning(self._store, self._sharing.untried_part, self._sharing.table)
         listed, listed_nodes = self._client.jobs(), self._client.nodes()
         self._writes.begin(listed, now, self.config.outage_seconds)
         self._adoption.begin(listed)
-        hardware = Hardware.of(listed_nodes, Reservations(self._client.reservations(), now))
+        hardware = NodeInventory.of(listed_nodes, Reservations(self._client.reservations(), now))
         records = {record.uid: record for record in self._store.live_jobs()}
         ours, others = self._adoption.identify(listed, records, self.config.intake, now)
         hardware = hardware.seated(listed_nodes, listed, ours, forgets=self._forgets)
         self._read_quotas(frozenset(owner_of(job) for job in ours.values() if job.state not in ENDED), now)
         new = {uid: job for uid, job in ours.items() if uid not in records and job.state not in ENDED}
         records |= self._adoption.take_in(new, hardware, now)
-        live: dict[str, SeenJob] = {}
+        live: dict[str, ObservedJob] = {}
         completed = 0
         for uid, slurm_job in ours.items():
             record = records.get(uid)
@@ -133,7 +142,7 @@ class Reconciler:
             nodes=tuple(usable_nodes),
             jobs=tuple(jobs),
             sharing=hardware.shards is not None and self.config.sharing.enabled,
-            limits=self._quotas.limits([(seen.job, seen.slurm) for seen in live.values()], others),
+            quotas=self._quotas.limits([(seen.job, seen.slurm) for seen in live.values()], others),
         )
         busy = any(
             job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
@@ -143,7 +152,7 @@ class Reconciler:
             snapshot=snapshot, seen=live, arrived=len(new), completed=completed, busy=busy, seats=hardware.seats
         )
 
-    def _learn(self, live: Mapping[str, SeenJob], jobs: Sequence[Job], now: float) -> None:
+    def _learn(self, live: Mapping[str, ObservedJob], jobs: Sequence[Job], now: float) -> None:
         """What new reports tell of speeds."""
         subjects = {uid: subject_of(seen) for uid, seen in live.items()}
         for uid, trials in self._runs.trials.items():
@@ -155,7 +164,7 @@ class Reconciler:
         """Read shares and limits, if that is due; limits for each user are not told before the user has jobs."""
         every = self.config.accounting.refresh_seconds
         if not every:
-            self._quotas, self._quotas_read = Quotas(), None
+            self._quotas, self._quotas_read = SlurmQuotas(), None
             return
         if self._quotas_read is not None:
             at, known = self._quotas_read
@@ -163,7 +172,7 @@ class Reconciler:
                 return
         self._quotas_read = now, owners
         try:
-            self._quotas = Quotas(self._client.associations(), limited=self._limited)
+            self._quotas = SlurmQuotas(self._client.associations(), limited=self._limited)
         except SlurmUnavailableError:
             raise
         except SlurmError as error:
@@ -176,7 +185,7 @@ class Reconciler:
             self._forget(record.uid)
         return told
 
-    def _sync(self, record: JobRecord, seen: SlurmJob, hardware: Hardware, now: float) -> SeenJob:
+    def _sync(self, record: JobRecord, seen: SlurmJob, hardware: NodeInventory, now: float) -> ObservedJob:
         """Bring a job's record up to what Slurm shows."""
         if seen.state in ENDED:
             status = Status.STOPPING  # it is being put back
@@ -188,11 +197,11 @@ class Reconciler:
             if self._runs.follow(record, seen, status, hardware, now, self.config.schedule.round_seconds):
                 record = self._store.known_job(record.uid)
         needed = self._adoption.needed(record)
-        found = SeenJob(job_of(record, needed, seen, status, hardware, now), seen, record, needed)
+        found = ObservedJob(job_of(record, needed, seen, status, hardware, now), seen, record, needed)
         speed, expected = self._learning.speed(subject_of(found)), self._expectation(record)
         job = found.job.evolve(speed=speed, expected_service=expected)
-        if job.blocked == PUT_OFF and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=f"{PUT_OFF} ({why})")
+        if job.blocked == START_DEFERRED and (why := self._why_not_started(record.uid)) is not None:
+            job = job.evolve(blocked=f"{START_DEFERRED} ({why})")
         return replace(found, job=self._quotas.apply(job, seen))
 
     def _why_not_started(self, uid: str) -> str | None:

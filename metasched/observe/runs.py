@@ -11,8 +11,8 @@ import structlog
 
 from metasched.core.model import Status
 from metasched.daemon.systemd_notify import tell
-from metasched.intake.throttled_writes import Writes
-from metasched.observe.node_inventory import Hardware, observed_placement
+from metasched.intake.throttled_writes import ThrottledWrites
+from metasched.observe.node_inventory import NodeInventory, observed_placement
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.shared_dir.mailbox import Mailbox, MailboxError
 from metasched.shared_dir.reports import TrialReport
@@ -42,7 +42,7 @@ class Runs:
         trials: by uid, what trials reported since then.
     """
 
-    def __init__(self, client: SlurmClient, store: Store, mailbox: Mailbox, writes: Writes) -> None:
+    def __init__(self, client: SlurmClient, store: Store, mailbox: Mailbox, writes: ThrottledWrites) -> None:
         self.reported: set[str] = set()
         self.trials: dict[str, tuple[TrialReport, ...]] = {}
         self._client = client
@@ -64,7 +64,13 @@ class Runs:
         return self._store.known_job(record.uid) if self._read(record, now).lines else record
 
     def follow(  # noqa: PLR0917  one fact from each side
-        self, record: JobRecord, seen: SlurmJob, status: Status, hardware: Hardware, now: float, retry_seconds: float
+        self,
+        record: JobRecord,
+        seen: SlurmJob,
+        status: Status,
+        hardware: NodeInventory,
+        now: float,
+        retry_seconds: float,
     ) -> bool:
         """Open, close, suspend or resume the record's run as Slurm shows it; whether anything changed.
 
@@ -95,7 +101,7 @@ class Runs:
             number = record.run + 1 if run is None else run.run
             news = self._store.run_started(record.uid, number, seen.started, placement)
             # Held while it runs, it comes back held if its owner requeues it or its node is lost.
-            self._writes.once(seen.address, "hold", lambda: self._client.hold(seen.address))
+            self._writes.once(seen.slurm_job_id, "hold", lambda: self._client.hold(seen.slurm_job_id))
             return self._put_off_no_longer(record) or news
         return self._follow_suspension(run, status, now)
 
@@ -116,9 +122,11 @@ class Runs:
             kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
         else:
             return False
-        if self._writes.rests(seen.address, "requeue_hold"):
+        if self._writes.rests(seen.slurm_job_id, "requeue_hold"):
             return True  # it has not ended before it could be tried
-        if not self._writes.once(seen.address, "requeue_hold", lambda: self._client.requeue_hold(seen.address)):
+        if not self._writes.once(
+            seen.slurm_job_id, "requeue_hold", lambda: self._client.requeue_hold(seen.slurm_job_id)
+        ):
             return False
         self._store.event(kind, f"ended as {seen.slurm_state} {cause}; put back", uid=record.uid, at=now)
         return True
@@ -257,9 +265,9 @@ class Runs:
         """Empty the mailbox of a job that has ended."""
         try:
             self._mailbox.clear(record.uid)
-            self._mailbox.remove_address(record.address, record.uid)
+            self._mailbox.remove_address(record.slurm_job_id, record.uid)
         except MailboxError as error:
-            log.warning("mailbox_not_cleared", job=record.address, error=str(error))
+            log.warning("mailbox_not_cleared", job=record.slurm_job_id, error=str(error))
 
 
 def _ran(seen: SlurmJob, ended: float) -> bool:

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from metasched.core.model import Job, Limit
-from metasched.slurm.associations import Association, Associations, Qos, Quota
+from metasched.core.model import Job, Quota
+from metasched.slurm.associations import Association, Associations, Qos, UsageLimits
 from metasched.slurm.client import JobState, SlurmJob
 
 HOLDING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
@@ -62,7 +62,7 @@ _NO_RULES = _Rules({}, frozenset(), {})
 
 
 @dataclass(slots=True)
-class Quotas:
+class SlurmQuotas:
     """What is known of Slurm's associations.
 
     Attributes:
@@ -79,7 +79,7 @@ class Quotas:
         if self.associations is None:
             return job
         share = self.associations.shares.get(slurm.account)
-        job = job if share is None else job.evolve(share=share)
+        job = job if share is None else job.evolve(fair_share=share)
         most, name = self._of(slurm).per_job.get("", (job.max_gpus, ""))
         most = max(most, job.placement.gpus if job.placement is not None else 0)
         if most >= job.max_gpus or not self.limited or not _whole(slurm):
@@ -88,13 +88,13 @@ class Quotas:
             return job.evolve(blocked=job.blocked or f"it needs {job.min_gpus} GPUs, and the limit is {name}")
         return job.evolve(max_gpus=most, gpus=min(job.gpus, most))
 
-    def limits(self, ours: Iterable[tuple[Job, SlurmJob]], others: Iterable[SlurmJob]) -> tuple[Limit, ...]:
+    def limits(self, ours: Iterable[tuple[Job, SlurmJob]], others: Iterable[SlurmJob]) -> tuple[Quota, ...]:
         """What is left to our jobs, of the limits that could keep one from something."""
         if self.associations is None or not self.limited:
             return ()
         used: Counter[_Count] = Counter()
         members: dict[tuple[_Count, int], list[Job]] = {}
-        found: list[Limit] = []
+        found: list[Quota] = []
         owned: dict[Owner, list[tuple[Job, SlurmJob]]] = {}
         for job, slurm in ours:
             owned.setdefault(owner_of(slurm), []).append((job, slurm))
@@ -113,7 +113,7 @@ class Quotas:
             left = most - used[count]
             if left < (len(jobs) if count.kind is None else sum(job.max_gpus for job in jobs)):
                 uids = frozenset(job.uid for job in jobs)
-                found.append(Limit(count.name(most), uids, left, count.kind is None, count.kind or None))
+                found.append(Quota(count.name(most), uids, left, count.kind is None, count.kind or None))
         return tuple(sorted(found, key=lambda limit: limit.name))
 
     def _of(self, job: SlurmJob) -> _Rules:
@@ -165,7 +165,7 @@ class _Collection:
         whose += f", user {row.user}" if row.user else ""
         whose += f", partition {row.partition}" if row.partition else ""
         self._add(_counts(whose, "GrpTRES", "GrpJobs", row.group))
-        of_user = _counts(whose, "", "MaxJobs", Quota(jobs=row.max_jobs))
+        of_user = _counts(whose, "", "MaxJobs", UsageLimits(jobs=row.max_jobs))
         if self._by_qos.isdisjoint({("MaxJobsPerUser", None), ("MaxJobsPerAccount", None)}):
             self._add(of_user)
         self.counted |= of_user
@@ -175,23 +175,23 @@ class _Collection:
         self.counted |= found
         self.held |= {count for count in found if (count.word, count.kind) not in self._by_qos}
 
-    def _add_per_job(self, whose: str, quota: Quota) -> None:
+    def _add_per_job(self, whose: str, quota: UsageLimits) -> None:
         for count, most in _counts(whose, "MaxTRESPerJob", "", quota).items():
             self.per_job.setdefault(count.kind or "", (most, count.name(most)))
 
 
-def _counts(whose: str, gpus: str, jobs: str, quota: Quota, who: str = "") -> dict[_Count, int]:
+def _counts(whose: str, gpus: str, jobs: str, quota: UsageLimits, who: str = "") -> dict[_Count, int]:
     """The limits of a quota, by sacctmgr's words for them."""
     found = {_Count(whose, gpus, who, kind): most for kind, most in quota.gpus.items()}
     return found if quota.jobs is None else found | {_Count(whose, jobs, who, None): quota.jobs}
 
 
-def _of_one_job(job: Job, slurm: SlurmJob, rules: _Rules) -> Iterator[Limit]:
+def _of_one_job(job: Job, slurm: SlurmJob, rules: _Rules) -> Iterator[Quota]:
     """The limits of one type's GPUs for each job: unlike one of all GPUs they leave it others."""
     for kind, (most, name) in rules.per_job.items():
         has = job.placement.gpus if job.placement is not None and job.placement.gpu_type == kind else 0
         if kind and max(most, has) < job.max_gpus and _whole(slurm):
-            yield Limit(name, frozenset({job.uid}), max(most, has), gpu_type=kind)
+            yield Quota(name, frozenset({job.uid}), max(most, has), gpu_type=kind)
 
 
 def _whole(job: SlurmJob) -> bool:

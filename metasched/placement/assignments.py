@@ -5,14 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 from metasched.core.model import Grant, Job, Placement, Status
-from metasched.placement.free_resources import Free, Ground, Load
-from metasched.placement.requests import Order, answers
+from metasched.placement.free_resources import FreeResources, NodeIndex, Resources
+from metasched.placement.requests import RequestOrder, answers
 
-ALL = Load(1, 1, 1)
-NO_GPUS = Load(0, 1, 1)
+ALL = Resources(1, 1, 1)
+NO_GPUS = Resources(0, 1, 1)
 
 
-class Seats:
+class Assignments:
     """Who holds what so far, and what is free.
 
     Attributes:
@@ -24,18 +24,18 @@ class Seats:
         movable: what those take on each node; likewise.
     """
 
-    def __init__(self, order: Order, ground: Ground, named: frozenset[str]) -> None:
+    def __init__(self, order: RequestOrder, ground: NodeIndex, named: frozenset[str]) -> None:
         self.order = order
         self.ground = ground
-        self.free = Free(ground, named)
+        self.free = FreeResources(ground, named)
         self.placed: dict[str, Placement] = {}
         self.fixed: set[str] = set()
         self.kept: set[str] = set()
-        self.residue: dict[str, Load] = {}
+        self.residue: dict[str, Resources] = {}
         self.ranks: list[int] = []
-        self.movable: list[dict[str, Load]] = []
+        self.movable: list[dict[str, Resources]] = []
         self._indexed = False
-        self._shapes: dict[tuple[int, int, int], Load] = {}
+        self._shapes: dict[tuple[int, int, int], Resources] = {}
 
     def assign(self, job: Job, place: Placement) -> None:
         """Give it the place."""
@@ -60,7 +60,7 @@ class Seats:
             self.free.change(i, self.movable[i].pop(uid), +1)
         return place
 
-    def beside(self, job: Job, place: Placement) -> None:
+    def assign_colocated(self, job: Job, place: Placement) -> None:
         """Give it the place of a pinned job, on the very same GPUs."""
         self.placed[job.uid] = place
         self.fixed.add(job.uid)
@@ -79,7 +79,7 @@ class Seats:
             for i, load in self.rest(self.order.job[uid], self.placed[uid]):
                 self.movable[i][uid] = load
 
-    def leave(self, job: Job, place: Placement, residue: Load) -> None:
+    def leave(self, job: Job, place: Placement, residue: Resources) -> None:
         """Leave it some kinds of resources there, whether it runs or not."""
         for i, load in self.loads(job, place, residue):
             self.free.change(i, load, -1)
@@ -98,7 +98,7 @@ class Seats:
 
     def parted(self, job: Job) -> bool:
         """Whether another job keeps its GPUs, with which it is to share them no more."""
-        return job.shares_with is not None and self.placed.get(job.shares_with) == job.placement
+        return job.co_runner is not None and self.placed.get(job.co_runner) == job.placement
 
     def takes(self, job: Job, place: Placement) -> bool:
         """Whether its nodes are there, accept new jobs and suit this one; how much is free is another question."""
@@ -116,23 +116,23 @@ class Seats:
         fits = self.free.fits
         return len(loads) == len(place.nodes) and all(fits(i, load) for i, load in loads)
 
-    def loads(self, job: Job, place: Placement, share: Load = ALL) -> list[tuple[int, Load]]:
+    def loads(self, job: Job, place: Placement, share: Resources = ALL) -> list[tuple[int, Resources]]:
         """What it takes on each of its nodes, of some kinds of resources; nodes that are gone are left out."""
         number = self.free.number
         if place.uneven:
-            each = {gpus: Load.of(job, gpus).part(share) for gpus in set(place.uneven)}
-            return [(number[name], each[gpus]) for name, gpus in place.shares if name in number]
+            each = {gpus: Resources.of(job, gpus).part(share) for gpus in set(place.uneven)}
+            return [(number[name], each[gpus]) for name, gpus in place.node_gpus if name in number]
         shape = (job.cpus_per_unit, job.memory_per_unit, place.gpus_per_node)
         load = self._shapes.get(shape)
         if load is None:
-            load = self._shapes[shape] = Load.of(job, place.gpus_per_node)
+            load = self._shapes[shape] = Resources.of(job, place.gpus_per_node)
         if share is not ALL:
             load = load.part(share)
         return [(number[name], load) for name in place.nodes if name in number]
 
-    def rest(self, job: Job, place: Placement) -> list[tuple[int, Load]]:
+    def rest(self, job: Job, place: Placement) -> list[tuple[int, Resources]]:
         """What it takes on each node beyond what it holds there anyway."""
         held = self.residue.get(job.uid)
         if held is None:
             return self.loads(job, place)
-        return self.loads(job, place, Load(1 - held.gpus, 1 - held.cpus, 1 - held.memory))
+        return self.loads(job, place, Resources(1 - held.gpus, 1 - held.cpus, 1 - held.memory))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.core.model import Grant, Job, Node, Status
-from metasched.placement.requests import Order, least
+from metasched.placement.requests import RequestOrder, least
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Pair:
 
 def are_together(one: Job, other: Job) -> bool:
     """Whether two jobs hold the very same GPUs."""
-    return one.shares_with == other.uid and one.placement is not None and one.placement == other.placement
+    return one.co_runner == other.uid and one.placement is not None and one.placement == other.placement
 
 
 def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[Node]) -> Pair | None:
@@ -66,7 +66,7 @@ def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[N
     return Pair(host, guest, grant, job, both)
 
 
-class Couples:
+class CoRunners:
     """Who is to share GPUs with whom.
 
     Attributes:
@@ -76,29 +76,29 @@ class Couples:
         guests: who has no place of its own to look for.
     """
 
-    def __init__(self, order: Order, nodes: Sequence[Node]) -> None:
+    def __init__(self, order: RequestOrder, nodes: Sequence[Node]) -> None:
         self.pairs: dict[str, Pair] = {}
         self.beside: dict[str, str] = {}
         self.unpaired: dict[str, str] = {}
         for grant in order.grants:
-            if grant.shares_with is not None:
-                why = self._pair(order, nodes, order.job[grant.shares_with], order.job[grant.uid], grant)
+            if grant.co_runner is not None:
+                why = self._pair(order, nodes, order.job[grant.co_runner], order.job[grant.uid], grant)
                 if why is not None:
                     self.unpaired[grant.uid] = why
         self.guests = {pair.guest.uid for pair in self.pairs.values()} | (self.unpaired.keys() - self.beside.keys())
 
-    def _pair(self, order: Order, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
+    def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
         """Note that two jobs are to share GPUs, or say why they cannot."""
         if any(job.status is Status.SUSPENDED and not job.pinned for job in (host, guest)):
-            return f"it cannot share GPUs with job {host.address} while one of them is suspended"
+            return f"it cannot share GPUs with job {host.slurm_job_id} while one of them is suspended"
         if host.pinned and guest.pinned:
-            return None if are_together(host, guest) else f"neither it nor job {host.address} can move"
+            return None if are_together(host, guest) else f"neither it nor job {host.slurm_job_id} can move"
         pair = joined(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
         if pair is None:
-            return f"no nodes suit both it and job {host.address}"
+            return f"no nodes suit both it and job {host.slurm_job_id}"
         if host.pinned:
             self.beside[guest.uid] = host.uid
-            self.unpaired[guest.uid] = f"there is no room for it beside job {host.address}"
+            self.unpaired[guest.uid] = f"there is no room for it beside job {host.slurm_job_id}"
         elif guest.pinned:
             self.beside[host.uid] = guest.uid
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from metasched.core.model import Job, Node, Placement
-from metasched.placement.free_resources import Free, Load
+from metasched.placement.free_resources import FreeResources, Resources
 
 
 def suspended(place: Placement) -> str:
@@ -13,10 +13,10 @@ def suspended(place: Placement) -> str:
     return f"it is suspended on {', '.join(place.nodes)}, cannot move, and there its resources are taken"
 
 
-def exact(free: Free, job: Job, place: Placement) -> str:
+def exact(free: FreeResources, job: Job, place: Placement) -> str:
     """For a job whose place is prescribed: which node lacks what."""
-    for name, gpus in place.shares:
-        i, load = free.number.get(name), Load.of(job, gpus)
+    for name, gpus in place.node_gpus:
+        i, load = free.number.get(name), Resources.of(job, gpus)
         if i is None:
             return f"{name}, where it is to be, is not in the cluster"
         node = free.nodes[i]
@@ -31,7 +31,7 @@ def exact(free: Free, job: Job, place: Placement) -> str:
     return "the place where it is to be was taken"
 
 
-def search(free: Free, job: Job, gpus: int, types: Sequence[str | None], *, uneven: bool) -> str:
+def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None], *, uneven: bool) -> str:
     """For a job that could be anywhere: what it needs, what is free, and what is missing."""
     groups = [group for group in free.matching(job) if not job.gpus or group.gpu_type in types]
     kind = f" of type {' or '.join(t for t in types if t)}" if job.gpu_types or len(types) == 1 else ""

@@ -11,7 +11,7 @@ from metasched.capacity.capacity_pool import alike
 from metasched.core.model import Job, Node, Placement
 
 
-class Load(NamedTuple):
+class Resources(NamedTuple):
     """What a job takes on one node."""
 
     gpus: int
@@ -19,16 +19,16 @@ class Load(NamedTuple):
     memory: int
 
     @classmethod
-    def of(cls, job: Job, gpus: int) -> Load:
+    def of(cls, job: Job, gpus: int) -> Resources:
         """What it takes on a node for that many GPUs."""
         return cls(gpus, job.node_cpus(gpus), job.node_memory(gpus))
 
-    def part(self, share: Load) -> Load:
+    def part(self, share: Resources) -> Resources:
         """Those kinds of resources that are 1 in the share, without those that are 0."""
-        return Load(self.gpus * share.gpus, self.cpus * share.cpus, self.memory * share.memory)
+        return Resources(self.gpus * share.gpus, self.cpus * share.cpus, self.memory * share.memory)
 
 
-class Ground:
+class NodeIndex:
     """A cluster's nodes, numbered in the order of their names: what stays the same while jobs come and go."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
@@ -67,10 +67,10 @@ class Group:
         self.by_cpus: list[tuple[int, int]] | None = None
 
 
-class Free:
+class FreeResources:
     """What is free on each node."""
 
-    def __init__(self, ground: Ground, named: frozenset[str]) -> None:
+    def __init__(self, ground: NodeIndex, named: frozenset[str]) -> None:
         self.nodes = ground.nodes
         self.number = ground.number
         self.gpus = ground.gpus.copy()
@@ -105,7 +105,7 @@ class Free:
             self._matching[key] = found
         return found
 
-    def fits(self, i: int, load: Load) -> bool:
+    def fits(self, i: int, load: Resources) -> bool:
         """Whether node i can take the load now."""
         return self.gpus[i] >= load.gpus and self.cpus[i] >= load.cpus and self.memory[i] >= load.memory
 
@@ -131,7 +131,7 @@ class Free:
                     cpus[i] -= job.cpus_per_unit * units
                     memory[i] -= job.memory_per_unit * units
 
-    def change(self, i: int, load: Load, sign: int) -> None:
+    def change(self, i: int, load: Resources, sign: int) -> None:
         """Take a load from node i (sign -1) or give it back (+1)."""
         gpus, cpus = self.gpus[i], self.cpus[i]
         self.gpus[i] = after = gpus + sign * load.gpus
@@ -152,7 +152,7 @@ class Free:
             del group.by_cpus[bisect_left(group.by_cpus, (cpus, i))]
             insort(group.by_cpus, (self.cpus[i], i))
 
-    def candidates(self, groups: Iterable[Group], load: Load) -> Iterator[int]:
+    def candidates(self, groups: Iterable[Group], load: Resources) -> Iterator[int]:
         """Nodes with enough free GPUs (CPU-only: CPUs), tightest fit first; a CPU-only load spares GPU nodes."""
         if load.gpus:
             yield from _merged([self._tail(group, load.gpus) for group in groups])

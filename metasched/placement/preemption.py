@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from metasched.core.model import Grant, Job, Placement
-from metasched.placement.assignments import Seats
-from metasched.placement.free_resources import Group, Load
-from metasched.placement.requests import Order, answers
+from metasched.placement.assignments import Assignments
+from metasched.placement.free_resources import Group, Resources
+from metasched.placement.requests import RequestOrder, answers
 from metasched.placement.search import Search
 
 # A search for jobs to displace looks at every node; after so many vain ones the rest of the round goes without.
 VAIN_REPAIRS = 32
 
 
-class Displacement:
+class PreemptionSearch:
     """Places jobs by displacing others."""
 
-    def __init__(self, order: Order, seats: Seats, search: Search) -> None:
+    def __init__(self, order: RequestOrder, seats: Assignments, search: Search) -> None:
         self._vain = 0
         self._order, self._seats, self._search, self._free = order, seats, search, seats.free
 
@@ -98,7 +98,7 @@ class Displacement:
         None if there are none. Looks at the nodes of the least important jobs first, and no further once enough
         sites are found that cost one job each.
         """
-        load = Load.of(job, g)
+        load = Resources.of(job, g)
         costs: list[tuple[int, int, int]] = []
         victims: dict[int, set[str]] = {}
         cheap = 0
@@ -118,7 +118,7 @@ class Displacement:
         chosen = [i for _, _, i in sorted(costs)[:k]]
         return chosen, set().union(*(victims[i] for i in chosen))
 
-    def _from_the_end(self, load: Load, above: int) -> Iterator[int]:
+    def _from_the_end(self, load: Resources, above: int) -> Iterator[int]:
         """Nodes that fit as they are, then nodes of placed jobs, the least important first; with repetitions."""
         yield from (i for i in self._free.candidates(self._free.groups, load) if self._free.fits(i, load))
         for rank in reversed(self._seats.ranks):
@@ -126,12 +126,12 @@ class Displacement:
                 return
             yield from self._free.numbers(self._seats.placed[self._order.grants[rank].uid])
 
-    def _victims(self, i: int, load: Load, above: int) -> set[str] | None:
+    def _victims(self, i: int, load: Resources, above: int) -> set[str] | None:
         """The jobs to take off node i for the load to fit, the least important first; None if it cannot."""
         gpus = self._free.gpus[i] - load.gpus
         cpus = self._free.cpus[i] - load.cpus
         memory = self._free.memory[i] - load.memory
-        taken: list[tuple[str, Load]] = []
+        taken: list[tuple[str, Resources]] = []
         there = self._seats.movable[i]
         for uid in sorted(there, key=self._order.rank.__getitem__, reverse=True):
             if (gpus >= 0 and cpus >= 0 and memory >= 0) or self._order.rank[uid] <= above:

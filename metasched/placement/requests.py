@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from metasched.core.model import Grant, Job, Placement, Snapshot
 
 
-class Order:
+class RequestOrder:
     """Who is to be placed, most important first.
 
     Attributes:

@@ -86,7 +86,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
             policy = found(_parameters(found, record))
             state = store.policy_state(record.policy, record.round - 1)
         else:
-            policy, state, snapshot = other, carried, replace(snapshot, worked=None)  # that was another's work
+            policy, state, snapshot = other, carried, replace(snapshot, precomputed=None)  # that was another's work
         result = run_round(snapshot, policy, state)
         carried = result.state
         stored = {d.uid: d.granted for d in store.decisions_of(record.round)}

@@ -13,10 +13,21 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from metasched.core.errors import MetaschedError
-from metasched.core.model import Hold, Job, Limit, Node, Placement, Preempt, Snapshot, Status
-from metasched.throughput.online_speed import OnlineSpeed
+from metasched.core.model import Hold, Job, Node, Placement, Preempt, Quota, Snapshot, Status
+from metasched.throughput.online_speed import MeasuredSpeed
 
-FORMAT = 1
+FORMAT = 2
+_FORMER_NAMES = {  # of format 1
+    "snapshot": {"limits": "quotas", "worked": "precomputed"},
+    "job": {
+        "address": "slurm_job_id",
+        "share": "fair_share",
+        "shares_with": "co_runner",
+        "part": "half_gpus",
+        "learns": "learns_speed",
+        "trials": "profiled",
+    },
+}
 
 _Read = Callable[[Any], Any]
 
@@ -30,7 +41,7 @@ def encode(snapshot: Snapshot) -> bytes:
     facts = _fields(snapshot)
     facts["nodes"] = [_fields(node) for node in snapshot.nodes]
     facts["jobs"] = _jobs(snapshot)
-    facts["limits"] = [_fields(limit) for limit in snapshot.limits]
+    facts["quotas"] = [_fields(quota) for quota in snapshot.quotas]
     text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_plain, separators=(",", ":"))
     return zlib.compress(text.encode(), level=1)
 
@@ -43,14 +54,17 @@ def decode(data: bytes) -> Snapshot:
     """
     try:
         content = json.loads(zlib.decompress(data))
-        if content["format"] != FORMAT:
-            raise CodecError(f"format {content['format']!r} is another version's; this one reads {FORMAT}")
-        facts = content["snapshot"]
+        if content["format"] not in (1, FORMAT):
+            raise CodecError(f"format {content['format']!r} is another version's; this one reads 1 and {FORMAT}")
+        facts, jobs_facts = content["snapshot"], content["snapshot"].pop("jobs")
+        if content["format"] == 1:
+            facts = _renamed(facts, "snapshot")
+            jobs_facts = [_renamed(job, "job") for job in jobs_facts]
         nodes = tuple(Node(**_read(node, _NODE)) for node in facts.pop("nodes"))
-        speeds: dict[str, OnlineSpeed] = {}
-        jobs = tuple(Job(**_read(job, _JOB | {"speed": _speed(speeds)})) for job in facts.pop("jobs"))
-        limits = tuple(Limit(**_read(limit, _LIMIT)) for limit in facts.pop("limits", ()))
-        return Snapshot(nodes=nodes, jobs=jobs, limits=limits, **facts)
+        speeds: dict[str, MeasuredSpeed] = {}
+        jobs = tuple(Job(**_read(job, _JOB | {"speed": _speed(speeds)})) for job in jobs_facts)
+        quotas = tuple(Quota(**_read(quota, _QUOTA)) for quota in facts.pop("quotas", ()))
+        return Snapshot(nodes=nodes, jobs=jobs, quotas=quotas, **facts)
     except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
 
@@ -71,7 +85,7 @@ def _fields(record: Any) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        foreign = field.name == "speed" and not isinstance(value, OnlineSpeed)
+        foreign = field.name == "speed" and not isinstance(value, MeasuredSpeed)
         if foreign or (field.default is not dataclasses.MISSING and value == field.default):
             continue
         if field.default_factory is not dataclasses.MISSING and not value:
@@ -89,22 +103,27 @@ def _plain(value: object) -> Any:
         return sorted(value)
     if isinstance(value, Placement):
         return _fields(value)
-    if isinstance(value, OnlineSpeed):
+    if isinstance(value, MeasuredSpeed):
         return value.to_json()
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
+
+
+def _renamed(facts: Mapping[str, Any], record: str) -> dict[str, Any]:
+    """The fields of a record of format 1 under their present names."""
+    return {_FORMER_NAMES[record].get(name, name): value for name, value in facts.items()}
 
 
 def _read(facts: dict[str, Any], readers: Mapping[str, _Read]) -> dict[str, Any]:
     return {name: readers[name](value) if name in readers else value for name, value in facts.items()}
 
 
-def _speed(known: dict[str, OnlineSpeed]) -> _Read:
+def _speed(known: dict[str, MeasuredSpeed]) -> _Read:
     """A reader that gives jobs with one speed one object, as they had it."""
 
-    def read(facts: Any) -> OnlineSpeed:
+    def read(facts: Any) -> MeasuredSpeed:
         if isinstance(facts, str):
             return known[facts]
-        return known.setdefault(facts["subject"], OnlineSpeed.from_json(facts))
+        return known.setdefault(facts["subject"], MeasuredSpeed.from_json(facts))
 
     return read
 
@@ -117,7 +136,7 @@ def _placement(facts: Any) -> Placement | None:
 
 
 _NODE: Mapping[str, _Read] = {"features": frozenset, "partitions": frozenset}
-_LIMIT: Mapping[str, _Read] = {"members": frozenset}
+_QUOTA: Mapping[str, _Read] = {"members": frozenset}
 _JOB: dict[str, _Read] = {
     "gpu_types": tuple,
     "features": frozenset,

@@ -42,14 +42,14 @@ class RoundResult:
         state: what the policy carries to the next round.
         targets: where each job that should run now belongs, most important first.
         reasons: for every live job, in words, why it runs or waits.
-        shares: by uid, the other job on the same GPUs, for both of each pair.
+        co_runners: by uid, the other job on the same GPUs, for both of each pair.
     """
 
     decision: Decision
     state: PolicyState
     targets: Mapping[str, Placement]
     reasons: Mapping[str, str]
-    shares: Mapping[str, str] = field(default_factory=dict)
+    co_runners: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> RoundResult:
@@ -80,7 +80,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
         reasons[uid] = CANNOT_STOP
     kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and _goes_on(job)}
     targets = {**kept, **placements.placed}
-    shares = {**placements.shares, **_still_shared(snapshot, kept, targets)}
+    shares = {**placements.co_runners, **_still_shared(snapshot, kept, targets)}
     return RoundResult(decision, after, targets, reasons, shares)
 
 
@@ -97,9 +97,9 @@ def _decide(
     return decision, after, *place_within(snapshot, view, decision)
 
 
-def work(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
+def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
     """The policy's work beside the rounds, on what it sees of the cluster."""
-    return policy.work(_view(snapshot)[0], state)
+    return policy.precompute(_view(snapshot)[0], state)
 
 
 def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
@@ -134,7 +134,7 @@ def _still_shared(
     """The pairs of jobs on the same GPUs of which one was put aside, as long as neither leaves."""
     shares: dict[str, str] = {}
     for uid, place_kept in kept.items():
-        other = snapshot.job[uid].shares_with
+        other = snapshot.job[uid].co_runner
         if other is not None and targets.get(other) == place_kept == snapshot.job[other].placement:
             shares[uid], shares[other] = other, uid
     return shares
@@ -156,7 +156,7 @@ def _check(policy: str, view: Snapshot, decision: Decision) -> None:
         broken = _broken_rule(job, grant)
         if broken is None and (job.preempt is not can_stop or job.status is suspended):
             broken = _broken_hold(job, grant)
-        if broken is None and (grant.exact is not None or grant.shares_with is not None):
+        if broken is None and (grant.exact is not None or grant.co_runner is not None):
             broken = _misplaced(view, grant) or _misshared(view, grant, granted)
         if broken is not None:
             raise PolicyViolationError(policy, grant.uid, broken)
@@ -195,12 +195,12 @@ def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
     """
     free: set[str] = set()
     for grant in grants:
-        if grant.shares_with is None:
+        if grant.co_runner is None:
             free.add(grant.uid)
-        elif grant.shares_with in free:
-            free.remove(grant.shares_with)
+        elif grant.co_runner in free:
+            free.remove(grant.co_runner)
         else:
-            rule = f"is to share the GPUs of job {grant.shares_with}, which is not granted before it, or is in a pair"
+            rule = f"is to share the GPUs of job {grant.co_runner}, which is not granted before it, or is in a pair"
             raise PolicyViolationError(policy, grant.uid, rule)
 
 
@@ -256,14 +256,14 @@ def _misplaced(view: Snapshot, grant: Grant) -> str | None:
 
 def _misshared(view: Snapshot, grant: Grant, granted: Mapping[str, Grant]) -> str | None:
     """What is wrong with the job whose GPUs a grant is to share, in words."""
-    if grant.shares_with is None:
+    if grant.co_runner is None:
         return None
-    host = granted.get(grant.shares_with)
+    host = granted.get(grant.co_runner)
     if not view.sharing:
         return "is to share GPUs, which this cluster cannot realise"
     if not grant.gpus or host is None or host.gpus != grant.gpus:
-        return f"is to share the GPUs of job {grant.shares_with}, which is not granted the same {grant.gpus} GPUs"
+        return f"is to share the GPUs of job {grant.co_runner}, which is not granted the same {grant.gpus} GPUs"
     kinds, places = {grant.gpu_type, host.gpu_type} - {None}, {grant.exact, host.exact} - {None}
     if len(kinds) > 1 or len(places) > 1:
-        return f"is to share the GPUs of job {grant.shares_with}, which is granted others"
+        return f"is to share the GPUs of job {grant.co_runner}, which is granted others"
     return None

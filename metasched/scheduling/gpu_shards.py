@@ -12,7 +12,7 @@ from functools import cached_property
 
 
 @dataclass(frozen=True)
-class Seats:
+class GpuShards:
     """A look at the GPUs of a cluster in which Slurm gives away parts of them.
 
     Attributes:

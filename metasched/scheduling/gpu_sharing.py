@@ -11,25 +11,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metasched.core.model import Action, Job, Placement, Preempt, Resume, Snapshot, Status, Suspend
-from metasched.scheduling.gpu_shards import Seats
+from metasched.scheduling.gpu_shards import GpuShards
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class GpuSharing:
     """Who should share GPUs, and who does.
 
     Attributes:
         partners: by uid, the other job that should be on the same GPUs, for both of each pair.
-        in_turns: the jobs of pairs of which only one should run at a time.
+        time_slicing: the jobs of pairs of which only one should run at a time.
         seats: who sits where; None where Slurm gives away whole GPUs only.
     """
 
     partners: Mapping[str, str] = field(default_factory=dict)
-    in_turns: frozenset[str] = frozenset()
-    seats: Seats | None = None
+    time_slicing: frozenset[str] = frozenset()
+    seats: GpuShards | None = None
 
 
-class SharingPlan:
+class GpuSharingPlan:
     """What sharing asks of one poll's plan.
 
     Args:
@@ -45,7 +45,7 @@ class SharingPlan:
     """
 
     def __init__(
-        self, snapshot: Snapshot, targets: Mapping[str, Placement], shares: Shares, slice_seconds: float
+        self, snapshot: Snapshot, targets: Mapping[str, Placement], shares: GpuSharing, slice_seconds: float
     ) -> None:
         self._snapshot = snapshot
         self._targets = targets
@@ -91,7 +91,7 @@ class SharingPlan:
         return ready
 
     def _parts(self) -> Iterator[Job]:
-        return (job for job in self._snapshot.jobs if job.part)
+        return (job for job in self._snapshot.jobs if job.half_gpus)
 
     @staticmethod
     def _moves(job: Job, nodes: set[str], pair: frozenset[str]) -> bool:
@@ -104,9 +104,9 @@ class SharingPlan:
     def _sits(self, job: Job, place: Placement) -> bool:
         """Whether it has its part of the place, and stays."""
         up = job.status in (Status.RUNNING, Status.SUSPENDED) and job.stop_requested is None
-        return up and job.part and job.placement == place and job.uid not in self.leave
+        return up and job.half_gpus and job.placement == place and job.uid not in self.leave
 
-    def _joins(self, seats: Seats, uid: str) -> bool:
+    def _joins(self, seats: GpuShards, uid: str) -> bool:
         """Whether a job that is released now lands beside that one: its GPU is the first with room, and stays so.
 
         A GPU before it that becomes free in the meantime would be taken instead.
@@ -121,7 +121,7 @@ class SharingPlan:
         return bool(held) and all(seats.first(node) == gpu and node not in leaving for node, gpu in held.items())
 
     @staticmethod
-    def _land_alone(seats: Seats, nodes: set[str]) -> bool:
+    def _land_alone(seats: GpuShards, nodes: set[str]) -> bool:
         """Whether the next part that is given away on each of the nodes is one of a GPU that nobody has."""
         return all((gpu := seats.first(node)) is None or seats.is_empty(node, gpu) for node in nodes)
 
@@ -139,7 +139,7 @@ class SharingPlan:
         """The least important."""
         return max(uids, key=lambda uid: (self._rank.get(uid, len(self._rank)), uid))
 
-    def _who_leaves(self, seats: Seats) -> Iterator[tuple[str, str]]:
+    def _who_leaves(self, seats: GpuShards) -> Iterator[tuple[str, str]]:
         jobs = self._snapshot.job
         yield from ((uid, "Slurm has given its GPU to another job") for uid in seats.doubled if self._stays(uid))
         for uid, other in seats.couples.items():
@@ -164,24 +164,28 @@ class SharingPlan:
         lonely = [job.uid for job in (one, other) if self.partner(job) is None]
         goes = lonely[0] if len(lonely) == 1 else self._last(one.uid, other.uid)
         stays = other if goes == one.uid else one
-        yield goes, f"no longer shares the GPU of job {stays.address}"
+        yield goes, f"no longer shares the GPU of job {stays.slurm_job_id}"
 
-    def _unfit(self, seats: Seats, job: Job, other: Job) -> Iterator[tuple[str, str]]:
+    def _unfit(self, seats: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, str]]:
         """A job that runs where its pair is to be, if the other cannot come to it."""
-        if not job.part:
-            yield job.uid, f"is to share its GPU with job {other.address}, and has the whole of it"
+        if not job.half_gpus:
+            yield job.uid, f"is to share its GPU with job {other.slurm_job_id}, and has the whole of it"
         elif self._stays(other.uid):
-            if other.part and seats.couples.get(job.uid) != other.uid and self._last(job.uid, other.uid) == job.uid:
-                yield job.uid, f"is to share the GPU of job {other.address}, and sits on another"
+            if (
+                other.half_gpus
+                and seats.couples.get(job.uid) != other.uid
+                and self._last(job.uid, other.uid) == job.uid
+            ):
+                yield job.uid, f"is to share the GPU of job {other.slurm_job_id}, and sits on another"
         elif not other.active and job.placement is not None and seats.unsettled.isdisjoint(job.placement.nodes):
             for node, gpu in seats.held.get(job.uid, {}).items():
                 lower = seats.first(node)
                 strange = seats.free[node][gpu] < seats.half and len(seats.on(node, gpu)) == 1
                 if (lower is not None and lower < gpu) or strange:
-                    yield job.uid, f"is to share a GPU with job {other.address}, which could not come to this one"
+                    yield job.uid, f"is to share a GPU with job {other.slurm_job_id}, which could not come to this one"
                     return
 
-    def _in_the_way(self, seats: Seats, job: Job) -> Iterator[tuple[str, str]]:
+    def _in_the_way(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
         """Who has half a GPU on which Slurm would put one of a new pair."""
         for node in self._targets[job.uid].nodes:
             gpu = seats.first(node)
@@ -189,30 +193,30 @@ class SharingPlan:
                 continue
             for uid in seats.on(node, gpu):
                 if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, f"has half a GPU, on which Slurm would put job {job.address}"
+                    yield uid, f"has half a GPU, on which Slurm would put job {job.slurm_job_id}"
 
     @staticmethod
-    def _taken_for_free(seats: Seats, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
+    def _taken_for_free(seats: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
         """The half free GPUs that Slurm would give to a job which asks for whole ones, if it forgets the other half."""
         if job.gpus > 0 and job.whole_gpus and seats.forgets:
-            for node, gpus in place.shares:
+            for node, gpus in place.node_gpus:
                 for gpu in seats.next_whole(node, gpus):
                     if not seats.is_empty(node, gpu):
                         yield node, gpu
 
-    def _before_whole(self, seats: Seats, job: Job) -> Iterator[tuple[str, str]]:
+    def _before_whole(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
         """Who has half a GPU that Slurm would give to a job which asks for whole ones."""
         for node, gpu in self._taken_for_free(seats, job, self._targets[job.uid]):
             for uid in seats.on(node, gpu):
                 if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, f"has half a GPU, which Slurm would give to job {job.address}"
+                    yield uid, f"has half a GPU, which Slurm would give to job {job.slurm_job_id}"
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def _turns(self, seats: Seats) -> Iterator[Action]:
+    def _turns(self, seats: GpuShards) -> Iterator[Action]:
         jobs = self._snapshot.job
         for uid, other_uid in seats.couples.items():
-            if uid > other_uid or not {uid, other_uid} <= self._shares.in_turns:
+            if uid > other_uid or not {uid, other_uid} <= self._shares.time_slicing:
                 continue
             leaves = uid in self.leave or other_uid in self.leave
             if leaves or not (self._stays(uid) and self._stays(other_uid)):
@@ -227,12 +231,12 @@ class SharingPlan:
         self.resting.update(job.uid for job in rests)
         if not rests:
             had_more = max((one, other), key=lambda job: (job.attained_service, self._rank.get(job.uid, 0)))
-            yield Suspend(had_more.uid, f"takes turns with job {(other if had_more is one else one).address}")
+            yield Suspend(had_more.uid, f"takes turns with job {(other if had_more is one else one).slurm_job_id}")
             return
         waits = min(rests, key=lambda job: job.suspended_at or 0.0)
         runs = other if waits is one else one
         if len(rests) > 1:
-            yield Resume(waits.uid, f"its turn: job {runs.address} rests, too")
+            yield Resume(waits.uid, f"its turn: job {runs.slurm_job_id} rests, too")
         elif self._snapshot.now - (waits.suspended_at or 0.0) >= self._slice_seconds:
-            yield Suspend(runs.uid, f"the turn of job {waits.address}")
-            yield Resume(waits.uid, f"its turn, after job {runs.address}")
+            yield Suspend(runs.uid, f"the turn of job {waits.slurm_job_id}")
+            yield Resume(waits.uid, f"its turn, after job {runs.slurm_job_id}")

@@ -25,13 +25,13 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
-from metasched.scheduling.gpu_sharing import Shares, SharingPlan
+from metasched.scheduling.gpu_sharing import GpuSharing, GpuSharingPlan
 
 ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Timeouts:
     """Patience, in seconds.
 
     Attributes:
@@ -45,14 +45,14 @@ class Limits:
     slice_seconds: float = 60.0
 
 
-NOBODY_SHARES = Shares()
+NOBODY_SHARES = GpuSharing()
 
 
 def plan(
     snapshot: Snapshot,
     targets: Mapping[str, Placement],
-    limits: Limits,
-    shares: Shares = NOBODY_SHARES,
+    limits: Timeouts,
+    shares: GpuSharing = NOBODY_SHARES,
     unsent: Collection[str] = (),
 ) -> tuple[Action, ...]:
     """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
@@ -80,12 +80,12 @@ class _Planner:
         self,
         snapshot: Snapshot,
         targets: Mapping[str, Placement],
-        limits: Limits,
-        shares: Shares,
+        limits: Timeouts,
+        shares: GpuSharing,
         unsent: Collection[str],
     ) -> None:
         self.unsent = unsent
-        self.sharing = SharingPlan(snapshot, targets, shares, limits.slice_seconds)
+        self.sharing = GpuSharingPlan(snapshot, targets, shares, limits.slice_seconds)
         self.now = snapshot.now
         self.targets = targets
         self.limits = limits
@@ -101,7 +101,7 @@ class _Planner:
                     self.leaving.update(job.placement.nodes)
             if target is not None and target != job.placement:
                 for node in target.nodes:
-                    self.heirs.setdefault(node, []).append(job.address)
+                    self.heirs.setdefault(node, []).append(job.slurm_job_id)
 
     def missing(self, job: Job) -> Action | None:
         """What this job lacks now."""
@@ -121,8 +121,8 @@ class _Planner:
     def _held(self, job: Job, target: Placement | None) -> Action | None:
         if target is not None and job.blocked is None and self.sharing.may_start(job, target):
             partner = self.sharing.partner(job)
-            beside = "" if partner is None else f", beside job {partner.address}"
-            return Start(job.uid, f"starts on {_describe(target)}{beside}", target, part=partner is not None)
+            beside = "" if partner is None else f", beside job {partner.slurm_job_id}"
+            return Start(job.uid, f"starts on {_describe(target)}{beside}", target, half_gpus=partner is not None)
         if job.hold is Hold.USER:
             return HoldJob(job.uid, "its owner could release it before its turn")
         return None
@@ -145,8 +145,8 @@ class _Planner:
         """What it was released for, if that is not what it is to have now, in words."""
         if job.released != target:
             return f"its place is now {_describe(target)}"
-        if job.part != (self.sharing.partner(job) is not None):
-            return "it is now alone on its GPU" if job.part else "it is now to share its GPU"
+        if job.half_gpus != (self.sharing.partner(job) is not None):
+            return "it is now alone on its GPU" if job.half_gpus else "it is now to share its GPU"
         return None
 
     def _running(self, job: Job, target: Placement | None) -> Action | None:
@@ -174,14 +174,14 @@ class _Planner:
             return None if rests else self.sharing.turns.get(job.uid) or Resume(job.uid, "it no longer takes turns")
         if job.placement != target:
             return None
-        needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.shares}
+        needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.node_gpus}
         if any(need > self.cpus.get(node, 0) for node, need in needs.items()):
             return None
         self._occupy(job, target)
         return Resume(job.uid, "its CPUs are free again")
 
     def _occupy(self, job: Job, place: Placement) -> None:
-        for node, gpus in place.shares:
+        for node, gpus in place.node_gpus:
             self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(gpus)
 
     def _why(self, job: Job, target: Placement | None) -> str:
@@ -198,7 +198,7 @@ class _Planner:
 
 def _describe(place: Placement) -> str:
     """A place in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
-    nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.shares) if place.uneven else ", ".join(place.nodes)
+    nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.node_gpus) if place.uneven else ", ".join(place.nodes)
     if place.gpu_type is None:
         return nodes
     return f"{place.gpus} GPU{'' if place.gpus == 1 else 's'} of type {place.gpu_type} on {nodes}"

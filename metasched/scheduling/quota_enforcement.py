@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.core.model import Decision, Grant, Job, Limit, Placement, Snapshot, Status
+from metasched.core.model import Decision, Grant, Job, Placement, Quota, Snapshot, Status
 from metasched.placement import Placements, place
 
 # So often a decision is gone through at most; each time, at least one more job is known to find no more than it has.
@@ -28,7 +28,7 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
         view: those that the policy has decided about, and the nodes without what the others hold.
         decision: the policy's.
     """
-    if not snapshot.limits:
+    if not snapshot.quotas:
         return place(view, decision.grants, decision.fallback), {}
     held = _held(snapshot)
     most: dict[str, Placement | None] = {}
@@ -39,7 +39,7 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
         words = {uid: words[uid] for uid in words.keys() & most.keys()} | allowed.words
         found = place(view, allowed.grants, allowed.fallback)
         unplaced |= found.unplaced
-        less = _less(snapshot.limits, allowed, found, held)
+        less = _less(snapshot.quotas, allowed, found, held)
         # Who finds no place on the one type that it is left may find one on another, once others have theirs.
         less = less or dict.fromkeys(allowed.narrowed - found.placed.keys())
         if not less or not _could_gain(snapshot, view, allowed, found, held):
@@ -55,7 +55,7 @@ def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Plac
     A policy that keeps a strict order, and so offers nobody as fallback, is to be asked again without them: it knows
     nothing of limits, and would let nobody pass.
     """
-    if not snapshot.limits or not decision.waits or any(view.job[grant.uid].gpus for grant in decision.fallback):
+    if not snapshot.quotas or not decision.waits or any(view.job[grant.uid].gpus for grant in decision.fallback):
         return {}
     held = _held(snapshot)
     room, free = _left(snapshot, view, held, found)
@@ -65,7 +65,7 @@ def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Plac
             limits = [room.most(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
             most, limit = max(limits, default=(math.inf, -1))
             if most < job.min_gpus:
-                out[job.uid] = _words(snapshot.limits[limit], most)
+                out[job.uid] = _words(snapshot.quotas[limit], most)
     behind = [view.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
     if any(not job.gpus or max(free.values(), default=0) >= job.min_gpus for job in behind):
         return out
@@ -93,7 +93,7 @@ class _Allowed:
 class _Room:
     """What is left of each limit."""
 
-    def __init__(self, limits: Sequence[Limit]) -> None:
+    def __init__(self, limits: Sequence[Quota]) -> None:
         self.limits = limits
         self.left = [limit.left for limit in limits]
         self.of: dict[str, list[int]] = {}
@@ -132,7 +132,7 @@ class _Admission:
         self.job = view.job
         self.held = held
         self.types = sorted(view.capacity)
-        self.room = _Room(snapshot.limits)
+        self.room = _Room(snapshot.quotas)
         self.whole: set[str] = set()  # who has got all that it was granted
         self.allowed = _Allowed()
         for uid, placement in held.items():
@@ -166,7 +166,7 @@ class _Admission:
         if uid in self.held:
             self.whole.add(uid)
             return grant
-        if grant.shares_with is not None and grant.shares_with not in self.whole:
+        if grant.co_runner is not None and grant.co_runner not in self.whole:
             self._deny(uid, HOST_WITHOUT)
             return None
         most, limit = self.room.most(uid, self._kinds(grant))
@@ -175,7 +175,7 @@ class _Admission:
         if most >= grant.gpus:
             self.whole.add(uid)
             return grant
-        if most < job.min_gpus or grant.shares_with is not None:
+        if most < job.min_gpus or grant.co_runner is not None:
             self._deny(uid, _words(self.room.limits[limit], most))
             return None
         gpus = int(most)
@@ -225,12 +225,12 @@ def _of(grant: Grant, found: Placement) -> Grant:
 
 
 def _less(
-    limits: Iterable[Limit], allowed: _Allowed, found: Placements, held: Collection[str]
+    limits: Iterable[Quota], allowed: _Allowed, found: Placements, held: Collection[str]
 ) -> dict[str, Placement | None]:
     """Of the jobs that count against limits, what those have found that use up less than they were allowed."""
     members = frozenset[str]().union(*(limit.members for limit in limits)).difference(held)
     order = [*allowed.grants, *allowed.fallback]
-    paired = {uid for grant in order if grant.shares_with is not None for uid in (grant.uid, grant.shares_with)}
+    paired = {uid for grant in order if grant.co_runner is not None for uid in (grant.uid, grant.co_runner)}
     less: dict[str, Placement | None] = {}
     for grant in order:
         there = found.placed.get(grant.uid)
@@ -262,18 +262,18 @@ def _left(
     snapshot: Snapshot, view: Snapshot, held: Mapping[str, Placement], found: Placements
 ) -> tuple[_Room, Mapping[str, int]]:
     """What is left of limits, and of GPUs by type, once all have their places."""
-    room, free = _Room(snapshot.limits), dict(view.capacity)
+    room, free = _Room(snapshot.quotas), dict(view.capacity)
     for uid, there in {**held, **found.placed}.items():
         room.take(uid, there.gpus, [there.gpu_type])
     for uid, there in found.placed.items():
-        for name, gpus in there.shares if uid not in found.shares or uid < found.shares[uid] else ():
+        for name, gpus in there.node_gpus if uid not in found.co_runners or uid < found.co_runners[uid] else ():
             node = view.node.get(name)
             if node is not None and node.accepts and node.gpu_type is not None:
                 free[node.gpu_type] -= gpus
     return room, free
 
 
-def _words(limit: Limit, most: float) -> str:
+def _words(limit: Quota, most: float) -> str:
     return f"the limit {limit.name} {f'leaves it {_gpus(most)}' if most >= 0 else 'is reached'}"
 
 

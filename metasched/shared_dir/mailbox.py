@@ -67,10 +67,10 @@ class NoLeaseError(MailboxError):
 
 
 class BadNameError(MailboxError):
-    """A uid or an address that cannot be one, and must not become a path."""
+    """A uid or an slurm_job_id that cannot be one, and must not become a path."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name!r} is neither a uid nor an address of a job")
+        super().__init__(f"{name!r} is neither a uid nor an slurm_job_id of a job")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Lease:
 
     Attributes:
         uid: the job.
-        address: its address now.
+        slurm_job_id: its slurm_job_id now.
         run: the run that this is meant for.
         round: the round that renewed it.
         round_end: unix seconds; passing it means nothing.
@@ -104,7 +104,7 @@ class Lease:
     """
 
     uid: str
-    address: str
+    slurm_job_id: str
     run: int
     round: int
     round_end: float
@@ -121,7 +121,7 @@ class Lease:
 class Mailbox:
     """Two trees under ``shared``: ``mailbox``, which the daemon writes, and ``reports``, which users write.
 
-    Every method raises MailboxError when the file system refuses, and BadNameError for what is no uid or address.
+    Every method raises MailboxError when the file system refuses, and BadNameError for what is no uid or slurm_job_id.
     """
 
     def __init__(self, shared: Path) -> None:
@@ -147,13 +147,13 @@ class Mailbox:
         ):
             _own_directory(path, mode)
 
-    def write_address(self, address: str, uid: str) -> None:
-        """Say which job has an address now."""
-        _replace(self._address_path(address), _address_content(uid))
+    def write_address(self, slurm_job_id: str, uid: str) -> None:
+        """Say which job has an slurm_job_id now."""
+        _replace(self._address_path(slurm_job_id), _address_content(uid))
 
-    def remove_address(self, address: str, uid: str) -> None:
-        """Forget that a job has an address, unless another job has it by now: Slurm reuses ids."""
-        path, content = self._address_path(address), _address_content(uid)
+    def remove_address(self, slurm_job_id: str, uid: str) -> None:
+        """Forget that a job has an slurm_job_id, unless another job has it by now: Slurm reuses ids."""
+        path, content = self._address_path(slurm_job_id), _address_content(uid)
         with _naming(path), suppress(FileNotFoundError):
             if path.read_bytes() == content:
                 path.unlink()
@@ -229,8 +229,8 @@ class Mailbox:
     def _lease_path(self, uid: str) -> Path:
         return self._leases / _checked(_UID, uid) / "lease.json"
 
-    def _address_path(self, address: str) -> Path:
-        return self._addresses / _checked(_ADDRESS, address)
+    def _address_path(self, slurm_job_id: str) -> Path:
+        return self._addresses / _checked(_ADDRESS, slurm_job_id)
 
 
 def _address_content(uid: str) -> bytes:
@@ -283,7 +283,7 @@ def _encode(lease: Lease) -> bytes:
     values: dict[str, Any] = {
         "format": FORMAT,
         "uid": lease.uid,
-        "address": lease.address,
+        "address": lease.slurm_job_id,
         "run": lease.run,
         "round": lease.round,
         "round_end": lease.round_end,
@@ -306,7 +306,7 @@ def _decode(values: Any) -> Lease:
     stop, trials = values["stop"], values.get("trials")
     return Lease(
         uid=values["uid"],
-        address=values["address"],
+        slurm_job_id=values["address"],
         run=values["run"],
         round=values["round"],
         round_end=values["round_end"],

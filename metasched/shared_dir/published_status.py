@@ -37,13 +37,13 @@ class NodeStatus:
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
-    ``renewals`` is for how many rounds it has kept what it holds, ``shares_with`` the address of the job on the same
-    GPUs, ``in_turns`` whether the two take turns there, ``slo_seconds`` how long it may take from its submission on,
+    ``renewals`` is for how many rounds it has kept what it holds, ``co_runner`` the slurm_job_id of the job on the same
+    GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` how long it may take from submission on,
     ``blocked`` whether it must not start at all now.
     """
 
     uid: str
-    address: str
+    slurm_job_id: str
     name: str
     user: str
     account: str | None
@@ -70,8 +70,8 @@ class JobStatus:
     finished: float | None = None
     error: str | None = None
     renewals: int = 0
-    shares_with: str | None = None
-    in_turns: bool = False
+    co_runner: str | None = None
+    time_slicing: bool = False
     slo_seconds: float | None = None
     blocked: bool = False
 

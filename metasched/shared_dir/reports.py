@@ -41,7 +41,7 @@ class StartReport:
 
     at: float
     run: int
-    incarnation: int
+    generation: int
     world_size: int
     step: int
     samples: int
@@ -214,7 +214,7 @@ def _start(fields: _Fields, at: float) -> StartReport:
     return StartReport(
         at=at,
         run=fields.integer("run", 1, MAX_COUNT),
-        incarnation=fields.integer("incarnation", 1, MAX_COUNT),
+        generation=fields.integer("incarnation", 1, MAX_COUNT),
         world_size=fields.integer("world_size", 1, MAX_WORLD),
         step=fields.integer("step", 0, MAX_STEP),
         samples=fields.integer("samples", 0, MAX_SAMPLES),

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from metasched.core.model import Speed
 from metasched.store import JobRecord, Store
-from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.online_speed import MeasuredSpeed
 from metasched.throughput.scaling_curve import Curve, Scaling, ScalingTraining, ran
 from metasched.throughput.training import Training
 
@@ -57,7 +57,7 @@ def curves(store: Store, uid: str, exponent: float) -> Mapping[str, Extended]:
 def learned(speed: Speed | None, exponent: float) -> Mapping[str, Extended]:
     """The same, as the daemon has learned it of the job while it had its GPUs to itself."""
     sizes: dict[str, dict[int, list[float]]] = {}
-    for (kind, spread), steps_per_second in (speed.alone if isinstance(speed, OnlineSpeed) else {}).items():
+    for (kind, spread), steps_per_second in (speed.alone if isinstance(speed, MeasuredSpeed) else {}).items():
         sizes.setdefault(kind, {}).setdefault(sum(spread), []).append(steps_per_second)
     return {
         kind: Extended(Curve(tuple((n, fmean(speeds)) for n, speeds in sorted(found.items()))), exponent)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Node, Placement, Preempt, Status
-from metasched.simulator.records import JobOutcome, Settings, Stay, Submission
+from metasched.simulator.records import JobOutcome, RunInterval, Settings, Submission
 from metasched.throughput.training import Pace
 
 STILL = Pace(0.0, math.inf)
@@ -92,7 +92,7 @@ class _Live:
         self.kind, self.units = "", 0  # whose service it is: a GPU type and GPUs, or nodes of none
         self.attained: Mapping[str, float] = {}  # in earlier stays; a dict, as it is merged again and again
         self.ran = 0.0  # seconds, in earlier stays
-        self.stays: list[Stay] = []
+        self.stays: list[RunInterval] = []
         self.first_started: float | None = None
         self.seat: _Seat | None = None
         self.shared: tuple[tuple[float, float], ...] = ()  # when others had its GPUs, too, in the present stay
@@ -198,11 +198,11 @@ class Cluster:
         live.attained, live.ran = dict(job.attained), job.ran_seconds
         total = live.total if submission.declared else None
         live.job = job.evolve(
-            status=Status.HELD, placement=None, shares_with=None, total_steps=total, progress_steps=live.told
+            status=Status.HELD, placement=None, co_runner=None, total_steps=total, progress_steps=live.told
         )
         self._tell_speed(live)
         self.live[job.uid] = live
-        if job.placement is not None and self._sit(live, job.placement, job.shares_with):
+        if job.placement is not None and self._sit(live, job.placement, job.co_runner):
             live.first_started = self.now
             self._start(live, 0.0)
             live.job = live.job.evolve(run=job.run, run_started=job.run_started)
@@ -355,7 +355,7 @@ class Cluster:
         if seat.jobs:
             mate = seat.jobs[0]
             mate.shared = (*mate.shared, (seat.joined, self.now))
-            mate.job = mate.job.evolve(shares_with=None)
+            mate.job = mate.job.evolve(co_runner=None)
             self._change_company(mate)
         else:
             self._count(seat.place, +1)
@@ -370,7 +370,7 @@ class Cluster:
             suspended_by_us=False,
             steps_per_second=None,
             progress_steps=live.told,
-            shares_with=None,
+            co_runner=None,
         )
         self._set_pace(live)
 
@@ -384,12 +384,12 @@ class Cluster:
         live.stays.append(self._stay(live))
         live.attained, live.ran = live.job.attained, live.job.ran_seconds
 
-    def _stay(self, live: _Live) -> Stay:
+    def _stay(self, live: _Live) -> RunInterval:
         """Its present allocation, until now."""
         seat = live.seat
         assert seat is not None  # noqa: S101  as above
         shared = live.shared if seat.mate(live) is None else (*live.shared, (seat.joined, self.now))
-        return Stay(live.began, self.now, seat.place, shared)
+        return RunInterval(live.began, self.now, seat.place, shared)
 
     def _finish(self, live: _Live) -> JobOutcome:
         self._let_go(live, Status.FINISHED)
@@ -438,7 +438,7 @@ class Cluster:
             if seat.place != target or len(seat.jobs) == PAIR:
                 return False
         else:
-            if any(self._free[name] < gpus for name, gpus in target.shares):
+            if any(self._free[name] < gpus for name, gpus in target.node_gpus):
                 return False
             seat = _Seat(target)
             self._count(target, -1)
@@ -449,7 +449,7 @@ class Cluster:
 
     def _count(self, place: Placement, sign: int) -> None:
         """Take GPUs from what is free, or give them back."""
-        for name, gpus in place.shares:
+        for name, gpus in place.node_gpus:
             self._free[name] += sign * gpus
             if not 0 <= self._free[name] <= self.nodes[name].gpus:
                 raise OverbookedError(f"{name} has {self.nodes[name].gpus} GPUs, and {self._free[name]} would be free")
@@ -482,8 +482,8 @@ class Cluster:
         self._holding[live.job.uid] = live
         mate = live.seat.mate(live)
         if mate is not None:
-            live.job = live.job.evolve(shares_with=mate.job.uid)
-            mate.job = mate.job.evolve(shares_with=live.job.uid)
+            live.job = live.job.evolve(co_runner=mate.job.uid)
+            mate.job = mate.job.evolve(co_runner=live.job.uid)
             self._change_company(mate)
         self._set_pace(live)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from metasched.core.model import Decision, Node, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import RoundResult, run_round
-from metasched.simulator.records import Beginning, Failures, JobOutcome, Outcome, RoundOutcome, Settings, Workload
+from metasched.simulator.records import Failures, InitialState, JobOutcome, Outcome, RoundOutcome, Settings, Workload
 from metasched.simulator.simulated_cluster import Cluster
 
 VAIN_ROUNDS = 1000
@@ -53,7 +53,7 @@ def simulate(
     *,
     window: range | None = None,
     watch: Watcher | None = None,
-    begin: Beginning | None = None,
+    begin: InitialState | None = None,
 ) -> Outcome:
     """Run a workload to its end.
 
@@ -81,7 +81,7 @@ class _Simulation:
         *,
         window: range | None,
         watch: Watcher | None,
-        begin: Beginning | None,
+        begin: InitialState | None,
     ) -> None:
         self.workload = workload
         self.nodes = tuple(nodes)
@@ -91,7 +91,7 @@ class _Simulation:
         self.cluster = Cluster(self.nodes, settings)
         self.steady = policy.steady
         self.wakes = (policy.wakes_on_arrival, policy.wakes_on_completion)
-        self.begin = begin or Beginning()
+        self.begin = begin or InitialState()
         self.state = self.begin.state
         self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
         wanted = self.arrivals if window is None else [self.arrivals[i] for i in window if i < len(self.arrivals)]
@@ -177,7 +177,7 @@ class _Simulation:
             jobs=cluster.job_view(timely=not self.steady or self.watch is not None),
             uneven=settings.uneven,
             sharing=settings.sharing,
-            limits=self.begin.limits,
+            quotas=self.begin.quotas,
         )
         begun = time.perf_counter()
         result = run_round(snapshot, self.policy, self.state)
@@ -187,10 +187,10 @@ class _Simulation:
             self.vain = 0
         elif not cluster.lacks_nodes:  # what waits for a repair does not wait in vain
             self.vain += 1
-        cluster.aim(result.targets, result.shares)
+        cluster.aim(result.targets, result.co_runners)
         self.grid.pass_round(cluster.now)
         self.changed = self.woken = False
-        guests = {max(pair) for pair in result.shares.items()}
+        guests = {max(pair) for pair in result.co_runners.items()}
         gpus = sum([place.gpus for uid, place in result.targets.items() if uid not in guests])
         self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
         if self.watch is not None:

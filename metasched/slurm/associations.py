@@ -22,7 +22,7 @@ _SHARES = "SharesRaw/Norm/Level/Factor"
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class UsageLimits:
     """What may be held at once.
 
     Attributes:
@@ -37,7 +37,7 @@ class Quota:
         return bool(self.gpus) or self.jobs is not None
 
 
-NO_QUOTA = Quota()
+NO_USAGE_LIMITS = UsageLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Association:
     partition: str = ""
     parent: str = ""
     shares: int | None = 1
-    group: Quota = NO_QUOTA
+    group: UsageLimits = NO_USAGE_LIMITS
     max_jobs: int | None = None
-    per_job: Quota = NO_QUOTA
+    per_job: UsageLimits = NO_USAGE_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class Qos:
         per_job: MaxTRESPerJob.
     """
 
-    group: Quota = NO_QUOTA
-    per_user: Quota = NO_QUOTA
-    per_account: Quota = NO_QUOTA
-    per_job: Quota = NO_QUOTA
+    group: UsageLimits = NO_USAGE_LIMITS
+    per_user: UsageLimits = NO_USAGE_LIMITS
+    per_account: UsageLimits = NO_USAGE_LIMITS
+    per_job: UsageLimits = NO_USAGE_LIMITS
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _association(fields: Mapping[str, str]) -> Association:
         shares=None if shares == _USE_PARENT else shares if shares is not None else 1,
         group=_quota(fields, "GrpTRES", "GrpJobs"),
         max_jobs=_count(fields.get("MaxJobs", "")) if user else None,
-        per_job=_quota(fields, "MaxTRESPJ") if user else NO_QUOTA,
+        per_job=_quota(fields, "MaxTRESPJ") if user else NO_USAGE_LIMITS,
     )
 
 
@@ -204,9 +204,9 @@ def _first_block(text: str) -> Mapping[str, str]:
     return {} if block is None else field_syntax.fields(block[1])
 
 
-def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> Quota:
+def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> UsageLimits:
     gpus = {kind: int(count) for kind, count in _GPUS.findall(fields.get(tres, ""))}
-    return Quota(gpus, _count(fields.get(jobs, "")))
+    return UsageLimits(gpus, _count(fields.get(jobs, "")))
 
 
 def _count(text: str) -> int | None:

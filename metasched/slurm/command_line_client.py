@@ -45,7 +45,7 @@ _SCRIPT_SECONDS = 3.0
 
 _UNREACHABLE = re.compile(
     r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
-    r"communication.*fail|unable to process configuration|address already in use|authentication|munge",
+    r"communication.*fail|unable to process configuration|slurm_job_id already in use|authentication|munge",
     re.IGNORECASE,
 )
 _MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
@@ -178,11 +178,11 @@ class CommandLineClient:
         except SlurmPermissionError:
             return None
 
-    # Writes
+    # ThrottledWrites
 
-    def batch_script(self, address: str) -> str:
+    def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
-        argv = ["scontrol", "write", "batch_script", _address(address), "-"]
+        argv = ["scontrol", "write", "batch_script", _address(slurm_job_id), "-"]
         script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
         if not script:  # its exit status is 0 all the same
             raise _error(" ".join(argv), complaint.strip() or "no script")
@@ -191,90 +191,90 @@ class CommandLineClient:
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """See SlurmClient."""
         answer = self._write(["sbatch", "--parsable", *arguments, str(script.absolute())]).strip().partition(";")[0]
-        if not field_syntax.is_address(answer):
+        if not field_syntax.is_slurm_job_id(answer):
             raise MalformedOutputError("sbatch", "", f"no job id in {answer[:80]!a}")
         return answer
 
-    def hold(self, address: str) -> None:
+    def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         # By root or SlurmUser this is an admin's hold, over a user's as well, with no moment without a hold.
-        self._control("hold", _address(address))
+        self._control("hold", _address(slurm_job_id))
 
-    def release(self, address: str) -> None:
+    def release(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._control("release", _address(address))
+        self._control("release", _address(slurm_job_id))
 
-    def await_dependency(self, address: str) -> None:
+    def await_dependency(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(OUT_OF_REACH))
-        self._control("update", f"JobId={_address(address)}", f"StartTime={begin}")
-        self._control("release", _address(address))
+        self._control("update", f"JobId={_address(slurm_job_id)}", f"StartTime={begin}")
+        self._control("release", _address(slurm_job_id))
 
-    def update(self, address: str, geometry: Geometry) -> None:
+    def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
         size, place = resize_words(geometry)
-        self._control("update", f"JobId={_address(address)}", *size)
-        self._control("update", f"JobId={_address(address)}", *place)
+        self._control("update", f"JobId={_address(slurm_job_id)}", *size)
+        self._control("update", f"JobId={_address(slurm_job_id)}", *place)
 
-    def stamp(self, address: str, admin_comment: str) -> None:
+    def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
-        self._comment(address, admin_comment)
+        self._comment(slurm_job_id, admin_comment)
 
-    def adopt(self, address: str, admin_comment: str) -> None:
+    def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
         # By root or SlurmUser, priority 0 is an admin's hold.
-        self._comment(address, admin_comment, "Priority=0", "Requeue=1")
+        self._comment(slurm_job_id, admin_comment, "Priority=0", "Requeue=1")
 
-    def _comment(self, address: str, admin_comment: str, *more: str) -> None:
+    def _comment(self, slurm_job_id: str, admin_comment: str, *more: str) -> None:
         if not admin_comment.isprintable() or len(admin_comment) > _MAX_COMMENT:
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment[:80]!a}")
-        words = ("update", f"JobId={_address(address)}", f"AdminComment={admin_comment}", *more)
+        words = ("update", f"JobId={_address(slurm_job_id)}", f"AdminComment={admin_comment}", *more)
         if fits(words):
             self._control(*words)
         else:  # blanks and quotes need a process of their own: on the pipe, scontrol keeps the quotes around a text
             self._write(["scontrol", *words])
 
-    def set_requeue(self, address: str) -> None:
+    def set_requeue(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._control("update", f"JobId={_address(address)}", "Requeue=1")
+        self._control("update", f"JobId={_address(slurm_job_id)}", "Requeue=1")
 
-    def signal(self, address: str, signal: str) -> None:
+    def signal(self, slurm_job_id: str, signal: str) -> None:
         """See SlurmClient."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
         # On a job that is pending or suspended scancel tries again and again, for 20 s.
-        job_id, state, _ = self._look(address)
+        job_id, state, _ = self._look(slurm_job_id)
         if state != "RUNNING":
-            raise WrongJobStateError(f"job {address} is {state}: only a running job can be sent a signal")
+            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only a running job can be sent a signal")
         self._write(["scancel", "-s", signal.removeprefix("SIG"), job_id])
 
-    def requeue_hold(self, address: str) -> None:
+    def requeue_hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         # Slurm would bring a cancelled job back: its owner may have ended it since it was last read.
-        _, state, _ = self._look(address)
+        _, state, _ = self._look(slurm_job_id)
         if state in {"CANCELLED", "COMPLETING"}:  # what completes may have been cancelled
-            raise WrongJobStateError(f"job {address} is {state}: it is not requeued")
-        self._control("requeuehold", _address(address))
+            raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
+        self._control("requeuehold", _address(slurm_job_id))
 
-    def suspend(self, address: str) -> None:
+    def suspend(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._pause("suspend", _address(address))
+        self._pause("suspend", _address(slurm_job_id))
 
-    def resume(self, address: str) -> None:
+    def resume(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._pause("resume", _address(address))
+        self._pause("resume", _address(slurm_job_id))
 
-    def cancel(self, address: str) -> None:
+    def cancel(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._write(["scancel", _address(address)])
+        self._write(["scancel", _address(slurm_job_id)])
 
-    def launch(self, address: str, argv: Sequence[str], timeout: float) -> str:
+    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
         """See SlurmClient."""
         if not argv or argv[0].startswith("-"):
             raise InvalidArgumentError(f"not a command: {list(argv)!a:.80}")
-        job_id, state, owner = self._look(address)
+        job_id, state, owner = self._look(slurm_job_id)
         if state != "RUNNING":
-            raise WrongJobStateError(f"job {address} is {state}: only in a running job can a step be started")
+            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only in a running job can a step be started")
         # --mem=0: the step shares the job's memory, which the job's own step has all of.
         self._before_write()
         options = [f"--jobid={job_id}", "--overlap", "--mem=0", "-N1", "-n1", "--quiet", "--input=none", "--chdir=/"]
@@ -298,21 +298,21 @@ class CommandLineClient:
             self._installed = found
         return self._installed
 
-    def _look(self, address: str) -> tuple[str, str, int]:
+    def _look(self, slurm_job_id: str) -> tuple[str, str, int]:
         """Slurm's id, the state and the owner's uid of one job, now."""
-        line = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T %U", "-j", _address(address)]).partition(
+        line = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T %U", "-j", _address(slurm_job_id)]).partition(
             "\n"
         )[0]
         match line.split():
             case [job_id, state, owner]:
                 return job_id, state, int(owner)
-        raise NoSuchJobError(f"Slurm does not know job {address} (any more)")
+        raise NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
 
-    def _pause(self, verb: str, address: str) -> None:
+    def _pause(self, verb: str, slurm_job_id: str) -> None:
         try:
-            self._control(verb, address)
+            self._control(verb, slurm_job_id)
         except SlurmUnavailableError:
-            self._look(address)  # of a job that is not there scontrol says the same as of a controller that is not
+            self._look(slurm_job_id)  # of a job that is not there scontrol says the same as of a controller that is not
             raise
 
     def _write(self, argv: Sequence[str]) -> str:
@@ -383,7 +383,7 @@ def _steady(text: str) -> tuple[str, ...]:
 
 
 def _address(text: str) -> str:
-    if not field_syntax.is_address(text):
+    if not field_syntax.is_slurm_job_id(text):
         raise InvalidArgumentError(f"not a job id: {text[:80]!a}")
     return text
 

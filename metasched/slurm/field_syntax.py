@@ -36,7 +36,7 @@ def fields(line: str) -> dict[str, str]:
     return found
 
 
-def is_address(text: str) -> bool:
+def is_slurm_job_id(text: str) -> bool:
     """Whether it is ``123`` or ``123_4``."""
     return _ADDRESS.fullmatch(text) is not None
 

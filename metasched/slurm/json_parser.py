@@ -184,7 +184,7 @@ def _jobs(fields: _Fields) -> list[SlurmJob]:
     )
     if job.array_task_id is not None or not tasks:
         return [job]
-    return [replace(job, address=f"{job.array_job_id}_{task}", array_task_id=task) for task in tasks]
+    return [replace(job, slurm_job_id=f"{job.array_job_id}_{task}", array_task_id=task) for task in tasks]
 
 
 def _job(fields: _Fields) -> SlurmJob:
@@ -213,7 +213,7 @@ def _job(fields: _Fields) -> SlurmJob:
         gpus = dict.fromkeys(allocation.gpus, per_node)
         allocation = replace(allocation, gpus=gpus, gpu_type=gpu_type, shards=shards)
     return SlurmJob(
-        address=str(job_id) if task is None else f"{array}_{task}",
+        slurm_job_id=str(job_id) if task is None else f"{array}_{task}",
         job_id=job_id,
         array_job_id=array,
         array_task_id=task,

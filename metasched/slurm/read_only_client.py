@@ -35,54 +35,54 @@ class ReadOnlyClient:
         """As Slurm has them."""
         return self._client.associations()
 
-    def batch_script(self, address: str) -> str:
+    def batch_script(self, slurm_job_id: str) -> str:
         """As Slurm has it."""
-        return self._client.batch_script(address)
+        return self._client.batch_script(slurm_job_id)
 
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """Nothing is submitted."""
         del script, arguments
         return "0"
 
-    def hold(self, address: str) -> None:
+    def hold(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def release(self, address: str) -> None:
+    def release(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def await_dependency(self, address: str) -> None:
+    def await_dependency(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def update(self, address: str, geometry: Geometry) -> None:
+    def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """Nothing is done."""
 
-    def stamp(self, address: str, admin_comment: str) -> None:
+    def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
         """Nothing is done."""
 
-    def adopt(self, address: str, admin_comment: str) -> None:
+    def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
         """Nothing is done."""
 
-    def set_requeue(self, address: str) -> None:
+    def set_requeue(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def signal(self, address: str, signal: str) -> None:
+    def signal(self, slurm_job_id: str, signal: str) -> None:
         """Nothing is done."""
 
-    def requeue_hold(self, address: str) -> None:
+    def requeue_hold(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def suspend(self, address: str) -> None:
+    def suspend(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def resume(self, address: str) -> None:
+    def resume(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def cancel(self, address: str) -> None:
+    def cancel(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
-    def launch(self, address: str, argv: Sequence[str], timeout: float) -> str:
+    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
         """Nothing is run."""
-        del address, argv, timeout
+        del slurm_job_id, argv, timeout
         return ""
 
     def close(self) -> None:

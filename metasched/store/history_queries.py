@@ -25,7 +25,7 @@ from metasched.store.schema import TABLES
 
 _RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  our own names
 _THROUGHPUT = (
-    "SELECT uid, run, incarnation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
+    "SELECT uid, run, generation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
     "accumulation FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
 )
 
@@ -37,7 +37,7 @@ class History(Connection):
     """The questions of ``status``, ``explain`` and ``db``. Lists named "recent" have the newest first."""
 
     def find_jobs(self, text: str, limit: int = 20) -> list[JobRecord]:
-        """Jobs that a person may mean: by uid or address (a whole array by its id), else by the beginning of a name.
+        """Jobs that a name may mean: by uid or Slurm job id (a whole array by its id), else by the beginning of a name.
 
         Live ones first, then the latest submitted.
         """
@@ -45,7 +45,7 @@ class History(Connection):
         for condition, parameters in (
             # "`" follows "_" in ASCII: every task of the array lies between
             (
-                "jobs.uid = ? OR jobs.address = ? OR (jobs.address >= ? AND jobs.address < ?)",
+                "jobs.uid = ? OR jobs.slurm_job_id = ? OR (jobs.slurm_job_id >= ? AND jobs.slurm_job_id < ?)",
                 [text, text, f"{text}_", f"{text}`"],
             ),
             ("substr(jobs.name, 1, ?) = ?", [len(text), text]),
@@ -111,16 +111,16 @@ class History(Connection):
 
     def speeds(self) -> list[SpeedRecord]:
         """What is known of speeds, by subject."""
-        rows = self._rows("SELECT subject, gpu_type, spread, beside, steps_per_second, at FROM speeds")
+        rows = self._rows("SELECT subject, gpu_type, spread, co_runner, steps_per_second, at FROM speeds")
         return [
-            SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), beside or None, speed, at)
-            for subject, gpu_type, spread, beside, speed, at in rows
+            SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), co_runner or None, speed, at)
+            for subject, gpu_type, spread, co_runner, speed, at in rows
         ]
 
     def recent_checkpoints(self, uid: str, limit: int = 100) -> list[CheckpointRecord]:
         """Checkpoints that a job's trainers reported."""
         sql = (
-            "SELECT uid, incarnation, at, step, seconds, size, cause FROM checkpoints "
+            "SELECT uid, generation, at, step, seconds, size, cause FROM checkpoints "
             "WHERE uid = ? ORDER BY id DESC LIMIT ?"
         )
         return [CheckpointRecord(*row) for row in self._rows(sql, [uid, limit])]

@@ -92,7 +92,7 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     daemon is killed. Only whole lines are taken. Refused lines are counted; one event tells of the job's first, and a
     file with too many is given up. A file that became shorter than what was read of it was truncated or replaced: what
     it holds now is skipped, since a line lost is better than a line counted twice, and reading goes on with what is
-    appended. Of many files those of the latest incarnations are read.
+    appended. Of many files those of the latest generations are read.
 
     Args:
         store: open for writing.
@@ -112,13 +112,13 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     try:
         with _directory(reports, uid, owner) as directory:
             known = store.report_files(uid)
-            incarnations = _incarnations(directory, known)
-            newest = max((*known, *incarnations), default=0)
+            generations = _generations(directory, known)
+            newest = max((*known, *generations), default=0)
             budget = _Budget()
-            for incarnation in incarnations:
-                file = known.get(incarnation, ReportFile(uid, incarnation))
+            for generation in generations:
+                file = known.get(generation, ReportFile(uid, generation))
                 try:
-                    if file.refused >= MAX_REFUSED or _size(directory, incarnation) == file.offset:
+                    if file.refused >= MAX_REFUSED or _size(directory, generation) == file.offset:
                         continue
                     if budget.is_spent:
                         return replace(total, more=True)
@@ -126,13 +126,13 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
                 except FileNotFoundError:
                     continue  # somebody removes it right now
                 except _RefusedFileError as error:
-                    store.event_once("reports-file-refused", f"{_name(incarnation)}: {error}", uid, at=now)
+                    store.event_once("reports-file-refused", f"{_name(generation)}: {error}", uid, at=now)
                     continue
                 except OSError as error:
-                    store.event_once("reports-unreadable", f"{_name(incarnation)}: {error.strerror}", uid, at=now)
+                    store.event_once("reports-unreadable", f"{_name(generation)}: {error.strerror}", uid, at=now)
                     continue
                 budget.bytes -= len(read.data)
-                total = _added(total, _commit(store, file, read, now, budget, latest=incarnation == newest))
+                total = _added(total, _commit(store, file, read, now, budget, latest=generation == newest))
     except FileNotFoundError:
         pass  # no trainer has written yet
     except _RefusedFileError as error:
@@ -142,8 +142,8 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     return total
 
 
-def _name(incarnation: int) -> str:
-    return f"incarnation-{incarnation}.jsonl"
+def _name(generation: int) -> str:
+    return f"incarnation-{generation}.jsonl"
 
 
 @contextmanager
@@ -171,24 +171,24 @@ def _open(name: str, directory: int, flags: int = 0) -> int:
         raise
 
 
-def _incarnations(directory: int, known: Collection[int]) -> list[int]:
-    """The latest incarnations whose files are there, in order; none from before those that the store remembers."""
+def _generations(directory: int, known: Collection[int]) -> list[int]:
+    """The latest generations whose files are there, in order; none from before those that the store remembers."""
     with os.scandir(directory) as entries:
         names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
     if len(names) > MAX_ENTRIES:
         raise _RefusedFileError(f"more than {MAX_ENTRIES} files")
     found = sorted(int(match[1]) for name in names if (match := _FILE_NAME.fullmatch(name)))
     first = sorted(known)[-KEPT_FILES] if len(known) >= KEPT_FILES else 0
-    return [incarnation for incarnation in found[-KEPT_FILES:] if incarnation >= first]
+    return [generation for generation in found[-KEPT_FILES:] if generation >= first]
 
 
-def _size(directory: int, incarnation: int) -> int:
-    return os.stat(_name(incarnation), dir_fd=directory, follow_symlinks=False).st_size
+def _size(directory: int, generation: int) -> int:
+    return os.stat(_name(generation), dir_fd=directory, follow_symlinks=False).st_size
 
 
 def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
     """What follows the reading position, ``budget`` bytes at most."""
-    descriptor = _open(_name(file.incarnation), directory)
+    descriptor = _open(_name(file.generation), directory)
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner:
@@ -203,7 +203,7 @@ def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
 
 def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Budget, *, latest: bool) -> IngestResult:
     """Parse what was read, within the budget of lines, and commit it with the position behind it."""
-    name = _name(file.incarnation)
+    name = _name(file.generation)
     if read.size < file.offset:
         with store.transaction():
             text = f"{name}: became shorter than what was read of it; what it held then is skipped"
@@ -262,7 +262,7 @@ def _parse(file: ReportFile, data: bytes, now: float, budget: _Budget) -> tuple[
 
 def _report(line: bytes, file: ReportFile, now: float) -> Report | None:
     report = parse_line(line, now)
-    if isinstance(report, StartReport) and report.incarnation != file.incarnation:
+    if isinstance(report, StartReport) and report.generation != file.generation:
         raise RefusedLineError("key 'incarnation' is not that of the file's name")
     return report
 

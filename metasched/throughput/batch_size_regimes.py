@@ -180,7 +180,7 @@ class RegimeSpeed:
         found = self.table.speed(self.model, gpu_type, spread)
         return None if found is None else found * self.worth
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """The same beside a job of the same table, in its present regime."""
         if not isinstance(other, RegimeSpeed) or other.table is not self.table:
             return None

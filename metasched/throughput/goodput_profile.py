@@ -294,7 +294,7 @@ class ProfileSpeed:
             return None
         return self.profile.goodput(spread, self.batch, self.epoch)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """Not known."""
         del other, gpu_type, spread
         return None

@@ -43,7 +43,7 @@ def near(new: Parts, old: Parts) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class OnlineSpeed:
+class MeasuredSpeed:
     """A ``Speed``; immutable.
 
     Attributes:
@@ -118,15 +118,15 @@ class OnlineSpeed:
         """As measured there; None elsewhere."""
         return self.alone.get((gpu_type, spread))
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """As measured beside that subject there; else as estimated; else the part of its speed alone that is taken."""
         where = (gpu_type, spread)
-        if isinstance(other, OnlineSpeed) and (found := self.beside_subject.get((where, other.subject))) is not None:
+        if isinstance(other, MeasuredSpeed) and (found := self.beside_subject.get((where, other.subject))) is not None:
             return found
         mine, part = self.alone.get(where), self._part(other, gpu_type, sum(spread))
         return None if mine is None or part is None else part * mine
 
     def _part(self, other: Speed, gpu_type: str, gpus: int) -> float | None:
-        if not isinstance(other, OnlineSpeed) or self.fingerprint is None or other.fingerprint is None:
+        if not isinstance(other, MeasuredSpeed) or self.fingerprint is None or other.fingerprint is None:
             return self.untried
         return self.fingerprint.parts.get((gpu_type, gpus, other.fingerprint.like), self.untried)

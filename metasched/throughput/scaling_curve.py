@@ -87,7 +87,7 @@ class ScalingSpeed:
         curve = self.curves.get(gpu_type) or self.curves.get("")
         return None if curve is None else curve.at(sum(spread))
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """Not known."""
         del other, gpu_type, spread
         return None

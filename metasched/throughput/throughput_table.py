@@ -125,7 +125,7 @@ class TableSpeed:
         """As in the table."""
         return self.table.speed(self.model, gpu_type, spread)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """As in the table, if the other is in the same one."""
         if not isinstance(other, TableSpeed) or other.table is not self.table:
             return None

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from metasched.capacity.capacity_pool import even_ways, fixed, units_of, without
+from metasched.capacity.capacity_pool import even_ways, is_fixed, units_of, without
 from metasched.core.model import Job, Node, Snapshot, Speed, Status
 from metasched.time_shares.round_mechanism import APART
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class AllocationInputs:
     """What shares are made for: jobs, and GPUs for them.
 
     Attributes:
@@ -60,13 +60,13 @@ class Claims:
             return 0.0
         if job.speed is None or other.speed is None:
             return None
-        return job.speed.beside(other.speed, gpu_type, self.spreads[job.uid][gpu_type])
+        return job.speed.steps_per_second_with(other.speed, gpu_type, self.spreads[job.uid][gpu_type])
 
 
-def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
+def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationInputs:
     """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
     empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    stays = [job for job in snapshot.jobs if fixed(job) or _runs_outside(empty, job)]
+    stays = [job for job in snapshot.jobs if is_fixed(job) or _runs_outside(empty, job)]
     staying = {job.uid for job in stays}
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
     places = _Places(without(empty.values(), stays))
@@ -89,7 +89,7 @@ def claims_of(snapshot: Snapshot, *, apart: bool = False) -> Claims:
         if apart and far[key]:
             scattered[job.uid] = far[key]
     placeless = (job for job in jobs if not spreads[job.uid])
-    return Claims(
+    return AllocationInputs(
         jobs,
         capacity,
         spreads,

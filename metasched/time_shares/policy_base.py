@@ -9,20 +9,20 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from metasched.capacity.capacity_pool import fixed
+from metasched.capacity.capacity_pool import is_fixed
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
-from metasched.core.seeded_rng import Chance
-from metasched.time_shares.allocation_inputs import Claims, claims_of
+from metasched.core.seeded_rng import SeededRng
+from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
 from metasched.time_shares.round_mechanism import (
     LEDGER,
     MADE_FOR,
     PRIOR_ROUNDS,
     Candidate,
     Combination,
-    Ledger,
+    RoundGrant,
+    TimeAccount,
     Times,
-    Turn,
     alone,
     choose,
     gpu_type_of,
@@ -41,7 +41,7 @@ WITHOUT = "without"  # in the data of a state: the jobs that have been given no 
 TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
 
 
-class FractionParameters(PolicyParameters):
+class TimeShareParameters(PolicyParameters):
     """What all policies of this kind have.
 
     Attributes:
@@ -77,14 +77,14 @@ class FractionParameters(PolicyParameters):
         return frozenset(self.types_in_turn)
 
 
-class FractionPolicy(Policy):
+class TimeSharePolicy(Policy):
     """Makes shares when something has changed, and has the round mechanism realise them.
 
     Rounds are of fixed length, as in the paper: neither arrivals nor completions begin one early.
     """
 
-    Parameters: ClassVar[type[PolicyParameters]] = FractionParameters
-    parameters: FractionParameters
+    Parameters: ClassVar[type[PolicyParameters]] = TimeShareParameters
+    parameters: TimeShareParameters
     wakes_on_arrival: ClassVar[bool] = False
     wakes_on_completion: ClassVar[bool] = False
     fills: ClassVar[bool] = True  # whether GPUs that nobody with a share can use go to jobs without one
@@ -95,17 +95,17 @@ class FractionPolicy(Policy):
         return False
 
     @property
-    def in_turns(self) -> bool:
+    def time_slicing(self) -> bool:
         """Whether the two of a pair take turns on their GPUs, instead of running at once."""
         return False
 
     @property
-    def works_beside(self) -> bool:
+    def solves_in_background(self) -> bool:
         """Whether shares are made beside the rounds."""
         return self.parameters.recompute_rounds > 0
 
     @abstractmethod
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The share of time that each job or pair should have on each GPU type, and what to remember of how it came.
 
         Args:
@@ -116,17 +116,17 @@ class FractionPolicy(Policy):
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Make shares if they are due, and choose who lags behind them."""
         data = _known(state)
-        ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
+        ledger = TimeAccount.from_json(data[LEDGER]) if LEDGER in data else TimeAccount()
         ledger = ledger.look(snapshot.jobs)
-        claims = claims_of(snapshot, apart=self.placement)
+        claims = allocation_inputs(snapshot, apart=self.placement)
         memory, made_for = data.get("memory", {}), data.get(MADE_FOR)
         lag = self.parameters.recompute_rounds
-        coming = (snapshot.worked or data.get(COMING)) if lag else None
+        coming = (snapshot.precomputed or data.get(COMING)) if lag else None
         if coming and snapshot.round >= coming["round"] + lag:
             ledger = self._renewed(ledger, claims, live(times_of(coming["shares"]), claims.jobs))
             memory, made_for, coming = coming["memory"], coming[MADE_FOR], None
         asked = {**self._asked(claims), **self._company(claims, ledger.shares)}
-        mine = not lag or (not coming and snapshot.worked is None)
+        mine = not lag or (not coming and snapshot.precomputed is None)
         if mine and _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
             if lag:
                 coming = self._made(snapshot, claims, memory, asked)
@@ -146,16 +146,16 @@ class FractionPolicy(Policy):
         )
         ledger = ledger.give(turns)
         decision = _decision(
-            snapshot, claims, _Words(ledger, types), turns, of, fill=self.fills, in_turns=self.in_turns
+            snapshot, claims, _Words(ledger, types), turns, of, fill=self.fills, time_slicing=self.time_slicing
         )
         written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
         return decision, PolicyState(STATE_VERSION, {**written, COMING: coming} if coming else written)
 
-    def work(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
+    def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
         """The shares for a round's jobs, if they are due and none are coming; ``decide`` puts them into force."""
         data = _known(state)
-        claims = claims_of(snapshot, apart=self.placement)
-        ledger = Ledger.from_json(data[LEDGER]) if LEDGER in data else Ledger()
+        claims = allocation_inputs(snapshot, apart=self.placement)
+        ledger = TimeAccount.from_json(data[LEDGER]) if LEDGER in data else TimeAccount()
         asked = {**self._asked(claims), **self._company(claims, ledger.shares)}
         changed = _changed(data.get(MADE_FOR), asked)
         if COMING in data or not (changed and self._may_renew(ledger, snapshot.now)):
@@ -163,7 +163,7 @@ class FractionPolicy(Policy):
         return self._made(snapshot, claims, data.get("memory", {}), asked)
 
     def _made(
-        self, snapshot: Snapshot, claims: Claims, memory: Mapping[str, Any], asked: Mapping[str, Any]
+        self, snapshot: Snapshot, claims: AllocationInputs, memory: Mapping[str, Any], asked: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Shares that are to come into force, as JSON-compatible data."""
         times, memory = self.shares(claims, memory)
@@ -171,12 +171,12 @@ class FractionPolicy(Policy):
         made_for = {**asked, **self._company(claims, times), WITHOUT: sorted(without)}
         return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: made_for, "memory": memory}
 
-    def _renewed(self, ledger: Ledger, claims: Claims, shares: Times) -> Ledger:
+    def _renewed(self, ledger: TimeAccount, claims: AllocationInputs, shares: Times) -> TimeAccount:
         """The ledger with new shares."""
         gpus = {job.uid: job.gpus for job in claims.jobs} if self.parameters.carry else None
         return ledger.renew(shares, claims.now, gpus=gpus)
 
-    def _asked(self, claims: Claims) -> Mapping[str, Any]:
+    def _asked(self, claims: AllocationInputs) -> Mapping[str, Any]:
         """What shares for these claims are made for."""
         asked: dict[str, Any] = {
             "jobs": [job.uid for job in claims.jobs],
@@ -190,11 +190,11 @@ class FractionPolicy(Policy):
             asked["types"] = {uid: sorted(spreads) for uid, spreads in claims.spreads.items()}
         return asked
 
-    def _company(self, claims: Claims, shares: Times) -> Mapping[str, Any]:
+    def _company(self, claims: AllocationInputs, shares: Times) -> Mapping[str, Any]:
         """What is known of the pairs that these shares make, if speeds are heeded."""
         return {"together": _together(claims, shares)} if self.parameters.heed_speeds else {}
 
-    def _may_renew(self, ledger: Ledger, now: float) -> bool:
+    def _may_renew(self, ledger: TimeAccount, now: float) -> bool:
         """Whether the shares are old enough to be made anew."""
         return ledger.since is None or ledger.expired or now - ledger.since >= self.parameters.recompute_seconds
 
@@ -203,7 +203,7 @@ class FractionPolicy(Policy):
         types = list(self.parameters.types_in_turn)
         if not self.parameters.shuffle_types:
             return tuple(types), used
-        chance = Chance.resume(self.parameters.seed + TYPES_SEED, used)
+        chance = SeededRng.resume(self.parameters.seed + TYPES_SEED, used)
         chance.shuffle(types)
         return tuple(types), chance.used
 
@@ -213,7 +213,9 @@ def _known(state: PolicyState) -> Mapping[str, Any]:
     return state.data if state.version == STATE_VERSION else {}
 
 
-def equal_parts(claims: Claims, who: Sequence[tuple[Combination, int]]) -> dict[Combination, dict[str, float]]:
+def equal_parts(
+    claims: AllocationInputs, who: Sequence[tuple[Combination, int]]
+) -> dict[Combination, dict[str, float]]:
     """The cluster in equal parts for combinations of so many GPUs each; nobody gets more than all of the time."""
     parts = {}
     for combination, gpus in who:
@@ -227,7 +229,7 @@ def equal_parts(claims: Claims, who: Sequence[tuple[Combination, int]]) -> dict[
     return parts
 
 
-def _in_the_interim(claims: Claims, ledger: Ledger, made_for: Mapping[str, Any] | None) -> Times:
+def _in_the_interim(claims: AllocationInputs, ledger: TimeAccount, made_for: Mapping[str, Any] | None) -> Times:
     """Equal parts for the jobs for which no shares have been made yet (section 7.4: agnostic ones in the interim).
 
     So it is with a job that has lost its share since, with a partner that ended or while it could not start.
@@ -257,7 +259,7 @@ def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bo
     )
 
 
-def _together(claims: Claims, shares: Times) -> list[list[Any]]:
+def _together(claims: AllocationInputs, shares: Times) -> list[list[Any]]:
     """Rows of who is to share GPUs of which type, and the speeds of both there."""
     jobs = {job.uid: job for job in claims.jobs} if claims.sharing else {}
     found: list[list[Any]] = []
@@ -277,7 +279,7 @@ def _differ(speed: float | None, before: float | None) -> bool:
     return abs(speed - before) > SPEED_NEWS * before
 
 
-def _candidates(claims: Claims, ledger: Ledger) -> list[Candidate]:
+def _candidates(claims: AllocationInputs, ledger: TimeAccount) -> list[Candidate]:
     """Every job, and the pairs that have shares."""
     found = [Candidate((job.uid,), job.gpus, claims.kinds(job.uid), near=claims.near(job.uid)) for job in claims.jobs]
     if claims.sharing:
@@ -288,7 +290,7 @@ def _candidates(claims: Claims, ledger: Ledger) -> list[Candidate]:
 
 
 def _with_all_pairs(
-    claims: Claims, candidates: Iterable[Candidate], old: Collection[str], credit: float
+    claims: AllocationInputs, candidates: Iterable[Candidate], old: Collection[str], credit: float
 ) -> list[Candidate]:
     """All jobs and pairs by the arrival of the later of the two; pairs of old jobs have a credit."""
     found = []
@@ -301,12 +303,12 @@ def _with_all_pairs(
     return found
 
 
-def _pair(claims: Claims, one: Job, other: Job) -> Candidate:
+def _pair(claims: AllocationInputs, one: Job, other: Job) -> Candidate:
     """Two jobs on the same GPUs, in the order of the policy's shares."""
     return Candidate((one.uid, other.uid), one.gpus, _common_types(claims, one, other))
 
 
-def _common_types(claims: Claims, one: Job, other: Job) -> tuple[str, ...]:
+def _common_types(claims: AllocationInputs, one: Job, other: Job) -> tuple[str, ...]:
     """Where two jobs can share GPUs, as far as is known."""
     return tuple(
         kind
@@ -319,16 +321,16 @@ def _common_types(claims: Claims, one: Job, other: Job) -> tuple[str, ...]:
 
 def _decision(
     snapshot: Snapshot,
-    claims: Claims,
+    claims: AllocationInputs,
     words: _Words,
-    turns: Sequence[Turn],
+    turns: Sequence[RoundGrant],
     of: Times,
     *,
     fill: bool,
-    in_turns: bool,
+    time_slicing: bool,
 ) -> Decision:
     """Grants for those whose turn it is, largest first (section 5: to fragment less)."""
-    grants = list(_staying(claims, in_turns=in_turns))
+    grants = list(_staying(claims, time_slicing=time_slicing))
     for turn in sorted(turns, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
         reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
@@ -337,8 +339,8 @@ def _decision(
         most = len(near) or None
         grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type, max_nodes=most))
         grants += [
-            Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].address} on the same GPUs",
-                  gpu_type=turn.gpu_type, max_nodes=most, shares_with=first, in_turns=in_turns)
+            Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].slurm_job_id} on the same GPUs",
+                  gpu_type=turn.gpu_type, max_nodes=most, co_runner=first, time_slicing=time_slicing)
             for uid in rest
         ]  # fmt: skip
     served = {grant.uid for grant in grants}
@@ -372,18 +374,20 @@ def _decision(
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
 
 
-def _staying(claims: Claims, *, in_turns: bool) -> Iterator[Grant]:
+def _staying(claims: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]:
     """Grants of what they hold, for those who stay."""
     before: dict[str | None, Job] = {}
-    for job in sorted(claims.stays, key=lambda job: not fixed(job)):  # of two, who cannot move is the host
+    for job in sorted(claims.stays, key=lambda job: not is_fixed(job)):  # of two, who cannot move is the host
         if (place := job.placement) is None:
             continue
-        host = before.get(job.shares_with) if claims.sharing and not fixed(job) else None
+        host = before.get(job.co_runner) if claims.sharing and not is_fixed(job) else None
         if host is not None and host.placement == place:
-            reason = f"{RUNS_ON}, with job {host.address} on the same GPUs"
-            yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type, shares_with=host.uid, in_turns=in_turns)
+            reason = f"{RUNS_ON}, with job {host.slurm_job_id} on the same GPUs"
+            yield Grant(
+                job.uid, place.gpus, reason, gpu_type=place.gpu_type, co_runner=host.uid, time_slicing=time_slicing
+            )
         else:
-            reason = "it runs to its end" if fixed(job) else RUNS_ON
+            reason = "it runs to its end" if is_fixed(job) else RUNS_ON
             yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
         before[job.uid] = job
 
@@ -391,7 +395,7 @@ def _staying(claims: Claims, *, in_turns: bool) -> Iterator[Grant]:
 class _Words:
     """Shares in words."""
 
-    def __init__(self, ledger: Ledger, types_in_turn: Sequence[str]) -> None:
+    def __init__(self, ledger: TimeAccount, types_in_turn: Sequence[str]) -> None:
         self._types = types_in_turn
         self._shares: dict[str, Mapping[str, float]] = {}
         for who, share in ledger.shares.items():

@@ -34,7 +34,7 @@ NOISE_DIGITS = 6  # of seconds: finer differences in attained service are roundi
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class TimeAccount:
     """What combinations should have, and what they have had.
 
     Attributes:
@@ -115,7 +115,7 @@ class Ledger:
         before = {who: {kind: -part * elapsed for kind, part in share.items()} for who, share in shares.items()}
         return replace(self, shares={**self.shares, **shares}, owed={**self.owed, **before})
 
-    def give(self, turns: Sequence[Turn]) -> Self:
+    def give(self, turns: Sequence[RoundGrant]) -> Self:
         """Note who has been given the round."""
         apart = tuple(uid for turn in turns if turn.apart for uid in turn.combination)
         return replace(self, ran=tuple(turn.combination for turn in turns), apart=apart)
@@ -168,7 +168,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RoundGrant:
     """A round on GPUs of a type, for a combination; ``apart`` if they may be spread over nodes at its cost."""
 
     combination: Combination
@@ -177,7 +177,7 @@ class Turn:
     apart: bool = False
 
 
-def priorities(ledger: Ledger, round_seconds: float) -> Times:
+def priorities(ledger: TimeAccount, round_seconds: float) -> Times:
     """Shares over the rounds received since they were made (Figure 5): high for those who lag behind.
 
     Section 5 divides by a job's part of all time received on the type instead. That orders the jobs of one type alike,
@@ -194,7 +194,7 @@ def priorities(ledger: Ledger, round_seconds: float) -> Times:
 
 
 def choose(
-    ledger: Ledger,
+    ledger: TimeAccount,
     candidates: Sequence[Candidate],
     capacity: Mapping[str, int],
     of: Times,
@@ -202,7 +202,7 @@ def choose(
     types_in_turn: Sequence[str] = (),
     fill: bool = True,
     nodes: Mapping[str, Sequence[int]] | None = None,
-) -> tuple[Turn, ...]:
+) -> tuple[RoundGrant, ...]:
     """Give a round away by Algorithm 1: highest priority first, each job once, whoever fits.
 
     Among equal priorities those come first to whom more is owed, then those with the larger share, then in the order of
@@ -246,7 +246,7 @@ def choose(
             free[gpu_type] -= gpus
             left -= gpus
             busy.update(who)
-            turns.append(Turn(who, gpu_type, gpus, apart=kind != gpu_type))
+            turns.append(RoundGrant(who, gpu_type, gpus, apart=kind != gpu_type))
     return tuple(turns)
 
 

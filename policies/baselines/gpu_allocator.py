@@ -12,11 +12,19 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from metasched.capacity.capacity_pool import CPU_ONLY, Reach, Room, Share, Site, even_ways, fixed
+from metasched.capacity.capacity_pool import (
+    CPU_ONLY,
+    CapacityPool,
+    GpuAmount,
+    NodeSet,
+    ShapeCapacity,
+    even_ways,
+    is_fixed,
+)
 from metasched.core.model import Decision, Grant, Job, Snapshot
 
 TEENS = range(11, 14)
-Kind = tuple[str, Reach]
+Kind = tuple[str, NodeSet]
 """A GPU type, and the nodes of it that suit a job."""
 
 
@@ -61,13 +69,13 @@ class Allocator:
         queue: Sequence[Job],
         *,
         elastic: bool,
-        stays: Callable[[Job], bool] = fixed,
+        stays: Callable[[Job], bool] = is_fixed,
     ) -> None:
         self.snapshot = snapshot
         self.queue = queue
         self.elastic = elastic
-        self.room = Room(snapshot, stays)
-        self._sizes: dict[tuple[Site, int, int], Mapping[str, tuple[int, ...]]] = {}
+        self.room = CapacityPool(snapshot, stays)
+        self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
 
     def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
         """Grants for all who have a share, in the order of the queue.
@@ -83,7 +91,7 @@ class Allocator:
             least = self.least(job)
             if share is not None:
                 at_least = (
-                    min(least, share.gpus) if least < share.gpus and self.elastic and not fixed(job) else share.gpus
+                    min(least, share.gpus) if least < share.gpus and self.elastic and not is_fixed(job) else share.gpus
                 )
                 grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
             elif not self.possible(job):
@@ -143,11 +151,11 @@ class Allocator:
             if any(self.room.give(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
                 continue
             kinds = [self.kind(job, share.gpu_type) for share in options]
-            ahead = (address for mine in kinds for theirs, address in heads.items() if compete(mine, theirs))
+            ahead = (slurm_job_id for mine in kinds for theirs, slurm_job_id in heads.items() if compete(mine, theirs))
             behind[job.uid] = next(ahead, None)
             for gpu_type, reach in kinds:
                 if more := reach & ~within(heads, gpu_type):
-                    heads[gpu_type, more] = job.address
+                    heads[gpu_type, more] = job.slurm_job_id
         return behind
 
     def kind(self, job: Job, gpu_type: str) -> Kind:
@@ -159,10 +167,10 @@ class Allocator:
         held = job.placement
         if held is None or held.gpus != self.least(job) or not job.active:
             return False
-        share = Share(held.gpus, held.gpu_type or CPU_ONLY)
+        share = GpuAmount(held.gpus, held.gpu_type or CPU_ONLY)
         return self.room.give(job, share, within(heads, share.gpu_type))
 
-    def options(self, job: Job) -> list[Share]:
+    def options(self, job: Job) -> list[GpuAmount]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
         last = job.placement or job.released or job.last_placement
         sizes = dict(self.sizes(job))
@@ -171,13 +179,13 @@ class Allocator:
             held, gpus = job.placement.gpu_type or CPU_ONLY, job.placement.gpus
             sizes[held] = (gpus if self.room.keeps(job) else min((gpus, *sizes.get(held, ()))),)
         if len(sizes) == 1:
-            return [Share(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
+            return [GpuAmount(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
         types = sorted(
             sizes,
             key=lambda t: (last is None or t != last.gpu_type, order.get(t, 0), -self.left(job, t), t),
         )
-        return [Share(sizes[t][0], t) for t in types]
+        return [GpuAmount(sizes[t][0], t) for t in types]
 
     def left(self, job: Job, gpu_type: str) -> int:
         """GPUs of a type that are left to give to jobs like this."""
@@ -186,10 +194,10 @@ class Allocator:
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
         share = self.room.shares.get(job.uid)
-        if share is None or share.gpus >= goal or fixed(job):
+        if share is None or share.gpus >= goal or is_fixed(job):
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
-            if share.gpus < gpus <= goal and self.room.give(job, Share(gpus, share.gpu_type)):
+            if share.gpus < gpus <= goal and self.room.give(job, GpuAmount(gpus, share.gpu_type)):
                 return
 
     # -- words ----------------------------------------------------------------------------------------------------
@@ -218,7 +226,7 @@ def compete(one: Kind, other: Kind) -> bool:
     return one[0] == other[0] and bool(one[1] & other[1])
 
 
-def within(kinds: Iterable[Kind], gpu_type: str) -> Reach:
+def within(kinds: Iterable[Kind], gpu_type: str) -> NodeSet:
     """The nodes of a type that are in any of these."""
     return functools.reduce(operator.or_, [reach for kind, reach in kinds if kind == gpu_type], 0)
 

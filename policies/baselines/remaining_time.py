@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from metasched.capacity.capacity_pool import Room
+from metasched.capacity.capacity_pool import CapacityPool
 from metasched.core.model import Job
 
 
 class Outlook:
     """What is known of speeds, on GPUs as close together as the nodes that suit a job allow."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: CapacityPool) -> None:
         self.room = room
 
     def speed(self, job: Job, gpu_type: str, gpus: int) -> float | None:

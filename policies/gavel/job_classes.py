@@ -9,7 +9,7 @@ from statistics import fmean
 import numpy as np
 
 from metasched.core.model import Job
-from metasched.time_shares.allocation_inputs import Claims
+from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.round_mechanism import APART, Combination, Times
 from policies.gavel.problem import Floats, Pairs, Pools, Problem, Room
 
@@ -41,7 +41,7 @@ class Market:
     types: Sequence[str]
 
     @classmethod
-    def of(cls, claims: Claims, *, aware: bool, mark: Mark) -> Market:
+    def of(cls, claims: AllocationInputs, *, aware: bool, mark: Mark) -> Market:
         """Put jobs that are alike into one class. Those that fit nowhere, beside jobs that stay, are in none.
 
         Args:
@@ -184,7 +184,7 @@ def _by_arrival(one: Job, other: Job) -> Combination:
     return early.uid, late.uid
 
 
-def _rooms(claims: Claims, members: Sequence[Sequence[Job]], types: Sequence[str]) -> Iterator[Room]:
+def _rooms(claims: AllocationInputs, members: Sequence[Sequence[Job]], types: Sequence[str]) -> Iterator[Room]:
     """How many jobs fit on each type's nodes with their GPUs together, where that is fewer than its GPUs could serve.
 
     Jobs of which it is not known how fast they are apart are placed anyhow, and are not counted.
@@ -200,7 +200,7 @@ def _rooms(claims: Claims, members: Sequence[Sequence[Job]], types: Sequence[str
 
 
 def _together(
-    claims: Claims, members: Sequence[Sequence[Job]], rates: Floats, types: Sequence[str]
+    claims: AllocationInputs, members: Sequence[Sequence[Job]], rates: Floats, types: Sequence[str]
 ) -> tuple[Pairs, Pools]:
     """Classes that pay together. Speeds are asked for once for all classes that differ only in their marks."""
     kinds: dict[Hashable, list[int]] = {}  # their classes
@@ -248,7 +248,7 @@ def _together(
     return found, Pools(pays[left, right], left == right, pool, side, member, slower[kind, beside])
 
 
-def _fitting(claims: Claims, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+def _fitting(claims: AllocationInputs, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
     """Speeds by uid and type, without types where too few GPUs are left for the job."""
     gpus, left = {job.uid: job.gpus for job in claims.jobs}, claims.capacity
     return {
@@ -256,7 +256,7 @@ def _fitting(claims: Claims, speeds: Mapping[str, Mapping[str, float]]) -> Mappi
     }
 
 
-def _speeds(claims: Claims) -> Mapping[str, Mapping[str, float]]:
+def _speeds(claims: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
     """Steps/s by uid and type. What is not known is guessed from what is.
 
     A job that is known on some types is taken to gain on another one what the jobs do that are known on both; one of

@@ -58,11 +58,11 @@ class ClientContract:
 
     def test_a_submitted_job_reads_back_as_asked(self, world):
         """The request, the owner's text and the user's hold are read from the pending job."""
-        address = world.submit(
+        slurm_job_id = world.submit(
             "--hold", "--gres=gpu:v100:2", "-n2", "-c2", "--mem=2G", "-C", "v100", "-t", "10", "-w", "n3",
             "--comment=metasched min_gpus=1", "-J", "my job",
         )  # fmt: skip
-        job = world.job(address)
+        job = world.job(slurm_job_id)
         assert (job.state, job.hold, job.priority) == (JobState.PENDING, Hold.USER, 0)
         assert (job.name, job.comment, job.admin_comment) == ("my job", "metasched min_gpus=1", "")
         assert (job.gpus_per_node, job.gpus_total, job.gpus_per_task, job.gpu_type) == (2, None, None, "v100")
@@ -128,10 +128,10 @@ class ClientContract:
         world.wait_state(after, JobState.RUNNING)
 
     def test_unsplit_array_tasks_are_listed_one_by_one(self, world):
-        """Each task has an address of its own, also while Slurm keeps one record for all."""
+        """Each task has an slurm_job_id of its own, also while Slurm keeps one record for all."""
         array = world.submit("--hold", "--gres=gpu:1", "--array=1-7:3%2")
         tasks = [job for job in world.client.jobs() if str(job.array_job_id) == array]
-        assert sorted(job.address for job in tasks) == [f"{array}_1", f"{array}_4", f"{array}_7"]
+        assert sorted(job.slurm_job_id for job in tasks) == [f"{array}_1", f"{array}_4", f"{array}_7"]
         assert {(job.gpus_per_node, job.hold) for job in tasks} == {(1, Hold.USER)}
 
     def test_array_tasks_are_held_updated_and_released_singly(self, world):
@@ -146,46 +146,46 @@ class ClientContract:
 
     def test_an_admin_hold_replaces_a_users_hold_and_resists_the_owner(self, world):
         """Whatever hold there was, afterwards the owner's release changes nothing."""
-        address = world.submit("--hold")
-        world.client.hold(address)
-        assert world.job(address).hold is Hold.ADMIN
-        world.owner_release(address)
+        slurm_job_id = world.submit("--hold")
+        world.client.hold(slurm_job_id)
+        assert world.job(slurm_job_id).hold is Hold.ADMIN
+        world.owner_release(slurm_job_id)
         world.pass_time(1.5)
-        assert (world.job(address).state, world.job(address).hold) == (JobState.PENDING, Hold.ADMIN)
-        world.client.hold(address)  # again is no error
+        assert (world.job(slurm_job_id).state, world.job(slurm_job_id).hold) == (JobState.PENDING, Hold.ADMIN)
+        world.client.hold(slurm_job_id)  # again is no error
 
     def test_a_users_hold_can_be_released_by_the_owner(self, world):
         """That is why holds are made the admin's."""
-        address = world.submit("--hold")
-        world.owner_release(address)
-        world.wait_state(address, JobState.RUNNING)
+        slurm_job_id = world.submit("--hold")
+        world.owner_release(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.RUNNING)
 
     def test_a_hold_on_a_running_job_waits_for_the_owners_requeue(self, world):
         """The run goes on; the job comes back with the admin's hold."""
-        address = world.started("--gres=gpu:1")
-        world.client.hold(address)
-        assert (world.job(address).state, world.job(address).hold) == (JobState.RUNNING, Hold.NONE)
-        world.owner_requeue(address)
-        world.wait_state(address, JobState.PENDING)
-        assert world.job(address).hold is Hold.ADMIN
+        slurm_job_id = world.started("--gres=gpu:1")
+        world.client.hold(slurm_job_id)
+        assert (world.job(slurm_job_id).state, world.job(slurm_job_id).hold) == (JobState.RUNNING, Hold.NONE)
+        world.owner_requeue(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.PENDING)
+        assert world.job(slurm_job_id).hold is Hold.ADMIN
 
     def test_an_owners_requeue_comes_back_without_a_hold(self, world):
         """After Slurm's begin delay it would start by itself."""
-        address = world.started("--gres=gpu:1")
-        world.owner_requeue(address)
-        world.wait_state(address, JobState.PENDING)
-        job = world.job(address)
+        slurm_job_id = world.started("--gres=gpu:1")
+        world.owner_requeue(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.PENDING)
+        job = world.job(slurm_job_id)
         assert (job.hold, job.restarts) == (Hold.NONE, 1)
         assert 60 < job.eligible - job.submitted < 180
 
     def test_a_released_job_runs_where_it_was_told(self, world):
         """Nodes, GPUs, CPUs and memory are what the geometry says."""
-        address = world.submit("--hold", "--gres=gpu:2")
-        world.client.hold(address)
-        world.client.update(address, geometry(["n4", "n2"], 3))
-        world.client.release(address)
-        world.wait_state(address, JobState.RUNNING)
-        job = world.job(address)
+        slurm_job_id = world.submit("--hold", "--gres=gpu:2")
+        world.client.hold(slurm_job_id)
+        world.client.update(slurm_job_id, geometry(["n4", "n2"], 3))
+        world.client.release(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.RUNNING)
+        job = world.job(slurm_job_id)
         assert (job.allocated, job.allocated_gpu_type) == ({"n2": 3, "n4": 3}, "v100")
         assert job.allocated_cpus == {"n2": 6, "n4": 6}
         assert job.allocated_memory == {"n2": 2100 * MIB, "n4": 2100 * MIB}
@@ -196,11 +196,11 @@ class ClientContract:
 
     def test_a_rigid_job_keeps_its_own_tasks(self, world):
         """Two tasks on one GPU: what its script counts on."""
-        address = world.submit("--hold", "--gres=gpu:1", "-n2", "-c3")
-        world.client.update(address, geometry(["n1"], 1, cpus=6, tasks_per_unit=2))
-        world.client.release(address)
-        world.wait_state(address, JobState.RUNNING)
-        assert (world.job(address).tasks, world.job(address).allocated_cpus) == (2, {"n1": 6})
+        slurm_job_id = world.submit("--hold", "--gres=gpu:1", "-n2", "-c3")
+        world.client.update(slurm_job_id, geometry(["n1"], 1, cpus=6, tasks_per_unit=2))
+        world.client.release(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.RUNNING)
+        assert (world.job(slurm_job_id).tasks, world.job(slurm_job_id).allocated_cpus) == (2, {"n1": 6})
 
     @pytest.mark.parametrize("farm", [len(FORMS) * 4], indirect=True)
     def test_every_form_of_request_takes_every_shape(self, farm):
@@ -212,36 +212,37 @@ class ClientContract:
             own[form] = [f"n{number * 4 + offset}" for offset in (1, 2, 3, 4)]
         for offsets, gpus in SHAPES:
             wanted = {}
-            for form, address in addresses.items():
+            for form, slurm_job_id in addresses.items():
                 nodes, each = [own[form][offset] for offset in offsets], 0 if form == "cpu" else gpus
-                farm.client.update(address, geometry(nodes, each, gpu_type=FORMS[form][1], delay=1))
-                farm.client.release(address)
+                farm.client.update(slurm_job_id, geometry(nodes, each, gpu_type=FORMS[form][1], delay=1))
+                farm.client.release(slurm_job_id)
                 units = max(each, 1)
                 wanted[form] = (dict.fromkeys(nodes, each), {2 * units}, {700 * MIB * units})
             farm.wait(
-                lambda seen: all(seen[address].state is JobState.RUNNING for address in addresses.values()),
+                lambda seen: all(seen[slurm_job_id].state is JobState.RUNNING for slurm_job_id in addresses.values()),
                 f"all run on {len(offsets)} x {gpus}",
             )
-            seen = {form: farm.job(address) for form, address in addresses.items()}
+            seen = {form: farm.job(slurm_job_id) for form, slurm_job_id in addresses.items()}
             got = {
                 form: (dict(job.allocated), set(job.allocated_cpus.values()), set(job.allocated_memory.values()))
                 for form, job in seen.items()
             }
             assert got == wanted
-            for address in addresses.values():
-                farm.client.requeue_hold(address)
+            for slurm_job_id in addresses.values():
+                farm.client.requeue_hold(slurm_job_id)
             farm.wait(
-                lambda seen: all(seen[address].state is JobState.PENDING for address in addresses.values()), "all back"
+                lambda seen: all(seen[slurm_job_id].state is JobState.PENDING for slurm_job_id in addresses.values()),
+                "all back",
             )
 
     def test_an_update_of_a_running_job_is_refused_without_harm(self, world):
         """No node is taken away from it, and Slurm goes on taking updates for it."""
-        address = world.started("-N2", "--gpus-per-node=1")
-        before = world.job(address)
+        slurm_job_id = world.started("-N2", "--gpus-per-node=1")
+        before = world.job(slurm_job_id)
         with pytest.raises(WrongJobStateError):
-            world.client.update(address, geometry(sorted(before.allocated)[:1], 1))
-        assert world.job(address).allocated == before.allocated
-        world.client.stamp(address, "still here")
+            world.client.update(slurm_job_id, geometry(sorted(before.allocated)[:1], 1))
+        assert world.job(slurm_job_id).allocated == before.allocated
+        world.client.stamp(slurm_job_id, "still here")
         cpu_only = world.started("-N2")
         nodes = sorted(world.job(cpu_only).allocated)
         with pytest.raises(WrongJobStateError):
@@ -250,66 +251,66 @@ class ClientContract:
 
     def test_an_update_to_an_unknown_node_is_refused(self, world):
         """The error is Slurm's own words."""
-        address = world.submit("--hold", "--gres=gpu:1")
+        slurm_job_id = world.submit("--hold", "--gres=gpu:1")
         with pytest.raises(SlurmCommandError, match="node name"):
-            world.client.update(address, geometry(["nowhere"], 1))
+            world.client.update(slurm_job_id, geometry(["nowhere"], 1))
 
     def test_a_requeue_puts_a_running_job_back_held(self, world):
         """Its trainer is asked to end; then it is pending, held by a user's hold, and counts one restart more."""
-        address = world.started("--gres=gpu:1")
-        first = world.job(address)
+        slurm_job_id = world.started("--gres=gpu:1")
+        first = world.job(slurm_job_id)
         world.pass_time(1.1)
-        world.client.requeue_hold(address)
-        world.wait_state(address, JobState.PENDING)
-        job = world.job(address)
+        world.client.requeue_hold(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.PENDING)
+        job = world.job(slurm_job_id)
         assert (job.hold, job.restarts, job.allocated, job.started) == (Hold.USER, 1, {}, None)
         assert job.submitted > first.submitted
         with pytest.raises(WrongJobStateError):
-            world.client.requeue_hold(address)
+            world.client.requeue_hold(slurm_job_id)
 
     def test_a_cancelled_job_is_not_brought_back(self, world):
         """A requeue that comes after its owner's cancellation is refused, and the job stays cancelled."""
-        address = world.started("--gres=gpu:1")
-        world.client.cancel(address)
-        world.wait_state(address, JobState.CANCELLED)
+        slurm_job_id = world.started("--gres=gpu:1")
+        world.client.cancel(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.CANCELLED)
         with pytest.raises(WrongJobStateError):
-            world.client.requeue_hold(address)
-        assert world.job(address).state is JobState.CANCELLED
+            world.client.requeue_hold(slurm_job_id)
+        assert world.job(slurm_job_id).state is JobState.CANCELLED
 
     def test_a_job_that_its_owner_is_just_ending_is_not_brought_back(self, world):
         """Also while a deaf job that was cancelled still completes, a requeue is refused."""
-        address = world.started("--gres=gpu:2", does="deaf")
-        world.client.cancel(address)
-        world.wait_state(address, JobState.COMPLETING)
+        slurm_job_id = world.started("--gres=gpu:2", does="deaf")
+        world.client.cancel(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.COMPLETING)
         with pytest.raises(WrongJobStateError):
-            world.client.requeue_hold(address)
-        world.wait_state(address, JobState.CANCELLED)
+            world.client.requeue_hold(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.CANCELLED)
 
     def test_a_deaf_job_is_completing_and_holds_its_gpus_until_killed(self, world):
         """SIGTERM is not enough for it: COMPLETING, with its GPUs, until SIGKILL."""
-        address = world.started("--gres=gpu:2", does="deaf")
-        world.client.requeue_hold(address)
+        slurm_job_id = world.started("--gres=gpu:2", does="deaf")
+        world.client.requeue_hold(slurm_job_id)
         world.pass_time(0.3)
-        job = world.job(address)
+        job = world.job(slurm_job_id)
         assert (job.state, list(job.allocated.values()), job.allocated_gpu_type) == (JobState.COMPLETING, [2], None)
-        world.wait_state(address, JobState.PENDING)
+        world.wait_state(slurm_job_id, JobState.PENDING)
 
     def test_a_requeued_job_starts_again_at_once_where_it_was(self, world):
         """An update with a delay clears Slurm's two minutes."""
-        address = world.started("--gres=gpu:1")
-        where = tuple(world.job(address).allocated)
-        world.client.requeue_hold(address)
-        world.wait_state(address, JobState.PENDING)
-        world.client.update(address, geometry(where, 1, delay=1))
-        world.client.release(address)
-        world.wait_state(address, JobState.RUNNING)
-        assert world.job(address).restarts == 1
+        slurm_job_id = world.started("--gres=gpu:1")
+        where = tuple(world.job(slurm_job_id).allocated)
+        world.client.requeue_hold(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.PENDING)
+        world.client.update(slurm_job_id, geometry(where, 1, delay=1))
+        world.client.release(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.RUNNING)
+        assert world.job(slurm_job_id).restarts == 1
 
     def test_the_exit_code_85_requeues_and_holds(self, world):
         """Such a job counts as pending, with a user's hold, and tells its exit code."""
-        address = world.submit("--gres=gpu:1", does="exit 85")
-        world.wait(lambda seen: seen[address].restarts == 1, "requeued")
-        job = world.job(address)
+        slurm_job_id = world.submit("--gres=gpu:1", does="exit 85")
+        world.wait(lambda seen: seen[slurm_job_id].restarts == 1, "requeued")
+        job = world.job(slurm_job_id)
         assert (job.state, job.hold) == (JobState.PENDING, Hold.USER)
         assert "SPECIAL_EXIT" in job.slurm_state.split("+")
         assert (job.exit_code, job.allocated) == (85, {})
@@ -317,50 +318,50 @@ class ClientContract:
     @pytest.mark.parametrize(("code", "state"), [(0, JobState.COMPLETED), (3, JobState.FAILED)])
     def test_a_finished_job_tells_how_it_ended(self, world, code, state):
         """State, exit code and end; nothing is held any more."""
-        address = world.submit("--gres=gpu:1", does=f"exit {code}")
-        world.wait_state(address, state)
-        job = world.job(address)
+        slurm_job_id = world.submit("--gres=gpu:1", does=f"exit {code}")
+        world.wait_state(slurm_job_id, state)
+        job = world.job(slurm_job_id)
         assert (job.exit_code, job.allocated, job.hold) == (code, {}, Hold.NONE)
         assert job.ended >= job.started >= job.submitted
 
     def test_a_finished_job_can_be_put_back(self, world):
         """A failure of its last run need not be the end."""
-        address = world.submit(does="exit 3")
-        world.wait_state(address, JobState.FAILED)
-        world.client.requeue_hold(address)
-        world.wait_state(address, JobState.PENDING)
-        assert world.job(address).hold is Hold.USER
+        slurm_job_id = world.submit(does="exit 3")
+        world.wait_state(slurm_job_id, JobState.FAILED)
+        world.client.requeue_hold(slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.PENDING)
+        assert world.job(slurm_job_id).hold is Hold.USER
 
     def test_a_signal_reaches_the_tasks_and_changes_nothing_else(self, world):
         """The trainer notes it and runs on."""
-        address = world.started("--gres=gpu:1", does="note USR2")
-        world.client.signal(address, "SIGUSR2")
-        world.wait(lambda _: world.noted(address) == ["USR2"], "signal noted")
-        assert world.job(address).state is JobState.RUNNING
+        slurm_job_id = world.started("--gres=gpu:1", does="note USR2")
+        world.client.signal(slurm_job_id, "SIGUSR2")
+        world.wait(lambda _: world.noted(slurm_job_id) == ["USR2"], "signal noted")
+        assert world.job(slurm_job_id).state is JobState.RUNNING
 
     def test_suspend_frees_cpus_but_not_gpus(self, world):
         """And resume lets it go on where it was."""
-        address = world.started("--gres=gpu:2", "-n1")
-        (where,) = world.job(address).allocated
-        world.client.suspend(address)
-        job = world.job(address)
+        slurm_job_id = world.started("--gres=gpu:2", "-n1")
+        (where,) = world.job(slurm_job_id).allocated
+        world.client.suspend(slurm_job_id)
+        job = world.job(slurm_job_id)
         assert (job.state, job.hold, job.allocated) == (JobState.SUSPENDED, Hold.NONE, {where: 2})
         node = next(node for node in world.client.nodes() if node.name == where)
         assert (node.cpus_allocated, node.gpus_allocated) == (0, 2)
-        world.client.resume(address)
-        assert world.job(address).state is JobState.RUNNING
+        world.client.resume(slurm_job_id)
+        assert world.job(slurm_job_id).state is JobState.RUNNING
 
     def test_a_resumed_job_has_lost_the_hold_that_waited_for_its_requeue(self, world):
         """Held again, it comes back held."""
         loose, sure = world.started("--gres=gpu:1"), world.started("--gres=gpu:1")
-        for address in (loose, sure):
-            world.client.hold(address)
-            world.client.suspend(address)
-            world.client.resume(address)
+        for slurm_job_id in (loose, sure):
+            world.client.hold(slurm_job_id)
+            world.client.suspend(slurm_job_id)
+            world.client.resume(slurm_job_id)
         world.client.hold(sure)
-        for address in (loose, sure):
-            world.owner_requeue(address)
-            world.wait_state(address, JobState.PENDING)
+        for slurm_job_id in (loose, sure):
+            world.owner_requeue(slurm_job_id)
+            world.wait_state(slurm_job_id, JobState.PENDING)
         assert (world.job(loose).hold, world.job(sure).hold) == (Hold.NONE, Hold.ADMIN)
 
     def test_shards_of_one_gpu_hold_two_jobs(self, world):
@@ -400,16 +401,16 @@ class ClientContract:
     @pytest.mark.parametrize(("kind", "options"), [(None, "--gres=shard:2"), ("v100", "--gres=shard:v100:2")])
     def test_a_job_of_shards_takes_another_number_of_them(self, world, kind, options):
         """All of a GPU's, half of them, and all again, each after a requeue; one on each of two nodes, too."""
-        address = world.submit("--hold", options)
+        slurm_job_id = world.submit("--hold", options)
         for shards, nodes in ((2, ["n1"]), (1, ["n2"]), (1, ["n2", "n3"]), (2, ["n2"])):
             size = replace(geometry(nodes, 1, gpu_type=kind, delay=1), shards_per_node=shards)
-            world.client.update(address, size)
-            world.client.release(address)
-            world.wait_state(address, JobState.RUNNING)
-            job = world.job(address)
+            world.client.update(slurm_job_id, size)
+            world.client.release(slurm_job_id)
+            world.wait_state(slurm_job_id, JobState.RUNNING)
+            job = world.job(slurm_job_id)
             assert (job.shards, job.allocated) == (dict.fromkeys(nodes, shards), dict.fromkeys(nodes, 1))
-            world.client.requeue_hold(address)
-            world.wait_state(address, JobState.PENDING)
+            world.client.requeue_hold(slurm_job_id)
+            world.wait_state(slurm_job_id, JobState.PENDING)
 
     def test_gpus_and_shards_do_not_turn_into_each_other(self, world):
         """The request that a job came with decides; Slurm says so, as far as it minds."""
@@ -437,10 +438,10 @@ class ClientContract:
     def test_cancel_ends_pending_and_running_jobs(self, world):
         """Once more is no error."""
         pending, running = world.submit("--hold"), world.started()
-        for address in (pending, running):
-            world.client.cancel(address)
-            world.wait_state(address, JobState.CANCELLED)
-            world.client.cancel(address)
+        for slurm_job_id in (pending, running):
+            world.client.cancel(slurm_job_id)
+            world.wait_state(slurm_job_id, JobState.CANCELLED)
+            world.client.cancel(slurm_job_id)
 
     def test_what_does_not_suit_a_jobs_state_is_refused(self, world):
         """Each with WrongJobStateError, and the job stays as it is."""
@@ -461,8 +462,8 @@ class ClientContract:
             with pytest.raises(WrongJobStateError):
                 refused(pending)
 
-    @pytest.mark.parametrize("address", ["99999", "99999_3"])
-    def test_a_job_that_is_not_there_is_named(self, world, address):
+    @pytest.mark.parametrize("slurm_job_id", ["99999", "99999_3"])
+    def test_a_job_that_is_not_there_is_named(self, world, slurm_job_id):
         """Every call but cancel raises NoSuchJobError."""
         client = world.client
         for call in (
@@ -472,18 +473,18 @@ class ClientContract:
             client.requeue_hold,
             client.suspend,
             client.resume,
-            lambda address: client.update(address, geometry(["n1"], 1)),
-            lambda address: client.stamp(address, "text"),
-            lambda address: client.signal(address, "SIGUSR2"),
-            lambda address: client.launch(address, ["hostname"], 10),
+            lambda slurm_job_id: client.update(slurm_job_id, geometry(["n1"], 1)),
+            lambda slurm_job_id: client.stamp(slurm_job_id, "text"),
+            lambda slurm_job_id: client.signal(slurm_job_id, "SIGUSR2"),
+            lambda slurm_job_id: client.launch(slurm_job_id, ["hostname"], 10),
             client.batch_script,
         ):
-            with pytest.raises(NoSuchJobError, match=address):
-                call(address)
-        client.cancel(address)
+            with pytest.raises(NoSuchJobError, match=slurm_job_id):
+                call(slurm_job_id)
+        client.cancel(slurm_job_id)
 
-    @pytest.mark.parametrize("address", ["", "1 2", "1;2", "-1", "all", "1_", "1_2_3", "1\nhold 2", "1,2"])
-    def test_only_addresses_are_addresses(self, world, address):
+    @pytest.mark.parametrize("slurm_job_id", ["", "1 2", "1;2", "-1", "all", "1_", "1_2_3", "1\nhold 2", "1,2"])
+    def test_only_addresses_are_addresses(self, world, slurm_job_id):
         """Nothing else reaches a command line."""
         for call in (
             world.client.hold,
@@ -491,20 +492,20 @@ class ClientContract:
             world.client.requeue_hold,
             world.client.cancel,
             world.client.batch_script,
-            lambda address: world.client.stamp(address, "text"),
-            lambda address: world.client.signal(address, "SIGTERM"),
+            lambda slurm_job_id: world.client.stamp(slurm_job_id, "text"),
+            lambda slurm_job_id: world.client.signal(slurm_job_id, "SIGTERM"),
         ):
             with pytest.raises(InvalidArgumentError):
-                call(address)
+                call(slurm_job_id)
 
     @pytest.mark.parametrize(
         "text", ["metasched:0123456789abcdef", 'it\'s "quoted" at 3 > 2; <tag> = \\ $HOME & more', "ünï"]
     )
     def test_a_stamp_is_read_back_as_written(self, world, text):
         """Blanks, quotes and other alphabets included."""
-        address = world.submit("--hold")
-        world.client.stamp(address, text)
-        assert world.job(address).admin_comment == text
+        slurm_job_id = world.submit("--hold")
+        world.client.stamp(slurm_job_id, text)
+        assert world.job(slurm_job_id).admin_comment == text
 
     def test_a_stamp_of_an_array_reaches_tasks_that_are_not_split(self, world):
         """One write through the master's record."""
@@ -519,9 +520,9 @@ class ClientContract:
         """Held before or not, its owner can afterwards neither release it nor keep it from being requeued."""
         world.submit("--gres=gpu:4", "-N4")
         world.pass_time(1.5)
-        address = world.submit("--no-requeue", "--gres=gpu:4", "-N4", *held)
-        world.client.adopt(address, text)
-        job = world.job(address)
+        slurm_job_id = world.submit("--no-requeue", "--gres=gpu:4", "-N4", *held)
+        world.client.adopt(slurm_job_id, text)
+        job = world.job(slurm_job_id)
         assert (job.admin_comment, job.hold, job.requeue, job.state) == (text, Hold.ADMIN, True, JobState.PENDING)
 
     def test_control_characters_are_no_stamp(self, world):
@@ -533,27 +534,27 @@ class ClientContract:
 
     def test_the_requeue_flag_can_be_set(self, world):
         """A job submitted with --no-requeue could not be preempted."""
-        address = world.submit("--hold", "--no-requeue")
-        assert not world.job(address).requeue
-        world.client.set_requeue(address)
-        assert world.job(address).requeue
+        slurm_job_id = world.submit("--hold", "--no-requeue")
+        assert not world.job(slurm_job_id).requeue
+        world.client.set_requeue(slurm_job_id)
+        assert world.job(slurm_job_id).requeue
 
     def test_a_job_that_is_not_to_be_requeued_is_not(self, world):
         """Slurm refuses, and the job runs on."""
-        address = world.started("--no-requeue")
+        slurm_job_id = world.started("--no-requeue")
         with pytest.raises(WrongJobStateError):
-            world.client.requeue_hold(address)
-        assert world.job(address).state is JobState.RUNNING
+            world.client.requeue_hold(slurm_job_id)
+        assert world.job(slurm_job_id).state is JobState.RUNNING
 
     def test_a_step_is_launched_inside_a_running_job(self, world):
         """Its output comes back."""
-        address = world.started("--gres=gpu:1", "--mem=500M")
-        assert world.client.launch(address, ["echo", "hello"], 20) == "hello\n"
+        slurm_job_id = world.started("--gres=gpu:1", "--mem=500M")
+        assert world.client.launch(slurm_job_id, ["echo", "hello"], 20) == "hello\n"
 
     def test_the_batch_script_is_what_was_submitted(self, world):
         """Whatever the options of the job are, and for all tasks of an array."""
         client, alike = world.client, [world.started(), world.submit("--hold", "--time=7"), world.submit("--array=1-3")]
-        assert len({client.batch_script(address) for address in alike}) == 1
+        assert len({client.batch_script(slurm_job_id) for slurm_job_id in alike}) == 1
         other = world.submit("--hold", does="exit 3")
         assert client.batch_script(other) != client.batch_script(alike[0])
         assert "exit 3" in client.batch_script(other)
@@ -563,18 +564,18 @@ class ClientContract:
         loose, sure = world.started("-w", "n1"), world.started("-w", "n1")
         world.client.hold(sure)
         world.node_down("n1")
-        for address in (loose, sure):
-            world.wait_state(address, JobState.PENDING)
+        for slurm_job_id in (loose, sure):
+            world.wait_state(slurm_job_id, JobState.PENDING)
         assert (world.job(loose).hold, world.job(sure).hold) == (Hold.NONE, Hold.ADMIN)
 
     def test_a_drained_node_accepts_no_jobs(self, world):
         """Though what runs there runs on."""
-        address = world.started("-w", "n1")
+        slurm_job_id = world.started("-w", "n1")
         world.node_drain("n1")
         nodes = {node.name: node for node in world.client.nodes()}
         assert (nodes["n1"].accepts, nodes["n2"].accepts) == (False, True)
         assert "drain" in nodes["n1"].state
-        assert world.job(address).state is JobState.RUNNING
+        assert world.job(slurm_job_id).state is JobState.RUNNING
 
     def test_nodes_read_back_as_configured(self, world):
         """GPUs by type, CPUs, bytes, features and partitions."""

@@ -103,7 +103,7 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
     memory = {key: _memory(options[key]) for key in ("mem", "mem-per-cpu", "mem-per-gpu") if key in options}
     waits = "BeginTime" if "begin" in options else "Dependency" if "dependency" in options else "None"
     return SlurmJob(
-        address=str(job_id),
+        slurm_job_id=str(job_id),
         job_id=job_id,
         array_job_id=None,
         array_task_id=None,

@@ -72,7 +72,7 @@ class Trainer:
     def signalled(self, slurm: FakeSlurm, job: SlurmJob, signal: str) -> None:
         """The run gets a signal (never SIGKILL)."""
         if self.stop_seconds is not None and signal in (self.stop_signal, _TERM):
-            slurm.exit(job.address, self.stop_exit_code, after=self.stop_seconds)
+            slurm.exit(job.slurm_job_id, self.stop_exit_code, after=self.stop_seconds)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class FakeSlurm:
 
     Attributes:
         now: its clock, unix seconds.
-        calls: every call of the client, as (method, address or ""), for tests that count.
+        calls: every call of the client, as (method, slurm_job_id or ""), for tests that count.
         accounting: associations and QOS; None where accounting is off.
         launched: answers of ``launch``, by the first word of the command; another command raises.
     """
@@ -176,9 +176,9 @@ class FakeSlurm:
         self._call("associations")
         return self.accounting
 
-    def batch_script(self, address: str) -> str:
+    def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
-        return self._touch("batch_script", address)[0].script
+        return self._touch("batch_script", slurm_job_id)[0].script
 
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """See SlurmClient; understands the options of ``add``, also in the script's ``#SBATCH`` lines."""
@@ -191,34 +191,34 @@ class FakeSlurm:
         options = parse_options([*inside, *arguments])
         return self._add(options, name=script.name, user="user", trainer=Trainer(), script=text)
 
-    def hold(self, address: str) -> None:
+    def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("hold", address, ended=False):
+        for job in self._touch("hold", slurm_job_id, ended=False):
             if job.shown.state in _ACTIVE:
                 job.sticky_hold = True
             else:
                 self._show(job, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin")
 
-    def release(self, address: str) -> None:
+    def release(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("release", address, ended=False):
+        for job in self._touch("release", slurm_job_id, ended=False):
             self._release(job)
 
-    def await_dependency(self, address: str) -> None:
+    def await_dependency(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("await_dependency", address, JobState.PENDING):
+        for job in self._touch("await_dependency", slurm_job_id, JobState.PENDING):
             self._show(job, eligible=OUT_OF_REACH)
             self._release(job)
 
-    def update(self, address: str, geometry: Geometry) -> None:
+    def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
         resize_words(geometry)  # refuses what the real one refuses
-        for job in self._touch("update", address, JobState.PENDING):
+        for job in self._touch("update", slurm_job_id, JobState.PENDING):
             if unknown := [name for name in geometry.nodes if name not in self._nodes]:
-                raise SlurmCommandError(f"Invalid node name specified for job {address}: {unknown}")
+                raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
             per_node, shards = geometry.gpus_per_node or None, geometry.shards_per_node
             if per_node and (shards is None) is (job.shown.shards_per_node is not None):
-                raise SlurmCommandError(f"Invalid generic resource (gres) specification for job {address}")
+                raise SlurmCommandError(f"Invalid generic resource (gres) specification for job {slurm_job_id}")
             self._show(
                 job,
                 nodes_requested=len(geometry.nodes),
@@ -238,67 +238,67 @@ class FakeSlurm:
             if geometry.memory_per_node is not None:
                 self._show(job, memory_per_node=-(-geometry.memory_per_node // MIB) * MIB, memory_per_cpu=None)
 
-    def stamp(self, address: str, admin_comment: str) -> None:
+    def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
         if not admin_comment.isprintable():
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
-        for job in self._touch("stamp", address, ended=False):
+        for job in self._touch("stamp", slurm_job_id, ended=False):
             self._show(job, admin_comment=admin_comment)
 
-    def adopt(self, address: str, admin_comment: str) -> None:
+    def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
         if not admin_comment.isprintable():
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
-        for job in self._touch("adopt", address, JobState.PENDING):
+        for job in self._touch("adopt", slurm_job_id, JobState.PENDING):
             self._show(
                 job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin"
             )
 
-    def set_requeue(self, address: str) -> None:
+    def set_requeue(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("set_requeue", address, ended=False):
+        for job in self._touch("set_requeue", slurm_job_id, ended=False):
             self._show(job, requeue=True)
 
-    def signal(self, address: str, signal: str) -> None:
+    def signal(self, slurm_job_id: str, signal: str) -> None:
         """See SlurmClient."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal):
             raise InvalidArgumentError(f"not a signal: {signal!a}")
-        for job in self._touch("signal", address, JobState.RUNNING):
+        for job in self._touch("signal", slurm_job_id, JobState.RUNNING):
             self._deliver(job, signal)
 
-    def requeue_hold(self, address: str) -> None:
+    def requeue_hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("requeue_hold", address):
+        for job in self._touch("requeue_hold", slurm_job_id):
             if job.shown.state in {JobState.CANCELLED, JobState.COMPLETING}:
-                raise WrongJobStateError(f"job {address} is {job.shown.slurm_state}: it is not requeued")
+                raise WrongJobStateError(f"job {slurm_job_id} is {job.shown.slurm_state}: it is not requeued")
             self._requeue(job, Hold.USER)
 
-    def suspend(self, address: str) -> None:
+    def suspend(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("suspend", address, JobState.RUNNING):
+        for job in self._touch("suspend", slurm_job_id, JobState.RUNNING):
             self._pause(job)
             self._show(job, state=JobState.SUSPENDED, priority=0)
 
-    def resume(self, address: str) -> None:
+    def resume(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        for job in self._touch("resume", address, JobState.SUSPENDED):
+        for job in self._touch("resume", slurm_job_id, JobState.SUSPENDED):
             job.sticky_hold = False
             self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
             self._compute(job)
 
-    def cancel(self, address: str) -> None:
+    def cancel(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._call("cancel", _checked(address))
-        for job in self._find(address):
+        self._call("cancel", _checked(slurm_job_id))
+        for job in self._find(slurm_job_id):
             if job.shown.state is JobState.PENDING:
                 self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
             elif job.shown.state in _ACTIVE:
                 self._terminate(job, JobState.CANCELLED, Hold.NONE)
 
-    def launch(self, address: str, argv: Sequence[str], timeout: float) -> str:
+    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
         """See SlurmClient; answers come from ``launched``."""
         del timeout
-        (job,) = self._touch("launch", address, JobState.RUNNING)
+        (job,) = self._touch("launch", slurm_job_id, JobState.RUNNING)
         if argv[0] not in self.launched:
             raise NotImplementedError(f"FakeSlurm.launched has no answer for {argv[0]!r}")
         answer = self.launched[argv[0]]
@@ -319,19 +319,19 @@ class FakeSlurm:
         trainer: Trainer | None = None,
         script: str = "#!/bin/bash\n",
     ) -> str:
-        """A user submits a job with sbatch's options; its address (of an array: the array's id)."""
+        """A user submits a job with sbatch's options; its slurm_job_id (of an array: the array's id)."""
         found = parse_options([*options, *([f"--comment={comment}"] if comment else [])])
         if account:
             found["account"] = account
         return self._add(found, name=name, user=user, trainer=trainer or Trainer(), script=script)
 
-    def job(self, address: str) -> SlurmJob:
+    def job(self, slurm_job_id: str) -> SlurmJob:
         """One job as Slurm would show it now."""
-        return self._one(address).shown
+        return self._one(slurm_job_id).shown
 
-    def trainer(self, address: str) -> Trainer:
+    def trainer(self, slurm_job_id: str) -> Trainer:
         """What the job's script does."""
-        return self._one(address).trainer
+        return self._one(slurm_job_id).trainer
 
     def tick(self, seconds: float = 1.0) -> None:
         """Let time pass: everything due happens in order, and what can start starts."""
@@ -359,9 +359,9 @@ class FakeSlurm:
         """Call it when the clock has moved on by so much."""
         heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
 
-    def exit(self, address: str, code: int, after: float = 0.0) -> None:
+    def exit(self, slurm_job_id: str, code: int, after: float = 0.0) -> None:
         """The script of the present run exits by itself, after some seconds, unless the run has ended by then."""
-        job = self._one(address)
+        job = self._one(slurm_job_id)
         run = job.run
 
         def end() -> None:
@@ -373,20 +373,20 @@ class FakeSlurm:
         else:
             end()
 
-    def owner_release(self, address: str) -> None:
+    def owner_release(self, slurm_job_id: str) -> None:
         """``scontrol release`` by the owner; an admin's hold stays, as in Slurm."""
-        for job in self._find(address):
+        for job in self._find(slurm_job_id):
             if job.shown.hold is not Hold.ADMIN:
                 self._release(job)
 
-    def owner_requeue(self, address: str) -> None:
+    def owner_requeue(self, slurm_job_id: str) -> None:
         """``scontrol requeue`` by the owner: the job comes back without a hold, unless an admin held it meanwhile."""
-        for job in self._find(address):
+        for job in self._find(slurm_job_id):
             self._requeue(job, Hold.NONE)
 
-    def owner_edit(self, address: str, *, comment: str) -> None:
+    def owner_edit(self, slurm_job_id: str, *, comment: str) -> None:
         """``scontrol update Comment=`` by the owner."""
-        for job in self._find(address):
+        for job in self._find(slurm_job_id):
             self._show(job, comment=comment)
 
     def node_down(self, name: str) -> None:
@@ -420,39 +420,39 @@ class FakeSlurm:
 
     def crash(self, lost_seconds: float = 5.0) -> None:
         """The controller is killed and comes back: young jobs are forgotten, and their ids are given again."""
-        for address, job in list(self._jobs.items()):
+        for slurm_job_id, job in list(self._jobs.items()):
             if self.now - job.shown.submitted < lost_seconds and not job.shown.restarts:
-                del self._jobs[address]
+                del self._jobs[slurm_job_id]
         self._next_id = max((job.shown.job_id for job in self._jobs.values()), default=0) + 1
 
     # Inside
 
-    def _call(self, method: str, address: str = "") -> None:
-        self.calls.append((method, address))
+    def _call(self, method: str, slurm_job_id: str = "") -> None:
+        self.calls.append((method, slurm_job_id))
         if not self._reachable:
             raise SlurmUnavailableError("Unable to contact slurm controller (connect failure)")
 
-    def _touch(self, method: str, address: str, *states: JobState, ended: bool = True) -> list[_Job]:
+    def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[_Job]:
         """The job (or all of an array) that a call is about, in one of the states (none: in any)."""
-        self._call(method, _checked(address))
-        jobs = self._find(address)
+        self._call(method, _checked(slurm_job_id))
+        jobs = self._find(slurm_job_id)
         if not jobs:
-            raise NoSuchJobError(f"Invalid job id specified for job {address}")
+            raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
         for job in jobs:
             state = job.shown.state
             if (states and state not in states) or (not ended and state in _ENDED):
-                raise WrongJobStateError(f"{method}: job {address} is {job.shown.slurm_state}")
+                raise WrongJobStateError(f"{method}: job {slurm_job_id} is {job.shown.slurm_state}")
         return jobs
 
-    def _find(self, address: str) -> list[_Job]:
-        if address in self._jobs:
-            return [self._jobs[address]]
-        return [job for job in self._jobs.values() if str(job.shown.array_job_id) == address]
+    def _find(self, slurm_job_id: str) -> list[_Job]:
+        if slurm_job_id in self._jobs:
+            return [self._jobs[slurm_job_id]]
+        return [job for job in self._jobs.values() if str(job.shown.array_job_id) == slurm_job_id]
 
-    def _one(self, address: str) -> _Job:
-        if address not in self._jobs:
-            raise NoSuchJobError(f"Invalid job id specified for job {address}")
-        return self._jobs[address]
+    def _one(self, slurm_job_id: str) -> _Job:
+        if slurm_job_id not in self._jobs:
+            raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
+        return self._jobs[slurm_job_id]
 
     def _show(self, job: _Job, **changes: object) -> None:
         state = changes.get("state")
@@ -467,12 +467,12 @@ class FakeSlurm:
         self._check_possible(job)
         self._next_id += 1 + len(tasks)
         for position, task in enumerate(tasks):
-            address = f"{job_id}_{task}"
+            slurm_job_id = f"{job_id}_{task}"
             own_id = job_id if position == 0 else job_id + position
-            shown = replace(job, address=address, job_id=own_id, array_job_id=job_id, array_task_id=task)
-            self._jobs[address] = _Job(shown, replace(trainer, signals=[]), script=script)
+            shown = replace(job, slurm_job_id=slurm_job_id, job_id=own_id, array_job_id=job_id, array_task_id=task)
+            self._jobs[slurm_job_id] = _Job(shown, replace(trainer, signals=[]), script=script)
         if not tasks:
-            self._jobs[job.address] = _Job(job, trainer, script=script)
+            self._jobs[job.slurm_job_id] = _Job(job, trainer, script=script)
         return str(job_id)
 
     def _check_possible(self, job: SlurmJob) -> None:
@@ -703,9 +703,9 @@ class FakeSlurm:
 
     def _requeue(self, job: _Job, hold: Hold) -> None:
         if job.shown.state is JobState.PENDING:
-            raise WrongJobStateError(f"Job is pending execution for job {job.shown.address}")
+            raise WrongJobStateError(f"Job is pending execution for job {job.shown.slurm_job_id}")
         if not job.shown.requeue:
-            raise WrongJobStateError(f"Requested operation is presently disabled for job {job.shown.address}")
+            raise WrongJobStateError(f"Requested operation is presently disabled for job {job.shown.slurm_job_id}")
         if job.shown.state in _ENDED:
             self._back_to_pending(job, hold, "PENDING")
         elif job.shown.state is JobState.COMPLETING:
@@ -741,7 +741,7 @@ def _turn(job: _Job) -> tuple[int, int]:
     return -job.shown.priority, job.shown.job_id
 
 
-def _checked(address: str) -> str:
-    if not field_syntax.is_address(address):
-        raise InvalidArgumentError(f"not a job id: {address!a}")
-    return address
+def _checked(slurm_job_id: str) -> str:
+    if not field_syntax.is_slurm_job_id(slurm_job_id):
+        raise InvalidArgumentError(f"not a job id: {slurm_job_id!a}")
+    return slurm_job_id

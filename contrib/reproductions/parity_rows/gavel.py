@@ -20,7 +20,7 @@ from metasched.simulator.generate.gavel import continuous_jobs
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.gavel import read_gavel
 from metasched.throughput.throughput_table import Table
-from metasched.time_shares.policy_base import FractionParameters
+from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
@@ -116,8 +116,10 @@ def _at_most(theirs: float) -> Measure:
     return Measure("average JCT, s", theirs, 3, at_most=True)
 
 
-SHUFFLED = FractionParameters(recompute_seconds=RECOMPUTE, carry=False, types_in_turn=FASTEST_FIRST, shuffle_types=True)
-ORDERED = FractionParameters(recompute_seconds=RECOMPUTE, carry=False, types_in_turn=FASTEST_FIRST)
+SHUFFLED = TimeShareParameters(
+    recompute_seconds=RECOMPUTE, carry=False, types_in_turn=FASTEST_FIRST, shuffle_types=True
+)
+ORDERED = TimeShareParameters(recompute_seconds=RECOMPUTE, carry=False, types_in_turn=FASTEST_FIRST)
 
 
 def _baselines(workload: Workload) -> list[Row]:
@@ -170,7 +172,7 @@ def _programs(workload: Workload) -> list[Row]:
 
 def _shared(workload: Workload) -> list[Row]:
     """With space sharing."""
-    turns = FractionParameters(types_in_turn=FASTEST_FIRST, carry=False).model_dump()
+    turns = TimeShareParameters(types_in_turn=FASTEST_FIRST, carry=False).model_dump()
     nodes = cluster(2, 2, 2)
     found: list[tuple[Policy, str, float]] = [
         (GavelLas(GavelLasParameters(**turns)), "gavel_las", 2795.561),

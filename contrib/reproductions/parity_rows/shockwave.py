@@ -15,8 +15,8 @@ from metasched.simulator.metrics import UNFAIR, Fairness
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.shockwave import read_shockwave
 from metasched.throughput.throughput_table import Table
-from metasched.time_shares.allocation_inputs import Claims
-from metasched.time_shares.policy_base import FractionParameters
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeShareParameters
 from metasched.time_shares.round_mechanism import Times
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
@@ -37,7 +37,7 @@ SOLVER = (
 class Rounded(MaxSumThroughput):
     """Its shares without the last digits."""
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """Rounded."""
         found, memory = super().shares(claims, memory)
         return {
@@ -71,7 +71,7 @@ def rows(data: Path) -> list[Row]:
         )
         return Row("Shockwave", "120 jobs, 32 GPUs", words, measures, lambda: figures(workload, policy), reason)
 
-    plain = FractionParameters(recompute_seconds=RECOMPUTE, carry=False)
+    plain = TimeShareParameters(recompute_seconds=RECOMPUTE, carry=False)
     fair = GandivaFairParameters(recompute_seconds=RECOMPUTE, carry=False, as_published=True)
     allox = AlloXParameters(recompute_seconds=RECOMPUTE, carry=False, alpha=0.2, as_published=True)
     return [

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from metasched.core.model import Job, Node, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import RoundResult, run_round
-from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, Settings, Stay, Submission, Workload
+from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
 from metasched.simulator.simulation import VAIN_ROUNDS, Timed, Watcher
 from metasched.throughput.training import Training
 from metasched.time_shares.round_mechanism import expire, members
@@ -73,7 +73,7 @@ class Live:
     demand_at_arrival: float
     began: float = 0.0
     failed: int = 0
-    stays: tuple[Stay, ...] = ()
+    stays: tuple[RunInterval, ...] = ()
     first_started: float | None = None
     overhead_seconds: float = 0.0
 
@@ -245,7 +245,9 @@ class GavelLoop:
         if known is None:
             return result
         targets = {
-            uid: place for uid, place in result.targets.items() if uid in known and result.shares.get(uid, uid) in known
+            uid: place
+            for uid, place in result.targets.items()
+            if uid in known and result.co_runners.get(uid, uid) in known
         }
         return replace(result, targets=targets)
 
@@ -254,7 +256,7 @@ class GavelLoop:
         for uid, live in self.live.items():
             job, target = live.job, result.targets.get(uid)
             if job.placement is not None and job.placement != target:
-                live.stays = (*live.stays, Stay(live.began, self.now, job.placement))
+                live.stays = (*live.stays, RunInterval(live.began, self.now, job.placement))
                 live.job = job = job.evolve(
                     status=Status.HELD,
                     placement=None,
@@ -274,14 +276,14 @@ class GavelLoop:
                     run_started=self.now,
                     trainer_ready=True,
                 )
-            live.job = job.evolve(shares_with=result.shares.get(uid) if target is not None else None)
+            live.job = job.evolve(co_runner=result.co_runners.get(uid) if target is not None else None)
 
     def units(self, result: RoundResult) -> Iterable[tuple[Live, ...]]:
         """Who runs, each with who shares its GPUs."""
         met: set[str] = set()
         for uid in result.targets:
             if uid not in met:
-                other = result.shares.get(uid)
+                other = result.co_runners.get(uid)
                 both = (uid,) if other is None else (uid, other)
                 met.update(both)
                 yield tuple(self.live[member] for member in both)
@@ -306,7 +308,7 @@ class GavelLoop:
         job = live.job
         life = at - job.submitted
         contention = (self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0
-        stays = live.stays if job.placement is None else (*live.stays, Stay(live.began, at, job.placement))
+        stays = live.stays if job.placement is None else (*live.stays, RunInterval(live.began, at, job.placement))
         return JobOutcome(
             uid=job.uid,
             submitted=job.submitted,

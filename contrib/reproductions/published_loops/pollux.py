@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import run_round
-from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, Settings, Stay, Submission, Workload
+from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
 from metasched.simulator.simulation import VAIN_ROUNDS, Timed, Watcher
 from metasched.throughput.goodput_profile import Profile, ProfileTraining, packed
 
@@ -69,7 +69,7 @@ class MostFreeFirst(Policy):
         free = {node.name: node.gpus for node in snapshot.nodes}
         kept = {grant.uid: place for grant in decision.grants if (place := _kept(snapshot.job[grant.uid], grant))}
         for place in kept.values():
-            for name, gpus in place.shares:
+            for name, gpus in place.node_gpus:
                 free[name] -= gpus
         waits = {**decision.waits, **{grant.uid: grant.reason for grant in decision.fallback}}
         grants = []
@@ -123,7 +123,7 @@ class OptimusView:
         times = self.profile.step_time(packed(gpus, NODE_GPUS), split.local)
         return None if times is None else 1 / (times.step + (times.step - times.sync) * split.accumulated)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """Nothing shares GPUs there."""
         del other, gpu_type, spread
         return None
@@ -142,7 +142,7 @@ class _Live:
     began: float = 0.0  # the present stay
     first_started: float | None = None
     overhead: float = 0.0
-    stays: list[Stay] = field(default_factory=list)
+    stays: list[RunInterval] = field(default_factory=list)
 
 
 class _Loop:
@@ -262,7 +262,7 @@ class _Loop:
         """End its stay, if it has one, and begin another, if it is to."""
         before = live.job.placement
         if before is not None:
-            live.stays.append(Stay(live.began, self.now, before))
+            live.stays.append(RunInterval(live.began, self.now, before))
             live.job = live.job.evolve(
                 status=Status.HELD,
                 placement=None,
@@ -287,7 +287,7 @@ class _Loop:
             submitted=job.submitted,
             first_started=live.first_started,
             finished=at if finished else None,
-            stays=(*live.stays, *([Stay(live.began, at, job.placement)] if job.placement else [])),
+            stays=(*live.stays, *([RunInterval(live.began, at, job.placement)] if job.placement else [])),
             preemptions=job.preemptions,
             overhead_seconds=live.overhead,
             contention=(self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0,

@@ -29,7 +29,7 @@ from metasched.simulator.records import Outcome, Settings, Submission, Workload
 from metasched.simulator.simulation import Watcher
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, named
 from metasched.throughput.throughput_table import TableSpeed
-from metasched.time_shares.round_mechanism import LEDGER, PRIOR_ROUNDS, Ledger
+from metasched.time_shares.round_mechanism import LEDGER, PRIOR_ROUNDS, TimeAccount
 
 RESTART_SECONDS = 20.0
 NEARLY = 5.0  # s: parts that are shorter than a round by more than this pay no restart
@@ -159,7 +159,7 @@ class Accounts:
 
     def into(self, data: Mapping[str, Any], jobs: Sequence[Job], now: float) -> dict[str, Any]:
         """A policy's data with these times in its ledger."""
-        ledger, made_for = Ledger.from_json(data[LEDGER]), data["made_for"]
+        ledger, made_for = TimeAccount.from_json(data[LEDGER]), data["made_for"]
         (kind,) = made_for["gpus"]
         shares = ledger.shares
         if [job.uid for job in jobs] != made_for["jobs"] and (ledger.expired or now - self._made >= self.least):

@@ -140,7 +140,7 @@ def _jobs(
         slo = _slo(slo_chance.random()) if slos else None
         job = Job(
             uid=f"{number:0{digits}}",
-            address=str(number),
+            slurm_job_id=str(number),
             name=model,
             user="trace",
             submitted=submitted,

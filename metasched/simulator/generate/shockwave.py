@@ -67,7 +67,7 @@ def shockwave_jobs(
         steps = max(int(seconds * (table.speed(model, reference, (count,)) or 0.0)), 1)
         job = Job(
             uid=f"{number:0{digits}}",
-            address=str(number),
+            slurm_job_id=str(number),
             name=f"{model}, {mode.value}",
             user="trace",
             submitted=submitted,

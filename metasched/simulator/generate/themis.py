@@ -75,7 +75,7 @@ def themis_apps(
             most = _most(table, model, reference, min(2 ** (phases - 1), most_gpus))
             job = Job(
                 uid=uid,
-                address=uid,
+                slurm_job_id=uid,
                 name=f"{model}, {phases} of {count.bit_length()} phases",
                 user=f"app{number}",
                 submitted=submitted,

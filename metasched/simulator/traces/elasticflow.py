@@ -79,7 +79,7 @@ def read_elasticflow(path: Path, curves: Curves, *, gpu_type: str = "", most_gpu
             raise row.refusal("ddl", "is before submit_time", "give a later deadline")
         job = Job(
             uid=f"{row.line:0{digits}}",
-            address=str(row.line),
+            slurm_job_id=str(row.line),
             name=f"{model}-{row.text('job_id')}",
             user="trace",
             submitted=submitted - first,

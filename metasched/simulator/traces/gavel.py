@@ -70,7 +70,7 @@ def table_jobs(
         steps = row.whole("total_steps", least=1)
         job = Job(
             uid=f"{row.line:0{digits}}",
-            address=str(row.line),
+            slurm_job_id=str(row.line),
             name=model,
             user="trace",
             submitted=submitted,

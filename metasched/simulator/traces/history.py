@@ -55,7 +55,7 @@ def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> 
         raise TraceError(path, None, "jobs.requirements", fault, "use a larger cluster")
     return Job(
         uid=record.uid,
-        address=record.address,
+        slurm_job_id=record.slurm_job_id,
         name=record.name,
         user=record.user,
         account=record.account,

@@ -47,7 +47,7 @@ def workload(source: str, runs: Iterable[Run], speed_up: float | None) -> Worklo
     for position, run in enumerate(ordered, start=1):
         job = Job(
             uid=f"{position:0{digits}}",
-            address=str(position),
+            slurm_job_id=str(position),
             name=run.name,
             user=run.user,
             account=run.account,

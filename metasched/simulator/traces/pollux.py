@@ -106,7 +106,7 @@ def submission(uid: str, name: str, submitted: float, profile: Profile, *, gpus:
     """A job that trains an application at a batch size, and asks for so many GPUs."""
     job = Job(
         uid=uid,
-        address=uid,
+        slurm_job_id=uid,
         name=name,
         user="trace",
         submitted=submitted,

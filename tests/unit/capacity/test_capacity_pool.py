@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.capacity.capacity_pool import Room, Share, without
+from metasched.capacity.capacity_pool import CapacityPool, GpuAmount, without
 from metasched.core.model import Node, Preempt, Status
 from metasched.scheduling.engine import run_round
 from policies.ares.policy import Ares, AresParameters
@@ -43,7 +43,7 @@ def there(result):
 def test_nobody_grows_on_gpus_that_it_cannot_use(policy, speed, asks, other):
     """All four have the GPU that they need, whatever is idle where none of them may be."""
     cluster = (node("here", features=frozenset({"ib"})), node("other", **other))
-    jobs = [job(f"j{i}", 1, 1, 4, left=1e9, speed=speed, learns=True, **asks) for i in range(4)]
+    jobs = [job(f"j{i}", 1, 1, 4, left=1e9, speed=speed, learns_speed=True, **asks) for i in range(4)]
     assert there(run_round(snapshot(jobs, cluster), policy, None)) == {f"j{i}": (1, ("here",)) for i in range(4)}
 
 
@@ -75,7 +75,7 @@ def test_what_is_held_beyond_a_node_is_taken_from_no_other():
     pinned = running(job("p", 4, preempt=Preempt.NO, cpus_per_unit=3), "small")
     cluster = (Node("small", "v100", 2, 10, 1 << 40), Node("other", "v100", 4, 16, 1 << 40))
     other = job("o", 4, cpus_per_unit=4)
-    room = Room(snapshot([pinned, other], cluster))
+    room = CapacityPool(snapshot([pinned, other], cluster))
     assert room.left(room.reach(other, "v100")) == 4
     assert room.cpus_left(room.reach(other, "v100")) == 16
 
@@ -84,7 +84,7 @@ def test_what_is_held_beyond_a_node_is_taken_from_no_other():
 def test_a_job_without_gpus_has_no_place_where_no_node_has_its_cpus(uneven):
     """Also where placements may be uneven."""
     jobs = [job("fits", 0, cpus_per_unit=16), job("wide", 0, cpus_per_unit=17)]
-    room = Room(snapshot(jobs, (node("here"),), uneven=uneven))
+    room = CapacityPool(snapshot(jobs, (node("here"),), uneven=uneven))
     assert [room.site(one).spread("", 0) for one in jobs] == [(0,), None]
 
 
@@ -93,19 +93,19 @@ def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     any_node, picky = job("any", 4, partition="main"), job("picky", 4, features=frozenset({"ib"}))
     for first, second in ((any_node, picky), (picky, any_node)):
-        room = Room(snapshot([any_node, picky], cluster))
-        assert room.give(first, Share(4, "v100"))
+        room = CapacityPool(snapshot([any_node, picky], cluster))
+        assert room.give(first, GpuAmount(4, "v100"))
         assert room.left(room.reach(second, "v100")) == 4
-        assert room.give(second, Share(4, "v100"))
+        assert room.give(second, GpuAmount(4, "v100"))
         assert room.used_up
-        assert not room.fits(job("more", 1), Share(1, "v100"))
+        assert not room.fits(job("more", 1), GpuAmount(1, "v100"))
 
 
 def test_a_job_that_cannot_move_is_charged_where_it_is():
     """What it leaves on its own node is not what it leaves on others that would suit it."""
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     pinned, picky = running(job("p", 4, preempt=Preempt.NO), "ib"), job("picky", 1, features=frozenset({"ib"}))
-    room = Room(snapshot([pinned, picky], cluster))
+    room = CapacityPool(snapshot([pinned, picky], cluster))
     assert room.left(room.reach(picky, "v100")) == 0
     assert room.left(room.reach(pinned, "v100")) == 4
 
@@ -114,7 +114,7 @@ def test_a_job_that_cannot_move_is_charged_where_it_is():
 def test_two_pinned_jobs_on_the_same_gpus_count_once(policy):
     """The other GPUs are left to a third."""
     pair = [
-        running(job(uid, 2, preempt=Preempt.NO), "here").evolve(shares_with=other)
+        running(job(uid, 2, preempt=Preempt.NO), "here").evolve(co_runner=other)
         for uid, other in (("a", "b"), ("b", "a"))
     ]
     shared = snapshot([*pair, job("c", 2, submitted=1.0)], (node("here"),), sharing=True)

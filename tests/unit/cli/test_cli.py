@@ -24,7 +24,7 @@ def job(**changes):
     """A running job, with changes."""
     fields = {
         "uid": "0123456789abcdef",
-        "address": "12",
+        "slurm_job_id": "12",
         "name": "resnet",
         "user": "ada",
         "account": None,
@@ -56,7 +56,7 @@ def waiting(**changes):
     """A held job, with changes."""
     fields = {
         "uid": "f" * 16,
-        "address": "13",
+        "slurm_job_id": "13",
         "name": "bert",
         "status": "held",
         "nodes": {},
@@ -181,7 +181,9 @@ def test_status_shows_one_users_jobs(show):
 
 def test_status_of_a_long_queue_is_short(show):
     """--limit cuts the table, keeps what runs, and says how much is left out."""
-    output = show(published(jobs=(*(waiting(address=str(i)) for i in range(20, 30)), job())), "status", "--limit", "3")
+    output = show(
+        published(jobs=(*(waiting(slurm_job_id=str(i)) for i in range(20, 30)), job())), "status", "--limit", "3"
+    )
     assert "resnet" in output
     assert len([line for line in output.splitlines() if "bert" in line]) == 2
     assert "and 8 more" in output
@@ -361,7 +363,7 @@ def test_explain_reads_the_database_where_it_may(show, tmp_path):
     """Runs, decisions, actions and events follow when the state directory is at hand."""
     uid = "0123456789abcdef"
     with Store.open(tmp_path / "state" / paths.DATABASE) as store:
-        store.add_job(JobRecord(uid=uid, address="12", name="resnet", user="ada", submitted=NOW - 100))
+        store.add_job(JobRecord(uid=uid, slurm_job_id="12", name="resnet", user="ada", submitted=NOW - 100))
         store.event("arrived", "hello \x1b[1m", uid, at=NOW)
         store.end_action(store.begin_action(uid, "start", {}, 1, NOW), "ok", 0.01)
     output = show(published(), "explain", "12", "--state", tmp_path / "state")
@@ -379,7 +381,7 @@ def test_explain_refuses_what_it_cannot_tell(tmp_path, run):
     assert (unknown.exit_code, "knows no job '99'" in unknown.stderr) == (1, True)
     several = run("explain", "resnet", "--shared", tmp_path)
     assert (several.exit_code, "12 and 13" in several.stderr) == (1, True)
-    publish(tmp_path, published(jobs=(job(address="27_0"), waiting(address="27_1"))))
+    publish(tmp_path, published(jobs=(job(slurm_job_id="27_0"), waiting(slurm_job_id="27_1"))))
     array = run("explain", "27", "--shared", tmp_path)
     assert (array.exit_code, "ask by task, one of 27_0 and 27_1" in array.stderr) == (1, True)
 
@@ -547,11 +549,11 @@ def test_a_job_of_a_state_yet_unknown_is_still_explained():
 
 def test_explain_says_who_is_on_the_same_gpus_and_for_how_long_nothing_changed():
     """Company at once or in turns, renewed rounds, and the deadline with what is left of it."""
-    lines = job_explanation.explanation(job(shares_with="14", renewals=3, slo_seconds=7300.0), published(), NOW)
+    lines = job_explanation.explanation(job(co_runner="14", renewals=3, slo_seconds=7300.0), published(), NOW)
     assert "Job 14 runs on the same GPUs." in lines
     assert "Its lease was renewed for 3 rounds: nothing was restarted." in lines
     assert "It should be done 2 h 1 min after its submission, which is 2 h from now." in lines
-    turns = job_explanation.explanation(job(shares_with="14", in_turns=True, slo_seconds=40.0), published(), NOW)
+    turns = job_explanation.explanation(job(co_runner="14", time_slicing=True, slo_seconds=40.0), published(), NOW)
     assert "It takes turns with job 14 on the same GPUs: one is suspended while the other runs." in turns
     assert any("which is 1 min ago" in line for line in turns)
     assert not any("renewed" in line for line in job_explanation.explanation(job(), published(), NOW))
@@ -561,7 +563,7 @@ def test_status_says_whether_two_jobs_can_share_a_gpu(show):
     """And, if not, why; a job that shares names the other, and for how many rounds its lease was renewed."""
     told = show(published(sharing_note="gres.conf names no shards"), "status")
     assert "No two jobs share a GPU: gres.conf names no shards" in told
-    told = show(published(sharing=True, jobs=(job(shares_with="14", renewals=2),)), "status")
+    told = show(published(sharing=True, jobs=(job(co_runner="14", renewals=2),)), "status")
     for expected in ("Two jobs can share a GPU", "n1:2 v100 with 14", "2 (renewed 2 rounds)"):
         assert expected in told
 

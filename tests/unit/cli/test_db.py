@@ -31,7 +31,7 @@ def site(tmp_path):
     at = NOW - 10 * DAY
     placement = Placement(("n1",), 2, "v100")
     with Store.open(state / DATABASE) as store:
-        store.add_job(JobRecord(uid=UID, address="12", name="resnet", user="ada", submitted=at))
+        store.add_job(JobRecord(uid=UID, slurm_job_id="12", name="resnet", user="ada", submitted=at))
         for number in (1, 2):
             store.commit_round(
                 number,
@@ -94,7 +94,7 @@ def test_a_number_that_no_database_takes_is_wrong_usage(command):
 
 
 def test_runs(db):
-    """A job's runs are found by address, uid and name."""
+    """A job's runs are found by slurm_job_id, uid and name."""
     for asked in ("12", UID, "resnet"):
         (run,) = json.loads(db("runs", asked, "--json").output)
         assert (run["run"], run["cause"]) == (1, "finished")

@@ -8,7 +8,7 @@ import pytest
 from contrib.reproductions.parity_rows import gavel, row
 from contrib.reproductions.published_loops.gavel import simulate_gavel
 from metasched.simulator.records import Settings
-from metasched.time_shares.policy_base import FractionParameters
+from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.isolated import Isolated
@@ -74,7 +74,7 @@ def test_a_pair_ends_when_the_longer_one_is_through():
 
 def test_gpus_of_jobs_newer_than_the_shares_stay_idle():
     """Shares are made at most every 1000 s here; a job that comes after the second time waits for the third."""
-    policy = Isolated(FractionParameters(recompute_seconds=1000.0, carry=False))
+    policy = Isolated(TimeShareParameters(recompute_seconds=1000.0, carry=False))
     jobs = [("a", "quick", 1, 50_000, 0.0), ("b", "quick", 1, 100, 50.0), ("c", "quick", 1, 100, 150.0)]
     outcome = run(*jobs, policy=policy, gpus=cluster(v100=3))
     assert {job.uid: job.first_started for job in outcome.jobs} == {"a": 0.0, "b": 100.0, "c": 1100.0}

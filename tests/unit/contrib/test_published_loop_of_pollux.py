@@ -25,7 +25,17 @@ TIRESIAS = Las(
 
 def submission(uid, at, gpus, steps, rate=1.0):
     """A rigid job that does ``rate`` steps a second on any number of GPUs."""
-    job = Job(uid, uid, uid, "ann", at, gpus, gpus, gpus, cpus_per_unit=0)
+    job = Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=at,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        cpus_per_unit=0,
+    )
     curve = Curve(tuple((n, rate) for n in range(1, 65)))
     return Submission(job, ScalingTraining(steps, {"t4": curve}))
 
@@ -71,7 +81,7 @@ def test_newcomers_take_from_the_emptiest_node_and_others_stay():
     assert first["a"].nodes == ("n00",)
     assert later["a"] == first["a"]
     assert later["b"].nodes == ("n01",)
-    assert later["c"].shares == (("n00", 1), ("n01", 1))
+    assert later["c"].node_gpus == (("n00", 1), ("n01", 1))
 
 
 def test_a_workload_that_can_never_run_ends():

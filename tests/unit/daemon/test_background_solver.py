@@ -9,9 +9,9 @@ import pytest
 
 from metasched.core.model import Snapshot
 from metasched.core.policy import PolicyState, installed_policies
-from metasched.daemon.background_solver import Beside
+from metasched.daemon.background_solver import BackgroundSolver
 from metasched.replay.replay import replay
-from metasched.scheduling.engine import run_round, work
+from metasched.scheduling.engine import precompute, run_round
 from policies.gavel.policies import GavelLas, GavelLasParameters
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit import site as sites
@@ -42,7 +42,7 @@ def waited(beside):
 
 @pytest.fixture
 def beside():
-    made = Beside()
+    made = BackgroundSolver()
     yield made
     made.close()
 
@@ -110,25 +110,25 @@ def test_jobs_that_end_meanwhile_have_no_part_in_the_new_shares():
 def test_where_work_is_done_beside_the_rounds_a_round_makes_no_shares(monkeypatch):
     """It takes those that arrive; without any, the earlier ones or equal parts hold."""
     policy = las()
-    first = run_round(look(0, worked={}), policy, None)
-    found = json.loads(json.dumps(work(look(0), policy, first.state)))
+    first = run_round(look(0, precomputed={}), policy, None)
+    found = json.loads(json.dumps(precompute(look(0), policy, first.state)))
     monkeypatch.setattr(GavelLas, "shares", None)
-    later = run_round(look(1, worked={}), policy, first.state)
+    later = run_round(look(1, precomputed={}), policy, first.state)
     assert shares(later.state) == {uid: {"v100": 0.5, "k80": 0.5} for uid in "ab"}
-    arrived = run_round(look(2, worked=found), policy, later.state)
+    arrived = run_round(look(2, precomputed=found), policy, later.state)
     assert shares(arrived.state)["a"]["v100"] > 0.7
-    assert work(look(2), policy, arrived.state) is None
+    assert precompute(look(2), policy, arrived.state) is None
 
 
 def test_shares_that_arrive_early_wait_for_their_round():
     """They are kept in the state, and nothing else is worked on."""
     policy = las(recompute_rounds=3)
-    first = run_round(look(0, worked={}), policy, None)
-    found = work(look(0), policy, first.state)
-    early = run_round(look(1, worked=found), policy, first.state)
+    first = run_round(look(0, precomputed={}), policy, None)
+    found = precompute(look(0), policy, first.state)
+    early = run_round(look(1, precomputed=found), policy, first.state)
     assert shares(early.state)["a"] == {"v100": 0.5, "k80": 0.5}
-    assert work(look(1), policy, early.state) is None
-    on_time = run_round(look(3, worked={}), policy, run_round(look(2, worked={}), policy, early.state).state)
+    assert precompute(look(1), policy, early.state) is None
+    on_time = run_round(look(3, precomputed={}), policy, run_round(look(2, precomputed={}), policy, early.state).state)
     assert shares(on_time.state)["a"]["v100"] > 0.7
 
 
@@ -143,17 +143,17 @@ def test_with_late_shares_everybody_still_gets_its_part():
 def test_another_process_gives_the_same_answer(beside):
     """As the policy's own work in this process."""
     policy = las()
-    state = run_round(look(0, worked={}), policy, None).state
+    state = run_round(look(0, precomputed={}), policy, None).state
     beside.begin(look(0), policy, state)
     beside.begin(look(1), policy, state)  # it is busy
-    assert waited(beside) == json.loads(json.dumps(work(look(0), policy, state)))
+    assert waited(beside) == json.loads(json.dumps(precompute(look(0), policy, state)))
     assert beside.take() == {}
 
 
 class Broken(GavelLas):
     """Fails at its work."""
 
-    def work(self, snapshot, state):
+    def precompute(self, snapshot, state):
         raise ValueError("no")
 
 

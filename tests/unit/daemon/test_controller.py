@@ -25,18 +25,18 @@ def done(site, *addresses):
     """Whether the daemon has seen all of them complete."""
 
     def seen():
-        ended = {record.address for record in site.store.recent_jobs(100) if record.end_state == "COMPLETED"}
+        ended = {record.slurm_job_id for record in site.store.recent_jobs(100) if record.end_state == "COMPLETED"}
         return ended >= set(addresses)
 
     return seen
 
 
-def causes(site, address):
-    return [run.cause for run in site.store.runs(site.record(address).uid)]
+def causes(site, slurm_job_id):
+    return [run.cause for run in site.store.runs(site.record(slurm_job_id).uid)]
 
 
-def kinds(site, address):
-    return [event.kind for event in site.store.recent_events(1000, site.record(address).uid)]
+def kinds(site, slurm_job_id):
+    return [event.kind for event in site.store.recent_events(1000, site.record(slurm_job_id).uid)]
 
 
 def test_a_held_job_is_stamped_admin_held_and_run(site):
@@ -326,7 +326,9 @@ def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
     stuck = site.add("--gres=gpu:4", seconds=5)
     site.slurm.node_down("n1")
     site.slurm._down.clear()
-    site.slurm._nodes_for = lambda job: None if job.address == stuck else type(site.slurm)._nodes_for(site.slurm, job)
+    site.slurm._nodes_for = lambda job: (
+        None if job.slurm_job_id == stuck else type(site.slurm)._nodes_for(site.slurm, job)
+    )
     other = site.add("--gres=gpu:4", seconds=5)
     site.run_until(done(site, other))
     assert "not_started" in kinds(site, stuck)
@@ -421,7 +423,7 @@ def test_a_stop_that_died_on_its_way_is_sent_again(tmp_path):
     site.run(40)
     second = site.add("--gres=gpu:4", seconds=20)
 
-    def die(address, signal):
+    def die(slurm_job_id, signal):
         raise Killed
 
     site.slurm.signal = die

@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 
 from metasched.core.model import Hold, Job, Node, Snapshot
 from metasched.core.policy import PolicyState
+from metasched.daemon import process
 from metasched.daemon.controller import Controller
-from metasched.daemon.process import Clockwork, Pace, process
+from metasched.daemon.process import Clockwork, Pace
 from metasched.observe import runs as following
 from metasched.shared_dir import mailbox as mailboxes
 from metasched.shared_dir.lock import DaemonLock, LockFileError, LockLostError
@@ -54,17 +55,17 @@ def las(tmp_path):
 
 def completed(site, *addresses):
     def seen():
-        return set(addresses) <= {r.address for r in site.store.recent_jobs(100) if r.end_state == "COMPLETED"}
+        return set(addresses) <= {r.slurm_job_id for r in site.store.recent_jobs(100) if r.end_state == "COMPLETED"}
 
     return seen
 
 
-def runs(site, address):
-    return site.store.runs(site.record(address).uid)
+def runs(site, slurm_job_id):
+    return site.store.runs(site.record(slurm_job_id).uid)
 
 
-def lease_of(site, address):
-    return site.base / "shared" / "mailbox" / site.record(address).uid / "lease.json"
+def lease_of(site, slurm_job_id):
+    return site.base / "shared" / "mailbox" / site.record(slurm_job_id).uid / "lease.json"
 
 
 class Failing:
@@ -147,7 +148,7 @@ def test_a_mailbox_that_cannot_be_cleared_ends_nothing(site, monkeypatch):
 
 
 def test_a_forgotten_job_leaves_the_next_one_its_address(site):
-    """When the old job of a reused id ends as gone, the address still names the new one."""
+    """When the old job of a reused id ends as gone, the slurm_job_id still names the new one."""
     lost = site.add("--hold", "--gres=gpu:1", "--begin=now+1000")
     site.run(2)
     site.slurm.crash()
@@ -217,9 +218,9 @@ def test_what_slurm_can_never_start_is_not_released_again_at_once(site):
     job = site.add("--gres=gpu:1")
     release = site.slurm.release
 
-    def refuse(address):
-        release(address)
-        site.slurm._show(site.slurm._one(address), hold=Hold.USER, priority=0, reason="BadConstraints")
+    def refuse(slurm_job_id):
+        release(slurm_job_id)
+        site.slurm._show(site.slurm._one(slurm_job_id), hold=Hold.USER, priority=0, reason="BadConstraints")
 
     site.slurm.release = refuse
     site.run(40)
@@ -336,16 +337,16 @@ def test_the_last_task_of_an_array_is_held_alone(site):
 class Refusing:
     """A client that raises for one job, whatever is done to it by some methods."""
 
-    def __init__(self, client, address, error, *names):
-        self._client, self._address, self._error, self.refuses = client, address, error, names
+    def __init__(self, client, slurm_job_id, error, *names):
+        self._client, self._address, self._error, self.refuses = client, slurm_job_id, error, names
 
     def __getattr__(self, name):
         method = getattr(self._client, name)
 
-        def call(address, *arguments):
-            if address == self._address:
+        def call(slurm_job_id, *arguments):
+            if slurm_job_id == self._address:
                 raise self._error
-            return method(address, *arguments)
+            return method(slurm_job_id, *arguments)
 
         return call if name in self.refuses else method
 
@@ -358,7 +359,7 @@ def test_a_job_that_slurm_refuses_to_start_waits_longer_each_time(site):
     others = [site.add("--gres=gpu:4", "-N4", seconds=30) for _ in range(2)]
     site.run_until(completed(site, *others), 200)
     site.run(5)
-    (shown,) = (job for job in read_status(site.base / "shared").jobs if job.address == stuck)
+    (shown,) = (job for job in read_status(site.base / "shared").jobs if job.slurm_job_id == stuck)
     assert "no such licence" in shown.reason
     attempts = [action for action in site.store.recent_actions(1000) if action.uid == site.record(stuck).uid]
     assert 3 <= len(attempts) <= 6
@@ -408,10 +409,10 @@ class Forgetful:
     def __getattr__(self, name):
         return getattr(self._client, name)
 
-    def release(self, address):
+    def release(self, slurm_job_id):
         self._calls += 1
         if self._calls > 1:
-            self._client.release(address)
+            self._client.release(slurm_job_id)
         if self._calls <= self._times:
             raise SlurmTimeoutError("no answer")
 
@@ -544,7 +545,17 @@ def test_an_absurd_request_does_not_stall_the_round():
     """A hundred thousand GPUs, asked for elastically, are offered as many as there are."""
     nodes = tuple(Node(f"n{i}", "v100", 4, 16, 64000, partitions=frozenset({"main"})) for i in range(4))
     jobs = [
-        Job(uid, uid, uid, "ann", 0.0, gpus, least, gpus, memory_per_unit=1)
+        Job(
+            uid=uid,
+            slurm_job_id=uid,
+            name=uid,
+            user="ann",
+            submitted=0.0,
+            gpus=gpus,
+            min_gpus=least,
+            max_gpus=gpus,
+            memory_per_unit=1,
+        )
         for uid, gpus, least in (("all", 16, 16), ("huge", 100_000, 1))
     ]
     decision, _ = Las(LasParameters()).decide(Snapshot(0.0, 1, 60.0, nodes, tuple(jobs)), PolicyState())

@@ -29,7 +29,7 @@ class Broken(Toy):
 def local():
     class Local(Toy):
         name = "local"
-        works_beside = True
+        solves_in_background = True
 
     return Local
 

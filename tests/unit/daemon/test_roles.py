@@ -16,12 +16,12 @@ class OperatorSlurm(FakeSlurm):
 
     asked = 0
 
-    def stamp(self, address, admin_comment):
+    def stamp(self, slurm_job_id, admin_comment):
         self.asked += 1
         raise SlurmPermissionError("Access/permission denied")
 
-    def adopt(self, address, admin_comment):
-        self.stamp(address, admin_comment)
+    def adopt(self, slurm_job_id, admin_comment):
+        self.stamp(slurm_job_id, admin_comment)
 
 
 @pytest.fixture
@@ -31,46 +31,46 @@ def site(tmp_path):
     made.close()
 
 
-def stamped(site, address, uid=UID):
+def stamped(site, slurm_job_id, uid=UID):
     """As job_submit.lua does."""
-    FakeSlurm.stamp(site.slurm, address, f"metasched:{uid}")
+    FakeSlurm.stamp(site.slurm, slurm_job_id, f"metasched:{uid}")
 
 
 def test_a_job_that_was_stamped_as_it_was_submitted_runs(site):
     """It is known by that stamp, and held by the daemon before its turn: neither takes an administrator."""
-    address = site.add("--gres=gpu:1", seconds=5.0)
-    stamped(site, address)
-    site.run_until(lambda: site.state(address) is JobState.COMPLETED)
-    assert site.record(address).uid == UID
+    slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
+    stamped(site, slurm_job_id)
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.COMPLETED)
+    assert site.record(slurm_job_id).uid == UID
     assert site.slurm.asked == 0
 
 
 def test_a_job_that_was_submitted_held_waits_for_its_owner(site):
     """job_submit.lua notes that in the stamp, and turns the owner's release into a begin time that never comes."""
-    address = site.add("--gres=gpu:1", seconds=5.0)
-    FakeSlurm.stamp(site.slurm, address, f"metasched:{UID}:held")
+    slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
+    FakeSlurm.stamp(site.slurm, slurm_job_id, f"metasched:{UID}:held")
     site.run(60)
-    assert (site.state(address), site.slurm.job(address).hold) == (JobState.PENDING, Hold.USER)
+    assert (site.state(slurm_job_id), site.slurm.job(slurm_job_id).hold) == (JobState.PENDING, Hold.USER)
     assert "--hold" in site.controller.reason(UID)
-    site.slurm._show(site.slurm._jobs[address], hold=Hold.NONE, eligible=OUT_OF_REACH)
-    site.run_until(lambda: site.state(address) is JobState.COMPLETED)
+    site.slurm._show(site.slurm._jobs[slurm_job_id], hold=Hold.NONE, eligible=OUT_OF_REACH)
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.COMPLETED)
 
 
 def test_a_job_without_a_stamp_is_never_started(site):
     """Without its identity it could not be preempted: it stays held, with a reason that says what is missing."""
-    address = site.add("--gres=gpu:1", seconds=5.0)
+    slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
     site.run(60)
-    assert site.state(address) is JobState.PENDING
-    assert "job_submit.lua" in site.controller.reason(site.record(address).uid)
+    assert site.state(slurm_job_id) is JobState.PENDING
+    assert "job_submit.lua" in site.controller.reason(site.record(slurm_job_id).uid)
 
 
 def test_a_wrong_tag_of_a_stamped_job_is_written_once_and_then_left(site):
     """Its error cannot be written into AdminComment; that is not tried again at each poll."""
-    address = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5.0)
-    stamped(site, address)
+    slurm_job_id = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5.0)
+    stamped(site, slurm_job_id)
     site.run(60)
     assert site.slurm.asked == 1
-    assert "min_gpus" in site.record(address).error
-    del site.slurm._jobs[address]
+    assert "min_gpus" in site.record(slurm_job_id).error
+    del site.slurm._jobs[slurm_job_id]
     site.run(2)
     assert not site.controller._reconciler._writes.refused

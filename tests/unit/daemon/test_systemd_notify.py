@@ -8,11 +8,11 @@ from metasched.daemon.systemd_notify import tell
 @pytest.fixture(params=["file", "abstract"])
 def manager(request, tmp_path, monkeypatch):
     """A service manager's socket, in either form that systemd uses."""
-    address = f"{tmp_path}/notify" if request.param == "file" else f"\0{tmp_path}/notify"
+    slurm_job_id = f"{tmp_path}/notify" if request.param == "file" else f"\0{tmp_path}/notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.bind(address)
+        channel.bind(slurm_job_id)
         channel.settimeout(10)
-        monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
+        monkeypatch.setenv("NOTIFY_SOCKET", slurm_job_id.replace("\0", "@"))
         yield channel
 
 

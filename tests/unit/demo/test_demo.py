@@ -28,7 +28,7 @@ def run(number, gpus, cause):
 
 
 def record(**changes):
-    fields = {"uid": "a", "address": "1", "name": "wide", "user": "ada", "submitted": 0.0, "finished": 40.0}
+    fields = {"uid": "a", "slurm_job_id": "1", "name": "wide", "user": "ada", "submitted": 0.0, "finished": 40.0}
     return JobRecord(
         **(fields | {"ran_seconds": 30.0, "end_state": "COMPLETED", "exit_code": 0, "loss": 0.1} | changes)
     )

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Placement
 from metasched.learning.profiling_runs import part, sizes
-from metasched.learning.throughput_learning import Learning
+from metasched.learning.throughput_learning import ThroughputLearning
 from metasched.shared_dir.mailbox import Lease, Mailbox
 from metasched.shared_dir.reports import TrialReport, parse_line
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import parse_tag
 from metasched.store import Store
-from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.online_speed import MeasuredSpeed
 from tests.unit.speeds import job
 
 NOW = 1.7e9
@@ -23,7 +23,7 @@ def place(nodes, each):
 
 
 def elastic(speed=None, least=1):
-    return job("a", 2, least, 64).evolve(speed=OnlineSpeed("a") if speed is None else speed)
+    return job("a", 2, least, 64).evolve(speed=MeasuredSpeed("a") if speed is None else speed)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_powers_of_two_below_the_run_are_tried(nodes, each, tried):
 
 def test_what_is_known_is_not_tried_again():
     """Whether from a run or from a trial."""
-    speed = OnlineSpeed("a").after(("v100", (2,)), None, 3.0)
+    speed = MeasuredSpeed("a").after(("v100", (2,)), None, 3.0)
     assert sizes(elastic(speed), place(1, 8)) == (1, 4)
 
 
@@ -95,10 +95,10 @@ def test_a_trials_line_is_read():
 def test_trials_become_speeds_by_place(tmp_path):
     """On the GPU type of the run, and on as many nodes as the trial was on."""
     with Store.open(tmp_path / "m.db") as store:
-        learning = Learning(store, None)
+        learning = ThroughputLearning(store, None)
         trials = [TrialReport(NOW, world, 10, seconds) for world, seconds in ((1, 10.0), (4, 2.0))]
         learning.take("ann/net", place(2, 2), trials)
-        speed = Learning(store, None).speed("ann/net")
+        speed = ThroughputLearning(store, None).speed("ann/net")
     assert speed.steps_per_second("v100", (1,)) == 1.0
     assert speed.steps_per_second("v100", (2, 2)) == 5.0
     assert speed.steps_per_second("v100", (4,)) is None

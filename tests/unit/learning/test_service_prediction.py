@@ -65,7 +65,9 @@ def test_the_store_tells_who_was_done(tmp_path):
         ):
             uid = f"{number:016x}"
             store.add_job(
-                JobRecord(uid=uid, address=f"{number}", name=name, user=user, submitted=1.0, attained={"v100": number})
+                JobRecord(
+                    uid=uid, slurm_job_id=f"{number}", name=name, user=user, submitted=1.0, attained={"v100": number}
+                )
             )
             if state is not None:
                 store.finish_job(uid, 100.0 + number, state, 0)
@@ -80,9 +82,9 @@ def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypa
     try:
         seen, reasons = [], []
         for _ in range(3):
-            address = cluster.add("--gres=gpu:2", "--job-name=nightly", seconds=30)
+            slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", seconds=30)
             cluster.run(3)
-            uid = cluster.record(address).uid
+            uid = cluster.record(slurm_job_id).uid
             observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0)
             seen.append(observed.snapshot.job[uid].expected_service)
             reasons.append(cluster.store.current_reasons()[uid])
@@ -104,9 +106,9 @@ def test_the_daemon_knows_recurring_jobs_by_their_script(tmp_path):
             cluster.run(400)
         services = [record.attained["v100"] for record in cluster.store.recent_jobs(4)]
         for script, expected in (("long", services[2:]), ("short", services[:2]), ("new", None)):
-            address = cluster.add("--gres=gpu:2", "--job-name=nightly", script=script)
+            slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", script=script)
             observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0).snapshot
-            assert observed.job[cluster.record(address).uid].expected_service == (
+            assert observed.job[cluster.record(slurm_job_id).uid].expected_service == (
                 expected and pytest.approx(sum(expected) / 2)
             )
     finally:
@@ -117,8 +119,8 @@ def test_a_script_that_slurm_does_not_tell_costs_nothing_but_itself(tmp_path, mo
     """The job is scheduled; and of many that come at once, Slurm is asked for a few scripts only."""
     cluster = site.FakeSite(tmp_path)
 
-    def refuse(address):
-        raise SlurmPermissionError(f"permission denied for {address}")
+    def refuse(slurm_job_id):
+        raise SlurmPermissionError(f"permission denied for {slurm_job_id}")
 
     try:
         with monkeypatch.context() as patched:
@@ -131,6 +133,6 @@ def test_a_script_that_slurm_does_not_tell_costs_nothing_but_itself(tmp_path, mo
         cluster.run(1)
         assert [method for method, _ in cluster.slurm.calls].count("batch_script") == SCRIPTS
         assert len({cluster.record(f"{array}_{task}").script for task in range(1, 5)} - {None}) == 1
-        assert [cluster.record(address).script is None for address in many].count(True) == 6
+        assert [cluster.record(slurm_job_id).script is None for slurm_job_id in many].count(True) == 6
     finally:
         cluster.close()

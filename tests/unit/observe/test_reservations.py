@@ -26,7 +26,9 @@ def node(name="n1", **more):
 
 
 def job(uid, gpus=4, **more):
-    return Job(uid, uid, uid, "ann", 0.0, gpus, gpus, gpus, **more)
+    return Job(
+        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=gpus, max_gpus=gpus, **more
+    )
 
 
 def asking(reservation, time_limit=None):
@@ -159,12 +161,12 @@ def site(tmp_path):
     made.close()
 
 
-def nodes_of(site, address):
-    return set(site.slurm.job(address).allocated)
+def nodes_of(site, slurm_job_id):
+    return set(site.slurm.job(slurm_job_id).allocated)
 
 
 def runs(site, *addresses):
-    return lambda: all(site.state(address) is JobState.RUNNING for address in addresses)
+    return lambda: all(site.state(slurm_job_id) is JobState.RUNNING for slurm_job_id in addresses)
 
 
 def test_the_daemon_keeps_to_reservations(site):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from metasched.core.model import Job, Placement
-from metasched.observe.slurm_quotas import Quotas
-from metasched.slurm.associations import Association, Associations, Qos, Quota, parse
+from metasched.observe.slurm_quotas import SlurmQuotas
+from metasched.slurm.associations import Association, Associations, Qos, UsageLimits, parse
 from metasched.slurm.client import JobState
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
@@ -41,11 +41,13 @@ def test_what_slurm_prints_is_read(qos):
     found = parse(ROWS + qos, PARTITIONS)
     speech, bob = found.chain("speech", "bob", "main")[1], found.chain("speech", "bob", "main")[0]
     assert (speech.account, speech.parent, speech.shares, speech.max_jobs) == ("speech", "root", 1, None)
-    assert speech.group == Quota({"": 3, "v100": 2}, 4)
-    assert (bob.user, bob.max_jobs, bob.per_job, bob.group) == ("bob", 3, Quota({"": 2}), Quota())
+    assert speech.group == UsageLimits({"": 3, "v100": 2}, 4)
+    assert (bob.user, bob.max_jobs, bob.per_job, bob.group) == ("bob", 3, UsageLimits({"": 2}), UsageLimits())
     assert [row.account for row in found.chain("sub", "bob", "main")] == ["sub", "sub", "vision", "root"]
     assert [row.account for row in found.chain("sub", "bob", "b")] == ["sub", "vision", "root"]
-    assert found.qos["normal"] == Qos(Quota({"": 8}), Quota({"": 6}, 9), Quota({"": 7}), Quota({"": 5}))
+    assert found.qos["normal"] == Qos(
+        UsageLimits({"": 8}), UsageLimits({"": 6}, 9), UsageLimits({"": 7}), UsageLimits({"": 5})
+    )
     assert found.qos["idle"] == Qos()
     assert found.partition_qos == {"main": "idle"}
     assert found.shares == pytest.approx({"root": 1.0, "speech": 0.2, "vision": 0.6, "sub": 0.3})
@@ -68,7 +70,7 @@ def test_an_account_with_its_parents_shares_is_no_level_of_its_own():
 ROOT = Association("root")
 ACCOUNTS = (
     ROOT,
-    Association("science", parent="root", shares=1, group=Quota({"": 6, "v100": 4})),
+    Association("science", parent="root", shares=1, group=UsageLimits({"": 6, "v100": 4})),
     Association("science", "ann", max_jobs=2),
     Association("arts", parent="root", shares=3),
 )
@@ -82,14 +84,25 @@ def seen(uid, *, user="ann", account="science", qos="", partition="main", gpus=2
     if runs:
         shown = replace(shown, state=JobState.RUNNING, allocated={"n1": gpus}, allocated_gpu_type="v100")
     place = Placement(("n1",), gpus, "v100") if runs else None
-    return Job(uid, uid, uid, user, 0.0, gpus, low, 8, account=account, placement=place), shown
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user=user,
+        submitted=0.0,
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=8,
+        account=account,
+        placement=place,
+    ), shown
 
 
 def limits(ours, others=(), *, limited=True, partition_qos=None, **qos):
     known = Associations(ACCOUNTS, qos, partition_qos or {})
     return {
         (limit.name, "".join(sorted(limit.members)), limit.left)
-        for limit in Quotas(known, limited=limited).limits(ours, [shown for _, shown in others])
+        for limit in SlurmQuotas(known, limited=limited).limits(ours, [shown for _, shown in others])
     }
 
 
@@ -112,7 +125,7 @@ def test_what_others_use_is_taken_off():
 
 def test_a_qos_is_heeded_before_associations():
     """What it defines, associations do not; they go on to count its jobs. A partition's QOS comes first."""
-    wide = Qos(group=Quota({"": 10}), per_user=Quota(jobs=1))
+    wide = Qos(group=UsageLimits({"": 10}), per_user=UsageLimits(jobs=1))
     ours = [seen("a", qos="wide", runs=True), seen("b", qos="wide"), seen("c")]
     expected = {
         ("QOS wide: GrpTRES gres/gpu=10", "ab", 10),
@@ -121,7 +134,7 @@ def test_a_qos_is_heeded_before_associations():
         (GROUP[1], "abc", 4),
     }
     assert limits(ours, wide=wide) == expected
-    first = Qos(group=Quota({"": 12}), per_account=Quota({"": 2}))
+    first = Qos(group=UsageLimits({"": 12}), per_account=UsageLimits({"": 2}))
     found = limits(ours[:2], wide=wide, first=first, partition_qos={"main": "first"})
     assert found == {
         ("QOS first: GrpTRES gres/gpu=12", "ab", 12),
@@ -133,30 +146,33 @@ def test_a_qos_is_heeded_before_associations():
 
 def test_each_job_is_no_larger_than_each_may_be():
     """It is cut, keeps what it holds, or is blocked; one of a single type is a limit of its own."""
-    known = Quotas(Associations((*ACCOUNTS[:2], replace(ACCOUNTS[2], per_job=Quota({"": 3})), ACCOUNTS[3])))
+    known = SlurmQuotas(Associations((*ACCOUNTS[:2], replace(ACCOUNTS[2], per_job=UsageLimits({"": 3})), ACCOUNTS[3])))
     cut, kept, blocked, other = (
         known.apply(*seen("a", gpus=4)),
         known.apply(*seen("a", gpus=4, runs=True)),
         known.apply(*seen("a", gpus=4, low=4)),
         known.apply(*seen("a", gpus=4, account="arts")),
     )
-    assert (cut.gpus, cut.max_gpus, cut.blocked, cut.share) == (3, 3, None, 0.25)
+    assert (cut.gpus, cut.max_gpus, cut.blocked, cut.fair_share) == (3, 3, None, 0.25)
     assert (kept.gpus, kept.max_gpus) == (4, 4)
     assert blocked.blocked == "it needs 4 GPUs, and the limit is account science, user ann: MaxTRESPerJob gres/gpu=3"
-    assert (other.max_gpus, other.share) == (8, 0.75)
-    one = limits([seen("a", account="arts", qos="q")], q=Qos(per_job=Quota({"v100": 3})))
+    assert (other.max_gpus, other.fair_share) == (8, 0.75)
+    one = limits([seen("a", account="arts", qos="q")], q=Qos(per_job=UsageLimits({"v100": 3})))
     assert one == {("QOS q: MaxTRESPerJob gres/gpu:v100=3", "a", 3)}
 
 
 def test_the_daemon_heeds_limits_and_reads_them_again(tmp_path):
     """A job waits on a limit by its name, and runs once an admin has raised it; then nobody is asked too often."""
     site = FakeSite(tmp_path)
-    site.slurm.accounting = Associations((ROOT, Association("x", parent="root", group=Quota({"": 4}))))
+    site.slurm.accounting = Associations((ROOT, Association("x", parent="root", group=UsageLimits({"": 4}))))
     first, second = (site.add("--gres=gpu:4", "-A", "x") for _ in range(2))
     site.run(30)
-    assert [site.slurm.job(address).state for address in (first, second)] == [JobState.RUNNING, JobState.PENDING]
+    assert [site.slurm.job(slurm_job_id).state for slurm_job_id in (first, second)] == [
+        JobState.RUNNING,
+        JobState.PENDING,
+    ]
     job = site.controller.look().jobs[1]
-    assert job.share == 1.0
+    assert job.fair_share == 1.0
     assert site.controller.reason(job.uid).endswith("the limit account x: GrpTRES gres/gpu=4 leaves it 0 GPUs")
     site.slurm.accounting = Associations((ROOT, Association("x", parent="root")))
     site.run_until(lambda: site.slurm.job(second).state is JobState.RUNNING, seconds=90)

@@ -18,7 +18,9 @@ def node(name, gpus=4, gpu_type="v100", cpus=16, memory=64, **more):
 
 def job(uid, gpus=1, low=None, high=None, **more):
     low, high = low if low is not None else gpus, high if high is not None else gpus
-    return Job(uid, uid, uid, "ann", 0.0, gpus, low, high, **more)
+    return Job(
+        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=low, max_gpus=high, **more
+    )
 
 
 def running(uid, where, gpus_per_node=1, status=Status.RUNNING, **more):
@@ -47,7 +49,7 @@ def test_every_placement_is_one_that_slurm_can_realise(data):
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     result = place(shot, grants, fallback)
-    placed, shares = result.placed, result.shares
+    placed, shares = result.placed, result.co_runners
     asked = {grant.uid: grant for grant in (*grants, *fallback)}
     for uid, found in placed.items():
         owner, spots = shot.job[uid], [shot.node[name] for name in found.nodes]
@@ -81,15 +83,15 @@ def test_only_those_share_gpus_who_are_to(data):
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     result = place(shot, grants, fallback)
-    asked = {grant.uid: grant.shares_with for grant in (*grants, *fallback) if grant.shares_with is not None}
-    for uid, other in result.shares.items():
-        assert result.shares[other] == uid != other
+    asked = {grant.uid: grant.co_runner for grant in (*grants, *fallback) if grant.co_runner is not None}
+    for uid, other in result.co_runners.items():
+        assert result.co_runners[other] == uid != other
         assert result.placed[uid] == result.placed[other]
         owner = shot.job[uid]
-        assert other in (asked.get(uid), owner.shares_with) or asked.get(other) == uid
+        assert other in (asked.get(uid), owner.co_runner) or asked.get(other) == uid
     for guest, host in asked.items():
         if guest in result.placed:
-            assert result.shares.get(guest) == host or shot.job[guest].pinned
+            assert result.co_runners.get(guest) == host or shot.job[guest].pinned
 
 
 @given(st.data())
@@ -362,18 +364,18 @@ def test_an_amount_without_an_even_place_is_spread_unevenly_where_that_is_possib
     jobs = [job("a", 7)]
     assert place(snapshot(nodes, jobs), [ask("a", 7)]).placed == {}
     placed = place(snapshot(nodes, jobs, uneven=True), [ask("a", 7)]).placed
-    assert placed["a"].shares == (("n1", 4), ("n3", 3))
+    assert placed["a"].node_gpus == (("n1", 4), ("n3", 3))
     even = place(snapshot(nodes, [job("a", 6)], uneven=True), [ask("a", 6)]).placed
     assert even["a"] == Placement(("n1", "n3"), 3, "v100")
     rest = place(snapshot(nodes, [job("a", 5)], uneven=True), [ask("a", 5)]).placed
-    assert rest["a"].shares == (("n1", 4), ("n2", 1))
+    assert rest["a"].node_gpus == (("n1", 4), ("n2", 1))
 
 
 def test_an_uneven_place_keeps_to_the_number_of_nodes():
     """Exactly as many nodes as the job must have, or at most as many as it may."""
     nodes = [node("n1", gpus=8), node("n2"), node("n3")]
     fixed = snapshot(nodes, [job("a", 7, nodes=2)], uneven=True)
-    assert place(fixed, [ask("a", 7)]).placed["a"].shares == (("n1", 6), ("n2", 1))
+    assert place(fixed, [ask("a", 7)]).placed["a"].node_gpus == (("n1", 6), ("n2", 1))
     limited = snapshot(nodes, [job("a", 13, max_nodes=2)], uneven=True)
     assert place(limited, [ask("a", 13)]).placed == {}
 
@@ -418,10 +420,10 @@ def test_a_job_grows_in_the_rack_where_it_was():
 
 
 def beside(uid, other, where, gpus=2, **more):
-    return running(uid, where, gpus, shares_with=other, **more)
+    return running(uid, where, gpus, co_runner=other, **more)
 
 
-PAIR = [ask("a", 2), ask("b", 2, shares_with="a")]
+PAIR = [ask("a", 2), ask("b", 2, co_runner="a")]
 
 
 def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
@@ -429,17 +431,17 @@ def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
     a, b = job("a", 2, cpus_per_unit=4), job("b", 2, cpus_per_unit=4)
     result = place(snapshot([node("n1", cpus=8), node("n2", cpus=16)], [a, b], sharing=True), PAIR)
     assert result.placed == {"a": Placement(("n2",), 2, "v100"), "b": Placement(("n2",), 2, "v100")}
-    assert result.shares == {"a": "b", "b": "a"}
+    assert result.co_runners == {"a": "b", "b": "a"}
     alone = place(snapshot([node("n1", cpus=8)], [a, b], sharing=True), PAIR)
     assert set(alone.placed) == {"a"}
-    assert alone.shares == {}
+    assert alone.co_runners == {}
     assert alone.unplaced["b"] == "is to share the GPUs of job a, but there is no room for both"
 
 
 def test_a_guest_joins_its_host_where_that_runs():
     """The host does not move for it, and two guests of two hosts fill one node."""
     jobs = [running("a", ["n1"], 2), job("b", 2), running("c", ["n1"], 2), job("d", 2)]
-    grants = [*PAIR, ask("c", 2), ask("d", 2, shares_with="c")]
+    grants = [*PAIR, ask("c", 2), ask("d", 2, co_runner="c")]
     result = place(snapshot([node("n1"), node("n2")], jobs, sharing=True), grants)
     assert {found.nodes for found in result.placed.values()} == {("n1",)}
     assert len(result.placed) == 4
@@ -456,7 +458,7 @@ def test_a_pair_stays_together_and_moves_together():
     pair = [beside("a", "b", ["n1"]), beside("b", "a", ["n1"])]
     shot = snapshot([node("n1"), node("n2", gpus=2)], [*pair, job("c", 4, nodes=1)], sharing=True)
     assert place(shot, PAIR).placed["b"].nodes == ("n1",)
-    assert place(shot, [PAIR[0], replace(PAIR[1], shares_with="a")]).shares == {"a": "b", "b": "a"}
+    assert place(shot, [PAIR[0], replace(PAIR[1], co_runner="a")]).co_runners == {"a": "b", "b": "a"}
     moved = place(shot, [ask("c", 4), *PAIR])
     assert moved.placed["a"] == moved.placed["b"] == Placement(("n2",), 2, "v100")
     crowded = place(snapshot([node("n1")], [*pair, job("c", 4)], sharing=True), [ask("c", 4), *PAIR])
@@ -471,7 +473,7 @@ def test_jobs_that_share_no_more_get_gpus_of_their_own():
     assert set(place(snapshot([node("n1", gpus=2)], pair, sharing=True), apart).placed) == {"a"}
     result = place(snapshot([node("n1", gpus=2), node("n2", gpus=2)], pair, sharing=True), apart)
     assert (result.placed["a"].nodes, result.placed["b"].nodes) == (("n1",), ("n2",))
-    assert result.shares == {}
+    assert result.co_runners == {}
 
 
 def test_a_job_shares_the_gpus_of_one_that_cannot_move():
@@ -505,5 +507,5 @@ def test_nobody_joins_two_jobs_that_share_gpus_and_cannot_leave():
     """Three on the same GPUs are never placed."""
     stays = [beside("a", "c", ["n1"], preempt=Preempt.NO), beside("c", "a", ["n1"], preempt=Preempt.NO)]
     result = place(snapshot([node("n1")], [*stays, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
-    assert result.shares == {"a": "c", "c": "a"}
+    assert result.co_runners == {"a": "c", "c": "a"}
     assert result.unplaced["b"] == "there is no room for it beside job a"

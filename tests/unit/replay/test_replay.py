@@ -10,7 +10,7 @@ from metasched.core.model import Job, Snapshot
 from metasched.core.policy import PolicyParameters, installed_policies
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.replay.snapshot_codec import CodecError, decode, encode
-from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.online_speed import MeasuredSpeed
 from policies.baselines.las import Las
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit.site import FakeSite
@@ -26,8 +26,21 @@ def test_a_snapshot_survives_its_bytes(snapshot):
 def test_what_reports_told_of_speeds_survives_its_bytes():
     """Jobs with one speed have one object again, since policies put such jobs into one class."""
     where = ("v100", (1,))
-    speed = OnlineSpeed("ann/gpt", untried=0.6).after(where, None, 4.0).after(where, "bob/bert", 3.0)
-    jobs = tuple(Job(f"{i}", f"{i}", "j", "ann", 0.0, 1, 1, 1, speed=speed) for i in range(2))
+    speed = MeasuredSpeed("ann/gpt", untried=0.6).after(where, None, 4.0).after(where, "bob/bert", 3.0)
+    jobs = tuple(
+        Job(
+            uid=f"{i}",
+            slurm_job_id=f"{i}",
+            name="j",
+            user="ann",
+            submitted=0.0,
+            gpus=1,
+            min_gpus=1,
+            max_gpus=1,
+            speed=speed,
+        )
+        for i in range(2)
+    )
     one, other = decode(encode(Snapshot(0.0, 1, 60.0, (), jobs))).jobs
     assert one.speed is other.speed
     assert (one.speed.subject, one.speed.alone, one.speed.untried) == ("ann/gpt", {where: 4.0}, 0.6)

@@ -17,7 +17,9 @@ ON_N1 = Placement(("n1",), 2, "v100")
 
 
 def job(uid, gpus=2, **more):
-    return Job(uid, uid, uid, "ann", 0.0, gpus, gpus, gpus, **more)
+    return Job(
+        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=gpus, max_gpus=gpus, **more
+    )
 
 
 def running(uid, **more):
@@ -144,7 +146,7 @@ WRONG_PLACES = {
     "is granted 2 GPUs of type None, and a place with 2 of v100": replace(PLACED, gpu_type=None),
     "is granted a place with a node twice, or without GPUs": replace(PLACED, exact=Placement(("n1", "n1"), 1, "v100")),
     "is granted a place on 2 nodes, it takes 1": replace(PLACED, exact=Placement(("n1", "n2"), 1, "v100")),
-    "is to share the GPUs of job b, which is not granted the same 2 GPUs": replace(ONE, shares_with="b"),
+    "is to share the GPUs of job b, which is not granted the same 2 GPUs": replace(ONE, co_runner="b"),
 }
 
 
@@ -163,32 +165,32 @@ def test_what_the_cluster_cannot_realise_is_refused():
     with pytest.raises(PolicyViolationError, match="uneven place, which this cluster cannot realise"):
         run_round(snapshot(job("a", 3)), Says(Decision((wide,))), None)
     assert run_round(snapshot(job("a", 3), uneven=True), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
-    pair = Decision((ONE, Grant("b", 2, "its turn", shares_with="a")))
+    pair = Decision((ONE, Grant("b", 2, "its turn", co_runner="a")))
     with pytest.raises(PolicyViolationError, match="share GPUs, which this cluster cannot realise"):
         run_round(snapshot(job("a"), job("b")), Says(pair), None)
     result = run_round(snapshot(job("a"), job("b"), sharing=True), Says(pair), None)
     assert result.targets == {"a": ON_N1, "b": ON_N1}
-    assert result.shares == {"a": "b", "b": "a"}
+    assert result.co_runners == {"a": "b", "b": "a"}
 
 
 @pytest.mark.parametrize("order", ["ba", "abc", "acb"])
 def test_nobody_is_in_two_pairs_and_hosts_come_first(order):
     """A guest names a job that is granted before it and has no other guest."""
     hosts = {"a": None, "b": "a", "c": "a" if order == "abc" else "b"}
-    decision = Decision(tuple(Grant(uid, 2, "its turn", shares_with=hosts[uid]) for uid in order))
+    decision = Decision(tuple(Grant(uid, 2, "its turn", co_runner=hosts[uid]) for uid in order))
     with pytest.raises(PolicyViolationError, match="which is not granted before it, or is in a pair"):
         run_round(snapshot(*(job(uid) for uid in sorted(order)), sharing=True), Says(decision), None)
 
 
 def test_a_job_that_is_put_aside_still_shares_its_gpus():
     """Nothing parts two jobs on the same GPUs because one of them must not start again; their GPUs count once."""
-    pair = [running("a", shares_with="b"), running("b", shares_with="a")]
+    pair = [running("a", co_runner="b"), running("b", co_runner="a")]
     one = snapshot(replace(pair[0], blocked="bad tag"), pair[1], sharing=True)
     result = run_round(one, FixedPolicy(grants_all), None)
     assert result.targets == {"a": ON_N1, "b": ON_N1}
-    assert result.shares == {"a": "b", "b": "a"}
+    assert result.co_runners == {"a": "b", "b": "a"}
     both = snapshot(*(replace(each, blocked="bad tag") for each in pair), job("c", 2, nodes=1), sharing=True)
     only = replace(both, nodes=both.nodes[:1])
     result = run_round(only, FixedPolicy(grants_all), None)
     assert result.targets["c"] == ON_N1
-    assert result.shares == {"a": "b", "b": "a"}
+    assert result.co_runners == {"a": "b", "b": "a"}

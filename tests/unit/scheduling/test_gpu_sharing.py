@@ -40,7 +40,7 @@ def seats(site):
     for job in site.slurm.jobs():
         for node, which in job.gpu_indices.items():
             for gpu in which:
-                there.setdefault((node, gpu), set()).add(job.address)
+                there.setdefault((node, gpu), set()).add(job.slurm_job_id)
     return there
 
 
@@ -55,7 +55,7 @@ def test_more_jobs_than_gpus_share_them_in_pairs(site):
     assert sorted(map(len, seats(site).values())) == [2, 2]
     wanted, _ = site.store.target_shares()
     for couple in seats(site).values():
-        one, other = (site.record(address).uid for address in couple)
+        one, other = (site.record(slurm_job_id).uid for slurm_job_id in couple)
         assert wanted[one] == other
     site.run(60)
     assert restarts(site, *jobs) == [0, 0, 0, 0]
@@ -94,9 +94,11 @@ def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
 def couples_as_wanted(site):
     """Whether those who are to share sit together, and the others alone."""
     wanted, _ = site.store.target_shares()
-    address = {record.uid: record.address for record in site.store.live_jobs()}
+    slurm_job_id = {record.uid: record.slurm_job_id for record in site.store.live_jobs()}
     expected = {
-        frozenset((address[one], address[other])) for one, other in wanted.items() if {one, other} <= set(address)
+        frozenset((slurm_job_id[one], slurm_job_id[other]))
+        for one, other in wanted.items()
+        if {one, other} <= set(slurm_job_id)
     }
     return {frozenset(couple) for couple in seats(site).values() if len(couple) > 1} == expected
 
@@ -113,7 +115,7 @@ def test_whatever_comes_and_goes_pairs_find_each_other(tmp_path, seed):
         elif jobs:
             site.slurm.cancel(jobs.pop(chance.randrange(len(jobs))))
         site.run(chance.choice((1, 4, 15)))
-        whole = {job.address for job in running(site) if job.gpu_indices and not job.shards}
+        whole = {job.slurm_job_id for job in running(site) if job.gpu_indices and not job.shards}
         assert all(len(couple) <= 2 and (len(couple) == 1 or not couple & whole) for couple in seats(site).values())
     while len(jobs) < 8:
         jobs.append(site.add("--gres=shard:2"))
@@ -282,7 +284,7 @@ def test_a_policy_that_pairs_jobs_of_whole_gpus_is_refused(site):
 
     def pair(view):
         one, other = (job.uid for job in view.jobs)
-        return (Grant(one, 1, "first"), Grant(other, 1, "second", shares_with=one)), ()
+        return (Grant(one, 1, "first"), Grant(other, 1, "second", co_runner=one)), ()
 
     for _ in range(2):
         site.add("--gres=gpu:1")

@@ -22,19 +22,30 @@ from metasched.core.model import (
     Suspend,
 )
 from metasched.scheduling.engine import run_round
-from metasched.scheduling.gpu_shards import Seats
-from metasched.scheduling.gpu_sharing import Shares
-from metasched.scheduling.plan import ORDER, Limits, plan
+from metasched.scheduling.gpu_shards import GpuShards
+from metasched.scheduling.gpu_sharing import GpuSharing
+from metasched.scheduling.plan import ORDER, Timeouts, plan
 from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull, snapshots
 
-LIMITS = Limits(grace_seconds=30.0, start_seconds=60.0)
+LIMITS = Timeouts(grace_seconds=30.0, start_seconds=60.0)
 HERE = Placement(("n1",), 1, "v100")
 THERE = Placement(("n2",), 1, "v100")
 
 
 def job(uid="a", status=Status.HELD, gpus=1, **more):
     more.setdefault("hold", Hold.ADMIN if status is Status.HELD else Hold.NONE)
-    return Job(uid, f"1{uid}", uid, "ann", 0.0, gpus, gpus, gpus, status=status, **more)
+    return Job(
+        uid=uid,
+        slurm_job_id=f"1{uid}",
+        name=uid,
+        user="ann",
+        submitted=0.0,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        status=status,
+        **more,
+    )
 
 
 def cpu_job(uid, status, **more):
@@ -270,13 +281,13 @@ def test_loads_are_counted_per_node():
 def shares(free, held, partners=(), turns=(), **more):
     """One node, n1; who sits on which of its GPUs, and which couples are wanted."""
     both = {one: other for pair in partners for one, other in (pair, pair[::-1])}
-    seats = Seats(2, {"n1": free}, {uid: {"n1": gpu} for uid, gpu in held.items()}, **more)
-    return Shares(both, frozenset(turns), seats)
+    seats = GpuShards(2, {"n1": free}, {uid: {"n1": gpu} for uid, gpu in held.items()}, **more)
+    return GpuSharing(both, frozenset(turns), seats)
 
 
 def part(uid, status=Status.RUNNING, **more):
     more.setdefault("placement", HERE if status is not Status.HELD else None)
-    return job(uid, status, part=True, **more)
+    return job(uid, status, half_gpus=True, **more)
 
 
 def shared(jobs, shares, targets=None, now=1000.0):
@@ -288,7 +299,10 @@ def shared(jobs, shares, targets=None, now=1000.0):
 def test_a_pair_starts_together_on_a_part_each():
     """Both are released in one poll, where no GPU is half free."""
     actions = shared([job("a"), job("b")], shares((2, 2), {}, [("a", "b")]))
-    assert [(type(action), action.uid, action.part) for action in actions] == [(Start, "a", True), (Start, "b", True)]
+    assert [(type(action), action.uid, action.half_gpus) for action in actions] == [
+        (Start, "a", True),
+        (Start, "b", True),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +310,7 @@ def test_a_pair_starts_together_on_a_part_each():
     [
         job("b", Status.RUNNING, placement=THERE),
         job("b", Status.STOPPING, placement=THERE),
-        job("b", Status.RUNNING, placement=HERE, part=True, stop_requested=990.0),
+        job("b", Status.RUNNING, placement=HERE, half_gpus=True, stop_requested=990.0),
     ],
 )
 def test_a_job_waits_for_a_partner_that_is_still_elsewhere(partner):
@@ -310,7 +324,7 @@ def test_a_partner_that_changes_restarts_nobody():
     sits = part("a")
     assert shared([sits], shares((1, 2), {"a": 0})) == ()
     (action,) = shared([sits, job("c")], shares((1, 2), {"a": 0}, [("a", "c")]))
-    assert (type(action), action.uid, action.part) == (Start, "c", True)
+    assert (type(action), action.uid, action.half_gpus) == (Start, "c", True)
 
 
 def test_a_partner_that_could_not_come_is_no_reason_to_wait_for_ever():

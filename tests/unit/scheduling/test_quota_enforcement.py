@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.model import Grant, Job, Limit, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Grant, Job, Node, Placement, Preempt, Quota, Snapshot, Status
 from metasched.core.policy import installed_policies
 from metasched.replay.snapshot_codec import decode, encode
 from metasched.scheduling.engine import run_round
@@ -18,7 +18,9 @@ NODES = (Node("n1", "v100", 4, 64, 640), Node("n2", "v100", 4, 64, 640), Node("n
 
 
 def job(uid, low=1, high=4, **more):
-    return Job(uid, uid, uid, "ann", 0.0, low, low, high, **more)
+    return Job(
+        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=low, min_gpus=low, max_gpus=high, **more
+    )
 
 
 def running(uid, nodes, gpus, **more):
@@ -27,11 +29,11 @@ def running(uid, nodes, gpus, **more):
 
 
 def snapshot(jobs, *limits, nodes=NODES):
-    return Snapshot(0.0, 1, 60.0, nodes, tuple(sorted(jobs, key=lambda job: job.uid)), limits=limits)
+    return Snapshot(0.0, 1, 60.0, nodes, tuple(sorted(jobs, key=lambda job: job.uid)), quotas=limits)
 
 
 def limit(left, *members, name="QOS q", **more):
-    return Limit(name, frozenset(members), left, **more)
+    return Quota(name, frozenset(members), left, **more)
 
 
 def decide(shot, *grants, fallback=()):
@@ -104,12 +106,12 @@ def test_a_prescribed_place_is_given_up_where_it_is_too_large():
 def test_both_of_a_pair_count(left, expected):
     """A guest uses up its limit like its host, and goes without where it cannot have all."""
     shot = replace(snapshot([job("a", 2), job("b", 2)], limit(left, "a", "b")), sharing=True)
-    assert decide(shot, ("a", 2), Grant("b", 2, "granted", shares_with="a"))[0] == expected
+    assert decide(shot, ("a", 2), Grant("b", 2, "granted", co_runner="a"))[0] == expected
 
 
 def test_limits_are_part_of_what_is_kept_of_a_round():
     """A round with limits can be decided again."""
-    shot = snapshot([job("a", share=0.25)], limit(3, "a", gpu_type="v100"), limit(-1, "a", of_jobs=True))
+    shot = snapshot([job("a", fair_share=0.25)], limit(3, "a", gpu_type="v100"), limit(-1, "a", of_jobs=True))
     assert decode(encode(shot)) == shot
 
 
@@ -164,16 +166,16 @@ def test_limits_are_kept_and_nobody_waits_on_one_that_has_room(data):
     draw = data.draw
     jobs = draw(queues())
     some = st.frozensets(st.sampled_from([job.uid for job in jobs]), min_size=1)
-    limits = st.builds(Limit, st.just("q"), some, st.integers(-1, 8), st.booleans(), st.sampled_from((None, "v100")))
+    limits = st.builds(Quota, st.just("q"), some, st.integers(-1, 8), st.booleans(), st.sampled_from((None, "v100")))
     shot = snapshot(jobs, *draw(st.lists(limits, min_size=1, max_size=3)))
     grants = {made.uid: draw(granted(made)) for made in draw(st.permutations(jobs))}
     order, cut = tuple(grants.values()), draw(st.integers(0, len(grants)))
     result = run_round(shot, FixedPolicy(lambda _: (order[:cut], order[cut:])), None)
 
-    assert all(used(limit, result.targets) <= max(limit.left, 0) for limit in shot.limits)
+    assert all(used(limit, result.targets) <= max(limit.left, 0) for limit in shot.quotas)
     free = {node.name: node.gpus for node in NODES}
     for place in result.targets.values():
-        for name, gpus in place.shares:
+        for name, gpus in place.node_gpus:
             free[name] -= gpus
     for made in jobs:
         if "the limit" in result.reasons[made.uid] and made.uid not in result.targets:
@@ -181,4 +183,4 @@ def test_limits_are_kept_and_nobody_waits_on_one_that_has_room(data):
                 fits = made.matches(node) and free[node.name] >= made.min_gpus
                 if fits and grants[made.uid].gpu_type in (None, node.gpu_type):
                     with_it = {**result.targets, made.uid: Placement((node.name,), made.min_gpus, node.gpu_type)}
-                    assert any(made.uid in limit.members and used(limit, with_it) > limit.left for limit in shot.limits)
+                    assert any(made.uid in limit.members and used(limit, with_it) > limit.left for limit in shot.quotas)

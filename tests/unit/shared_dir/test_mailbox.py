@@ -23,7 +23,7 @@ from metasched.shared_dir.mailbox import (
 UID = "0123456789abcdef"
 LEASE = Lease(
     uid=UID,
-    address="123",
+    slurm_job_id="123",
     run=2,
     round=17,
     round_end=1732118400.0,
@@ -151,7 +151,7 @@ def test_stop_without_a_lease_is_an_error(mailbox):
 
 
 def test_addresses_are_written_replaced_and_removed(mailbox, shared):
-    """An address names the job that has it now, and only that job takes it away."""
+    """An slurm_job_id names the job that has it now, and only that job takes it away."""
     path = shared / "mailbox" / "address" / "123"
     mailbox.write_address("123", "f" * 16)
     mailbox.write_address("123", f"{UID}_4")
@@ -193,14 +193,14 @@ def test_bad_lease_is_named_and_replaced(mailbox, shared, content):
 
 @pytest.mark.parametrize("name", ["../../etc", "", "x", "ABCDEF0123456789", f"{UID}/..", f"{UID}\n", "."])
 def test_no_name_leaves_the_tree(mailbox, name):
-    """What is no uid and no address never becomes a path."""
+    """What is no uid and no slurm_job_id never becomes a path."""
     for call in (mailbox.read_lease, mailbox.clear):
         with pytest.raises(BadNameError):
             call(name)
     for call in (mailbox.write_address, mailbox.remove_address):
-        for address, uid in (("123", name), (name, UID)):
+        for slurm_job_id, uid in (("123", name), (name, UID)):
             with pytest.raises(BadNameError):
-                call(address, uid)
+                call(slurm_job_id, uid)
 
 
 @pytest.mark.parametrize("name", ["mailbox", "mailbox/address", "reports"])

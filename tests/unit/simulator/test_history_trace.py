@@ -38,7 +38,7 @@ def reported(store, run, steps, seconds):
     """What the trainer of a run, on as many GPUs as its number, said of its speed."""
     with store.transaction():
         store._write(
-            "INSERT INTO throughput (uid, run, incarnation, at, step, steps, samples, seconds, world_size,"
+            "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, world_size,"
             " global_batch, per_gpu_batch, accumulation) VALUES (?, ?, 1, 0, ?, ?, 8, ?, ?, 8, 8, 1)",
             [UID, run, steps, steps, seconds, run],
         )

@@ -5,7 +5,7 @@ import pytest
 
 from metasched.core.model import Node, Placement
 from metasched.simulator.metrics import Alone, app_of, measure, percentile, seconds_alone
-from metasched.simulator.records import JobOutcome, Locality, Outcome, Settings, Stay
+from metasched.simulator.records import JobOutcome, Locality, Outcome, RunInterval, Settings
 from metasched.throughput.batch_size_regimes import FAMILIES, Mode, RegimeTraining, named
 from metasched.throughput.throughput_table import Table
 from tests.unit.gavel_tables import cluster, small_table, workload
@@ -16,7 +16,7 @@ TABLE = small_table()
 
 def job(uid, submitted, *stays, finished=None, **more):
     """An outcome; stays are (began, ended, GPUs) on the one node."""
-    made = tuple(Stay(began, ended, Placement(("v100",), gpus, "v100")) for began, ended, gpus in stays)
+    made = tuple(RunInterval(began, ended, Placement(("v100",), gpus, "v100")) for began, ended, gpus in stays)
     first = made[0].began if made else None
     return JobOutcome(uid, submitted, first, finished, made, **more)
 
@@ -85,7 +85,10 @@ def test_cost_is_by_type_and_needs_a_price():
 def test_what_two_jobs_share_counts_once():
     """Two jobs have the same GPU for 60 s, and the one that is measured has it for 40 s more."""
     place, together = Placement(("v100",), 1, "v100"), ((0.0, 60.0),)
-    ends = [JobOutcome(uid, 0.0, 0.0, end, (Stay(0.0, end, place, together),)) for uid, end in (("a", 60), ("b", 100))]
+    ends = [
+        JobOutcome(uid, 0.0, 0.0, end, (RunInterval(0.0, end, place, together),))
+        for uid, end in (("a", 60), ("b", 100))
+    ]
     jobs = workload(TABLE, ("a", "quick", 1, 1, 0.0), ("b", "quick", 1, 1, 0.0))
     ended = outcome(*ends, nodes=cluster(v100=1))
     found = measure(ended, jobs, prices={"v100": 3600.0})
@@ -117,8 +120,8 @@ def test_preemptions_and_restarts():
 def test_placement_score_is_the_part_of_gpu_time_on_the_fewest_nodes():
     """Two GPUs on two nodes of two are spread; four GPUs on two nodes are not."""
     nodes = tuple(Node(f"n{i}", "v100", 2, 0, 0) for i in range(2))
-    spread = Stay(0.0, 10.0, Placement(("n0", "n1"), 1, "v100"))
-    together = Stay(10.0, 20.0, Placement(("n0", "n1"), 2, "v100"))
+    spread = RunInterval(0.0, 10.0, Placement(("n0", "n1"), 1, "v100"))
+    together = RunInterval(10.0, 20.0, Placement(("n0", "n1"), 2, "v100"))
     one = JobOutcome("a", 0.0, 0.0, 20.0, (spread, together))
     found = measure(outcome(one, nodes=nodes), workload(TABLE, ("a", "quick", 2, 10, 0.0)))
     assert found.consolidated == pytest.approx(40 / 60)

@@ -6,7 +6,7 @@ import pytest
 
 from metasched.core.model import Decision, Grant, Node, Placement, Preempt, Status
 from metasched.core.policy import Policy, PolicyState
-from metasched.simulator.records import Beginning, Failures, Locality, Settings
+from metasched.simulator.records import Failures, InitialState, Locality, Settings
 from metasched.simulator.simulated_cluster import Cluster, StuckError
 from metasched.simulator.simulation import simulate
 from metasched.throughput.training import Pace
@@ -119,7 +119,7 @@ def test_jobs_that_run_when_it_begins_go_on_where_they_are():
     )
     seen = []
     costs = Settings(start_seconds=9.0, restart_seconds=9.0)
-    done = run(load, settings=costs, begin=Beginning(100.0), watch=lambda snapshot, _: seen.append(snapshot))
+    done = run(load, settings=costs, begin=InitialState(100.0), watch=lambda snapshot, _: seen.append(snapshot))
     assert done["a"].finished == 120.0
     assert done["b"].finished == 110.0
     assert seen[0].job["a"].ran_seconds == 30.0
@@ -141,7 +141,7 @@ def test_uneven_allocations_where_they_are_allowed():
     assert run(load, nodes(2))["a"].finished is None
     done = run(load, nodes(2), policy=Script("a"), settings=Settings(uneven=True))["a"]
     assert done.finished == 100.0
-    assert done.stays[0].placement.shares == (("n0", 4), ("n1", 3))
+    assert done.stays[0].placement.node_gpus == (("n0", 4), ("n1", 3))
 
 
 def test_failures_come_by_chance_and_seed():
@@ -209,11 +209,11 @@ def test_two_jobs_on_the_same_gpus_slow_each_other_down():
     stage = Stage.of(*pair(), sharing=True)
     stage.aim({"a": WHOLE, "b": WHOLE}, ("a", "b"))
     seen = stage.to(50.0)
-    assert (seen["a"].shares_with, seen["b"].shares_with) == ("b", "a")
+    assert (seen["a"].co_runner, seen["b"].co_runner) == ("b", "a")
     assert seen["a"].progress_steps == 100.0
     stage.aim({"b": WHOLE})
     assert stage.to(60.0)["b"].progress_steps == 100.0 + 40.0
-    assert stage.to(60.0)["b"].shares_with is None
+    assert stage.to(60.0)["b"].co_runner is None
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -221,11 +221,11 @@ def test_beside_a_job_that_somebody_suspended_the_other_is_alone(order):
     """At its full speed, whichever of them came first; the suspended one has neither progress nor service."""
     status = {"a": Status.SUSPENDED, "b": Status.RUNNING}
     beside = {"a": "b", "b": "a"}
-    jobs = [(uid, {"status": status[uid], "placement": HALF, "shares_with": beside[uid]}) for uid in order]
+    jobs = [(uid, {"status": status[uid], "placement": HALF, "co_runner": beside[uid]}) for uid in order]
     load = [submission(uid, 2, training=Linear(200.0, beside=0.5), **facts) for uid, facts in jobs]
     seen = Stage.of(*load, sharing=True).to(10.0)
     assert (seen["a"].status, seen["a"].progress_steps, seen["a"].ran_seconds) == (Status.SUSPENDED, 0.0, 0.0)
-    assert (seen["b"].progress_steps, seen["b"].shares_with) == (20.0, "a")
+    assert (seen["b"].progress_steps, seen["b"].co_runner) == (20.0, "a")
 
 
 class Together(Fifo):
@@ -233,7 +233,7 @@ class Together(Fifo):
 
     def decide(self, snapshot, state):
         hosts = [None, snapshot.jobs[0].uid]
-        grants = (Grant(job.uid, 4, "both", shares_with=host) for job, host in zip(snapshot.jobs, hosts, strict=False))
+        grants = (Grant(job.uid, 4, "both", co_runner=host) for job, host in zip(snapshot.jobs, hosts, strict=False))
         return Decision(tuple(grants)), state
 
 
@@ -266,7 +266,7 @@ def test_a_third_job_waits_until_one_of_two_has_left():
     assert (seen["b"].status, seen["c"].status) == (Status.STOPPING, Status.HELD)
     seen = stage.to(16.0)
     assert seen["c"].run_started == 15.0
-    assert (seen["a"].shares_with, seen["c"].shares_with) == ("c", "a")
+    assert (seen["a"].co_runner, seen["c"].co_runner) == ("c", "a")
 
 
 def test_jobs_that_part_on_their_nodes_get_other_gpus_there():
@@ -279,7 +279,7 @@ def test_jobs_that_part_on_their_nodes_get_other_gpus_there():
     assert (seen["a"].preemptions, seen["b"].preemptions) == (0, 1)
     assert seen["b"].progress_steps == 10.0 + 2 * 5.0
     stage.aim({"a": HALF, "b": HALF}, ("b", "a"))
-    assert stage.to(26.0)["b"].shares_with == "a"
+    assert stage.to(26.0)["b"].co_runner == "a"
 
 
 def test_a_failure_takes_jobs_back_to_their_checkpoints():

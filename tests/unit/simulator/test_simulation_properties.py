@@ -76,13 +76,13 @@ def test_no_gpu_is_held_twice_but_by_the_two_of_a_pair(data):
     for snapshot in watch.snapshots:
         held = defaultdict(int)
         for job in snapshot.jobs:
-            other = snapshot.job.get(job.shares_with)
+            other = snapshot.job.get(job.co_runner)
             if other is not None:
                 assert sharing
-                assert other.shares_with == job.uid
+                assert other.co_runner == job.uid
                 assert other.placement == job.placement is not None
             if job.placement is not None and (other is None or job.uid < other.uid):
-                for name, gpus in job.placement.shares:
+                for name, gpus in job.placement.node_gpus:
                     held[name] += gpus
         assert all(held[node.name] <= node.gpus for node in snapshot.nodes)
 
@@ -96,7 +96,7 @@ def test_allocations_of_one_node_never_overlap_beyond_its_gpus(data):
     _, outcome = watched(data.draw(workloads()), cluster, policy, behaviour)
     changes = defaultdict(list)
     for _, stay in stays_of(outcome):
-        for name, gpus in stay.placement.shares:
+        for name, gpus in stay.placement.node_gpus:
             changes[name] += [(stay.began, gpus), (stay.ended, -gpus)]
     for node in cluster:
         held = 0

@@ -1,11 +1,11 @@
 import pytest
 
-from metasched.core.model import Job, Limit, Node, Placement, Snapshot, Status
+from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
 from metasched.store import Store
-from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.online_speed import MeasuredSpeed
 from metasched.throughput.scaling_curve import ran
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
@@ -17,7 +17,17 @@ SETTINGS = Settings(round_seconds=100.0, min_round_seconds=0.0)
 
 
 def job(uid, submitted, gpus=4, **facts):
-    return Job(uid, uid, uid, "ann", submitted, gpus, gpus, gpus, **facts)
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=submitted,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        **facts,
+    )
 
 
 def running(uid, submitted, seconds, gpus=4, **facts):
@@ -90,12 +100,12 @@ def test_what_somebody_else_suspended_stays_suspended():
     assert {one.job.uid: one.ends["f"] for one in found} == {"a": None, "b": NOW + 300.0, "c": None}
 
 
-@pytest.mark.parametrize("limit", [Limit("gpus", frozenset("ab"), 2), Limit("jobs", frozenset("ab"), 1, of_jobs=True)])
+@pytest.mark.parametrize("limit", [Quota("gpus", frozenset("ab"), 2), Quota("jobs", frozenset("ab"), 1, of_jobs=True)])
 def test_limits_hold_in_the_forecast(limit):
     """Two jobs for which there is room run one after the other where a limit allows no more."""
     jobs = look(running("a", 0.0, 1000.0, gpus=2), job("b", 5.0, gpus=2))
     for limits, second in (((), 200.0), ((limit,), 500.0)):
-        view = Snapshot(NOW, 7, 100.0, (NODE,), jobs.jobs, limits=limits)
+        view = Snapshot(NOW, 7, 100.0, (NODE,), jobs.jobs, quotas=limits)
         found = forecast(view, pair_size(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
         assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + second]
 
@@ -152,7 +162,7 @@ def test_a_policy_goes_on_from_its_state_and_knows_what_it_knows_now():
 )
 def test_what_is_known_of_a_job_that_has_not_run(tmp_path, facts, seconds, how):
     """An assumption, within its time limit; where it can share GPUs, what the daemon has learned of it alone counts."""
-    learned = OnlineSpeed("ann/x", {("v100", (4,)): 2.0}, {(("v100", (4,)), "ann/y"): 1.0})
+    learned = MeasuredSpeed("ann/x", {("v100", (4,)): 2.0}, {(("v100", (4,)), "ann/y"): 1.0})
     with Store.open(tmp_path / "metasched.db") as store:
         found = estimate_all(store, [job("a", 0.0, speed=learned, **facts)], 14400.0, 0.9)["a"]
     speed = found.training.pace(0.0, Placement(("n1",), 4, "v100")).steps_per_second
@@ -176,7 +186,7 @@ def test_a_policy_that_never_lets_jobs_start_is_given_up():
 
 def test_two_on_the_same_gpus_stay_together():
     """Where the live cluster shares GPUs; nobody is stopped for it."""
-    pair = [running(uid, 0.0, 1000.0, shares_with=other) for uid, other in ("ab", "ba")]
+    pair = [running(uid, 0.0, 1000.0, co_runner=other) for uid, other in ("ab", "ba")]
     view = Snapshot(NOW, 7, 100.0, (NODE,), tuple(pair), sharing=True)
     found = forecast(view, known(a=300.0, b=300.0), {"g": Gandiva()}, SETTINGS)
     assert [one.preemptions["g"] for one in found] == [0, 0]

@@ -192,11 +192,11 @@ def test_peoples_format_variables_do_not_reach_the_commands(stand, client):
     assert (seen["SLURM_TIME_FORMAT"], seen["SLURM_BITSTR_LEN"], seen["LC_ALL"]) == ("%s", "0", "C")
 
 
-@pytest.mark.parametrize(("answer", "address"), [("7\n", "7"), ("7;cluster\n", "7")])
-def test_submit_tells_the_address(stand, client, answer, address):
+@pytest.mark.parametrize(("answer", "slurm_job_id"), [("7\n", "7"), ("7;cluster\n", "7")])
+def test_submit_tells_the_address(stand, client, answer, slurm_job_id):
     """On a federation with the cluster's name behind it."""
     stand.says("sbatch", answer)
-    assert client.submit(Path("job.sh"), ["--hold"]) == address
+    assert client.submit(Path("job.sh"), ["--hold"]) == slurm_job_id
     assert stand.calls("sbatch") == [f"--parsable --hold {Path('job.sh').absolute()}"]
 
 
@@ -276,11 +276,11 @@ def test_a_scontrol_that_ended_between_commands_is_started_again(stand, client):
     assert stand.calls("scontrol") == ["start", "hold 1", "start", "hold 2"]
 
 
-@pytest.mark.parametrize("address", ["13", "14"])
-def test_a_scontrol_that_ends_during_a_command_is_an_error_once(stand, client, address):
+@pytest.mark.parametrize("slurm_job_id", ["13", "14"])
+def test_a_scontrol_that_ends_during_a_command_is_an_error_once(stand, client, slurm_job_id):
     """Nobody knows whether the command was done; the next one has a new process."""
-    with pytest.raises(SlurmUnavailableError, match=f"hold {address}"):
-        client.hold(address)
+    with pytest.raises(SlurmUnavailableError, match=f"hold {slurm_job_id}"):
+        client.hold(slurm_job_id)
     client.hold("1")
     assert stand.calls("scontrol")[-2:] == ["start", "hold 1"]
 

@@ -32,34 +32,34 @@ class FakeWorld:
         return self.client.add(*options, trainer=trainer, script=does)
 
     def started(self, *options, does="sleep"):
-        address = self.submit(*options, does=does)
-        self.wait_state(address, JobState.RUNNING)
-        return address
+        slurm_job_id = self.submit(*options, does=does)
+        self.wait_state(slurm_job_id, JobState.RUNNING)
+        return slurm_job_id
 
-    def job(self, address):
-        return next(job for job in self.client.jobs() if job.address == address)
+    def job(self, slurm_job_id):
+        return next(job for job in self.client.jobs() if job.slurm_job_id == slurm_job_id)
 
-    def noted(self, address):
-        return [name.removeprefix("SIG") for _, name in self.client.trainer(address).signals]
+    def noted(self, slurm_job_id):
+        return [name.removeprefix("SIG") for _, name in self.client.trainer(slurm_job_id).signals]
 
     def wait(self, condition, why):
         for _ in range(200):
-            if condition({job.address: job for job in self.client.jobs()}):
+            if condition({job.slurm_job_id: job for job in self.client.jobs()}):
                 return
             self.client.tick(0.1)
         pytest.fail(f"never: {why}")
 
-    def wait_state(self, address, state):
-        self.wait(lambda seen: seen[address].state is state, f"job {address} is {state}")
+    def wait_state(self, slurm_job_id, state):
+        self.wait(lambda seen: seen[slurm_job_id].state is state, f"job {slurm_job_id} is {state}")
 
     def pass_time(self, seconds):
         self.client.tick(seconds)
 
-    def owner_release(self, address):
-        self.client.owner_release(address)
+    def owner_release(self, slurm_job_id):
+        self.client.owner_release(slurm_job_id)
 
-    def owner_requeue(self, address):
-        self.client.owner_requeue(address)
+    def owner_requeue(self, slurm_job_id):
+        self.client.owner_requeue(slurm_job_id)
 
     def node_down(self, name):
         self.client.node_down(name)
@@ -82,8 +82,8 @@ def two_by_two(delay=0):
     return Geometry(("n1", "n2"), 2, 4, 4, memory_per_node=2**30, delay=delay)
 
 
-def state(slurm, address):
-    return slurm.job(address).state
+def state(slurm, slurm_job_id):
+    return slurm.job(slurm_job_id).state
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_a_scripted_trainer_sees_starts_and_signals(slurm):
 
         def signalled(self, slurm, job, signal):
             seen.append((signal, slurm.now))
-            slurm.exit(job.address, 85, after=2)
+            slurm.exit(job.slurm_job_id, 85, after=2)
 
     job = slurm.add("--gres=gpu:1", trainer=Scripted())
     begin = slurm.now

@@ -118,7 +118,7 @@ def test_what_is_no_array_expression_is_refused(text):
 )
 def test_addresses_are_told(text, good):
     """ASCII digits, and nothing around them."""
-    assert field_syntax.is_address(text) is good
+    assert field_syntax.is_slurm_job_id(text) is good
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ MIB = 2**20
 
 def submitted(*options, **changes):
     slurm = FakeSlurm()
-    address = slurm.add("--hold", *options)
-    return replace(next(job for job in slurm.jobs() if job.address.partition("_")[0] == address), **changes)
+    slurm_job_id = slurm.add("--hold", *options)
+    return replace(next(job for job in slurm.jobs() if job.slurm_job_id.partition("_")[0] == slurm_job_id), **changes)
 
 
 def needs(*options, tag="", known=None, **changes):
@@ -193,7 +193,7 @@ def test_a_job_is_ours_by_comment_partition_or_qos(changes, ours):
 
 def model_job(required):
     return Job(
-        uid="0" * 16, address="1", name="", user="u", submitted=0.0,
+        uid="0" * 16, slurm_job_id="1", name="", user="u", submitted=0.0,
         gpus=required.gpus, min_gpus=required.min_gpus, max_gpus=required.max_gpus,
         cpus_per_unit=required.cpus_per_unit, memory_per_unit=required.memory_per_unit,
     )  # fmt: skip

@@ -87,12 +87,12 @@ def job(record, **changes):
     return found
 
 
-@pytest.mark.parametrize(("record", "address"), [(RUNNING_22, "21"), (RUNNING_24, "20_4")])
-def test_a_running_job_is_read_in_the_form_of_each_release(record, address):
+@pytest.mark.parametrize(("record", "slurm_job_id"), [(RUNNING_22, "21"), (RUNNING_24, "20_4")])
+def test_a_running_job_is_read_in_the_form_of_each_release(record, slurm_job_id):
     """Allocation, request and people are the same."""
     found = job(record)
-    assert (found.address, found.job_id, found.state, found.user, found.account) == (
-        address, 21, JobState.RUNNING, "ann", "lab",
+    assert (found.slurm_job_id, found.job_id, found.state, found.user, found.account) == (
+        slurm_job_id, 21, JobState.RUNNING, "ann", "lab",
     )  # fmt: skip
     assert (found.allocated, found.allocated_gpu_type) == ({"n3": 4, "n4": 1}, "v100")
     assert found.allocated_cpus == {"n3": 4, "n4": 2}
@@ -208,7 +208,7 @@ def test_untyped_gpus_have_the_type_that_nodes_tell():
 def test_unsplit_array_tasks_become_jobs():
     """All with their master's id."""
     parsed = read(PENDING_22 | {"array_job_id": 22, "array_task_string": "1-5:2,9%1"})
-    assert [found.address for found in parsed.records] == ["22_1", "22_3", "22_5", "22_9"]
+    assert [found.slurm_job_id for found in parsed.records] == ["22_1", "22_3", "22_5", "22_9"]
     assert {(found.job_id, found.array_job_id) for found in parsed.records} == {(22, 22)}
     assert [found.array_task_id for found in parsed.records] == [1, 3, 5, 9]
 

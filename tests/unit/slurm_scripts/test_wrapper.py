@@ -51,11 +51,11 @@ class Slurm:
         path.write_text(FAKE.format(python=sys.executable, directory=str(self.directory)))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
-    def write_lease(self, address="123", uid=UID, **changes):
+    def write_lease(self, slurm_job_id="123", uid=UID, **changes):
         lease = {
             "format": 1,
             "uid": uid,
-            "address": address,
+            "address": slurm_job_id,
             "run": 2,
             "requeue": {"by": "slurm", "exit_code": 85},
             "signal": "SIGUSR2",
@@ -64,7 +64,7 @@ class Slurm:
         mailbox = self.shared / "mailbox"
         (mailbox / "address").mkdir(parents=True, exist_ok=True)
         (mailbox / uid).mkdir(exist_ok=True)
-        (mailbox / "address" / address).write_text(f"{uid}\n")
+        (mailbox / "address" / slurm_job_id).write_text(f"{uid}\n")
         (mailbox / uid / "lease.json").write_text(json.dumps(lease))
         self.environ["METASCHED_SHARED"] = str(self.shared)
 
@@ -251,8 +251,8 @@ def test_environment(slurm):
 
 
 def test_array_task(slurm):
-    """A task of an array has its own address, and its uid says which task it is."""
-    slurm.write_lease(address="120_4", uid=f"{UID}_4")
+    """A task of an array has its own slurm_job_id, and its uid says which task it is."""
+    slurm.write_lease(slurm_job_id="120_4", uid=f"{UID}_4")
     assert slurm.run("python", SLURM_ARRAY_JOB_ID="120", SLURM_ARRAY_TASK_ID="4") == (0, "")
     assert slurm.calls("srun")[0]["environ"]["METASCHED_UID"] == f"{UID}_4"
 
@@ -285,7 +285,7 @@ def test_malformed_lease(slurm, changes, word):
 
 @pytest.mark.parametrize("content", ["", "../../../etc", "0123456789ABCDEF", "0123456789abcdef_", "\x00\xff"])
 def test_malformed_uid(slurm, content):
-    """An address that holds no uid leads nowhere."""
+    """An slurm_job_id that holds no uid leads nowhere."""
     slurm.write_lease()
     (slurm.shared / "mailbox" / "address" / "123").write_bytes(content.encode("latin-1"))
     code, errors = slurm.run("python")

@@ -40,9 +40,9 @@ def steps(step, **changes):
     return text("steps", **{**values, **changes})
 
 
-def start(incarnation, run=1, step=0):
+def start(generation, run=1, step=0):
     values = {"world_size": 2, "samples": step * 64, "resumed": step > 0, "init_seconds": 1.5}
-    return text("start", run=run, incarnation=incarnation, step=step, **values)
+    return text("start", run=run, incarnation=generation, step=step, **values)
 
 
 class Tree:
@@ -55,15 +55,15 @@ class Tree:
         self.directory.mkdir(parents=True)
         self.path = root / "store.sqlite"
         self.store = Store.open(self.path)
-        self.store.add_job(JobRecord(uid=UID, address="12", name="train", user="ann", submitted=100.0))
+        self.store.add_job(JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=100.0))
         self.store.release(UID, 1, TWO, 100.0)
         self.store.run_started(UID, 1, 101.0, TWO)
 
-    def file(self, incarnation=1):
-        return self.directory / f"incarnation-{incarnation}.jsonl"
+    def file(self, generation=1):
+        return self.directory / f"incarnation-{generation}.jsonl"
 
-    def append(self, data, incarnation=1):
-        with self.file(incarnation).open("ab") as file:
+    def append(self, data, generation=1):
+        with self.file(generation).open("ab") as file:
             file.write(data)
 
     def poll(self, owner=ME):
@@ -104,7 +104,7 @@ def test_reports_become_rows(tree):
     job = tree.store.job(UID)
     assert (job.progress_steps, job.total_steps, job.loss) == (20, 11, 0.5)
     run = job.current
-    assert (run.incarnation, run.ready_at, run.init_seconds) == (1, NOW, 1.5)
+    assert (run.generation, run.ready_at, run.init_seconds) == (1, NOW, 1.5)
     assert (run.stop_noticed, run.checkpointed, run.steps_per_second) == (NOW - 1, True, 2.5)
     assert [(row.run, row.step, row.loss) for row in tree.store.recent_throughput(UID)] == [(1, 20, None), (1, 10, 0.5)]
     assert [(row.size, row.cause) for row in tree.store.recent_checkpoints(UID)] == [(99, "stop")]
@@ -148,7 +148,7 @@ def test_progress_follows_the_latest_incarnation(tree):
     tree.append(steps(90, seconds=1.0) + text("stop", step=90, cause="superseded", noticed=NOW, checkpointed=False))
     tree.poll()
     job = tree.store.job(UID)
-    assert (job.progress_steps, job.current.incarnation) == (30, 2)
+    assert (job.progress_steps, job.current.generation) == (30, 2)
     assert (job.current.stop_noticed, job.current.steps_per_second) == (None, 5.0)
     assert tree.steps() == [50, 90]
 
@@ -158,7 +158,7 @@ def test_run_that_never_was_is_not_believed(tree):
     tree.append(start(1, run=7) + steps(10))
     assert tree.poll().refused == 0
     assert tree.store.recent_throughput(UID)[0].run is None
-    assert tree.store.job(UID).current.incarnation is None
+    assert tree.store.job(UID).current.generation is None
 
 
 def test_corrupt_lines_are_counted_and_told_once(tree):
@@ -169,7 +169,7 @@ def test_corrupt_lines_are_counted_and_told_once(tree):
     tree.append(b"{}\n", 2)
     assert tree.poll().refused == 2
     assert tree.steps() == [10, 20]
-    assert {incarnation: file.refused for incarnation, file in tree.store.report_files(UID).items()} == {1: 5, 2: 1}
+    assert {generation: file.refused for generation, file in tree.store.report_files(UID).items()} == {1: 5, 2: 1}
     assert len(tree.events()) == 1
 
 
@@ -338,8 +338,8 @@ def test_many_names_cost_little(tree, monkeypatch, how):
 def test_a_crowded_directory_is_not_read(tree, monkeypatch):
     """There is no end to what can be in a directory; an event says why nothing of it is read."""
     monkeypatch.setattr(report_ingest, "MAX_ENTRIES", 3)
-    for incarnation in range(1, 5):
-        tree.append(steps(10), incarnation)
+    for generation in range(1, 5):
+        tree.append(steps(10), generation)
     assert tree.poll() == IngestResult()
     assert "more than 3 files" in tree.events()[0]
 
@@ -363,26 +363,26 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 25), st.sampled_
 def test_every_line_once_wherever_writer_and_daemon_stop(chunks, corrupt):
     """Whole lines count once each, in order, however the bytes arrive and at whatever statement the daemon dies."""
     lines = {
-        incarnation: [b"garbage\n" if number in corrupt else steps(number) for number in range(1, 13)]
-        for incarnation in (1, 2)
+        generation: [b"garbage\n" if number in corrupt else steps(number) for number in range(1, 13)]
+        for generation in (1, 2)
     }
-    left = {incarnation: b"".join(parts) for incarnation, parts in lines.items()}
+    left = {generation: b"".join(parts) for generation, parts in lines.items()}
     written = {1: b"", 2: b""}
     with tempfile.TemporaryDirectory() as directory:
         tree = Tree(Path(directory))
         try:
-            for size, survives, incarnation in chunks:
-                data, left[incarnation] = left[incarnation][:size], left[incarnation][size:]
-                written[incarnation] += data
-                tree.append(data, incarnation)
+            for size, survives, generation in chunks:
+                data, left[generation] = left[generation][:size], left[generation][size:]
+                written[generation] += data
+                tree.append(data, generation)
                 _poll_and_die(tree, survives)
             tree.poll()
             rows = list(reversed(tree.store.recent_throughput(UID)))
-            for incarnation in (1, 2):
-                whole = written[incarnation].count(b"\n")
+            for generation in (1, 2):
+                whole = written[generation].count(b"\n")
                 expected = [number for number in range(1, whole + 1) if number not in corrupt]
-                assert [row.step for row in rows if row.incarnation == incarnation] == expected
-                file = tree.store.report_files(UID).get(incarnation)
+                assert [row.step for row in rows if row.generation == generation] == expected
+                file = tree.store.report_files(UID).get(generation)
                 assert (file.refused if file else 0) == len([number for number in corrupt if number <= whole])
         finally:
             tree.store.close()

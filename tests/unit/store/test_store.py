@@ -18,7 +18,7 @@ FOUR = Placement(("n1", "n2"), 2, "v100")
 
 
 def a_job(uid=UID, **changes):
-    return replace(JobRecord(uid=uid, address="12", name="train", user="ann", submitted=100.0), **changes)
+    return replace(JobRecord(uid=uid, slurm_job_id="12", name="train", user="ann", submitted=100.0), **changes)
 
 
 def uid_of(number):
@@ -79,7 +79,7 @@ def test_live_jobs_are_ordered_and_without_finished_ones(store):
 
 
 def test_unstamped_job_is_found_by_address_and_submit_time(store):
-    """An address that Slurm used again does not find the job that had it before."""
+    """An slurm_job_id that Slurm used again does not find the job that had it before."""
     store.add_job(a_job())
     assert store.find_unstamped("12", 100.0).uid == UID
     assert store.find_unstamped("12", 101.0) is None
@@ -90,9 +90,9 @@ def test_unstamped_job_is_found_by_address_and_submit_time(store):
 def test_update_changes_what_it_names(store):
     """An update leaves the rest alone, refuses other fields, and names a job that is not there."""
     store.add_job(a_job(partition="gpu"))
-    store.update_job(UID, address="13", requirements={"gpus": 2}, error=None)
+    store.update_job(UID, slurm_job_id="13", requirements={"gpus": 2}, error=None)
     job = store.job(UID)
-    assert (job.address, job.requirements, job.partition) == ("13", {"gpus": 2}, "gpu")
+    assert (job.slurm_job_id, job.requirements, job.partition) == ("13", {"gpus": 2}, "gpu")
     with pytest.raises(TypeError, match="ran_seconds"):
         store.update_job(UID, ran_seconds=5.0)
     with pytest.raises(UnknownJobError, match="ffff"):
@@ -100,10 +100,10 @@ def test_update_changes_what_it_names(store):
 
 
 def test_find_jobs_by_uid_address_array_and_name(store):
-    """A person may name a job by uid, address, array id or the beginning of its name; live ones come first."""
-    store.add_job(a_job(uid_of(1), address="12_1", submitted=1.0))
-    store.add_job(a_job(uid_of(2), address="12_2", submitted=2.0))
-    store.add_job(a_job(uid_of(3), address="123", name="50%_off", submitted=3.0))
+    """A person may name a job by uid, slurm_job_id, array id or the beginning of its name; live ones come first."""
+    store.add_job(a_job(uid_of(1), slurm_job_id="12_1", submitted=1.0))
+    store.add_job(a_job(uid_of(2), slurm_job_id="12_2", submitted=2.0))
+    store.add_job(a_job(uid_of(3), slurm_job_id="123", name="50%_off", submitted=3.0))
     store.finish_job(uid_of(2), 5.0, "FAILED", 1)
     assert [job.uid for job in store.find_jobs("12")] == [uid_of(1), uid_of(2)]
     assert [job.uid for job in store.find_jobs("12_2")] == [uid_of(2)]

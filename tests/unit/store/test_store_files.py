@@ -27,7 +27,7 @@ from metasched.store import (
 from metasched.store.errors import BusyStoreError, UnreachableStoreError, translated
 
 UID = "0123456789abcdef"
-JOB = JobRecord(uid=UID, address="12", name="train", user="ann", submitted=100.0)
+JOB = JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=100.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ CPU = Placement(("n1", "n2"), 0, None)
 @pytest.fixture
 def store(tmp_path):
     with Store.open(tmp_path / "store.sqlite") as opened:
-        opened.add_job(JobRecord(uid=UID, address="12", name="train", user="ann", submitted=100.0))
+        opened.add_job(JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=100.0))
         yield opened
 
 
@@ -51,7 +51,7 @@ def test_release_opens_the_run(store):
 
 def test_nothing_was_asked_of_a_run_later_than_now(store):
     """When the clock is set back, what is waited for counts from now; a user's own begin time stays."""
-    store.add_job(JobRecord(uid="new", address="13", name="train", user="ann", submitted=100.0, not_before=400.0))
+    store.add_job(JobRecord(uid="new", slurm_job_id="13", name="train", user="ann", submitted=100.0, not_before=400.0))
     store.release(UID, 1, TWO, 110.0)
     store.run_started(UID, 1, 111.0, TWO)
     store.stop_requested(UID, 1, 300.0)
@@ -197,7 +197,7 @@ def test_any_history_adds_up(tmp_path_factory, history):
     """However often each step is told, the job has received the sum of its runs, by type."""
     expected: dict[str, float] = {}
     with Store.open(tmp_path_factory.mktemp("runs") / "store.sqlite") as store:
-        store.add_job(JobRecord(uid=UID, address="12", name="train", user="ann", submitted=0.0))
+        store.add_job(JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=0.0))
         now = 0.0
         for number, (placement, wait, seconds, cause, times) in enumerate(history, 1):
             store.release(UID, number, placement, now)

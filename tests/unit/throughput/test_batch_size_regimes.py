@@ -91,7 +91,7 @@ def test_what_is_known_is_the_present_regime():
     assert now.steps_per_second("v100", (1,)) == 10.0
     assert later.steps_per_second("v100", (1,)) == pytest.approx(5.0 * LM(10) / LM(20))
     assert now.steps_per_second("k80", (1,)) is None
-    assert now.beside(later, "v100", (1,)) is None
+    assert now.steps_per_second_with(later, "v100", (1,)) is None
 
 
 def test_a_batch_that_was_not_measured_is_passed_over():

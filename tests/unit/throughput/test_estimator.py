@@ -8,7 +8,7 @@ import pytest
 
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
 from metasched.throughput.matrix_completion import complete
-from metasched.throughput.online_speed import OnlineSpeed
+from metasched.throughput.online_speed import MeasuredSpeed
 from metasched.throughput.throughput_table import Table, TableSpeed
 
 HERE = ("v100", (1,))
@@ -118,17 +118,17 @@ def test_on_the_published_table_it_is_better_than_the_average():
 def test_an_estimated_job_suffers_as_its_reference_does():
     """Alone it has its own speed; beside another, the part that the reference keeps beside the other's reference."""
     table = references()
-    alone = OnlineSpeed("new", {HERE: 100.0})
+    alone = MeasuredSpeed("new", {HERE: 100.0})
     one, other = (EstimatedSpeed(alone, TableSpeed(table, name)) for name in NAMES[:2])
     assert one.steps_per_second(*HERE) == 100.0
     part = table.speed(NAMES[0], *HERE, NAMES[1]) / table.speed(NAMES[0], *HERE)
-    assert one.beside(other, *HERE) == pytest.approx(100.0 * part)
-    assert one.beside(TableSpeed(table, NAMES[1]), *HERE) == pytest.approx(100.0 * part)
-    assert one.beside(other, "k80", (1,)) is None
+    assert one.steps_per_second_with(other, *HERE) == pytest.approx(100.0 * part)
+    assert one.steps_per_second_with(TableSpeed(table, NAMES[1]), *HERE) == pytest.approx(100.0 * part)
+    assert one.steps_per_second_with(other, "k80", (1,)) is None
 
 
 def test_what_was_measured_is_believed_over_the_estimate():
     """Beside a job that it has run with."""
-    alone = OnlineSpeed("new", {HERE: 100.0}, {(HERE, "other"): 42.0})
+    alone = MeasuredSpeed("new", {HERE: 100.0}, {(HERE, "other"): 42.0})
     speed = EstimatedSpeed(alone, TableSpeed(references(), NAMES[0]))
-    assert speed.beside(OnlineSpeed("other"), *HERE) == 42.0
+    assert speed.steps_per_second_with(MeasuredSpeed("other"), *HERE) == 42.0

@@ -9,13 +9,13 @@ import pytest
 from metasched.configuration.config import ConfigError, Sharing, load
 from metasched.core.model import Job, Placement, Snapshot, Status
 from metasched.core.policy import installed_policies
-from metasched.learning.throughput_learning import Learning
+from metasched.learning.throughput_learning import ThroughputLearning
 from metasched.replay.snapshot_codec import decode, encode
 from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, SpeedRecord, Store
 from metasched.store.report_rows import ReportFile
 from metasched.throughput.fingerprints import REFERENCES, Fingerprints
-from metasched.throughput.online_speed import Fingerprint, OnlineSpeed
+from metasched.throughput.online_speed import Fingerprint, MeasuredSpeed
 from metasched.throughput.throughput_table import Table
 from policies.baselines.fifo import Fifo
 from tests.unit.gavel_tables import write_table
@@ -44,7 +44,7 @@ def learn(store, one, other, part, at=0.0):
 
 def part(learning, one, other):
     """What is taken to be left of a speed."""
-    found = learning.speed(one).beside(learning.speed(other), *HERE)
+    found = learning.speed(one).steps_per_second_with(learning.speed(other), *HERE)
     return None if found is None else found / ALONE[one]
 
 
@@ -60,7 +60,7 @@ def store(tmp_path):
 
 def test_a_pair_that_was_not_measured_is_estimated(store):
     """Far better than by one part for all; what was measured counts, and a restart changes nothing."""
-    learning, again = Learning(store, UNTRIED), Learning(store, UNTRIED)
+    learning, again = ThroughputLearning(store, UNTRIED), ThroughputLearning(store, UNTRIED)
     pairs = [(a, b) for a in NAMES[:-1] for b in NAMES[:-1]]
     untried = [pair for pair in pairs if pair not in MEASURED]
     error = np.mean([abs(part(learning, *pair) - truth(*pair)) for pair in untried])
@@ -74,7 +74,7 @@ def test_a_pair_that_was_not_measured_is_estimated(store):
 @pytest.mark.parametrize("untried", [UNTRIED, None])
 def test_without_any_measurement_beside_others_the_constant_stays(store, untried):
     """Both ways round; but who was measured is estimated, also where there is no constant."""
-    learning = Learning(store, untried)
+    learning = ThroughputLearning(store, untried)
     assert part(learning, NAMES[-1], NAMES[0]) == untried
     assert part(learning, NAMES[0], NAMES[-1]) == untried
     one, other = next((a, b) for a in NAMES[:-1] for b in NAMES[:-1] if (a, b) not in MEASURED)
@@ -104,12 +104,12 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
         store.add_job(JobRecord(uid, uid, "job", "ann", 0.0))
         store.release(uid, 1, Placement(("n1",), 1, "v100"), 0.0)
         store.run_started(uid, 1, 0.0, Placement(("n1",), 1, "v100"))
-    learning = Learning(store, UNTRIED)
+    learning = ThroughputLearning(store, UNTRIED)
     pair = next((a, b) for a, b in sorted(MEASURED) if a != b)
     subjects = dict(zip("ab", pair, strict=True))
     jobs = [
-        Job(uid, uid, "j", "ann", 0.0, 1, 1, 1, status=Status.RUNNING, placement=Placement(("n1",), 1, "v100"), run=1,
-            shares_with=other)
+        Job(uid=uid, slurm_job_id=uid, name="j", user="ann", submitted=0.0, gpus=1, min_gpus=1, max_gpus=1,
+            status=Status.RUNNING, placement=Placement(("n1",), 1, "v100"), run=1, co_runner=other)
         for uid, other in (("a", "b"), ("b", "a"))
     ]  # fmt: skip
     learning.look(jobs, subjects, (), 10.0)
@@ -124,7 +124,7 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
         store.commit_reports(store.report_files("a").get(1, ReportFile("a", 1, run=1)), [line], latest=True)
         learning.look(jobs, subjects, {"a"}, at + 1)
 
-    was = before[pair[0]].beside(before[pair[1]], *HERE)
+    was = before[pair[0]].steps_per_second_with(before[pair[1]], *HERE)
     report(20000.0, 1.02 * was)
     after = {name: learning.speed(name) for name in NAMES}
     assert len(made) == 1
@@ -138,7 +138,7 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
 @pytest.mark.parametrize(("factor", "same"), [(1.04, True), (1.06, False)])
 def test_estimates_that_hardly_change_leave_a_speed_the_same_object(factor, same):
     """By 5 %, after the fingerprints were made anew because of somebody else."""
-    speed = OnlineSpeed("a", fingerprint=Fingerprint("b", {("v100", 1, "b"): 0.5}))
+    speed = MeasuredSpeed("a", fingerprint=Fingerprint("b", {("v100", 1, "b"): 0.5}))
     assert (speed.estimated(Fingerprint("b", {("v100", 1, "b"): factor * 0.5})) is speed) == same
     assert speed.estimated(Fingerprint("c", {("v100", 1, "b"): 0.5})) is not speed
 
@@ -146,46 +146,74 @@ def test_estimates_that_hardly_change_leave_a_speed_the_same_object(factor, same
 def test_what_was_measured_beside_a_job_ends_with_it(store):
     """As in the store, so that a daemon that starts anew knows the same."""
     learn(store, NAMES[0], "job", 0.5, at=1.0)
-    learning = Learning(store, UNTRIED)
+    learning = ThroughputLearning(store, UNTRIED)
     assert part(learning, NAMES[0], "job") == 0.5
     learning.speed("job")
     learning.forget("job")
-    assert learning.speed(NAMES[0]).beside_subject == Learning(store, UNTRIED).speed(NAMES[0]).beside_subject
+    assert learning.speed(NAMES[0]).beside_subject == ThroughputLearning(store, UNTRIED).speed(NAMES[0]).beside_subject
 
 
 def test_a_table_goes_before(tmp_path):
     """Its models' jobs are known beside each other at once; their own measurements count over the table's."""
     table = Table.read(write_table(tmp_path / "t.json"))
     with Store.open(tmp_path / "m.db") as store:
-        learning = Learning(store, UNTRIED, table)
+        learning = ThroughputLearning(store, UNTRIED, table)
         for subject in ("ann/quick", "bob/steady"):
             store.learn_speed(SpeedRecord(subject, *HERE, None, 1.0, 0.0))
-        learning = Learning(store, UNTRIED, table)
+        learning = ThroughputLearning(store, UNTRIED, table)
         quick, steady = learning.speed("ann/quick"), learning.speed("bob/steady")
-        assert (quick.beside(steady, *HERE), steady.beside(quick, *HERE)) == (0.8, 0.75)
-        assert quick.beside(learning.speed("quick"), *HERE) == 0.6  # a job's own subject names no model
+        assert (quick.steps_per_second_with(steady, *HERE), steady.steps_per_second_with(quick, *HERE)) == (0.8, 0.75)
+        assert quick.steps_per_second_with(learning.speed("quick"), *HERE) == 0.6  # a job's own subject names no model
         store.learn_speed(SpeedRecord("ann/quick", *HERE, "eve/steady", 0.1, 1.0))
-        learning = Learning(store, UNTRIED, table)
+        learning = ThroughputLearning(store, UNTRIED, table)
         quick = learning.speed("ann/quick")
-        assert quick.beside(learning.speed("bob/steady"), *HERE) == pytest.approx(0.1)
-        assert quick.beside(learning.speed("cid/quick"), *HERE) == 0.6
+        assert quick.steps_per_second_with(learning.speed("bob/steady"), *HERE) == pytest.approx(0.1)
+        assert quick.steps_per_second_with(learning.speed("cid/quick"), *HERE) == 0.6
 
 
 def test_estimates_survive_their_bytes(store):
     """A recorded round is decided again with the estimates of the time; a speed is written once."""
-    learning = Learning(store, UNTRIED)
-    jobs = [Job(f"{i}", f"{i}", "j", "ann", 0.0, 1, 1, 1, speed=learning.speed(NAMES[i % 3])) for i in range(6)]
+    learning = ThroughputLearning(store, UNTRIED)
+    jobs = [
+        Job(
+            uid=f"{i}",
+            slurm_job_id=f"{i}",
+            name="j",
+            user="ann",
+            submitted=0.0,
+            gpus=1,
+            min_gpus=1,
+            max_gpus=1,
+            speed=learning.speed(NAMES[i % 3]),
+        )
+        for i in range(6)
+    ]
     read = decode(encode(Snapshot(0.0, 1, 60.0, (), tuple(jobs)))).jobs
     assert read[0].speed is read[3].speed
     for one, was in zip(read, jobs, strict=True):
         assert one.speed.fingerprint == was.speed.fingerprint
-        assert [one.speed.beside(b.speed, *HERE) for b in read] == [was.speed.beside(b.speed, *HERE) for b in jobs]
+        assert [one.speed.steps_per_second_with(b.speed, *HERE) for b in read] == [
+            was.speed.steps_per_second_with(b.speed, *HERE) for b in jobs
+        ]
 
 
 def test_older_recordings_are_read(store):
     """Each job had its speed in full then, and there were no fingerprints."""
-    speed = Learning(store, UNTRIED).speed(NAMES[0])
-    jobs = tuple(Job(f"{i}", f"{i}", "j", "ann", 0.0, 1, 1, 1, speed=speed) for i in range(2))
+    speed = ThroughputLearning(store, UNTRIED).speed(NAMES[0])
+    jobs = tuple(
+        Job(
+            uid=f"{i}",
+            slurm_job_id=f"{i}",
+            name="j",
+            user="ann",
+            submitted=0.0,
+            gpus=1,
+            min_gpus=1,
+            max_gpus=1,
+            speed=speed,
+        )
+        for i in range(2)
+    )
     content = json.loads(zlib.decompress(encode(Snapshot(0.0, 1, 60.0, (), jobs))))
     first, second = content["snapshot"]["jobs"]
     second["speed"] = first["speed"] = {key: first["speed"][key] for key in ("subject", "alone", "beside", "untried")}

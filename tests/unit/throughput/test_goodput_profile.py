@@ -106,7 +106,7 @@ def test_two_on_the_same_gpus_take_turns():
     training = ProfileTraining(profile(), 8)
     alone, shared = training.pace(0.0, place(1)), training.pace(0.0, place(1), training)
     assert shared.steps_per_second == alone.steps_per_second / 2
-    assert training.known(0.0).beside(training.known(0.0), "t4", (1,)) is None
+    assert training.known(0.0).steps_per_second_with(training.known(0.0), "t4", (1,)) is None
 
 
 def test_what_was_not_measured_does_not_run_and_is_not_known():

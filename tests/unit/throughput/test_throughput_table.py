@@ -45,15 +45,15 @@ def test_two_jobs_on_the_same_gpus_have_the_speeds_of_their_pair():
     """Each has its own speed beside the other."""
     table = small_table()
     quick, steady = speed_of("quick", table), speed_of("steady", table)
-    assert quick.beside(steady, "v100", (1,)) == 8.0
-    assert steady.beside(quick, "v100", (1,)) == 3.0
-    assert steady.beside(steady, "v100", (1,)) == 0.0
-    assert quick.beside(steady, "v100", (2,)) is None
+    assert quick.steps_per_second_with(steady, "v100", (1,)) == 8.0
+    assert steady.steps_per_second_with(quick, "v100", (1,)) == 3.0
+    assert steady.steps_per_second_with(steady, "v100", (1,)) == 0.0
+    assert quick.steps_per_second_with(steady, "v100", (2,)) is None
 
 
 def test_speeds_of_different_tables_are_not_compared():
     """Nothing is known of a job beside one that another table speaks of."""
-    assert speed_of("quick").beside(speed_of("steady"), "v100", (1,)) is None
+    assert speed_of("quick").steps_per_second_with(speed_of("steady"), "v100", (1,)) is None
 
 
 def test_training_goes_at_the_tables_speed_to_the_end():

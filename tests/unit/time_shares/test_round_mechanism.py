@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Job
 from metasched.time_shares import round_mechanism
-from metasched.time_shares.round_mechanism import Candidate, Ledger, alone, expire, members, priorities
+from metasched.time_shares.round_mechanism import Candidate, TimeAccount, alone, expire, members, priorities
 
 ROUND = 100.0
 
 
 def ledger(shares, received=None, owed=None):
-    return Ledger(shares=shares, since=0.0, received=received or {}, owed=owed or {})
+    return TimeAccount(shares=shares, since=0.0, received=received or {}, owed=owed or {})
 
 
 def single(uid, gpus=1, types=("v100", "k80")):
@@ -29,7 +29,17 @@ def chosen(turns):
 
 
 def job(uid, gpus=1, **attained):
-    return Job(uid, uid, uid, "ann", 0.0, gpus, gpus, gpus, attained=attained)
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=0.0,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        attained=attained,
+    )
 
 
 def test_a_priority_is_the_share_over_the_rounds_received():
@@ -93,19 +103,19 @@ def test_equal_priorities_go_to_whom_more_is_owed_then_by_order():
 
 def test_the_ledger_counts_time_not_gpus():
     """A job of four GPUs that ran for a minute has received a minute."""
-    book = Ledger().look([job("a", 4)]).renew(alone({"a": {"v100": 1.0}}), 0.0).look([job("a", 4, v100=240.0)])
+    book = TimeAccount().look([job("a", 4)]).renew(alone({"a": {"v100": 1.0}}), 0.0).look([job("a", 4, v100=240.0)])
     assert book.received == {("a",): {"v100": 60.0}}
     assert book.look([job("a", 4, v100=240.0)]).received == {("a",): {"v100": 60.0}}
 
 
 def test_time_before_a_job_was_seen_is_not_received():
     """Of one that comes back, or that another policy served."""
-    assert not Ledger().look([job("a", v100=240.0)]).received
+    assert not TimeAccount().look([job("a", v100=240.0)]).received
 
 
 def test_the_time_of_a_pair_is_the_pairs():
     """Two jobs that ran together have received the longer of their times once, as a pair."""
-    book = Ledger().look([job("a"), job("b")])
+    book = TimeAccount().look([job("a"), job("b")])
     (turn,) = choose(ledger({("a", "b"): {"v100": 1.0}}), [Candidate(("a", "b"), 1, ("v100",))], {"v100": 1})
     book = book.give([turn]).look([job("a", v100=60.0), job("b", v100=50.0)])
     assert book.received == {("a", "b"): {"v100": 60.0}}
@@ -133,7 +143,7 @@ def test_shares_that_are_made_anew_in_every_round_come_true_all_the_same():
     """A fifth of the time stays a fifth: what the other had beyond its share counts as received."""
     shares, gpus = alone({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
     had = dict.fromkeys("ab", 0.0)
-    book = Ledger()
+    book = TimeAccount()
     for number in range(100):
         book = book.look([job(uid, v100=time) for uid, time in had.items()]).renew(shares, number * ROUND, gpus=gpus)
         (turn,) = choose(book, [single(uid) for uid in had], {"v100": 1})
@@ -156,15 +166,15 @@ def test_time_that_nobody_went_short_of_is_forgotten():
 
 def test_a_ledger_survives_being_written_down():
     """It is the same after a trip through JSON."""
-    book = Ledger().look([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
+    book = TimeAccount().look([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
     book = book.give(choose(book, [single("a")], {"v100": 1})).look([job("a", v100=9.0), job("b")])
-    assert Ledger.from_json(json.loads(json.dumps(book.to_json()))) == book
+    assert TimeAccount.from_json(json.loads(json.dumps(book.to_json()))) == book
 
 
 def test_shares_can_be_declared_out_of_date():
     """It shows in the data of a state that has a ledger, and changes nothing in others."""
-    data = expire({"ledger": Ledger().to_json(), "made_for": {"jobs": ["a"]}})
-    assert Ledger.from_json(data["ledger"]).expired
+    data = expire({"ledger": TimeAccount().to_json(), "made_for": {"jobs": ["a"]}})
+    assert TimeAccount.from_json(data["ledger"]).expired
     assert members(data) == {"a"}
     assert expire({"x": 1}) == {"x": 1}
     assert members({"x": 1}) is None
@@ -172,12 +182,12 @@ def test_shares_can_be_declared_out_of_date():
 
 def test_time_of_an_unconsolidated_turn_is_that_worker_types():
     """Until the next round is given away; the GPUs are those of the GPU type."""
-    book = Ledger().look([job("a", 2)])
+    book = TimeAccount().look([job("a", 2)])
     both = Candidate(("a",), 2, ("v100", "v100 unconsolidated"), near={"v100": (2,)})
     shares = ledger({("a",): {"v100 unconsolidated": 1.0}})
     (turn,) = choose(shares, [both], {"v100": 2}, nodes={"v100": (1, 1)})
     assert (turn.gpu_type, turn.apart) == ("v100", True)
-    book = Ledger.from_json(json.loads(json.dumps(book.give([turn]).to_json()))).look([job("a", 2, v100=120.0)])
+    book = TimeAccount.from_json(json.loads(json.dumps(book.give([turn]).to_json()))).look([job("a", 2, v100=120.0)])
     assert book.received == {("a",): {"v100 unconsolidated": 60.0}}
     (turn,) = choose(ledger({("a",): {"v100": 1.0}}), [both], {"v100": 2}, nodes={"v100": (2,)})
     book = book.give([turn]).look([job("a", 2, v100=200.0)])
@@ -216,7 +226,7 @@ def test_over_many_rounds_everybody_has_had_its_share(weights_a, weights_b, gpus
     by_type = [sum(row[i] for row in rows) for i in (0, 1)]
     scale = min(*(gpus / total for total in by_type), *(1 / sum(row) for row in rows))
     shares = {str(i): {"v100": a * scale, "k80": b * scale} for i, (a, b) in enumerate(rows)}
-    book = Ledger().renew(alone(shares), 0.0)
+    book = TimeAccount().renew(alone(shares), 0.0)
     had = {uid: {"v100": 0.0, "k80": 0.0} for uid in shares}
     rounds = 150
     for _ in range(rounds):

@@ -36,7 +36,20 @@ def curved(uid, curve, gpus, service, *, at=0.0, high=64):
     """A submission of so many GPU-seconds on ``gpus`` GPUs, of which speeds are known: {GPUs: steps/s}."""
     points = tuple(sorted(curve.items()))
     training = ScalingTraining(service / gpus * dict(points)[gpus], {"": Curve(points)})
-    return Submission(Job(uid, uid, uid, "ann", at, gpus, 1, high, cpus_per_unit=0), training)
+    return Submission(
+        Job(
+            uid=uid,
+            slurm_job_id=uid,
+            name=uid,
+            user="ann",
+            submitted=at,
+            gpus=gpus,
+            min_gpus=1,
+            max_gpus=high,
+            cpus_per_unit=0,
+        ),
+        training,
+    )
 
 
 def line_of(gpus):
@@ -233,28 +246,28 @@ def known_at(*gpus):
 def test_what_nobody_can_use_goes_to_who_learns_there_how_fast_it_is():
     """Twice the GPUs, and when that is known, twice those, as long as scaling control allows what is known."""
     for known, gpus in ((1,), 2), ((1, 2), 4), ((1, 2, 4), 8), ((1, 2, 4, 8), 8):
-        one = job("a", 1, high=8, left=100, speed=known_at(*known), learns=True)
+        one = job("a", 1, high=8, left=100, speed=known_at(*known), learns_speed=True)
         assert amounts([one], nodes(1, 8)) == {"a": gpus}
     poor = ByGpus(((1, 1.0), (2, 1.1)))
-    assert amounts([job("a", 1, high=8, left=100, speed=poor, learns=True)], nodes(1, 8)) == {"a": 1}
-    result = decided([job("a", 1, high=8, left=100, speed=known_at(1), learns=True)], nodes(1, 8))
+    assert amounts([job("a", 1, high=8, left=100, speed=poor, learns_speed=True)], nodes(1, 8)) == {"a": 1}
+    result = decided([job("a", 1, high=8, left=100, speed=known_at(1), learns_speed=True)], nodes(1, 8))
     assert "to learn how fast it is" in result.reasons["a"]
 
 
 def test_a_job_that_is_tried_at_smaller_sizes_begins_on_all_that_is_left():
     """Its trials tell the rest, its demand as well; but nothing can tell that of one without a total."""
-    nothing = {"speed": ByGpus(()), "learns": True}
-    assert amounts([job("a", 1, high=8, left=100, trials=True, **nothing)], nodes(1, 8)) == {"a": 8}
-    assert amounts([job("a", 1, high=8, expected_service=9.0, trials=True, **nothing)], nodes(1, 7)) == {"a": 4}
-    assert amounts([job("a", 1, high=8, trials=True, **nothing)], nodes(1, 8)) == {"a": 1}
+    nothing = {"speed": ByGpus(()), "learns_speed": True}
+    assert amounts([job("a", 1, high=8, left=100, profiled=True, **nothing)], nodes(1, 8)) == {"a": 8}
+    assert amounts([job("a", 1, high=8, expected_service=9.0, profiled=True, **nothing)], nodes(1, 7)) == {"a": 4}
+    assert amounts([job("a", 1, high=8, profiled=True, **nothing)], nodes(1, 8)) == {"a": 1}
     assert amounts([job("a", 1, high=8, left=100, **nothing)], nodes(1, 8)) == {"a": 1}
     slow = ByGpus(((1, 1.0), (4, 0.5)))
-    assert amounts([job("a", 1, high=8, left=9, speed=slow, learns=True, trials=True)], nodes(1, 8)) == {"a": 2}
+    assert amounts([job("a", 1, high=8, left=9, speed=slow, learns_speed=True, profiled=True)], nodes(1, 8)) == {"a": 2}
 
 
 def test_nobody_has_less_for_what_another_one_learns():
     """All are served before, and the earlier in line learns first."""
-    jobs = [job(uid, 1, high=4, left=left, speed=known_at(1), learns=True) for uid, left in (("a", 1), ("b", 9))]
+    jobs = [job(uid, 1, high=4, left=left, speed=known_at(1), learns_speed=True) for uid, left in (("a", 1), ("b", 9))]
     assert amounts(jobs, nodes(1, 2)) == {"a": 1, "b": 1}
     assert amounts(jobs, nodes(1, 3)) == {"a": 2, "b": 1}
     assert amounts([*jobs, job("u", 2)], nodes(1, 4)) == {"a": 1, "b": 1, "u": 2}
@@ -262,7 +275,7 @@ def test_nobody_has_less_for_what_another_one_learns():
 
 def test_a_job_that_could_not_go_back_learns_nothing():
     """One that is never preempted would keep those GPUs; and it can be switched off."""
-    facts = {"high": 4, "left": 100, "speed": known_at(1), "learns": True}
+    facts = {"high": 4, "left": 100, "speed": known_at(1), "learns_speed": True}
     assert amounts([job("a", 1, preempt=Preempt.NO, **facts)]) == {"a": 1}
     assert amounts([job("a", 1, **facts)], policy=Ares(AresParameters(explore=False))) == {"a": 1}
 
@@ -308,7 +321,7 @@ def typed(slow, fast):
         def steps_per_second(self, gpu_type, spread):
             return sum(spread) * {"v100": slow, "a100": fast}[gpu_type]
 
-        def beside(self, other, gpu_type, spread):
+        def steps_per_second_with(self, other, gpu_type, spread):
             return None
 
     return Typed()
@@ -540,7 +553,7 @@ def test_it_keeps_the_contract_in_any_situation_and_is_pure(view, leftovers, dat
     """Whatever jobs and nodes look like, twice; its state is JSON, and is not changed by a later look."""
     if data.draw(st.booleans()):
         speeds, trials = st.sampled_from((ByGpus(()), known_at(1), WORSE)), data.draw(st.booleans())
-        jobs = tuple(one.evolve(speed=data.draw(speeds), learns=True, trials=trials) for one in view.jobs)
+        jobs = tuple(one.evolve(speed=data.draw(speeds), learns_speed=True, profiled=trials) for one in view.jobs)
         view = replace(view, jobs=jobs)
     policy = Ares(AresParameters(leftovers=leftovers))
     first = run_round(view, policy, None)

@@ -18,7 +18,17 @@ def nodes(count=1, **more):
 
 def job(uid, gpus=1, low=None, high=None, submitted=0.0, **more):
     low, high = low if low is not None else gpus, high if high is not None else gpus
-    return Job(uid, uid, uid, "ann", submitted, gpus, low, high, **more)
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=submitted,
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=high,
+        **more,
+    )
 
 
 def running(uid, gpus=1, where="n0", **more):

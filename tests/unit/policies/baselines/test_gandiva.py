@@ -36,7 +36,7 @@ def test_a_pair_runs_on_the_same_gpus():
     jobs = [known_job("a", table=table), known_job("b", "steady", table=table)]
     result = run_round(snapshot(jobs, cluster(v100=1), sharing=True), Gandiva(), None)
     assert result.targets["a"] == result.targets["b"]
-    assert result.shares == {"a": "b", "b": "a"}
+    assert result.co_runners == {"a": "b", "b": "a"}
     assert result.reasons["b"] == "its turn on v100: its share of time is 100% of v100, with job a on the same GPUs"
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.core.model import Node, Placement, Preempt, Snapshot, Status
-from metasched.core.seeded_rng import LIFE, SKIP, WORD, Chance
+from metasched.core.seeded_rng import LIFE, SKIP, WORD, SeededRng
 from metasched.scheduling.engine import run_round
-from metasched.time_shares.policy_base import FractionParameters
+from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
@@ -20,7 +20,7 @@ from tests.unit.strategies import snapshots
 
 POLICIES = {
     "isolated": Isolated(),
-    "shuffled": Isolated(FractionParameters(types_in_turn=("v100", "a100"), shuffle_types=True)),
+    "shuffled": Isolated(TimeShareParameters(types_in_turn=("v100", "a100"), shuffle_types=True)),
     "max_sum_throughput": MaxSumThroughput(),
     "gandiva": Gandiva(),
     "gavel_fifo": GavelFifo(),
@@ -81,7 +81,7 @@ def test_reasons_say_what_share_a_job_has():
 
 def test_a_job_whose_types_have_no_turn_is_told_so():
     """A misspelt type, say, must not look like a wait for others."""
-    policy = Isolated(FractionParameters(types_in_turn=("v10O",)))
+    policy = Isolated(TimeShareParameters(types_in_turn=("v10O",)))
     result = run_round(snapshot([known_job("a")], cluster(v100=1)), policy, None)
     assert result.reasons["a"] == "not its turn: types_in_turn names none of its types"
 
@@ -149,7 +149,7 @@ def test_who_has_no_place_beside_jobs_that_stay_is_told_so(heed_speeds):
 
 def test_gpus_that_two_jobs_which_stay_have_together_are_taken_off_once():
     """A third job has what these leave."""
-    pair = [held(uid, "v100", gpus=2, preempt=Preempt.NO, shares_with=other) for uid, other in (("a", "b"), ("b", "a"))]
+    pair = [held(uid, "v100", gpus=2, preempt=Preempt.NO, co_runner=other) for uid, other in (("a", "b"), ("b", "a"))]
     view = snapshot([*pair, known_job("c", gpus=2)], cluster(v100=4), sharing=True)
     for policy in (Isolated(), GavelFifo()):
         assert run_round(view, policy, None).targets.keys() == {"a", "b", "c"}
@@ -162,7 +162,7 @@ def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(
     nodes = (Node("old", "v100", 1, 0, 0, accepts=False), *cluster(v100=1, a100=1))
     jobs = [held("a", "old"), known_job("b", gpu_types=("v100",))]
     if sharing:
-        pair = {"shares_with": "c"}, {"shares_with": "a"}
+        pair = {"co_runner": "c"}, {"co_runner": "a"}
         jobs = [held("a", "old", **pair[0]), jobs[1], held("c", "old", **pair[1])]
     result = run_round(snapshot(jobs, nodes, sharing=sharing), POLICIES[name], None)
     assert {uid: place.nodes for uid, place in result.targets.items()} == {
@@ -177,8 +177,8 @@ def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(
 def test_of_two_on_closed_nodes_one_may_be_unable_to_move(submitted):
     """Whichever came first, both go on."""
     nodes = (Node("old", "v100", 1, 0, 0, accepts=False), *cluster(v100=1))
-    one = held("a", "old", submitted=1.0, shares_with="b")
-    other = held("b", "old", submitted=submitted, preempt=Preempt.NO, shares_with="a")
+    one = held("a", "old", submitted=1.0, co_runner="b")
+    other = held("b", "old", submitted=submitted, preempt=Preempt.NO, co_runner="a")
     view = snapshot([one, other, known_job("c", submitted=3.0)], nodes, sharing=True)
     result = run_round(view, Isolated(), None)
     assert {uid: place.nodes for uid, place in result.targets.items()} == {"a": ("old",), "b": ("old",), "c": ("v100",)}
@@ -200,7 +200,7 @@ def test_shares_are_made_anew_when_jobs_come_and_go():
     jobs = {0: [known_job("a")], 1: [known_job("b")]}
     often = Rounds(Isolated(), cluster(v100=1), jobs).run(2)
     assert often.state.data["ledger"]["since"] == ROUND
-    seldom = Isolated(FractionParameters(recompute_seconds=10 * ROUND))
+    seldom = Isolated(TimeShareParameters(recompute_seconds=10 * ROUND))
     rounds = Rounds(seldom, cluster(v100=1), jobs).run(2)
     assert rounds.state.data["ledger"]["since"] == 0.0
     assert rounds.run(9).state.data["ledger"]["since"] == 10 * ROUND
@@ -213,13 +213,13 @@ def test_shares_are_made_anew_when_what_is_wished_for_changes():
     for number, change in enumerate(({"weight": 2.0}, {"slo_seconds": 60.0}, {"total_steps": 5.0}), 2):
         rounds.jobs["a"] = rounds.jobs["a"].evolve(**change)
         assert rounds.run(1).state.data["ledger"]["since"] == number * ROUND
-    rounds.policy = Isolated(FractionParameters(seed=1))
+    rounds.policy = Isolated(TimeShareParameters(seed=1))
     assert rounds.run(1).state.data["ledger"]["since"] == 5 * ROUND
 
 
 def test_the_order_of_types_is_chance_that_a_seed_fixes():
     """Two runs agree; types that are not named are not used."""
-    parameters = FractionParameters(types_in_turn=("v100", "k80"), shuffle_types=True, seed=3)
+    parameters = TimeShareParameters(types_in_turn=("v100", "k80"), shuffle_types=True, seed=3)
     jobs = {0: [known_job(uid) for uid in "ab"]}
     one, other = (Rounds(Isolated(parameters), cluster(v100=1, k80=1, p100=4), jobs).run(8) for _ in range(2))
     assert one.history == other.history
@@ -253,21 +253,21 @@ def test_no_gpu_idles_that_a_job_could_use(sizes, gpus):
 
 def test_chance_goes_on_where_it_was():
     """A generator resumed from its seed and use draws what the first one draws next."""
-    first = Chance.resume(7)
+    first = SeededRng.resume(7)
     first.sample(range(30), 2)
     first.shuffle([1, 2, 3])
     first.random()
-    again = Chance.resume(7, first.used)
+    again = SeededRng.resume(7, first.used)
     assert [again.random(), again.randrange(1000)] == [first.random(), first.randrange(1000)]
     assert again.used == first.used
 
 
 def test_chance_is_never_used_up():
     """However much has been drawn; passing over much at a time or little is the same."""
-    whole = Chance(7)
+    whole = SeededRng(7)
     whole.getrandbits(WORD * (SKIP + 1))
-    assert Chance.resume(7, SKIP + 1).random() == whole.random()
-    later = [Chance.resume(seed, life * LIFE + 3) for seed, life in ((7, 0), (7, 1), (7, 1), (7, 2), (8, 1))]
+    assert SeededRng.resume(7, SKIP + 1).random() == whole.random()
+    later = [SeededRng.resume(seed, life * LIFE + 3) for seed, life in ((7, 0), (7, 1), (7, 1), (7, 2), (8, 1))]
     assert later[1].used == LIFE + 3
     first, *others = [chance.random() for chance in later]
     assert first not in others
@@ -277,7 +277,7 @@ def test_chance_is_never_used_up():
 
 def test_who_was_away_for_a_round_has_a_share_again_at_once():
     """Though new shares come late."""
-    late = Isolated(FractionParameters(recompute_rounds=8))
+    late = Isolated(TimeShareParameters(recompute_rounds=8))
     rounds = Rounds(late, cluster(v100=1), {0: [known_job(uid) for uid in "abc"]}).run(10)
     away = rounds.jobs.pop("a")
     rounds.run(1)

@@ -20,7 +20,17 @@ def nodes(count=1):
 
 def job(uid, gpus=4, low=None, high=None, **more):
     low, high = low if low is not None else gpus, high if high is not None else gpus
-    return Job(uid, uid, uid, "ann", more.pop("submitted", 0.0), gpus, low, high, **more)
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=more.pop("submitted", 0.0),
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=high,
+        **more,
+    )
 
 
 def las(**parameters):

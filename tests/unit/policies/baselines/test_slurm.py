@@ -81,7 +81,7 @@ def test_shares_of_accounts_count_in_fair_share():
         for used in [{"attained": {"v100": gpu_seconds}, "ran_seconds": 250.0}]
     ]
     assert runs(jobs, slurm(), now=10.0) == {"y1"}
-    shared = [one.evolve(share=share) for one, share in zip(jobs, (0.75, 0.25), strict=True)]
+    shared = [one.evolve(fair_share=share) for one, share in zip(jobs, (0.75, 0.25), strict=True)]
     assert runs(shared, slurm(), now=10.0) == {"x0"}
 
 

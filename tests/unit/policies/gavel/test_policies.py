@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from metasched.core.model import Node, Placement, Preempt, Status
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import Table
-from metasched.time_shares.allocation_inputs import claims_of
-from metasched.time_shares.round_mechanism import Candidate, Ledger, alone, choose, priorities
+from metasched.time_shares.allocation_inputs import allocation_inputs
+from metasched.time_shares.round_mechanism import Candidate, TimeAccount, alone, choose, priorities
 from policies.gavel.job_classes import Market, halves, matched, side_by_side
 from policies.gavel.policies import (
     Entity,
@@ -58,7 +58,7 @@ class Rates:
         del spread
         return dict(self.known).get(gpu_type)
 
-    def beside(self, other, gpu_type, spread):
+    def steps_per_second_with(self, other, gpu_type, spread):
         del other
         alone_there = self.steps_per_second(gpu_type, spread)
         return None if alone_there is None else self.part * alone_there
@@ -100,7 +100,7 @@ def test_the_rounds_of_figure_5():
     """X_example, one GPU of each type: after five rounds everybody has had exactly its fractions of them."""
     table = {"0": (0.6, 0.4, 0.0), "1": (0.2, 0.6, 0.2), "2": (0.2, 0.0, 0.8)}
     kinds = ("v100", "p100", "k80")
-    book = Ledger().renew(alone({uid: dict(zip(kinds, row, strict=True)) for uid, row in table.items()}), 0.0)
+    book = TimeAccount().renew(alone({uid: dict(zip(kinds, row, strict=True)) for uid, row in table.items()}), 0.0)
     had = {uid: dict.fromkeys(kinds, 0) for uid in table}
     for _ in range(5):
         book = book.look([known_job(uid).evolve(attained={k: 60.0 * n for k, n in had[uid].items()}) for uid in had])
@@ -289,7 +289,7 @@ def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
 
     def variables(count):
         jobs = [rated(f"{i:03}", part=0.75, submitted=float(i), left=100 + i, v100=4.0) for i in range(count)]
-        claims = claims_of(snapshot(jobs, cluster(v100=2), sharing=True))
+        claims = allocation_inputs(snapshot(jobs, cluster(v100=2), sharing=True))
         market = Market.of(claims, aware=True, mark=made.mark())
         times, _ = made.shares(claims, {})
         assert sum(part for share in times.values() for part in share.values()) <= 2 + CLOSE
@@ -319,7 +319,7 @@ class Near:
     def steps_per_second(self, gpu_type, spread):
         return 4.0 if len(spread) == 1 else 2.0
 
-    def beside(self, other, gpu_type, spread):
+    def steps_per_second_with(self, other, gpu_type, spread):
         return 0.0
 
 
@@ -571,21 +571,21 @@ def test_entities_have_their_weights():
 def test_accounts_that_are_not_named_have_the_weights_of_their_shares():
     """Shares of 3 : 1 are weights 1.5 and 0.5; unknown ones are average; named ones keep theirs; none is zero."""
     accounts = {"vision": 0.3, "speech": 0.1, "none": None, "named": 0.9}
-    jobs = [rated(name, v100=1.0).evolve(account=name, share=share) for name, share in accounts.items()]
+    jobs = [rated(name, v100=1.0).evolve(account=name, fair_share=share) for name, share in accounts.items()]
     policy = GavelHierarchical(GavelHierarchicalParameters(entities={"named": Entity(weight=3.0)}))
     weights = {"vision": 1.5, "speech": 0.5, "none": 1.0, "named": 3.0}
     assert policy.weights(jobs) == pytest.approx(weights)
     found = shares(policy, jobs, cluster(v100=1))
     assert found == {name: {"v100": pytest.approx(weight / 6, abs=CLOSE)} for name, weight in weights.items()}
-    assert policy.weights([jobs[0], jobs[1].evolve(share=0.0)])["speech"] > 0
+    assert policy.weights([jobs[0], jobs[1].evolve(fair_share=0.0)])["speech"] > 0
 
 
 def test_weights_that_change_make_shares_anew():
     """An admin who changes an association's shares does not wait for a job to come or go."""
-    jobs = [rated(name, v100=1.0).evolve(account=name, share=0.25) for name in "ab"]
+    jobs = [rated(name, v100=1.0).evolve(account=name, fair_share=0.25) for name in "ab"]
     policy = GavelHierarchical()
     state = run_round(snapshot(jobs, cluster(v100=1)), policy, None).state
-    jobs[0] = jobs[0].evolve(share=0.75)
+    jobs[0] = jobs[0].evolve(fair_share=0.75)
     after = run_round(snapshot(jobs, cluster(v100=1)), policy, state).state
     assert after.data["made_for"]["weights"] == {"a": 1.5, "b": 0.5}
 
