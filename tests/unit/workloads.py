@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from metasched.core.model import Decision, Grant, Job, Node, Preempt
+from metasched.core.model import Decision, Grant, Node, Preempt
 from metasched.core.policy import Policy, PolicyParameters
 from metasched.simulator.records import Failures, Settings, Submission, Workload
 from metasched.throughput.training import Pace
+from tests import builders
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,7 @@ def submission(uid, gpus=1, submitted=0.0, total=100.0, **more):
     costs = {key: more.pop(key) for key in ("start_seconds", "restart_seconds", "checkpoint_seconds") if key in more}
     low, high, training = more.pop("low", gpus), more.pop("high", gpus), more.pop("training", Linear(total))
     return Submission(
-        Job(
-            uid=uid,
-            slurm_job_id=uid,
-            name=uid,
-            user="ann",
-            submitted=submitted,
-            gpus=gpus,
-            min_gpus=low,
-            max_gpus=high,
-            **more,
-        ),
+        builders.job(uid, gpus, low, high, submitted=submitted, **more),
         training,
         **costs,
     )

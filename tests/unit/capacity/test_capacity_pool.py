@@ -11,7 +11,7 @@ from policies.baselines.las import Las
 from policies.baselines.optimus import Optimus
 from policies.baselines.slurm import Slurm, SlurmParameters
 from policies.baselines.srtf import Srtf
-from tests.unit.speeds import ByGpus, job, linear, running, snapshot
+from tests.builders import ByGpus, job, linear, running, snapshot
 
 POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares gives it more only when all are served
 NOT_KNOWN = ByGpus(((1, 1.0),))  # and this one only to learn

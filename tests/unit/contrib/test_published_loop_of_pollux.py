@@ -5,7 +5,7 @@ from statistics import fmean
 import pytest
 
 from contrib.reproductions.published_loops.pollux import simulate_pollux
-from metasched.core.model import Job, Node
+from metasched.core.model import Node
 from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
@@ -13,6 +13,7 @@ from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las, LasParameters
 from policies.baselines.optimus import Optimus
+from tests.builders import job
 from tests.unit.published import DATA, needs
 
 SETTINGS = Settings(round_seconds=60.0, restart_seconds=30.0)
@@ -25,19 +26,9 @@ TIRESIAS = Las(
 
 def submission(uid, at, gpus, steps, rate=1.0):
     """A rigid job that does ``rate`` steps a second on any number of GPUs."""
-    job = Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=uid,
-        user="ann",
-        submitted=at,
-        gpus=gpus,
-        min_gpus=gpus,
-        max_gpus=gpus,
-        cpus_per_unit=0,
-    )
+    one = job(uid, gpus, submitted=at, cpus_per_unit=0)
     curve = Curve(tuple((n, rate) for n in range(1, 65)))
-    return Submission(job, ScalingTraining(steps, {"t4": curve}))
+    return Submission(one, ScalingTraining(steps, {"t4": curve}))
 
 
 def play(*submissions, nodes=NODES, policy=FIFO):

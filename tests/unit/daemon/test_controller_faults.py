@@ -14,7 +14,7 @@ from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
 from structlog.testing import capture_logs
 
-from metasched.core.model import Hold, Job, Node, Snapshot
+from metasched.core.model import Hold, Node, Snapshot
 from metasched.core.policy import PolicyState
 from metasched.daemon import process
 from metasched.daemon.controller import Controller
@@ -30,6 +30,7 @@ from metasched.store import EndCause
 from metasched.store.report_ingest import IngestResult
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las, LasParameters
+from tests import builders
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
 from tests.unit.site import ME, FakeSite
 
@@ -545,17 +546,7 @@ def test_an_absurd_request_does_not_stall_the_round():
     """A hundred thousand GPUs, asked for elastically, are offered as many as there are."""
     nodes = tuple(Node(f"n{i}", "v100", 4, 16, 64000, partitions=frozenset({"main"})) for i in range(4))
     jobs = [
-        Job(
-            uid=uid,
-            slurm_job_id=uid,
-            name=uid,
-            user="ann",
-            submitted=0.0,
-            gpus=gpus,
-            min_gpus=least,
-            max_gpus=gpus,
-            memory_per_unit=1,
-        )
+        builders.job(uid, gpus, least, memory_per_unit=1)
         for uid, gpus, least in (("all", 16, 16), ("huge", 100_000, 1))
     ]
     decision, _ = Las(LasParameters()).decide(Snapshot(0.0, 1, 60.0, nodes, tuple(jobs)), PolicyState())

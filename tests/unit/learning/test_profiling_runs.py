@@ -13,7 +13,7 @@ from metasched.slurm.errors import TagError
 from metasched.slurm.tags import parse_tag
 from metasched.store import Store
 from metasched.throughput.online_speed import MeasuredSpeed
-from tests.unit.speeds import job
+from tests.builders import job
 
 NOW = 1.7e9
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from metasched.core.model import Job, Placement, Status
+from metasched.core.model import Placement, Status
 from metasched.learning.throughput_learning import NEWS, ThroughputLearning
 from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, Store
 from metasched.store.report_rows import ReportFile
 from metasched.throughput.online_speed import MeasuredSpeed
+from tests.builders import job
 
 V100 = Placement(("n1",), 1, "v100")
 K80 = Placement(("n2",), 1, "k80")
@@ -24,20 +25,7 @@ def store(tmp_path):
 
 
 def running(uid, place=V100, **more):
-    return Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name="job",
-        user="ann",
-        submitted=0.0,
-        gpus=1,
-        min_gpus=1,
-        max_gpus=1,
-        status=Status.RUNNING,
-        placement=place,
-        run=1,
-        **more,
-    )
+    return job(uid, status=Status.RUNNING, placement=place, run=1, **more)
 
 
 def report(store, uid, at, seconds, steps):

@@ -4,13 +4,15 @@ from math import inf
 
 import pytest
 
-from metasched.core.model import Grant, Job, Node, Placement, Snapshot, Status
+from metasched.core.model import Grant, Node, Placement, Snapshot, Status
 from metasched.core.policy import installed_policies
 from metasched.observe.reservations import Reservations
 from metasched.placement import place
 from metasched.scheduling.engine import run_round
 from metasched.slurm.client import JobState, Reservation
 from policies.baselines.fifo import Fifo, FifoParameters
+from tests import builders
+from tests.builders import node
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import ME, FakeSite
 
@@ -21,14 +23,8 @@ def reserved(name, nodes="n1", begins=-10, lasts=500, **more):
     return Reservation(name, NOW + begins, NOW + begins + lasts, frozenset(nodes.split(",")) - {""}, **more)
 
 
-def node(name="n1", **more):
-    return Node(name, "v100", 4, 16, 64, **more)
-
-
 def job(uid, gpus=4, **more):
-    return Job(
-        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=gpus, max_gpus=gpus, **more
-    )
+    return builders.job(uid, gpus, **more)
 
 
 def asking(reservation, time_limit=None):

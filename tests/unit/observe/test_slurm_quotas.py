@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from metasched.core.model import Job, Placement
+from metasched.core.model import Placement
 from metasched.observe.slurm_quotas import SlurmQuotas
 from metasched.slurm.associations import Association, Associations, Qos, UsageLimits, parse
 from metasched.slurm.client import JobState
+from tests.builders import job
 from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 
@@ -84,18 +85,7 @@ def seen(uid, *, user="ann", account="science", qos="", partition="main", gpus=2
     if runs:
         shown = replace(shown, state=JobState.RUNNING, allocated={"n1": gpus}, allocated_gpu_type="v100")
     place = Placement(("n1",), gpus, "v100") if runs else None
-    return Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=uid,
-        user=user,
-        submitted=0.0,
-        gpus=gpus,
-        min_gpus=low,
-        max_gpus=8,
-        account=account,
-        placement=place,
-    ), shown
+    return job(uid, gpus, low, 8, user=user, account=account, placement=place), shown
 
 
 def limits(ours, others=(), *, limited=True, partition_qos=None, **qos):

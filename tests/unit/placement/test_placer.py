@@ -7,20 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Grant, Placement, Preempt, Snapshot, Status
 from metasched.placement import place
+from tests.builders import job, node
 from tests.unit.strategies import grant_for, grants_for, held, jobs, load, overfull, rooms, snapshots
-
-
-def node(name, gpus=4, gpu_type="v100", cpus=16, memory=64, **more):
-    return Node(name, gpu_type if gpus else None, gpus, cpus, memory, **more)
-
-
-def job(uid, gpus=1, low=None, high=None, **more):
-    low, high = low if low is not None else gpus, high if high is not None else gpus
-    return Job(
-        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=low, max_gpus=high, **more
-    )
 
 
 def running(uid, where, gpus_per_node=1, status=Status.RUNNING, **more):

@@ -6,12 +6,13 @@ from click.testing import CliRunner
 from hypothesis import given
 
 from metasched.cli import main
-from metasched.core.model import Job, Snapshot
+from metasched.core.model import Snapshot
 from metasched.core.policy import PolicyParameters, installed_policies
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.replay.snapshot_codec import CodecError, decode, encode
 from metasched.throughput.online_speed import MeasuredSpeed
 from policies.baselines.las import Las
+from tests.builders import job
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 from tests.unit.site import FakeSite
 from tests.unit.strategies import snapshots
@@ -27,20 +28,7 @@ def test_what_reports_told_of_speeds_survives_its_bytes():
     """Jobs with one speed have one object again, since policies put such jobs into one class."""
     where = ("v100", (1,))
     speed = MeasuredSpeed("ann/gpt", untried=0.6).after(where, None, 4.0).after(where, "bob/bert", 3.0)
-    jobs = tuple(
-        Job(
-            uid=f"{i}",
-            slurm_job_id=f"{i}",
-            name="j",
-            user="ann",
-            submitted=0.0,
-            gpus=1,
-            min_gpus=1,
-            max_gpus=1,
-            speed=speed,
-        )
-        for i in range(2)
-    )
+    jobs = tuple(job(f"{i}", speed=speed) for i in range(2))
     one, other = decode(encode(Snapshot(0.0, 1, 60.0, (), jobs))).jobs
     assert one.speed is other.speed
     assert (one.speed.subject, one.speed.alone, one.speed.untried) == ("ann/gpt", {where: 4.0}, 0.6)

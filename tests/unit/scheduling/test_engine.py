@@ -6,20 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.core.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Decision, Grant, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import CANNOT_STOP, PolicyViolationError, run_round
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las
+from tests import builders
 from tests.unit.strategies import FixedPolicy, grants_for, snapshots
 
 ON_N1 = Placement(("n1",), 2, "v100")
 
 
 def job(uid, gpus=2, **more):
-    return Job(
-        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=gpus, max_gpus=gpus, **more
-    )
+    return builders.job(uid, gpus, **more)
 
 
 def running(uid, **more):

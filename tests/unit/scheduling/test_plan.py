@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from metasched.core.model import (
     Hold,
     HoldJob,
-    Job,
     Node,
     Placement,
     Preempt,
@@ -25,6 +24,7 @@ from metasched.scheduling.engine import run_round
 from metasched.scheduling.gpu_shards import GpuShards
 from metasched.scheduling.gpu_sharing import GpuSharing
 from metasched.scheduling.plan import ORDER, Timeouts, plan
+from tests import builders
 from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull, snapshots
 
 LIMITS = Timeouts(grace_seconds=30.0, start_seconds=60.0)
@@ -34,18 +34,7 @@ THERE = Placement(("n2",), 1, "v100")
 
 def job(uid="a", status=Status.HELD, gpus=1, **more):
     more.setdefault("hold", Hold.ADMIN if status is Status.HELD else Hold.NONE)
-    return Job(
-        uid=uid,
-        slurm_job_id=f"1{uid}",
-        name=uid,
-        user="ann",
-        submitted=0.0,
-        gpus=gpus,
-        min_gpus=gpus,
-        max_gpus=gpus,
-        status=status,
-        **more,
-    )
+    return builders.job(uid, gpus, slurm_job_id=f"1{uid}", status=status, **more)
 
 
 def cpu_job(uid, status, **more):

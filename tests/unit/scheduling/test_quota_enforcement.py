@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.model import Grant, Job, Node, Placement, Preempt, Quota, Snapshot, Status
+from metasched.core.model import Grant, Node, Placement, Preempt, Quota, Snapshot, Status
 from metasched.core.policy import installed_policies
 from metasched.replay.snapshot_codec import decode, encode
 from metasched.scheduling.engine import run_round
+from tests import builders
 from tests.unit.strategies import FixedPolicy
 
 NODES = (Node("n1", "v100", 4, 64, 640), Node("n2", "v100", 4, 64, 640), Node("n3", "a100", 4, 64, 640))
 
 
 def job(uid, low=1, high=4, **more):
-    return Job(
-        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=low, min_gpus=low, max_gpus=high, **more
-    )
+    return builders.job(uid, low, high=high, **more)
 
 
 def running(uid, nodes, gpus, **more):

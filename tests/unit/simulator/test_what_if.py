@@ -1,6 +1,6 @@
 import pytest
 
-from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
+from metasched.core.model import Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
@@ -10,6 +10,7 @@ from metasched.throughput.scaling_curve import ran
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
+from tests import builders
 
 NOW = 10_000.0
 NODE = Node("n1", "v100", 4, 64, 1 << 40)
@@ -17,17 +18,7 @@ SETTINGS = Settings(round_seconds=100.0, min_round_seconds=0.0)
 
 
 def job(uid, submitted, gpus=4, **facts):
-    return Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=uid,
-        user="ann",
-        submitted=submitted,
-        gpus=gpus,
-        min_gpus=gpus,
-        max_gpus=gpus,
-        **facts,
-    )
+    return builders.job(uid, gpus, submitted=submitted, **facts)
 
 
 def running(uid, submitted, seconds, gpus=4, **facts):

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from metasched.core.model import Job, Placement, Preempt
+from metasched.core.model import Placement, Preempt
 from metasched.slurm.errors import InvalidArgumentError, TagError
 from metasched.slurm.job_requirements import geometry, is_ours, requirements, resizable
 from metasched.slurm.resize_options import resize_words
 from metasched.slurm.tags import Tag, parse_tag
+from tests.builders import job
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 
 MIB = 2**20
@@ -192,11 +193,9 @@ def test_a_job_is_ours_by_comment_partition_or_qos(changes, ours):
 
 
 def model_job(required):
-    return Job(
-        uid="0" * 16, slurm_job_id="1", name="", user="u", submitted=0.0,
-        gpus=required.gpus, min_gpus=required.min_gpus, max_gpus=required.max_gpus,
-        cpus_per_unit=required.cpus_per_unit, memory_per_unit=required.memory_per_unit,
-    )  # fmt: skip
+    sizes = {"min_gpus": required.min_gpus, "max_gpus": required.max_gpus}
+    units = {"cpus_per_unit": required.cpus_per_unit, "memory_per_unit": required.memory_per_unit}
+    return job("0" * 16, required.gpus, slurm_job_id="1", **sizes, **units)
 
 
 def test_a_rigid_job_keeps_its_tasks_and_cpus():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from metasched.configuration.config import ConfigError, Sharing, load
-from metasched.core.model import Job, Placement, Snapshot, Status
+from metasched.core.model import Placement, Snapshot
 from metasched.core.policy import installed_policies
 from metasched.learning.throughput_learning import ThroughputLearning
 from metasched.replay.snapshot_codec import decode, encode
@@ -18,6 +18,7 @@ from metasched.throughput.fingerprints import REFERENCES, Fingerprints
 from metasched.throughput.online_speed import Fingerprint, MeasuredSpeed
 from metasched.throughput.throughput_table import Table
 from policies.baselines.fifo import Fifo
+from tests.builders import job, running
 from tests.unit.gavel_tables import write_table
 from tests.unit.site import FakeSite
 
@@ -107,11 +108,7 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
     learning = ThroughputLearning(store, UNTRIED)
     pair = next((a, b) for a, b in sorted(MEASURED) if a != b)
     subjects = dict(zip("ab", pair, strict=True))
-    jobs = [
-        Job(uid=uid, slurm_job_id=uid, name="j", user="ann", submitted=0.0, gpus=1, min_gpus=1, max_gpus=1,
-            status=Status.RUNNING, placement=Placement(("n1",), 1, "v100"), run=1, co_runner=other)
-        for uid, other in (("a", "b"), ("b", "a"))
-    ]  # fmt: skip
+    jobs = [running(job(uid), "n1").evolve(co_runner=other) for uid, other in (("a", "b"), ("b", "a"))]
     learning.look(jobs, subjects, (), 10.0)
     before = {name: learning.speed(name) for name in NAMES}
     assert len(made) == 1
@@ -175,15 +172,8 @@ def test_estimates_survive_their_bytes(store):
     """A recorded round is decided again with the estimates of the time; a speed is written once."""
     learning = ThroughputLearning(store, UNTRIED)
     jobs = [
-        Job(
-            uid=f"{i}",
-            slurm_job_id=f"{i}",
-            name="j",
-            user="ann",
-            submitted=0.0,
-            gpus=1,
-            min_gpus=1,
-            max_gpus=1,
+        job(
+            f"{i}",
             speed=learning.speed(NAMES[i % 3]),
         )
         for i in range(6)
@@ -201,15 +191,8 @@ def test_older_recordings_are_read(store):
     """Each job had its speed in full then, and there were no fingerprints."""
     speed = ThroughputLearning(store, UNTRIED).speed(NAMES[0])
     jobs = tuple(
-        Job(
-            uid=f"{i}",
-            slurm_job_id=f"{i}",
-            name="j",
-            user="ann",
-            submitted=0.0,
-            gpus=1,
-            min_gpus=1,
-            max_gpus=1,
+        job(
+            f"{i}",
             speed=speed,
         )
         for i in range(2)

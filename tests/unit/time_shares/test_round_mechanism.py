@@ -5,9 +5,9 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.model import Job
 from metasched.time_shares import round_mechanism
 from metasched.time_shares.round_mechanism import Candidate, TimeAccount, alone, expire, members, priorities
+from tests import builders
 
 ROUND = 100.0
 
@@ -29,17 +29,7 @@ def chosen(turns):
 
 
 def job(uid, gpus=1, **attained):
-    return Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=uid,
-        user="ann",
-        submitted=0.0,
-        gpus=gpus,
-        min_gpus=gpus,
-        max_gpus=gpus,
-        attained=attained,
-    )
+    return builders.job(uid, gpus, attained=attained)
 
 
 def test_a_priority_is_the_share_over_the_rounds_received():

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.core.model import Job, Node, Placement, Preempt, Status
+from metasched.core.model import Node, Placement, Preempt, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
 from metasched.simulator.records import Settings, Submission
 from metasched.simulator.simulation import simulate
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.ares.policy import Ares, AresParameters
+from tests.builders import ByGpus, job, linear, nodes, running, snapshot
 from tests.unit.fluid import fluid
-from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
 from tests.unit.strategies import snapshots
 from tests.unit.workloads import workload
 
@@ -37,17 +37,7 @@ def curved(uid, curve, gpus, service, *, at=0.0, high=64):
     points = tuple(sorted(curve.items()))
     training = ScalingTraining(service / gpus * dict(points)[gpus], {"": Curve(points)})
     return Submission(
-        Job(
-            uid=uid,
-            slurm_job_id=uid,
-            name=uid,
-            user="ann",
-            submitted=at,
-            gpus=gpus,
-            min_gpus=1,
-            max_gpus=high,
-            cpus_per_unit=0,
-        ),
+        job(uid, gpus, 1, high, submitted=at, cpus_per_unit=0),
         training,
     )
 

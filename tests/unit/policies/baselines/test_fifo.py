@@ -9,26 +9,12 @@ from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.scheduling.engine import run_round
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.gpu_allocator import ordinal
+from tests.builders import job
 from tests.unit.rounds import ROUND, Rounds
 
 
 def nodes(count=1, **more):
     return tuple(Node(f"n{i}", "v100", 4, 16, 64, **more) for i in range(count))
-
-
-def job(uid, gpus=1, low=None, high=None, submitted=0.0, **more):
-    low, high = low if low is not None else gpus, high if high is not None else gpus
-    return Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=uid,
-        user="ann",
-        submitted=submitted,
-        gpus=gpus,
-        min_gpus=low,
-        max_gpus=high,
-        **more,
-    )
 
 
 def running(uid, gpus=1, where="n0", **more):

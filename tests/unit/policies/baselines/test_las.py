@@ -11,6 +11,7 @@ from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
 from policies.baselines.las import Las, LasParameters
+from tests import builders
 from tests.unit.rounds import ROUND, Rounds
 
 
@@ -19,18 +20,7 @@ def nodes(count=1):
 
 
 def job(uid, gpus=4, low=None, high=None, **more):
-    low, high = low if low is not None else gpus, high if high is not None else gpus
-    return Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=uid,
-        user="ann",
-        submitted=more.pop("submitted", 0.0),
-        gpus=gpus,
-        min_gpus=low,
-        max_gpus=high,
-        **more,
-    )
+    return builders.job(uid, gpus, low, high, **more)
 
 
 def las(**parameters):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from metasched.core.model import Preempt
 from metasched.scheduling.engine import run_round
 from policies.baselines.optimus import Optimus
-from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
+from tests.builders import ByGpus, job, linear, nodes, running, snapshot
 
 SATURATING = ByGpus(((1, 1.0), (2, 1.9), (3, 2.0), (4, 1.5)))
 

@@ -10,7 +10,7 @@ from metasched.core.model import Placement, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
 from policies.baselines.slurm import DAY, Slurm, SlurmParameters
-from tests.unit.speeds import job, nodes, running, snapshot
+from tests.builders import job, nodes, running, snapshot
 
 
 def slurm(**parameters):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from metasched.scheduling.engine import run_round
 from policies.baselines.srsf import Srsf
 from policies.baselines.srtf import ShortestParameters, Srtf
-from tests.unit.speeds import job, linear, snapshot
+from tests.builders import job, linear, snapshot
 
 RIGID = ShortestParameters(elastic=False)
 

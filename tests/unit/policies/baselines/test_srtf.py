@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from metasched.scheduling.engine import run_round
 from policies.baselines.srtf import ShortestParameters, Srtf
-from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
+from tests.builders import ByGpus, job, linear, nodes, running, snapshot
 
 RIGID = Srtf(ShortestParameters(elastic=False))
 
