@@ -8,84 +8,37 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-# What each room of metasched/ may import of the others, besides `errors`.
-CONTRACT = {"model", "policy"}
-ENGINE = CONTRACT | {"placement", "plan", "engine"}
-EDGES = {"slurm", "mailbox", "reports", "status", "store"}
-CYCLE = {"reconcile", "actuate", "publish"}
-ROOMS = {
-    "errors": set(),
-    "model": set(),
-    "policy": {"model", "problems"},
-    "placement": {"model", "room"},
-    "seats": set(),
-    "sharing": {"model", "seats"},
-    "plan": {"model", "sharing"},
-    "limits": {"model", "placement"},
-    "engine": ENGINE - {"engine"} | {"limits", "room"},
-    "slurm": {"model"},
-    "mailbox": set(),
-    "reports": set(),
-    "status": set(),
-    "lock": set(),
-    "store": CONTRACT | {"reports"},
-    "standby": {"store"},
-    "supervisor": set(),
-    "backoff": set(),
-    "problems": set(),
-    "config": {"policy", "problems", "throughput"},
-    "demand": set(),
-    "trials": {"model"},
-    "learning": {"model", "reports", "store", "throughput", "trials"},
-    "quotas": {"model", "slurm"},
-    "reservations": {"model", "slurm"},
-    "hardware": {"model", "reservations", "seats", "slurm"},
-    "reconcile": CONTRACT
-    | EDGES
-    | {"backoff", "config", "demand", "hardware", "learning", "quotas", "reservations", "seats", "supervisor"},
-    "actuate": CONTRACT | EDGES | {"backoff", "config", "reconcile", "trials"},
-    "publish": CONTRACT | EDGES | {"config", "reconcile"},
-    "throughput": {"model"},
-    "mechanism": {"model"},
-    "room": {"model"},
-    "chance": set(),
-    "claims": {"mechanism", "model", "room"},
-    "fractions": CONTRACT | {"claims", "mechanism", "chance", "room"},
-    "simulator": ENGINE | {"throughput", "mechanism", "problems", "store"},
-    "accounting": {"model", "simulator", "slurm", "store"},
-    "codec": CONTRACT | {"throughput"},
-    "replay": ENGINE | {"codec", "problems", "store"},
-    "dry_run": {"slurm"},
-    "beside": ENGINE,
-    "controller": ENGINE | {"beside", "sharing"} | EDGES | CYCLE | {"codec", "config", "lock"},
-    "daemon": ENGINE
-    | EDGES
-    | CYCLE
-    | {"beside", "config", "lock", "standby", "supervisor", "dry_run", "controller", "installation"},
-    "meanings": set(),
-    "installation": {"config", "lock", "meanings", "slurm", "store"},
-    "devcluster": set(),
-    "demo": {"devcluster", "policy", "replay", "status", "store"},
-    "cli": CONTRACT
-    | EDGES
-    | {
-        "accounting",
-        "config",
-        "lock",
-        "meanings",
-        "problems",
-        "installation",
-        "daemon",
-        "devcluster",
-        "demo",
-        "replay",
-        "simulator",
-        "standby",
+# What each package of metasched/ may import of the others. Imports run downward: the table has no cycle.
+PACKAGES = {
+    "core": set(),
+    "devcluster": {"core"},
+    "throughput": {"core"},
+    "capacity": {"core"},
+    "slurm": {"core"},
+    "shared_dir": {"core"},
+    "configuration": {"core", "throughput"},
+    "placement": {"core", "capacity"},
+    "time_shares": {"core", "capacity"},
+    "scheduling": {"core", "capacity", "placement"},
+    "store": {"core", "shared_dir"},
+    "replay": {"core", "scheduling", "store", "throughput"},
+    "simulator": {"core", "scheduling", "store", "throughput"},
+    "accounting": {"core", "simulator", "slurm", "store"},
+    "learning": {"core", "shared_dir", "store", "throughput"},
+    "installation": {"core", "configuration", "shared_dir", "slurm", "store"},
+    "observe": {"core", "configuration", "scheduling", "shared_dir", "slurm", "store"},
+    "intake": {"core", "configuration", "observe", "shared_dir", "slurm", "store"},
+    "daemon": {
+        *("core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
+        *("shared_dir", "slurm", "store"),
     },
-    "__main__": {"cli"},
+    "demo": {"core", "devcluster", "replay", "shared_dir", "store"},
+    "cli": {
+        *("accounting", "configuration", "core", "daemon", "demo", "devcluster", "installation", "replay"),
+        *("shared_dir", "simulator", "slurm", "store"),
+    },
 }
-OPEN = {"errors"}
-FOR_POLICIES = {"model", "policy", "throughput", "mechanism", "claims", "fractions", "chance", "room"} | OPEN
+FOR_POLICIES = {"core", "capacity", "throughput", "time_shares"}
 
 
 def sources(top: Path) -> list[Path]:
@@ -105,38 +58,52 @@ def imports(path: Path) -> Iterator[str]:
             yield from (f"{stem}.{alias.name}" for alias in node.names)
 
 
-def rooms(names: Iterator[str]) -> set[str]:
-    """The rooms of metasched/ among imported names."""
+def packages(names: Iterator[str]) -> set[str]:
+    """The packages of metasched/ among imported names."""
     parts = (name.split(".") for name in names)
     return {name[1] for name in parts if name[0] == "metasched" and len(name) > 1}
 
 
-def top_modules() -> list[Path]:
-    """The modules and packages right below metasched/."""
-    found = (ROOT / "metasched").iterdir()
-    return sorted(p for p in found if p.suffix == ".py" or (p / "__init__.py").exists())
+def test_every_package_has_a_row():
+    """Below metasched/ there are packages of the table, and no modules but the two that Python asks for."""
+    found = [p for p in (ROOT / "metasched").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
+    assert {p.name for p in found if p.is_file()} == {"__init__.py", "__main__.py"}
+    assert {p.name for p in found if p.is_dir()} == PACKAGES.keys()
 
 
-@pytest.mark.parametrize("module", [m for m in top_modules() if m.stem != "__init__"], ids=lambda m: m.stem)
-def test_a_room_imports_only_what_lies_below_it(module):
-    """A module of metasched/ has a row in the table, and imports no other rooms than its row allows."""
-    assert module.stem in ROOMS, f"{module.name}: say in ROOMS what it may import"
-    allowed = ROOMS[module.stem] | OPEN | {module.stem}
-    wrong = {str(path.relative_to(ROOT)): rooms(imports(path)) - allowed for path in sources(module)}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_lies_below_it(package):
+    """The modules of a package import no other packages than its row allows."""
+    allowed = PACKAGES[package] | {package}
+    wrong = {str(p.relative_to(ROOT)): packages(imports(p)) - allowed for p in sources(ROOT / "metasched" / package)}
     assert not {path: names for path, names in wrong.items() if names}
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_table_allows_no_more_than_is_used(package):
+    """A row names no package that is not imported."""
+    used = set[str]().union(*(packages(imports(path)) for path in sources(ROOT / "metasched" / package)))
+    assert PACKAGES[package] <= used
+
+
 def test_the_table_has_no_cycle():
-    """No room may import one that may import it, directly or through others."""
-    graphlib.TopologicalSorter({room: below - {room} for room, below in ROOMS.items()}).prepare()
+    """No package may import one that may import it, directly or through others."""
+    graphlib.TopologicalSorter(PACKAGES).prepare()
+
+
+def test_the_product_imports_no_tests_and_no_reproductions():
+    """Fakes and the published simulators' loops are for tests and benchmarks alone."""
+    for folder in ("metasched", "policies"):
+        for path in sources(ROOT / folder):
+            assert not {name.split(".")[0] for name in imports(path)} & {"tests", "contrib"}, path
 
 
 def test_policies_see_only_the_contract():
-    """A policy imports of ours the contract and its mathematics, and no policy of another folder."""
+    """A policy imports of metasched the contract and its mathematics, and no policy of another folder."""
     for folder in sorted(p for p in (ROOT / "policies").iterdir() if (p / "__init__.py").exists()):
         for path in sources(folder):
             names = list(imports(path))
-            assert rooms(iter(names)) <= FOR_POLICIES, path
+            assert packages(iter(names)) <= FOR_POLICIES, path
             siblings = {name.split(".")[1] for name in names if name.startswith("policies.")}
             assert siblings <= {folder.name}, path
 
