@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+PAGE = (ROOT / "docs" / "researcher" / "BENCHMARKS.md").read_text()
 
 
 def benchmarks():

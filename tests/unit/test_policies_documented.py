@@ -11,7 +11,8 @@ import pytest
 import policies
 from metasched.policy import Policy, Registry
 
-PAGE = (Path(__file__).parents[2] / "docs" / "POLICIES.md").read_text()
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "researcher" / "policies").glob("*.md"))
+PAGE = "".join(page.read_text() for page in PAGES)
 
 
 def shipped():
@@ -27,7 +28,7 @@ def shipped():
 def section(name):
     """The part of the page under a policy's heading."""
     _, found, rest = PAGE.partition(f"\n## `{name}`\n")
-    assert found, f"docs/POLICIES.md has no heading for {name}"
+    assert found, f"docs/researcher/policies has no heading for {name}"
     return rest.partition("\n## ")[0]
 
 
