@@ -5,6 +5,7 @@
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
+TESTS := lint types unit shim integrations slurm
 KILLS ?= 200
 SLURM ?= 22.05
 SUBSET ?=
@@ -15,7 +16,9 @@ help: ## this list
 demo: cluster ## real training jobs preempted, resized and finished, on a private Slurm cluster on this host
 	$(BIN)/metasched demo
 
-test: lint types unit shim integrations slurm ## everything that must pass: the six below
+test: ## everything that must pass: the six below, all of them even if one fails
+	@failed=; for verb in $(TESTS); do $(MAKE) --no-print-directory $$verb || failed="$$failed $$verb"; done; \
+	if [ -n "$$failed" ]; then echo "make test: failed:$$failed"; exit 1; fi; echo "make test: passed: $(TESTS)"
 
 lint: python ## ruff: rules and format
 	$(BIN)/ruff check

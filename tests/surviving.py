@@ -15,14 +15,14 @@ def of_directory(directory):
 def of_steps(steps):
     """{epoch: sorted indices} of the steps that count: of each step, what the last trainer that did it trained.
 
-    `steps` are (incarnation, line) of all trainers, as tests/shim/train.py logs its lines.
+    `steps` are (generation, line) of all trainers, as tests/shim/train.py logs its lines.
     """
     last = {}
-    for incarnation, step in steps:
+    for generation, step in steps:
         have, indices = last.get(step["step"], (0, []))
-        if incarnation > have:
-            last[step["step"]] = (incarnation, [(step["epoch"], step["indices"])])
-        elif incarnation == have:
+        if generation > have:
+            last[step["step"]] = (generation, [(step["epoch"], step["indices"])])
+        elif generation == have:
             indices.append((step["epoch"], step["indices"]))
     seen = {}
     for _, parts in last.values():

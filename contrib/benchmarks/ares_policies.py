@@ -1,6 +1,6 @@
 """What a decision of Ares takes at an arrival or an end, by the size of the cluster (Figure 11).
 
-    python contrib/benchmarks/ares_policies.py [--gpus N ...] [--repeat N] [--json]
+    python -m contrib.benchmarks.ares_policies [--gpus N ...] [--repeat N] [--json]
 
 Nodes of 8 GPUs, and live jobs in proportion, as in the paper; on 64 GPUs there are 32. Jobs are trainings of made-up
 applications like Pollux's. A cluster in the middle of its work is looked at again after one arrival, and after one end.
@@ -21,14 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import bench
-
-from metasched.engine import run_round
-from metasched.model import Job, Node, Snapshot, Status
-from metasched.policy import PolicyState
+from contrib.benchmarks import bench
+from metasched.core.model import Job, Node, Snapshot, Status
+from metasched.core.policy import PolicyState
+from metasched.scheduling.engine import run_round
 from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
-from policies.ares.gps import Gps
 from policies.ares.policy import Ares
+from policies.ares.reference_system import Gps
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 NODE_GPUS = 8

@@ -1,6 +1,6 @@
 """What one decision of Gavel's policies takes: the program built and solved, by the number of jobs, one thread.
 
-    python contrib/benchmarks/gavel_policies.py [--jobs N ...] [--only WORDS] [--json]
+    python -m contrib.benchmarks.gavel_policies [--jobs N ...] [--only WORDS] [--json]
 
 Jobs are of Gavel's 26 job types in their real proportions of speed (made up here, fixed by the seed), of 1 to 8 GPUs,
 on three GPU types with a quarter as many GPUs as jobs. "First stage" is the program that the public code solves, with
@@ -20,19 +20,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import bench
 import numpy as np
 
-from metasched.claims import Claims
-from metasched.fractions import FractionPolicy
-from metasched.model import Job, Speed
+from contrib.benchmarks import bench
+from metasched.core.model import Job, Speed
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeSharePolicy
 from policies.baselines.allox import AlloX
-from policies.gavel.fair import finish_time_level, level, shares, water_filling
-from policies.gavel.market import Mark, Market
+from policies.gavel.fairness_objectives import finish_time_level, level, shares, water_filling
+from policies.gavel.job_classes import Mark, Market
 from policies.gavel.policies import Entity, GavelHierarchical, GavelHierarchicalParameters
 from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse, make_the_most
-from policies.gavel.sums import in_order
+from policies.gavel.sum_objectives import in_order
 
 TYPES = ("v100", "p100", "k80")
 MODELS = 26
@@ -73,13 +73,13 @@ class Model:
         """On so many GPUs."""
         return self.alone[gpu_type] * math.pow(sum(spread), 0.9)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float:
         """What is left beside another."""
         assert isinstance(other, Model)  # noqa: S101  there are no others here
-        return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.part)
+        return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.half_gpus)
 
 
-def claims(count: int, *, sharing: bool = False, single: bool = False) -> Claims:
+def claims(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
     """So many jobs; of one GPU each if ``single``."""
     chance = random.Random(count)  # noqa: S311  no secret
     models = []
@@ -93,14 +93,14 @@ def claims(count: int, *, sharing: bool = False, single: bool = False) -> Claims
         steps = 10 ** chance.uniform(4, 7)
         jobs.append(
             Job(
-                f"{number:05}",
-                str(number),
-                "",
-                "",
-                float(number),
-                gpus,
-                gpus,
-                gpus,
+                uid=f"{number:05}",
+                slurm_job_id=str(number),
+                name="",
+                user="",
+                submitted=float(number),
+                gpus=gpus,
+                min_gpus=gpus,
+                max_gpus=gpus,
                 speed=chance.choice(models),
                 total_steps=steps,
                 progress_steps=steps * chance.random(),
@@ -114,7 +114,7 @@ def claims(count: int, *, sharing: bool = False, single: bool = False) -> Claims
         if job.speed is not None
     }
     gpus = max(count // 4 // len(TYPES), 8)
-    return Claims(jobs, dict.fromkeys(TYPES, gpus), spreads, speeds, sharing, 2.0 * count)
+    return AllocationInputs(jobs, dict.fromkeys(TYPES, gpus), spreads, speeds, sharing, 2.0 * count)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Taken:
     second: float = 0.0
 
 
-def decide(case: Case, asked: Claims) -> Taken:
+def decide(case: Case, asked: AllocationInputs) -> Taken:
     """One decision."""
     begun = time.process_time()
     market = Market.of(asked, aware=True, mark=case.mark)
@@ -202,7 +202,7 @@ def decide(case: Case, asked: Claims) -> Taken:
     return Taken(between - begun, time.process_time() - between)
 
 
-def difference(case: Case, asked: Claims) -> float:
+def difference(case: Case, asked: AllocationInputs) -> float:
     """Relative, of the least share of the program over classes from that over single jobs."""
     least = []
     for mark in (case.mark, lambda job: job.uid):
@@ -223,7 +223,7 @@ class Whole:
         most: jobs that it is measured with.
     """
 
-    policy: FractionPolicy
+    policy: TimeSharePolicy
     single: bool = False
     most: int = SIZES[-1]
 

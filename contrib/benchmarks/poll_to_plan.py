@@ -18,21 +18,21 @@ from typing import Any
 import structlog
 from bench import arguments, environment, finish, positive, private_cluster, say
 
-from metasched import controller as heart
-from metasched.actuate import Actuator
-from metasched.cli.tables import console, row, table
-from metasched.config import Config
-from metasched.controller import Controller
+from metasched.cli.status_tables import console, row, table
+from metasched.configuration.config import Config
+from metasched.core.model import Snapshot, Status
+from metasched.core.policy import Policy, installed_policies
+from metasched.daemon import controller as heart
+from metasched.daemon.actuator import Actuator
+from metasched.daemon.controller import Controller
+from metasched.daemon.status_publisher import Publisher
 from metasched.devcluster import DevCluster, NodeGroup
-from metasched.engine import run_round
-from metasched.mailbox import Mailbox
-from metasched.model import Snapshot, Status
-from metasched.plan import Limits, plan
-from metasched.policy import Policy, installed_policies
-from metasched.publish import Publisher
-from metasched.reconcile import Reconciler
-from metasched.slurm.cli import CommandLineClient
-from metasched.slurm.scontrol import ScontrolPipe
+from metasched.observe.observer import Observer
+from metasched.scheduling.engine import run_round
+from metasched.scheduling.plan import Timeouts, plan
+from metasched.shared_dir.mailbox import Mailbox
+from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.scontrol_pipe import ScontrolPipe
 from metasched.store import Store
 
 NODES = NodeGroup(64, 8)
@@ -43,7 +43,7 @@ STEADY_POLLS = 5
 FILL_SECONDS = 60.0
 # A stage is a function that the daemon calls at each poll: where it is found, and its name.
 STAGES: Mapping[str, tuple[Any, str]] = {
-    "observe": (Reconciler, "observe"),
+    "observe": (Observer, "observe"),
     "decide": (heart, "run_round"),
     "commit": (Store, "commit_round"),
     "plan": (heart, "plan"),
@@ -146,7 +146,7 @@ def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
     begun = time.perf_counter()
     result = run_round(emptied, policy, None)
     decided = time.perf_counter()
-    actions = plan(emptied, result.targets, Limits(grace_seconds=120, start_seconds=60))
+    actions = plan(emptied, result.targets, Timeouts(grace_seconds=120, start_seconds=60))
     ended = time.perf_counter()
     return {
         "decide": round(1000 * (decided - begun), 1),

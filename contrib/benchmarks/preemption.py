@@ -18,8 +18,8 @@ from typing import Any
 
 from bench import ROOT, arguments, cell, environment, finish, milliseconds, positive, private_cluster, say
 
-from metasched.cli.tables import console, row, table
-from metasched.config import Schedule
+from metasched.cli.status_tables import console, row, table
+from metasched.configuration.config import Schedule
 from metasched.devcluster import DevCluster, NodeGroup
 from metasched.store import JobRecord, Store
 
@@ -181,11 +181,11 @@ class Site:
             self.cluster.run("scancel", *jobs)
             time.sleep(0.1)
 
-    def happened(self, pattern: str, address: str, after: float) -> float | None:
+    def happened(self, pattern: str, slurm_job_id: str, after: float) -> float | None:
         """When slurmctld logged something of a job, the first time after an instant."""
         for line in (self.cluster.layout.log / "slurmctld.log").read_text(errors="replace").splitlines():
             stamp, _, text = line.removeprefix("[").partition("] ")
-            if pattern in text and f"JobId={address}" in text.split():
+            if pattern in text and f"JobId={slurm_job_id}" in text.split():
                 at = datetime.fromisoformat(stamp).timestamp()
                 if at >= after - 0.001:  # its clock has milliseconds
                     return at
@@ -207,10 +207,10 @@ def any_moment() -> None:
     time.sleep(1 + random.random())  # noqa: S311  no secret
 
 
-def reports(directory: Path, incarnation: int) -> dict[str, dict[str, Any]]:
+def reports(directory: Path, generation: int) -> dict[str, dict[str, Any]]:
     """What a trainer has reported so far: the first line of each kind."""
     try:
-        text = (directory / f"incarnation-{incarnation}.jsonl").read_text(encoding="utf-8")
+        text = (directory / f"incarnation-{generation}.jsonl").read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     found: dict[str, dict[str, Any]] = {}
@@ -274,11 +274,11 @@ def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
     tree = site.shared / "reports"
     with Store.open(site.base / "state" / "metasched.db", read_only=True) as store:
 
-        def record(address: str) -> JobRecord | None:
-            return next(iter(store.find_jobs(address)), None)
+        def record(slurm_job_id: str) -> JobRecord | None:
+            return next(iter(store.find_jobs(slurm_job_id)), None)
 
-        def ready(address: str) -> JobRecord | None:
-            job = record(address)
+        def ready(slurm_job_id: str) -> JobRecord | None:
+            job = record(slurm_job_id)
             return job if job is not None and job.current is not None and job.current.ready_at is not None else None
 
         if scenario.blocker is not None:
@@ -293,10 +293,10 @@ def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
         intruder, intruder_directory = site.submit(scenario.intruder)
         wait("the victim stops", lambda: "stop" in reports(tree / job.uid, 1))
         if scenario.by_victim:
-            address, directory, uid, number = victim, victim_directory, job.uid, 2
+            slurm_job_id, directory, uid, number = victim, victim_directory, job.uid, 2
         else:
             other = wait("the intruder is known", lambda: record(intruder))
-            address, directory, uid, number = intruder, intruder_directory, other.uid, 1
+            slurm_job_id, directory, uid, number = intruder, intruder_directory, other.uid, 1
         wait("training goes on", lambda: "steps" in reports(tree / uid, number))
         actions = store.recent_actions(100, job.uid)
         stop = next(action for action in actions if action.kind == "stop")
@@ -319,7 +319,7 @@ def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
         "exit": need("the requeue", site.happened("Requeuing", victim, begun)),
     }
     if scenario.by_victim:
-        released = need("the start", logged(site, instants["exit"], "action", action=f"start {address} "))
+        released = need("the start", logged(site, instants["exit"], "action", action=f"start {slurm_job_id} "))
         instants |= {"notice": released - (release.latency_seconds or 0.0), "release": released}
     instants |= {
         "start": started(directory, number),
@@ -346,17 +346,17 @@ def measure_bare(site: Site, scenario: Scenario) -> dict[str, float]:
     wait("the job trains", lambda: "steps" in reports(victim_directory, 1))
     any_moment()
     if scenario.bare is None:
-        (address, directory), number = site.submit(scenario.intruder, "--hold"), 1
+        (slurm_job_id, directory), number = site.submit(scenario.intruder, "--hold"), 1
         begun = time.time()
-        run("scontrol", "release", address)
+        run("scontrol", "release", slurm_job_id)
         run("scontrol", "requeuehold", victim)
     else:
-        address, directory, number = victim, victim_directory, 2
+        slurm_job_id, directory, number = victim, victim_directory, 2
         begun = time.time()
         run("scontrol", "requeuehold", victim)
         wait("it is pending", lambda: run("squeue", "-h", "-o", "%T", "-j", victim).strip() == "PENDING")
-        run("scontrol", "update", f"JobId={address}", *scenario.bare)
-        run("scontrol", "release", address)
+        run("scontrol", "update", f"JobId={slurm_job_id}", *scenario.bare)
+        run("scontrol", "release", slurm_job_id)
     released = time.time()
     wait("it trains again", lambda: "steps" in reports(directory, number))
     held = site.happened("Requeuing", victim, begun) or begun

@@ -19,13 +19,13 @@ from typing import Any
 
 from bench import arguments, finish, positive, say
 
-from metasched.cli.tables import console, row, table
-from metasched.model import Job, Node, Placement, Speed
-from metasched.policy import installed_policies
+from metasched.cli.status_tables import console, row, table
+from metasched.core.model import Job, Node, Placement, Speed
+from metasched.core.policy import installed_policies
 from metasched.simulator.generate.gavel import continuous_jobs
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
-from metasched.simulator.run import simulate
-from metasched.throughput.table import Table
+from metasched.simulator.simulation import simulate
+from metasched.throughput.throughput_table import Table
 from metasched.throughput.training import Pace, Training
 
 HOUR = 3600.0
@@ -65,7 +65,17 @@ class Constant:
 
 def submission(number: int, at: float, gpus: int, seconds: float, rates: Mapping[str, float]) -> Submission:
     """A job that takes so long where the rate is 1."""
-    job = Job(f"{number:06}", str(number), "job", "user", at, gpus, gpus, gpus, cpus_per_unit=0)
+    job = Job(
+        uid=f"{number:06}",
+        slurm_job_id=str(number),
+        name="job",
+        user="user",
+        submitted=at,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        cpus_per_unit=0,
+    )
     return Submission(job, Constant(seconds, gpus, rates))
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from bench import ROOT, arguments, finish, positive, private_cluster, say
 from poll_to_plan import SUBMITTERS, request, submit
 
-from metasched.cli.tables import console, row, table
+from metasched.cli.status_tables import console, row, table
 from metasched.devcluster import DevCluster, NodeGroup
 
 NODES = NodeGroup(64, 8)

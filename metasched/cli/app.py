@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from metasched.cli.places import Places
-from metasched.cli.text import clean
-from metasched.errors import MetaschedError
+from metasched.cli.formatting import clean
+from metasched.cli.paths import Places
+from metasched.core.errors import MetaschedError
 
 # Each module has one attribute `command`; importing them all would make `metasched status` slow.
 COMMANDS = (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasched.cli.places import DATABASE, LOCK, Places
-from metasched.cli.text import clean, echo_json, json_option
+from metasched.cli.formatting import clean, echo_json, json_option
+from metasched.cli.paths import DATABASE, LOCK, Places
 
 if TYPE_CHECKING:
     from metasched.installation.checks import Finding
@@ -28,11 +28,11 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
     Run it as the user that the daemon runs as. Nothing is changed. The exit code is 1 where something keeps metasched
     from working.
     """
-    from metasched.config import load  # noqa: PLC0415  imports for this command alone
+    from metasched.configuration.config import load  # noqa: PLC0415  imports for this command alone
+    from metasched.core.policy import installed_policies  # noqa: PLC0415
     from metasched.installation.checks import check  # noqa: PLC0415
     from metasched.installation.facts import gather  # noqa: PLC0415
-    from metasched.policy import installed_policies  # noqa: PLC0415
-    from metasched.slurm.cli import CommandLineClient  # noqa: PLC0415
+    from metasched.slurm.command_line_client import CommandLineClient  # noqa: PLC0415
 
     places = ctx.find_object(Places) or Places()
     config = load(places.config, installed_policies())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.simulation import chosen, show_metrics
-from metasched.cli.text import echo_json, json_option
-from metasched.errors import MetaschedError
+from metasched.cli.formatting import echo_json, json_option
+from metasched.cli.simulation_options import chosen, show_metrics
+from metasched.core.errors import MetaschedError
 
 SBATCH_SECONDS = 60.0
 

@@ -6,8 +6,8 @@ import os
 
 import click
 
-from metasched.cli.places import Places
-from metasched.cli.text import clean
+from metasched.cli.formatting import clean
+from metasched.cli.paths import Places
 
 
 @click.command("daemon", short_help="Schedule the cluster.")
@@ -17,10 +17,10 @@ from metasched.cli.text import clean
 def command(places: Places, *, dry_run: bool, standby: bool) -> None:
     """Schedule the cluster until SIGTERM; SIGHUP reads the configuration again. Jobs outlive the daemon."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # its matrices are small: threads cost more than they bring
-    from metasched import daemon  # noqa: PLC0415  the scheduler's imports are for this command alone
+    from metasched.daemon import process  # noqa: PLC0415  the scheduler's imports are for this command alone
 
     if dry_run:
-        for line in daemon.dry_run(places.config) or ["nothing to do: no job is here"]:
+        for line in process.dry_run(places.config) or ["nothing to do: no job is here"]:
             click.echo(clean(line))
     else:
-        daemon.run(places.config, standby=standby)
+        process.run(places.config, standby=standby)

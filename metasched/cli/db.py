@@ -14,12 +14,12 @@ from pathlib import Path
 
 import click
 
-from metasched.cli import past, tables
-from metasched.cli.places import DATABASE, LOCK, Places, shared_option, state_option
-from metasched.cli.text import COUNT, clean, counted, echo_json, json_option, listed, size
-from metasched.errors import MetaschedError
-from metasched.lock import DaemonLock
-from metasched.standby import COPIES, COPY, term_of_copy
+from metasched.cli import history_tables, status_tables
+from metasched.cli.formatting import COUNT, clean, counted, echo_json, json_option, listed, size
+from metasched.cli.paths import DATABASE, LOCK, Places, shared_option, state_option
+from metasched.core.errors import MetaschedError
+from metasched.daemon.failover import COPIES, COPY, term_of_copy
+from metasched.shared_dir.lock import DaemonLock
 from metasched.store import DamagedStoreError, JobRecord, Store
 from metasched.store.connection import exists
 
@@ -30,7 +30,7 @@ limit_option = click.option("--limit", type=COUNT, default=50, show_default=True
 
 
 class UnknownStoredJobError(MetaschedError):
-    """No job, or several, of that address, uid or name are in the database."""
+    """No job, or several, of that slurm_job_id, uid or name are in the database."""
 
 
 class SupersededStoreError(MetaschedError):
@@ -100,10 +100,10 @@ def sizes(database: Database, *, as_json: bool) -> None:
     if as_json:
         echo_json({"rows": rows, "bytes": total})
         return
-    made = tables.table("TABLE", "ROWS", right=("ROWS",))
+    made = status_tables.table("TABLE", "ROWS", right=("ROWS",))
     for name, count in rows.items():
-        tables.row(made, name, count)
-    tables.console().print(made)
+        status_tables.row(made, name, count)
+    status_tables.console().print(made)
     click.echo(f"{size(total)} on disk")
 
 
@@ -134,7 +134,7 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
     if as_json:
         echo_json([dataclasses.asdict(event) for event in found])
     else:
-        tables.console().print(past.events_table(found))
+        status_tables.console().print(history_tables.events_table(found))
 
 
 @command.command("runs")
@@ -149,7 +149,7 @@ def runs(database: Database, *, job: str, as_json: bool) -> None:
     if as_json:
         echo_json([dataclasses.asdict(run) for run in found])
     else:
-        tables.console().print(past.runs_table(found, time.time()))
+        status_tables.console().print(history_tables.runs_table(found, time.time()))
 
 
 @command.command("import")
@@ -165,7 +165,7 @@ def import_(
 
     Each is taken once. Refused while the daemon runs.
     """
-    from metasched.accounting import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
+    from metasched.accounting.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
 
     if file is not None and (since or until):
         raise click.UsageError("--since and --until are for sacct: leave them out with a file")
@@ -227,10 +227,10 @@ def _job(store: Store, asked: str) -> JobRecord:
         UnknownStoredJobError: there is none, or several are named so.
     """
     found = store.find_jobs(asked)
-    exact = [job for job in found if asked in (job.uid, job.address)]
+    exact = [job for job in found if asked in (job.uid, job.slurm_job_id)]
     if exact:
         return exact[0]
     if len(found) != 1:
-        several = f"several jobs match {asked!r}: {listed([job.address for job in found], 20)}"
+        several = f"several jobs match {asked!r}: {listed([job.slurm_job_id for job in found], 20)}"
         raise UnknownStoredJobError(several if found else f"no job {asked!r} in {store.path}")
     return found[0]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasched.cli.text import clean, duration, where
-from metasched.cli.words import sizes
-from metasched.errors import MetaschedError
-from metasched.status import JobStatus, Status
+from metasched.cli.formatting import clean, duration, where
+from metasched.cli.job_explanation import sizes
+from metasched.core.errors import MetaschedError
+from metasched.shared_dir.published_status import JobStatus, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,8 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
     is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized.
     """
-    from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
-    from metasched.demo import play  # noqa: PLC0415
+    from metasched.cli.status_tables import console  # noqa: PLC0415  `--help` needs none of this
+    from metasched.demo import demo_run  # noqa: PLC0415
 
     out = console()
     began = time.monotonic()
@@ -50,7 +50,7 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
         with _screen(out) as show:
-            played = play.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
+            played = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
     finally:
         if keep:
             click.echo(f"The files are kept in {base}")
@@ -71,7 +71,7 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
         return
     from rich.live import Live  # noqa: PLC0415
 
-    from metasched.cli.tables import overview  # noqa: PLC0415
+    from metasched.cli.status_tables import overview  # noqa: PLC0415
 
     with Live(console=out, auto_refresh=False, transient=True) as live:
         yield lambda status: live.update(overview(status, time.time(), len(status.jobs)), refresh=True)
@@ -99,14 +99,14 @@ def _situation(job: JobStatus) -> str:
 
 
 def _report(out: Console, found: list[Outcome]) -> None:
-    from metasched.cli.tables import row, table  # noqa: PLC0415
+    from metasched.cli.status_tables import row, table  # noqa: PLC0415
 
     numbers = ("CODE", "WAITED", "RAN", "RUNS", "PREEMPTED", "RESIZED")
     made = table("JOB", "NAME", "STATE", *numbers, "WORLD SIZES", "FINAL LOSS", right=(*numbers, "FINAL LOSS"))
     for job in found:
         row(
             made,
-            job.address,
+            job.slurm_job_id,
             job.name,
             job.state,
             job.exit_code,

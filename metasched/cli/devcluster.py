@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.text import echo_json, json_option
+from metasched.cli.formatting import echo_json, json_option
 from metasched.demo.installed import slurm_script
 from metasched.devcluster import DevCluster, NodeGroup
 

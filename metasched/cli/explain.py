@@ -10,19 +10,19 @@ from pathlib import Path
 
 import click
 
-from metasched import status as published
-from metasched.cli.places import DATABASE, Places, shared_option, state_option
-from metasched.cli.text import clean, echo_json, json_option, listed
-from metasched.cli.words import explanation, history
-from metasched.errors import MetaschedError
-from metasched.status import JobStatus, Status
+from metasched.cli.formatting import clean, echo_json, json_option, listed
+from metasched.cli.job_explanation import explanation, history
+from metasched.cli.paths import DATABASE, Places, shared_option, state_option
+from metasched.core.errors import MetaschedError
+from metasched.shared_dir import published_status as published
+from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
 
 _LATEST = 10
 
 
 class NoSuchJobError(MetaschedError):
-    """No job of that address, uid or name."""
+    """No job of that slurm_job_id, uid or name."""
 
     def __init__(self, asked: str) -> None:
         super().__init__(
@@ -81,22 +81,24 @@ def command(places: Places, *, job: str, shared: Path | None, state: Path | None
 
 
 def find(status: Status, asked: str) -> JobStatus:
-    """The job of that address or uid, else of that name; a live one before a finished one.
+    """The job of that slurm_job_id or uid, else of that name; a live one before a finished one.
 
     Raises:
         NoSuchJobError, AmbiguousJobError, ArrayError: as named.
     """
     for jobs in (status.jobs, status.finished):
         for job in jobs:
-            if asked in (job.address, job.uid):
+            if asked in (job.slurm_job_id, job.uid):
                 return job
     for jobs in (status.jobs, status.finished):
         named = [job for job in jobs if job.name == asked]
         if len(named) > 1:
-            raise AmbiguousJobError(asked, [job.address for job in named])
+            raise AmbiguousJobError(asked, [job.slurm_job_id for job in named])
         if named:
             return named[0]
-    if tasks := [job.address for job in (*status.jobs, *status.finished) if job.address.startswith(f"{asked}_")]:
+    if tasks := [
+        job.slurm_job_id for job in (*status.jobs, *status.finished) if job.slurm_job_id.startswith(f"{asked}_")
+    ]:
         raise ArrayError(asked, tasks)
     raise NoSuchJobError(asked)
 
@@ -118,8 +120,8 @@ def _past(places: Places, given: Path | None, uid: str) -> Past | None:
 
 
 def _print(past: Past, now: float) -> None:
-    from metasched.cli import past as shown  # noqa: PLC0415  --json needs no rich
-    from metasched.cli.tables import console  # noqa: PLC0415
+    from metasched.cli import history_tables as shown  # noqa: PLC0415  --json needs no rich
+    from metasched.cli.status_tables import console  # noqa: PLC0415
 
     out = console()
     for rows, made in (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.places import Places
-from metasched.errors import MetaschedError
+from metasched.cli.paths import Places
+from metasched.core.errors import MetaschedError
 
 DEFAULT_STATE = Path("/var/lib/metasched")
 
@@ -41,7 +41,7 @@ class CannotWriteError(MetaschedError):
 def command(places: Places, shared: Path, state: Path) -> None:
     """Ask Slurm, and write a configuration with every key explained; a file that is there already is never changed."""
     from metasched.installation.template import template  # noqa: PLC0415  imports for this command alone
-    from metasched.slurm.cli import CommandLineClient  # noqa: PLC0415
+    from metasched.slurm.command_line_client import CommandLineClient  # noqa: PLC0415
 
     client = CommandLineClient()
     try:

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from metasched.cli.text import echo_json, json_option
-from metasched.meanings import meanings
-from metasched.policy import Policy, installed_policies
+from metasched.cli.formatting import echo_json, json_option
+from metasched.configuration.field_docs import meanings
+from metasched.core.policy import Policy, installed_policies
 
 
 @click.command("policies", short_help="List the policies and their parameters.")
@@ -23,7 +23,7 @@ def command(*, as_json: bool) -> None:
         return
     from rich.text import Text  # noqa: PLC0415  --json needs no rich
 
-    from metasched.cli.tables import console, row, table  # noqa: PLC0415
+    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415
 
     out = console()
     for policy in described:

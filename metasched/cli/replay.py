@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from metasched.cli.places import DATABASE, Places, state_option
-from metasched.cli.text import COUNT, clean, echo_json, json_option
-from metasched.policy import Policy, installed_policies
-from metasched.replay import Replayed, replay
+from metasched.cli.formatting import COUNT, clean, echo_json, json_option
+from metasched.cli.paths import DATABASE, Places, state_option
+from metasched.core.policy import Policy, installed_policies
+from metasched.replay.replay import Replayed, replay
 from metasched.store import Store
 
 DIFFERENT = 3
@@ -38,7 +38,7 @@ def command(places: Places, *, state: Path | None, last: int, name: str | None, 
     else:
         for found in rounds:
             for difference in found.differences:
-                job = names[difference.uid][0].address if names[difference.uid] else difference.uid
+                job = names[difference.uid][0].slurm_job_id if names[difference.uid] else difference.uid
                 words = f"{_place(difference.stored)} -> {_place(difference.replayed)}: {difference.reason}"
                 click.echo(clean(f"round {found.record.round}: job {job}: {words}"))
         different = sum(1 for found in rounds if found.differences)
@@ -51,7 +51,7 @@ def command(places: Places, *, state: Path | None, last: int, name: str | None, 
 def _place(placement: Any) -> str:
     if placement is None:
         return "waits"
-    return ",".join(f"{node}:{gpus}" for node, gpus in placement.shares)
+    return ",".join(f"{node}:{gpus}" for node, gpus in placement.node_gpus)
 
 
 def _plain(found: Replayed) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.simulation import chosen, seed_option, show_metrics
-from metasched.cli.text import duration, echo_json, json_option
+from metasched.cli.formatting import duration, echo_json, json_option
+from metasched.cli.simulation_options import chosen, seed_option, show_metrics
 
 
 @click.command("simulate", short_help="Simulate a workload under one policy.")

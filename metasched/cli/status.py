@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from metasched import status as published
-from metasched.cli.places import Places, shared_option
-from metasched.cli.text import echo_json, json_option
-from metasched.cli.words import is_stale
+from metasched.cli.formatting import echo_json, json_option
+from metasched.cli.job_explanation import is_stale
+from metasched.cli.paths import Places, shared_option
+from metasched.shared_dir import published_status as published
 
 
 @click.command("status", short_help="Show the cluster, its nodes and jobs.")
@@ -41,6 +41,6 @@ def command(places: Places, *, shared: Path | None, user: str | None, limit: int
         found = dataclasses.asdict(status)
         echo_json({**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
     else:
-        from metasched.cli import tables  # noqa: PLC0415  --json needs no rich
+        from metasched.cli import status_tables  # noqa: PLC0415  --json needs no rich
 
-        tables.console().print(tables.overview(status, now, limit))
+        status_tables.console().print(status_tables.overview(status, now, limit))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import click
 
-from metasched.cli.text import clean, echo_json, json_option
-from metasched.errors import MetaschedError
+from metasched.cli.formatting import clean, echo_json, json_option
+from metasched.core.errors import MetaschedError
 from metasched.slurm.tags import FIRST_WORD, parse_tag
 
 # The tag's keys; docs/user/TAGS.md says more.
@@ -60,11 +60,11 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
         raise click.UsageError(msg)
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
     parse_tag(comment)
-    address = _sbatch(["sbatch", "--parsable", f"--comment={comment}", *sbatch])
+    slurm_job_id = _sbatch(["sbatch", "--parsable", f"--comment={comment}", *sbatch])
     if as_json:
-        echo_json({"job": address, "comment": comment})
+        echo_json({"job": slurm_job_id, "comment": comment})
     else:
-        click.echo(address)
+        click.echo(slurm_job_id)
 
 
 def _options(words: Sequence[str]) -> Iterator[str]:

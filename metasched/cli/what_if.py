@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from metasched.cli.places import Places
-from metasched.cli.simulation import parsed
-from metasched.cli.text import duration, echo_json, json_option
+from metasched.cli.formatting import duration, echo_json, json_option
+from metasched.cli.paths import Places
+from metasched.cli.simulation_options import parsed
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")
@@ -58,8 +58,8 @@ def command(
     Nothing is changed. For each job it shows when it would end, and where the estimate of its work comes from: its own
     reports, earlier jobs of its user and name, its time limit, or an assumption.
     """
-    from metasched import daemon  # noqa: PLC0415  `--help` needs none of this
-    from metasched.policy import installed_policies  # noqa: PLC0415
+    from metasched.core.policy import installed_policies  # noqa: PLC0415
+    from metasched.daemon import process  # noqa: PLC0415  `--help` needs none of this
     from metasched.simulator.records import Settings  # noqa: PLC0415
     from metasched.simulator.what_if import estimate_all, forecast  # noqa: PLC0415
 
@@ -69,7 +69,7 @@ def command(
         name, parameters = parsed(text)
         found = registry.get(name)
         chosen[text] = found(found.Parameters.model_validate(parameters))
-    with daemon.onlooker(places.config) as (controller, store):
+    with process.onlooker(places.config) as (controller, store):
         snapshot, current, schedule = controller.look(), controller.policy, controller.config.schedule
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
         settings = Settings(
@@ -86,14 +86,22 @@ def command(
     if as_json:
         echo_json([_plain(row) for row in rows])
         return
-    from metasched.cli.tables import console, row, table  # noqa: PLC0415
+    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in chosen)]
     made = table("JOB", "NAME", "USER", "WORK FROM", *right, right=right)
     for one in rows:
         left = {name: None if end is None else end - snapshot.now for name, end in one.ends.items()}
         ends = ["never" if left[name] is None else f"in {duration(left[name])}" for name in columns]
-        row(made, one.job.address, one.job.name, one.job.user, one.how, *ends, *(_gap(left, now, n) for n in chosen))
+        row(
+            made,
+            one.job.slurm_job_id,
+            one.job.name,
+            one.job.user,
+            one.how,
+            *ends,
+            *(_gap(left, now, n) for n in chosen),
+        )
     out = console()
     out.print(made)
     for name in columns:
@@ -115,7 +123,7 @@ def _gap(left: dict[str, float | None], now: str, name: str) -> str:
 def _plain(one: Any) -> dict[str, Any]:
     return {
         "uid": one.job.uid,
-        "address": one.job.address,
+        "slurm_job_id": one.job.slurm_job_id,
         "name": one.job.name,
         "user": one.job.user,
         "work_from": one.how,

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import metasched
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 
 class NotInstalledError(MetaschedError):

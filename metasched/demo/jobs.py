@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metasched.devcluster import NodeGroup
-from metasched.status import JobStatus, Status
+from metasched.shared_dir.published_status import JobStatus, Status
 
 GROUPS = (NodeGroup(1, 4, "v100"), NodeGroup(3, 4, "k80"))
 THRESHOLD_GPU_SECONDS = 24.0

@@ -13,7 +13,7 @@ class Outcome:
     """One job at the end. Seconds; ``world_sizes`` and ``ends`` have an entry for each run that started."""
 
     name: str
-    address: str
+    slurm_job_id: str
     state: str
     exit_code: int | None
     waited_seconds: float
@@ -35,7 +35,9 @@ class Outcome:
 
 def outcomes(store: Store, addresses: Sequence[str]) -> list[Outcome]:
     """What the store says of the jobs."""
-    records = [job for address in addresses for job in store.find_jobs(address) if job.address == address]
+    records = [
+        job for slurm_job_id in addresses for job in store.find_jobs(slurm_job_id) if job.slurm_job_id == slurm_job_id
+    ]
     return [outcome(record, store.runs(record.uid)) for record in records]
 
 
@@ -45,7 +47,7 @@ def outcome(job: JobRecord, runs: Sequence[RunRecord]) -> Outcome:
     ended = job.submitted if job.finished is None else job.finished
     return Outcome(
         name=job.name,
-        address=job.address,
+        slurm_job_id=job.slurm_job_id,
         state=job.end_state or job.status,
         exit_code=job.exit_code,
         waited_seconds=max(ended - job.submitted - job.ran_seconds, 0.0),

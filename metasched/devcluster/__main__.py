@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+from metasched.core.errors import MetaschedError
 from metasched.devcluster import software
 from metasched.devcluster.cluster import DevCluster
-from metasched.errors import MetaschedError
 
 USAGE = "usage: up|down|status [BASE]   (BASE: .devcluster below the current directory)\n       fetch"
 

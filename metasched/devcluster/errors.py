@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
 INSTALL = f"install Debian's packages (as root: apt-get install {' '.join(PACKAGES)})"

@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from metasched.config import Config
-from metasched.errors import MetaschedError
+from metasched.configuration.config import Config
+from metasched.core.errors import MetaschedError
 from metasched.installation.plugin import text_of
-from metasched.lock import LockFileError, holder
+from metasched.shared_dir.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
-from metasched.slurm.choice import make_client
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
+from metasched.slurm.client_choice import make_client
 from metasched.slurm.errors import SlurmError
 from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from metasched.config import EXIT_CODES, Config
-from metasched.meanings import meanings
+from metasched.configuration.config import EXIT_CODES, Config
+from metasched.configuration.field_docs import meanings
 from metasched.slurm.client import SlurmNode, SlurmSettings
 
 _WIDTH = 100

@@ -17,7 +17,7 @@ but where there is no room for both, the host goes alone. A place that the polic
 The GPUs of running jobs without a grant, and of jobs that Slurm is ending, count as free: a successor queues on them.
 """
 
+from metasched.placement.explanations import closing
 from metasched.placement.placer import Placements, place
-from metasched.placement.words import closing
 
 __all__ = ["Placements", "closing", "place"]

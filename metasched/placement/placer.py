@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metasched.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.placement import words
-from metasched.placement.displace import Displacement
-from metasched.placement.free import Ground, Load
-from metasched.placement.order import Order, answers, least
-from metasched.placement.pairs import Couples, Pair, are_together
+from metasched.capacity.capacity_pool import named_nodes
+from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.placement import explanations
+from metasched.placement.assignments import ALL, NO_GPUS, Assignments
+from metasched.placement.colocation import CoRunners, Pair, are_together
+from metasched.placement.free_resources import NodeIndex, Resources
+from metasched.placement.preemption import PreemptionSearch
+from metasched.placement.requests import RequestOrder, answers, least
 from metasched.placement.search import Search
-from metasched.placement.seats import ALL, NO_GPUS, Seats
-from metasched.room import named_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,12 @@ class Placements:
     Attributes:
         placed: by uid, most important first; pinned jobs are in it whether granted or not.
         unplaced: by uid, why a grant or fallback has no place, in words.
-        shares: by uid, the other job on the same GPUs, for both of each pair.
+        co_runners: by uid, the other job on the same GPUs, for both of each pair.
     """
 
     placed: Mapping[str, Placement]
     unplaced: Mapping[str, str]
-    shares: Mapping[str, str] = field(default_factory=dict)
+    co_runners: Mapping[str, str] = field(default_factory=dict)
 
 
 def place(snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant] = ()) -> Placements:
@@ -43,12 +43,12 @@ class _LastGround:
     """The cluster that was looked at last: a simulation shows the very same tuple of nodes round after round."""
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[Node, ...], Ground] | None = None
+        self._last: tuple[tuple[Node, ...], NodeIndex] | None = None
 
-    def of(self, nodes: tuple[Node, ...]) -> Ground:
+    def of(self, nodes: tuple[Node, ...]) -> NodeIndex:
         last = self._last  # one read: another thread may write it
         if last is None or last[0] is not nodes:
-            self._last = last = (nodes, Ground(nodes))
+            self._last = last = (nodes, NodeIndex(nodes))
         return last[1]
 
 
@@ -61,14 +61,14 @@ class _Placer:
     def __init__(self, snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]) -> None:
         can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
         self.held = [job for job in snapshot.jobs if job.preempt is not can_stop or job.status is suspended]
-        self.order = order = Order(snapshot, grants, fallback)
+        self.order = order = RequestOrder(snapshot, grants, fallback)
         ground = _last_ground.of(snapshot.nodes)
-        self.couples = Couples(order, ground.nodes)
+        self.couples = CoRunners(order, ground.nodes)
         pairs = [pair.job for pair in self.couples.pairs.values()]
-        self.seats = Seats(order, ground, named_nodes([*snapshot.jobs, *pairs]))
+        self.seats = Assignments(order, ground, named_nodes([*snapshot.jobs, *pairs]))
         self.search = Search(self.seats, uneven=snapshot.uneven)
-        self.displacement = Displacement(order, self.seats, self.search)
-        self.shares: dict[str, str] = {}
+        self.displacement = PreemptionSearch(order, self.seats, self.search)
+        self.co_runners: dict[str, str] = {}
         self.words: dict[object, str] = {}
 
     def run(self) -> Placements:
@@ -87,7 +87,7 @@ class _Placer:
                     self._grow(grant)
             elif uid in beside and self._sit(grant, beside[uid]):
                 continue
-            elif grant.shares_with is None:
+            elif grant.co_runner is None:
                 self._settle(rank, grant)
         for uid, pair in pairs.items():
             if uid in placed and job[uid] is pair.job:
@@ -96,7 +96,7 @@ class _Placer:
         unplaced = {grant.uid: self._explain(grant) for grant in self.order.grants if grant.uid not in placed}
         ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.seats.fixed else {}
         ordered |= {uid: placed[uid] for uid in self.order.rank if uid in placed}
-        return Placements(ordered, unplaced, self.shares)
+        return Placements(ordered, unplaced, self.co_runners)
 
     # -- who holds what ------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class _Placer:
             if place is None or not job.active:
                 continue
             if job.pinned:
-                other = job.shares_with
+                other = job.co_runner
                 if other in seats.fixed and are_together(job, self.order.job[other]):
                     self._seat(job, place, other)
                 else:
@@ -116,9 +116,9 @@ class _Placer:
                     seats.assign(job, place)
             elif job.status is Status.SUSPENDED:
                 # Who suspended it may resume it at any moment: only behind our own are the CPUs ours to give.
-                seats.leave(job, place, Load(1, 0, 1) if job.suspended_by_us else ALL)
+                seats.leave(job, place, Resources(1, 0, 1) if job.suspended_by_us else ALL)
             elif job.status is Status.RUNNING and job.preempt is Preempt.SUSPEND:
-                seats.leave(job, place, Load(0, 0, 1))
+                seats.leave(job, place, Resources(0, 0, 1))
         for uid, host in self.couples.beside.items():
             job, place = self.order.job[uid], seats.placed[host]
             asked = self.order.grants[self.order.rank[uid]]
@@ -139,7 +139,7 @@ class _Placer:
             if uid in settled:
                 continue
             if status is runs:
-                if place is None or not answers(grant, place) or (job.shares_with and seats.parted(job)):
+                if place is None or not answers(grant, place) or (job.co_runner and seats.parted(job)):
                     continue
                 kept.add(uid)
                 if seats.residue or place.uneven:
@@ -225,7 +225,7 @@ class _Placer:
     def _sit(self, grant: Grant, host: str) -> bool:
         """Put a job on the GPUs of a pinned one, unless that shares them with another one that stays."""
         seats, job, place = self.seats, self.order.job[grant.uid], self.seats.placed[host]
-        if host in self.shares or not answers(grant, place) or not seats.takes(job, place):
+        if host in self.co_runners or not answers(grant, place) or not seats.takes(job, place):
             return False
         if not all(seats.free.fits(i, load) for i, load in seats.loads(job, place, NO_GPUS)):
             return False
@@ -233,29 +233,29 @@ class _Placer:
         return True
 
     def _seat(self, job: Job, place: Placement, host: str) -> None:
-        self.seats.beside(job, place)
+        self.seats.assign_colocated(job, place)
         self._share(job.uid, host)
 
     def _share(self, one: str, other: str) -> None:
-        self.shares[one], self.shares[other] = other, one
+        self.co_runners[one], self.co_runners[other] = other, one
 
     # -- words ---------------------------------------------------------------------------------------------------
 
     def _explain(self, grant: Grant) -> str:
         """Why it has no place."""
         job, free = self.order.job[grant.uid], self.seats.free
-        if grant.shares_with is not None:
-            host = self.order.job[grant.shares_with]
+        if grant.co_runner is not None:
+            host = self.order.job[grant.co_runner]
             why = "but there is no room for both" if host.uid in self.seats.placed else "which has no place either"
-            return self.couples.unpaired.get(job.uid, f"is to share the GPUs of job {host.address}, {why}")
+            return self.couples.unpaired.get(job.uid, f"is to share the GPUs of job {host.slurm_job_id}, {why}")
         if job.uid in self.seats.residue and job.placement is not None:
-            return words.suspended(job.placement)
+            return explanations.suspended(job.placement)
         if grant.exact is not None:
-            return words.exact(free, job, grant.exact)
+            return explanations.exact(free, job, grant.exact)
         gpus = least(grant)
         unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
         key = (gpus, grant.gpu_type, job.gpus > 0, job.constraints, unit)
         if key not in self.words:
             types = self.search.kinds(grant, job) if job.gpus else (None,)
-            self.words[key] = words.search(free, job, gpus, types, uneven=self.search.uneven)
+            self.words[key] = explanations.search(free, job, gpus, types, uneven=self.search.uneven)
         return self.words[key]

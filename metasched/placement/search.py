@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from metasched.model import Grant, Job, Placement
-from metasched.placement.free import Load
-from metasched.placement.seats import Seats
+from metasched.core.model import Grant, Job, Placement
+from metasched.placement.assignments import Assignments
+from metasched.placement.free_resources import Resources
 
 
 class Search:
@@ -18,7 +18,7 @@ class Search:
         hopeless: what was looked for in vain; to be forgotten where something becomes free.
     """
 
-    def __init__(self, seats: Seats, *, uneven: bool) -> None:
+    def __init__(self, seats: Assignments, *, uneven: bool) -> None:
         self.hopeless: set[object] = set()
         self._free, self._ground, self._assign = seats.free, seats.ground, seats.assign
         self.uneven = uneven
@@ -95,7 +95,7 @@ class Search:
 
     def _find(self, job: Job, k: int, g: int, gpu_type: str | None) -> list[int] | None:
         """K nodes with room: first those of the previous run, then those of few racks, then the tightest."""
-        load = Load.of(job, g)
+        load = Resources.of(job, g)
         key = (k, load, gpu_type, job.constraints)
         if key in self.hopeless:
             return None

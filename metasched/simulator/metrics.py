@@ -30,8 +30,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from metasched.model import Job, Node, Placement
-from metasched.simulator.records import JobOutcome, Locality, Outcome, Stay, Submission, Workload
+from metasched.core.model import Job, Node, Placement
+from metasched.simulator.records import JobOutcome, Locality, Outcome, RunInterval, Submission, Workload
 from metasched.throughput.training import Training
 
 HOUR = 3600.0
@@ -203,7 +203,7 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(found) if found else None
 
 
-def _by_type(stays: Iterable[Stay]) -> dict[str, float]:
+def _by_type(stays: Iterable[RunInterval]) -> dict[str, float]:
     """GPU-seconds."""
     held: dict[str, float] = {}
     for stay in stays:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 from metasched.simulator.results import Result
 
 HOUR = 3600.0

@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from metasched.model import Job, Limit, Node, Placement
-from metasched.policy import PolicyState
+from metasched.core.model import Job, Node, Placement, Quota
+from metasched.core.policy import PolicyState
 from metasched.throughput.training import Training
 
 
@@ -44,20 +44,20 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class InitialState:
     """What a simulation goes on from.
 
     Attributes:
         at: when it begins, with all jobs that were submitted before. Those that run then go on where they are.
         round: the number of the last round before.
         state: what the policy carries from that; None where it begins afresh.
-        limits: that hold for the jobs all the time, whatever the policy decides.
+        quotas: that hold for the jobs all the time, whatever the policy decides.
     """
 
     at: float = -math.inf
     round: int = 0
     state: PolicyState | None = None
-    limits: tuple[Limit, ...] = ()
+    quotas: tuple[Quota, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Stay:
+class RunInterval:
     """One allocation of a job: what it held, from when to when (overheads included).
 
     Attributes:
@@ -171,7 +171,7 @@ class JobOutcome:
     submitted: float
     first_started: float | None
     finished: float | None
-    stays: tuple[Stay, ...]
+    stays: tuple[RunInterval, ...]
     preemptions: int = 0
     failures: int = 0
     lost_seconds: float = 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 FORMAT = 1
 POINTS = 2000

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from metasched.errors import MetaschedError
-from metasched.model import Node
-from metasched.problems import explain, nearest
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Node
+from metasched.core.validation_errors import explain, nearest
 from metasched.simulator.metrics import Alone
 from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
-from metasched.simulator.sources import AnySource
+from metasched.simulator.workload_sources import AnySource
 
 GIB = 1024**3
 Positive = Annotated[float, Field(gt=0)]

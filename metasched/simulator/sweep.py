@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from metasched.policy import Registry, installed_policies
+from metasched.core.policy import Registry, installed_policies
 from metasched.simulator.metrics import measure
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.results import JobResult, Result, read, thinned, write
-from metasched.simulator.run import simulate
 from metasched.simulator.scenario import Scenario
+from metasched.simulator.simulation import simulate
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from metasched.model import Job, Node, Snapshot, Status
-from metasched.policy import Policy, PolicyState
-from metasched.simulator.measured import ALL, curves, everywhere, learned
-from metasched.simulator.records import Beginning, Settings, Submission, Workload
-from metasched.simulator.run import simulate
+from metasched.core.model import Job, Node, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
+from metasched.simulator.learned_speeds import ALL, curves, everywhere, learned
+from metasched.simulator.records import InitialState, Settings, Submission, Workload
+from metasched.simulator.simulation import simulate
 from metasched.store import JobRecord, Store
-from metasched.throughput.curve import ScalingTraining, ran
+from metasched.throughput.scaling_curve import ScalingTraining, ran
 from metasched.throughput.training import Training
 
 
@@ -74,7 +74,7 @@ def forecast(
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}
     stops: dict[str, dict[str, int]] = {job.uid: {} for job in jobs}
     for name, policy in policies.items():
-        begin = Beginning(snapshot.now, snapshot.round, (states or {}).get(name), snapshot.limits)
+        begin = InitialState(snapshot.now, snapshot.round, (states or {}).get(name), snapshot.quotas)
         outcome = simulate(Workload("live", submissions), nodes, policy, settings, begin=begin)
         for found in outcome.jobs:
             ends[found.uid][name] = found.finished
@@ -93,7 +93,7 @@ def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
     """Nodes on which jobs run, and which the cluster no longer lists: with what is held there, and for nobody else."""
     found: dict[str, Node] = {}
     for job, place in [(job, job.placement) for job in jobs if job.placement is not None and _keeps(job)]:
-        for name, gpus in place.shares:
+        for name, gpus in place.node_gpus:
             if name not in snapshot.node:
                 node = found.setdefault(name, Node(name, place.gpu_type, 0, 0, 0, accepts=False))
                 found[name] = replace(
@@ -113,7 +113,7 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
             released=None,
             released_at=None,
             stop_requested=None,
-            learns=False,
+            learns_speed=False,
         ),
         estimate.training,
         declared=estimate.declared,

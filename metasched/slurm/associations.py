@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from metasched.slurm import strings
+from metasched.slurm import field_syntax
 
 ROOT = "root"
 _NUMBERED = re.compile(r"\([0-9]+\)$")
@@ -22,7 +22,7 @@ _SHARES = "SharesRaw/Norm/Level/Factor"
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class UsageLimits:
     """What may be held at once.
 
     Attributes:
@@ -37,7 +37,7 @@ class Quota:
         return bool(self.gpus) or self.jobs is not None
 
 
-NO_QUOTA = Quota()
+NO_USAGE_LIMITS = UsageLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Association:
     partition: str = ""
     parent: str = ""
     shares: int | None = 1
-    group: Quota = NO_QUOTA
+    group: UsageLimits = NO_USAGE_LIMITS
     max_jobs: int | None = None
-    per_job: Quota = NO_QUOTA
+    per_job: UsageLimits = NO_USAGE_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class Qos:
         per_job: MaxTRESPerJob.
     """
 
-    group: Quota = NO_QUOTA
-    per_user: Quota = NO_QUOTA
-    per_account: Quota = NO_QUOTA
-    per_job: Quota = NO_QUOTA
+    group: UsageLimits = NO_USAGE_LIMITS
+    per_user: UsageLimits = NO_USAGE_LIMITS
+    per_account: UsageLimits = NO_USAGE_LIMITS
+    per_job: UsageLimits = NO_USAGE_LIMITS
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ def parse(assoc_mgr: str, partitions: str = "") -> Associations | None:
     None where Slurm does not show all of it: accounting is off, or we are no operator.
     """
     lines = assoc_mgr.splitlines()
-    rows = tuple(_association(strings.fields(line)) for line in lines if line.startswith("ClusterName="))
+    rows = tuple(_association(field_syntax.fields(line)) for line in lines if line.startswith("ClusterName="))
     if not any(row.account == ROOT and not row.user for row in rows):
         return None
     qos = dict(_qos(line) for line in lines if line.startswith("QOS="))
-    of_partitions = (strings.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName="))
+    of_partitions = (field_syntax.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName="))
     known = {fields["PartitionName"]: fields.get("QoS", "") for fields in of_partitions}
     return Associations(rows, qos, {name: of for name, of in known.items() if of in qos})
 
@@ -181,14 +181,14 @@ def _association(fields: Mapping[str, str]) -> Association:
         shares=None if shares == _USE_PARENT else shares if shares is not None else 1,
         group=_quota(fields, "GrpTRES", "GrpJobs"),
         max_jobs=_count(fields.get("MaxJobs", "")) if user else None,
-        per_job=_quota(fields, "MaxTRESPJ") if user else NO_QUOTA,
+        per_job=_quota(fields, "MaxTRESPJ") if user else NO_USAGE_LIMITS,
     )
 
 
 def _qos(line: str) -> tuple[str, Qos]:
     rest, _, users = line.partition(" User Limits=")
     own, _, accounts = rest.partition(" Account Limits=")
-    fields = strings.fields(own)
+    fields = field_syntax.fields(own)
     found = Qos(
         group=_quota(fields, "GrpTRES", "GrpJobs"),
         per_user=_quota(_first_block(users), "MaxTRESPU", "MaxJobsPU"),
@@ -201,12 +201,12 @@ def _qos(line: str) -> tuple[str, Qos]:
 def _first_block(text: str) -> Mapping[str, str]:
     """Limits are the same for all users, or accounts, that are shown."""
     block = _BLOCK.search(text)
-    return {} if block is None else strings.fields(block[1])
+    return {} if block is None else field_syntax.fields(block[1])
 
 
-def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> Quota:
+def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> UsageLimits:
     gpus = {kind: int(count) for kind, count in _GPUS.findall(fields.get(tres, ""))}
-    return Quota(gpus, _count(fields.get(jobs, "")))
+    return UsageLimits(gpus, _count(fields.get(jobs, "")))
 
 
 def _count(text: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from metasched.model import Hold
+from metasched.core.model import Hold
 from metasched.slurm.associations import Associations
 
 OUT_OF_REACH = 4_102_444_800.0
@@ -33,7 +33,7 @@ class SlurmJob:
     """One job (or one array task) as Slurm tells it.
 
     Attributes:
-        address: ``123``, or ``123_4`` for an array task, also while the task still shares its master's record.
+        slurm_job_id: ``123``, or ``123_4`` for an array task, also while the task still shares its master's record.
         job_id: Slurm's own id of the record (an array's master id for tasks that are not split off yet).
         array_job_id: the array it belongs to, else None.
         array_task_id: its index there, else None.
@@ -82,7 +82,7 @@ class SlurmJob:
         reservation: the reservation it asks for (``a,b``: any of them), or that Slurm has put it into; "" for none.
     """
 
-    address: str
+    slurm_job_id: str
     job_id: int
     array_job_id: int | None
     array_task_id: int | None
@@ -270,13 +270,13 @@ class SlurmClient(Protocol):
     def associations(self) -> Associations | None:
         """Shares and limits as slurmctld has them; None where accounting is off, or we may not see all of it."""
 
-    def batch_script(self, address: str) -> str:
+    def batch_script(self, slurm_job_id: str) -> str:
         """The batch script of a job that has not ended (of an array: of all its tasks), as it was submitted."""
 
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """Submit a script with sbatch options before it; the address of the new job."""
+        """Submit a script with sbatch options before it; the slurm_job_id of the new job."""
 
-    def hold(self, address: str) -> None:
+    def hold(self, slurm_job_id: str) -> None:
         """Admin-hold a pending job: its owner cannot release it (whatever hold there was before).
 
         On a running or suspended job it changes nothing for the run, and holds the job when somebody else requeues it
@@ -284,52 +284,52 @@ class SlurmClient(Protocol):
         exit code of ``requeue_exit_hold``) it comes back with a user's hold, and must be held again.
         """
 
-    def release(self, address: str) -> None:
+    def release(self, slurm_job_id: str) -> None:
         """Let Slurm start a held job."""
 
-    def await_dependency(self, address: str) -> None:
+    def await_dependency(self, slurm_job_id: str) -> None:
         """Let Slurm follow the dependency of a pending job, which it does for no held one, without starting the job.
 
         Its hold is replaced by a begin time of ``OUT_OF_REACH``. Once ``dependency`` is empty, it can be held again; an
         update brings the begin time back.
         """
 
-    def update(self, address: str, geometry: Geometry) -> None:
+    def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """Give a pending job another size and place; sent whole, because Slurm applies a failed update in part.
 
-        Works for every form of request for which ``metasched.slurm.intake.requirements`` gives an answer. Afterwards
+        Works for every form of request for which ``job_requirements.requirements`` gives an answer. Afterwards
         the request reads as ``gpus_per_node``, whatever its form was.
         """
 
-    def stamp(self, address: str, admin_comment: str) -> None:
+    def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
         """Write the job's AdminComment, which its owner cannot."""
 
-    def adopt(self, address: str, admin_comment: str) -> None:
+    def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
         """Stamp a pending job, admin-hold it and allow Slurm to requeue it, at once."""
 
-    def set_requeue(self, address: str) -> None:
+    def set_requeue(self, slurm_job_id: str) -> None:
         """Allow Slurm to requeue the job."""
 
-    def signal(self, address: str, signal: str) -> None:
+    def signal(self, slurm_job_id: str, signal: str) -> None:
         """Send a signal (``SIGUSR2``) to every task of every step of a running job, not to the batch shell."""
 
-    def requeue_hold(self, address: str) -> None:
+    def requeue_hold(self, slurm_job_id: str) -> None:
         """End the run (SIGTERM, SIGKILL after KillWait) and put the job back, held by a user's hold.
 
         A job that has failed or is done is put back as well. One that was cancelled is not (WrongJobStateError):
         somebody wanted it gone; nor is one that is COMPLETING, because it may have been cancelled.
         """
 
-    def suspend(self, address: str) -> None:
+    def suspend(self, slurm_job_id: str) -> None:
         """SIGSTOP a running job."""
 
-    def resume(self, address: str) -> None:
+    def resume(self, slurm_job_id: str) -> None:
         """Let a suspended job go on. A hold that waited for its requeue is gone, and has to be made again."""
 
-    def cancel(self, address: str) -> None:
+    def cancel(self, slurm_job_id: str) -> None:
         """End the job for good; one that has ended, or that Slurm does not know, is left alone without an error."""
 
-    def launch(self, address: str, argv: Sequence[str], timeout: float) -> str:
+    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
         """Run a command as a step of its own inside a running job (srun --overlap); its standard output."""
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Writes by pyslurm instead of scontrol, as far as pyslurm does them as well.
 
 It stands in the place of the pipe to scontrol and takes the same words. What pyslurm cannot do (an update of nodes is
-silently ignored, a task of an array has no address there), scontrol does. Reads stay with Slurm's commands: pyslurm
+silently ignored, a task of an array has no id there), scontrol does. Reads stay with Slurm's commands: pyslurm
 tells less of pending jobs than their JSON.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.pipes import chunks, stream
-from metasched.slurm.scontrol import ScontrolPipe
+from metasched.slurm.pipe_lines import chunks, stream
+from metasched.slurm.scontrol_pipe import ScontrolPipe
 
 _END_SECONDS = 5.0
 _JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})
@@ -44,8 +44,8 @@ def request(words: Sequence[str]) -> dict[str, Any] | None:
     return {"verb": verb, "job": int(job), "fields": fields}
 
 
-def _is_plain(address: str) -> bool:
-    return address.isascii() and address.isdigit()
+def _is_plain(slurm_job_id: str) -> bool:
+    return slurm_job_id.isascii() and slurm_job_id.isdigit()
 
 
 class PyslurmPipe:

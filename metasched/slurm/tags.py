@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from metasched.model import Preempt
+from metasched.core.model import Preempt
 from metasched.slurm.errors import TagError
 
 FIRST_WORD = "metasched"

@@ -15,7 +15,6 @@ from metasched.store.errors import (
     UnknownJobError,
     UnreachableStoreError,
 )
-from metasched.store.ingest import IngestResult, ingest
 from metasched.store.records import (
     IMPORTED,
     ActionRecord,
@@ -30,6 +29,7 @@ from metasched.store.records import (
     SpeedRecord,
     ThroughputRecord,
 )
+from metasched.store.report_ingest import IngestResult, ingest
 from metasched.store.store import Store
 
 __all__ = [

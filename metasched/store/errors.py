@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 
 class StoreError(MetaschedError):

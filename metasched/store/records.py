@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from metasched.model import Placement
+from metasched.core.model import Placement
 
 
 class EndCause(enum.StrEnum):
@@ -60,7 +60,7 @@ class RunRecord:
         suspended_by_us: whether the present suspension is ours to end.
         ended: when it ended; None while it is open.
         cause: why it ended.
-        incarnation: the latest trainer that it started, as the trainer reported.
+        generation: the latest trainer that it started, as the trainer reported.
         ready_at: when that trainer was ready.
         init_seconds: how long that trainer took from process start to ready.
         stop_noticed: when that trainer noticed the stop request.
@@ -81,7 +81,7 @@ class RunRecord:
     suspended_by_us: bool = False
     ended: float | None = None
     cause: EndCause | None = None
-    incarnation: int | None = None
+    generation: int | None = None
     ready_at: float | None = None
     init_seconds: float | None = None
     stop_noticed: float | None = None
@@ -105,7 +105,7 @@ class JobRecord:
 
     Attributes:
         uid: identity for life.
-        address: Slurm's job id now, or ``array_task``.
+        slurm_job_id: Slurm's job id now, or ``array_task``.
         name: hostile text.
         user: owner.
         submitted: first submission.
@@ -116,7 +116,7 @@ class JobRecord:
         status: as last seen, for people.
         error: why its tag cannot be used.
         total_steps: optimizer steps that it needs (its tag's, or the trainer's latest declaration).
-        progress_steps: optimizer steps done, as the latest incarnation reports.
+        progress_steps: optimizer steps done, as the latest generation reports.
         loss: latest reported.
         run: number of the latest run; 0 before the first release.
         preemptions: runs that we ended before the job was done.
@@ -132,7 +132,7 @@ class JobRecord:
     """
 
     uid: str
-    address: str
+    slurm_job_id: str
     name: str
     user: str
     submitted: float
@@ -173,7 +173,7 @@ class JobRecord:
 class JobChanges(TypedDict, total=False):
     """What ``Store.update_job`` may change."""
 
-    address: str
+    slurm_job_id: str
     name: str
     account: str | None
     partition: str
@@ -267,7 +267,7 @@ class ThroughputRecord:
 
     uid: str
     run: int | None
-    incarnation: int
+    generation: int
     at: float
     step: int
     steps: int
@@ -288,7 +288,7 @@ class SpeedRecord:
         subject: a job's uid, or ``user/model`` for all jobs of a user that name that model.
         gpu_type: where it ran.
         spread: GPUs on each node, descending.
-        beside: the subject that ran on the same GPUs; None for nobody.
+        co_runner: the subject that ran on the same GPUs; None for nobody.
         steps_per_second: the mean of the reports, in which newer ones count more.
         at: unix seconds of the latest.
     """
@@ -296,7 +296,7 @@ class SpeedRecord:
     subject: str
     gpu_type: str
     spread: tuple[int, ...]
-    beside: str | None
+    co_runner: str | None
     steps_per_second: float
     at: float
 
@@ -306,7 +306,7 @@ class CheckpointRecord:
     """One ``checkpoint`` report; ``at`` is the trainer's clock, ``size`` bytes, ``seconds`` how long it took."""
 
     uid: str
-    incarnation: int
+    generation: int
     at: float
     step: int
     seconds: float

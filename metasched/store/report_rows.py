@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from metasched.reports import (
+from metasched.shared_dir.reports import (
     CheckpointReport,
     DeclareReport,
     EndReport,
@@ -24,7 +24,7 @@ _Value = TypeVar("_Value")
 KEPT_THROUGHPUT = 10_000
 KEPT_CHECKPOINTS = 1_000
 KEPT_FILES = 64
-"""Reading positions of a job: its owner may make files of as many incarnations as they like."""
+"""Reading positions of a job: its owner may make files of as many generations as they like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ReportFile:
 
     Attributes:
         uid: the job.
-        incarnation: that wrote it.
+        generation: that wrote it.
         offset: bytes that were read and committed.
         skipping: whether ``offset`` lies inside a line that is not to be read.
         refused: lines that were refused so far.
@@ -41,7 +41,7 @@ class ReportFile:
     """
 
     uid: str
-    incarnation: int
+    generation: int
     offset: int = 0
     skipping: bool = False
     refused: int = 0
@@ -52,14 +52,14 @@ class ReportRows(Connection):
     """Reading positions and reported rows."""
 
     def report_files(self, uid: str) -> dict[int, ReportFile]:
-        """A job's report files by incarnation, as far as they were read."""
+        """A job's report files by generation, as far as they were read."""
         rows = self._rows(
-            "SELECT incarnation, offset, skipping, refused, run FROM report_files WHERE uid = ? ORDER BY incarnation",
+            "SELECT generation, offset, skipping, refused, run FROM report_files WHERE uid = ? ORDER BY generation",
             [uid],
         )
         return {
-            incarnation: ReportFile(uid, incarnation, offset, bool(skipping), refused, run)
-            for incarnation, offset, skipping, refused, run in rows
+            generation: ReportFile(uid, generation, offset, bool(skipping), refused, run)
+            for generation, offset, skipping, refused, run in rows
         }
 
     def commit_reports(self, file: ReportFile, reports: Sequence[Report], *, latest: bool) -> None:
@@ -68,7 +68,7 @@ class ReportRows(Connection):
         Args:
             file: the new position.
             reports: what was read between the old position and the new one.
-            latest: whether no later incarnation is known: only the latest one says how far the job is.
+            latest: whether no later generation is known: only the latest one says how far the job is.
         """
         with self.transaction():
             for report in reports:
@@ -79,12 +79,12 @@ class ReportRows(Connection):
                         file, "stop_noticed = ?, checkpointed = ?", [report.noticed, int(report.checkpointed)]
                     )
             self._write(
-                "INSERT INTO report_files (uid, incarnation, offset, skipping, refused, run) VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT (uid, incarnation) DO UPDATE SET offset = excluded.offset, skipping = excluded.skipping, "
+                "INSERT INTO report_files (uid, generation, offset, skipping, refused, run) VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT (uid, generation) DO UPDATE SET offset = excluded.offset, skipping = excluded.skipping, "
                 "refused = excluded.refused, run = excluded.run",
-                [file.uid, file.incarnation, file.offset, int(file.skipping), file.refused, file.run],
+                [file.uid, file.generation, file.offset, int(file.skipping), file.refused, file.run],
             )
-            self._keep("report_files", "incarnation", file.uid, KEPT_FILES)
+            self._keep("report_files", "generation", file.uid, KEPT_FILES)
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
@@ -101,27 +101,27 @@ class ReportRows(Connection):
         if self._row("SELECT 1 FROM runs WHERE uid = ? AND run = ?", [file.uid, report.run]) is None:
             return file
         self._write(
-            "UPDATE runs SET incarnation = ?, ready_at = ?, init_seconds = ?, stop_noticed = NULL, checkpointed = NULL "
-            "WHERE uid = ? AND run = ? AND coalesce(incarnation, 0) <= ?",
-            [file.incarnation, report.at, report.init_seconds, file.uid, report.run, file.incarnation],
+            "UPDATE runs SET generation = ?, ready_at = ?, init_seconds = ?, stop_noticed = NULL, checkpointed = NULL "
+            "WHERE uid = ? AND run = ? AND coalesce(generation, 0) <= ?",
+            [file.generation, report.at, report.init_seconds, file.uid, report.run, file.generation],
         )
         return replace(file, run=report.run)
 
     def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
         self._write(
-            f"UPDATE runs SET {change} WHERE uid = ? AND run = ? AND incarnation = ?",  # noqa: S608  our own names
-            [*values, file.uid, file.run, file.incarnation],
+            f"UPDATE runs SET {change} WHERE uid = ? AND run = ? AND generation = ?",  # noqa: S608  our own names
+            [*values, file.uid, file.run, file.generation],
         )
 
     def _throughput(self, file: ReportFile, reports: Sequence[StepsReport]) -> None:
         if not reports:
             return
         self._write_many(
-            "INSERT INTO throughput (uid, run, incarnation, at, step, steps, samples, seconds, loss, world_size, "
+            "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, loss, world_size, "
             "global_batch, per_gpu_batch, accumulation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
-                    *(file.uid, file.run, file.incarnation, r.at, r.step, r.steps, r.samples, r.seconds, r.loss),
+                    *(file.uid, file.run, file.generation, r.at, r.step, r.steps, r.samples, r.seconds, r.loss),
                     *(r.world_size, r.global_batch, r.per_gpu_batch, r.accumulation),
                 )
                 for r in reports
@@ -135,8 +135,8 @@ class ReportRows(Connection):
         if not reports:
             return
         self._write_many(
-            "INSERT INTO checkpoints (uid, incarnation, at, step, seconds, size, cause) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [(file.uid, file.incarnation, r.at, r.step, r.seconds, r.size, r.cause) for r in reports],
+            "INSERT INTO checkpoints (uid, generation, at, step, seconds, size, cause) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(file.uid, file.generation, r.at, r.step, r.seconds, r.size, r.cause) for r in reports],
         )
         self._keep("checkpoints", "id", file.uid, KEPT_CHECKPOINTS)
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from metasched.model import Placement
+from metasched.core.model import Placement
 from metasched.store.records import EndCause, JobRecord, RunRecord
 
 # columns are named after the records' fields, in their order; a job's open run is a row of its own

@@ -161,6 +161,24 @@ def _retention(db: Database) -> None:
     db.execute("DELETE FROM snapshots WHERE round NOT IN (SELECT round FROM rounds)")
 
 
+@migrations(name="0007_names")
+def _names(db: Database) -> None:
+    """Columns are called what the code calls them."""
+    for table, old, new in (
+        ("jobs", "address", "slurm_job_id"),
+        ("runs", "incarnation", "generation"),
+        ("throughput", "incarnation", "generation"),
+        ("checkpoints", "incarnation", "generation"),
+        ("report_files", "incarnation", "generation"),
+        ("targets", "shares_with", "co_runner"),
+        ("targets", "in_turns", "time_slicing"),
+        ("speeds", "beside", "co_runner"),
+    ):
+        db.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
+    db.execute("DROP INDEX jobs_address")
+    db.execute("CREATE INDEX jobs_slurm_job_id ON jobs (slurm_job_id)")
+
+
 def check(db: Database, path: Path) -> bool:
     """Whether the database needs migrations; writes nothing.
 

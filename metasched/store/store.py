@@ -6,10 +6,10 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Unpack
 
-from metasched.model import Placement
-from metasched.policy import PolicyState
+from metasched.core.model import Placement
+from metasched.core.policy import PolicyState
 from metasched.store.errors import RoundOrderError, RunOrderError, UnknownJobError
-from metasched.store.history import IS_IMPORTED, History
+from metasched.store.history_queries import IS_IMPORTED, History
 from metasched.store.records import (
     IMPORTED,
     OURS,
@@ -74,11 +74,11 @@ _DETAILS = {
     "events": _forgetting("events", "id", f"(uid IS NULL AND at < :before) OR {_OF_JOB}"),
     "throughput": _forgetting("throughput", "id", _OF_JOB),
     "checkpoints": _forgetting("checkpoints", "id", _OF_JOB),
-    "report_files": _forgetting("report_files", "uid, incarnation", _OF_JOB),
+    "report_files": _forgetting("report_files", "uid, generation", _OF_JOB),
 }
 # Only who asks for it loses what was learnt long ago and what was imported: Slurm's accounting has that still.
 _MORE = {
-    "speeds": _forgetting("speeds", "subject, gpu_type, spread, beside", "at < :before"),
+    "speeds": _forgetting("speeds", "subject, gpu_type, spread, co_runner", "at < :before"),
     "runs": _forgetting(
         "runs",
         "uid, run",
@@ -146,13 +146,13 @@ class Store(History, ReportRows):
         rows = self._rows(f"{JOBS_WITH_RUNS} WHERE jobs.finished IS NULL ORDER BY jobs.submitted, jobs.uid")
         return [job_of(row) for row in rows]
 
-    def find_unstamped(self, address: str, submitted: float) -> JobRecord | None:
+    def find_unstamped(self, slurm_job_id: str, submitted: float) -> JobRecord | None:
         """The live job that was taken in from there, for a Slurm job whose stamp is missing.
 
-        The daemon may have died between ``add_job`` and the stamp. An address alone is no proof: Slurm reuses them.
+        The daemon may have died between ``add_job`` and the stamp. A Slurm job id alone is no proof: Slurm reuses them.
         """
-        condition = "jobs.address = ? AND jobs.submitted = ? AND jobs.finished IS NULL"
-        return self._job(condition, [address, submitted])
+        condition = "jobs.slurm_job_id = ? AND jobs.submitted = ? AND jobs.finished IS NULL"
+        return self._job(condition, [slurm_job_id, submitted])
 
     def update_job(self, uid: str, **changes: Unpack[JobChanges]) -> None:
         """Change what intake knows of a job.
@@ -322,7 +322,7 @@ class Store(History, ReportRows):
         snapshot: bytes = b"",
         keep_snapshots_bytes: int = 0,
         shares: Mapping[str, str] | None = None,
-        in_turns: Collection[str] = (),
+        time_slicing: Collection[str] = (),
         renewed: Collection[str] = (),
     ) -> None:
         """Commit one round whole: what the policy carries on, who should run where, and why.
@@ -343,7 +343,7 @@ class Store(History, ReportRows):
             snapshot: what the engine saw, encoded; empty to keep none.
             keep_snapshots_bytes: what all snapshots and their rounds' policy states may take; the oldest go first.
             shares: by uid, the other job that is to be on the same GPUs, for both of each pair.
-            in_turns: of these, the jobs of pairs of which one is to run at a time.
+            time_slicing: of these, the jobs of pairs of which one is to run at a time.
             renewed: the jobs whose run goes on with what it holds.
 
         Raises:
@@ -358,7 +358,7 @@ class Store(History, ReportRows):
                 [number, at, policy, as_json(parameters), decide_seconds, as_json(summary or {})],
             )
             placed = {uid: placement_json(placement) for uid, placement in targets.items()}
-            self._commit_targets(placed, shares or {}, in_turns)
+            self._commit_targets(placed, shares or {}, time_slicing)
             self._write_many(
                 "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
                 [(uid,) for uid in renewed],
@@ -384,15 +384,15 @@ class Store(History, ReportRows):
 
     def target_shares(self) -> tuple[dict[str, str], frozenset[str]]:
         """By uid, the other job that is to be on the same GPUs; and the jobs that take turns there."""
-        rows = self._rows("SELECT uid, shares_with, in_turns FROM targets WHERE shares_with IS NOT NULL")
+        rows = self._rows("SELECT uid, co_runner, time_slicing FROM targets WHERE co_runner IS NOT NULL")
         return {uid: other for uid, other, _ in rows}, frozenset(uid for uid, _, turns in rows if turns)
 
     def learn_speed(self, record: SpeedRecord) -> None:
         """Keep what is known of one speed, in place of what was known."""
-        key = (record.subject, record.gpu_type, as_json(record.spread), record.beside or "")
+        key = (record.subject, record.gpu_type, as_json(record.spread), record.co_runner or "")
         with self.transaction():
             self._write(
-                "INSERT OR REPLACE INTO speeds (subject, gpu_type, spread, beside, steps_per_second, at) "
+                "INSERT OR REPLACE INTO speeds (subject, gpu_type, spread, co_runner, steps_per_second, at) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
                 [*key, record.steps_per_second, record.at],
             )
@@ -400,7 +400,7 @@ class Store(History, ReportRows):
     def forget_speeds(self, subject: str) -> None:
         """Forget what is known of a subject's speeds, and of others' beside it."""
         with self.transaction():
-            self._write("DELETE FROM speeds WHERE subject = ? OR beside = ?", [subject, subject])
+            self._write("DELETE FROM speeds WHERE subject = ? OR co_runner = ?", [subject, subject])
 
     def current_reasons(self) -> dict[str, str]:
         """For each job that the latest round decided about and that still lives, why it runs or waits."""
@@ -500,13 +500,13 @@ class Store(History, ReportRows):
             return self._write(sql, {"uid": uid, "run": run, "at": at}).rowcount > 0
 
     def _commit_targets(
-        self, placed: Mapping[str, str | None], shares: Mapping[str, str], in_turns: Collection[str]
+        self, placed: Mapping[str, str | None], shares: Mapping[str, str], time_slicing: Collection[str]
     ) -> None:
         self._write("DELETE FROM targets")
         self._write_many(
-            "INSERT INTO targets (rank, uid, placement, shares_with, in_turns) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO targets (rank, uid, placement, co_runner, time_slicing) VALUES (?, ?, ?, ?, ?)",
             [
-                (rank, uid, text, shares.get(uid), int(uid in in_turns))
+                (rank, uid, text, shares.get(uid), int(uid in time_slicing))
                 for rank, (uid, text) in enumerate(placed.items())
             ],
         )

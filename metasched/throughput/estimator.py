@@ -14,9 +14,9 @@ from functools import cached_property
 
 import numpy as np
 
-from metasched.model import Speed
-from metasched.throughput.completion import Floats, closest, completed_parts
-from metasched.throughput.table import Table, TableSpeed
+from metasched.core.model import Speed
+from metasched.throughput.matrix_completion import Floats, closest, completed_parts
+from metasched.throughput.throughput_table import Table, TableSpeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class EstimatedSpeed:
         """Its own."""
         return self.alone.steps_per_second(gpu_type, spread)
 
-    def beside(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """As measured, where it was; else the part of its own speed that the reference job keeps beside the other's."""
-        measured = self.alone.beside(other, gpu_type, spread)
+        measured = self.alone.steps_per_second_with(other, gpu_type, spread)
         if measured is not None:
             return measured
         company = other.like if isinstance(other, EstimatedSpeed) else other
         mine = self.steps_per_second(gpu_type, spread)
         whole = self.like.steps_per_second(gpu_type, spread)
-        part = self.like.beside(company, gpu_type, spread)
+        part = self.like.steps_per_second_with(company, gpu_type, spread)
         return None if mine is None or not whole or part is None else mine * part / whole
 
 

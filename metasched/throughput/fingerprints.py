@@ -20,10 +20,10 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from metasched.throughput.completion import closest, completed_parts
 from metasched.throughput.estimator import Estimator
-from metasched.throughput.online import Column, Fingerprint, Parts
-from metasched.throughput.table import Table
+from metasched.throughput.matrix_completion import closest, completed_parts
+from metasched.throughput.online_speed import Column, Fingerprint, Parts
+from metasched.throughput.throughput_table import Table
 
 REFERENCES = 30
 ROWS = 70

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from metasched.model import Placement, Speed
+from metasched.core.model import Placement, Speed
 
 
 class Pace(NamedTuple):

@@ -17,10 +17,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from metasched.model import Decision, Grant, Job, Preempt, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import CPU_ONLY, Room, Share, fixed
-from policies.ares.line import Line, overrun
+from metasched.capacity.capacity_pool import CPU_ONLY, CapacityPool, GpuAmount, is_fixed
+from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.ares.fair_finish_queue import Line, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
 LINE = "in line by when jobs would end under fair sharing"
@@ -55,12 +55,12 @@ class Ares(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Bring the reference system up to now, then give GPUs away in the order of virtual finish times."""
-        room = Room(snapshot)
+        room = CapacityPool(snapshot)
         line = Line.after(state, snapshot, partial(demand, room, snapshot))
         return _Round(self.parameters, snapshot, room, line).decision(), line.state()
 
 
-def demand(room: Room, snapshot: Snapshot, job: Job) -> float | None:
+def demand(room: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
     """GPU-seconds that it still needs on the GPUs it asked for, GPUs being of average power; None where not known.
 
     From its remaining steps and its speed: what is known of that, or else what it measures where it runs now. From what
@@ -84,7 +84,7 @@ def demand(room: Room, snapshot: Snapshot, job: Job) -> float | None:
 class _Round:
     """GPUs being given away."""
 
-    def __init__(self, parameters: AresParameters, snapshot: Snapshot, room: Room, line: Line) -> None:
+    def __init__(self, parameters: AresParameters, snapshot: Snapshot, room: CapacityPool, line: Line) -> None:
         self.parameters = parameters
         self.room = room
         self.line = line
@@ -113,7 +113,7 @@ class _Round:
             self._explore()
         for job in self.without_gpus:
             if job.uid not in self.room.shares and (self.room.keeps(job) or self._runs(job)):
-                self.room.give(job, Share(0, CPU_ONLY))
+                self.room.give(job, GpuAmount(0, CPU_ONLY))
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
         reasons = [(job, POOL) for job in in_pool]
@@ -153,7 +153,7 @@ class _Round:
         if place is None or not self.room.keeps(job):
             return None
         kind = place.gpu_type or CPU_ONLY
-        if not self.room.fits(job, Share(place.gpus, kind)):
+        if not self.room.fits(job, GpuAmount(place.gpus, kind)):
             return None
         known = None if job.speed is None else job.speed.steps_per_second(kind, place.spread)
         return Amount(kind, place.gpus, job.steps_per_second if known is None else known)
@@ -169,10 +169,10 @@ class _Round:
 
     def _explore(self) -> None:
         """Let jobs run where that tells how fast they are: in line, and those that trials bring into the line."""
-        tried = [job for job in self.unknown if job.trials and job.remaining_steps is not None]
-        for job in [job for job in (*self.known, *tried) if job.learns and job.preempt is Preempt.CHECKPOINT]:
+        tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
+        for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
             share = self.room.shares.get(job.uid)
-            if share is None or fixed(job) or self.room.keeps(job):
+            if share is None or is_fixed(job) or self.room.keeps(job):
                 continue
             if (left := self._left(job, share.gpu_type)) > 0:
                 scaling = Scaling(job, self.room.site(job), self.parameters.alpha)
@@ -215,7 +215,7 @@ class _Round:
         room = self.room
         share = room.shares.get(job.uid)
         kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
-        if share is not None and (fixed(job) or gpus >= job.gpus):
+        if share is not None and (is_fixed(job) or gpus >= job.gpus):
             return False
         scaling = Scaling(job, room.site(job), self.parameters.alpha)
         kinds = sorted(scaling.site.widest, key=lambda kind: self._likes(job, kind), reverse=True)
@@ -243,10 +243,10 @@ class _Round:
                 waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not hold it"
         return Decision(tuple(grants), tuple(fallback), waits)
 
-    def _grant(self, job: Job, share: Share, reason: str) -> Grant:
+    def _grant(self, job: Job, share: GpuAmount, reason: str) -> Grant:
         """Fewer GPUs rather than the same further apart: its speed is known where they are close."""
         gpus, kind = share
-        if fixed(job) or gpus <= job.min_gpus:
+        if is_fixed(job) or gpus <= job.min_gpus:
             return Grant(job.uid, gpus, reason, gpus, kind or None)
         spread = self.room.site(job).spread(kind, gpus)
         held = len(job.placement.nodes) if job.placement is not None else 0

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metasched.model import Job
-from metasched.room import Share, Site
+from metasched.capacity.capacity_pool import GpuAmount, ShapeCapacity
+from metasched.core.model import Job
 
 CLOSE = 1e-9  # an efficiency of just alpha is enough, whatever the last bit of a float says
 
@@ -24,9 +24,9 @@ class Amount(NamedTuple):
     speed: float | None
 
     @property
-    def share(self) -> Share:
+    def share(self) -> GpuAmount:
         """The GPUs alone."""
-        return Share(self.gpus, self.kind)
+        return GpuAmount(self.gpus, self.kind)
 
 
 class Scaling:
@@ -38,7 +38,7 @@ class Scaling:
         alpha: the least part of its speed for each GPU, relative to that at the GPUs it asked for.
     """
 
-    def __init__(self, job: Job, site: Site, alpha: float) -> None:
+    def __init__(self, job: Job, site: ShapeCapacity, alpha: float) -> None:
         self.job = job
         self.site = site
         self.alpha = alpha
@@ -98,14 +98,14 @@ class Scaling:
         """
         job, found = self.job, None
         asked = slower = self.speed(kind, job.gpus)
-        if not asked and (asked == 0 or not job.trials):
+        if not asked and (asked == 0 or not job.profiled):
             return None
         gpus = 2 * job.gpus
         while gpus <= min(most, job.max_gpus) and self.site.spread(kind, gpus) is not None:
             amount = Amount(kind, gpus, self.speed(kind, gpus))
             if amount.speed is None:
                 found = amount
-                if not job.trials:
+                if not job.profiled:
                     break
             elif amount.speed <= (slower or 0.0) or (asked and not self._efficient(amount, asked)):
                 break

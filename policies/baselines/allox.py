@@ -24,10 +24,10 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.optimize import linear_sum_assignment
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times, alone
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,7 +38,7 @@ IMPOSSIBLE = 1e12
 """Seconds: longer than anything runs, so that a type that a job cannot use is never matched while there is another."""
 
 
-class AlloXParameters(FractionParameters):
+class AlloXParameters(TimeShareParameters):
     """Parameters of AlloX.
 
     Attributes:
@@ -52,14 +52,14 @@ class AlloXParameters(FractionParameters):
     as_published: bool = False
 
 
-class AlloX(FractionPolicy):
+class AlloX(TimeSharePolicy):
     """Who starts now in the order with the least average completion time; who has started goes on to the end."""
 
     name: ClassVar[str] = "allox"
     Parameters: ClassVar[type[AlloXParameters]] = AlloXParameters
     parameters: AlloXParameters
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """All of the time for those who have started or start now; remembers who has started, and on which type."""
         started: dict[str, str] = {
             job.uid: kind
@@ -82,7 +82,7 @@ class AlloX(FractionPolicy):
         """Whether it is matched again although it has started."""
         return self.parameters.as_published and job.gpus > 1
 
-    def _begin(self, claims: Claims, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
+    def _begin(self, claims: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
         """By uid, the type of those who start now."""
         kinds = sorted(free)
         if not kinds or not waiting:
@@ -224,7 +224,7 @@ def _first_on_machines(seconds: Floats, machines: Sequence[int]) -> list[tuple[i
     return [(i, int(types[machine])) for machine, (_, i) in sorted(first.items())]
 
 
-def _seconds(claims: Claims, jobs: Sequence[Job], kinds: Sequence[str]) -> Floats:
+def _seconds(claims: AllocationInputs, jobs: Sequence[Job], kinds: Sequence[str]) -> Floats:
     """What is left of each job on each type; a job of which that is not known counts as an average one."""
     found = np.full((len(jobs), len(kinds)), np.nan)
     for i, job in enumerate(jobs):

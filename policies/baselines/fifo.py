@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from metasched.model import Decision, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from policies.baselines.allocation import allocate
+from metasched.core.model import Decision, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.gpu_allocator import allocate
 
 
 class FifoParameters(PolicyParameters):

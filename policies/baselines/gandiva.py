@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from metasched.chance import Chance
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy, equal_parts
-from metasched.mechanism import Times
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.core.seeded_rng import SeededRng
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy, equal_parts
+from metasched.time_shares.round_mechanism import Times
 
 
-class GandivaParameters(FractionParameters):
+class GandivaParameters(TimeShareParameters):
     """Parameters of Gandiva.
 
     Attributes:
@@ -34,7 +34,7 @@ class GandivaParameters(FractionParameters):
     time_slices: bool = False
 
 
-class Gandiva(FractionPolicy):
+class Gandiva(TimeSharePolicy):
     """Equal shares for jobs while they fit, and for pairs found by trial when they do not."""
 
     name: ClassVar[str] = "gandiva"
@@ -42,11 +42,11 @@ class Gandiva(FractionPolicy):
     parameters: GandivaParameters
 
     @property
-    def in_turns(self) -> bool:
+    def time_slicing(self) -> bool:
         """As the parameter says."""
         return self.parameters.time_slices
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """Equal parts for jobs and pairs; remembers the pairs, and how much chance is used up."""
         jobs = {job.uid: job for job in claims.jobs}
         kept = [
@@ -58,7 +58,7 @@ class Gandiva(FractionPolicy):
         if wanted <= sum(claims.capacity.values()) or not claims.sharing:
             parts = equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs])
             return parts, {**memory, "pairs": [list(pair) for pair in kept]}
-        chance = Chance.resume(self.parameters.seed, memory.get("used", 0))
+        chance = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
         paired = {uid for pair in kept for uid in pair}
         single = [job for job in claims.jobs if job.uid not in paired and not job.whole_gpus]
         alone = [job for job in claims.jobs if job.whole_gpus]
@@ -73,7 +73,7 @@ class Gandiva(FractionPolicy):
         who = [*((pair, jobs[pair[0]].gpus) for pair in kept), *(((job.uid,), job.gpus) for job in (*single, *alone))]
         return equal_parts(claims, who), {"pairs": [list(pair) for pair in kept], "used": chance.used}
 
-    def _pays(self, claims: Claims, one: Job, other: Job) -> bool:
+    def _pays(self, claims: AllocationInputs, one: Job, other: Job) -> bool:
         """Whether two jobs together are fast enough; what is not known of them yet is no reason to part them."""
         gains = []
         for kind in _common(claims, one, other):
@@ -87,7 +87,7 @@ class Gandiva(FractionPolicy):
         return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
 
 
-def _common(claims: Claims, one: Job, other: Job) -> list[str]:
+def _common(claims: AllocationInputs, one: Job, other: Job) -> list[str]:
     """The types that both can have; whether they run there together is tried."""
     return [kind for kind in claims.spreads[one.uid] if kind in claims.spreads[other.uid]]
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times, alone
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 
-class GandivaFairParameters(FractionParameters):
+class GandivaFairParameters(TimeShareParameters):
     """Parameters of Gandiva-Fair.
 
     Attributes:
@@ -33,14 +33,14 @@ class GandivaFairParameters(FractionParameters):
     as_published: bool = False
 
 
-class GandivaFair(FractionPolicy):
+class GandivaFair(TimeSharePolicy):
     """Equal shares of GPU time for users, and among the jobs of each by weight."""
 
     name: ClassVar[str] = "gandiva_fair"
     Parameters: ClassVar[type[GandivaFairParameters]] = GandivaFairParameters
     parameters: GandivaFairParameters
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The fraction of time that a job's tickets are worth; remembers nothing."""
         jobs = [job for job in claims.jobs if claims.spreads[job.uid]]
         if self.parameters.as_published:
@@ -70,7 +70,7 @@ def fair(total: float, tickets: Sequence[float], most: Sequence[float]) -> list[
     return found
 
 
-def _over_types(claims: Claims, job: Job, fraction: float) -> dict[str, float]:
+def _over_types(claims: AllocationInputs, job: Job, fraction: float) -> dict[str, float]:
     """A fraction of time, on every type that the job can use in proportion to the type's GPUs."""
     gpus = {kind: claims.capacity.get(kind, 0) for kind in claims.spreads[job.uid]}
     total = sum(gpus.values())

@@ -12,14 +12,14 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from metasched.chance import Chance
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times, alone
-from metasched.model import Job
+from metasched.core.model import Job
+from metasched.core.seeded_rng import SeededRng
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 
-class GavelFifoParameters(FractionParameters):
+class GavelFifoParameters(TimeShareParameters):
     """Parameters of Gavel's FIFO.
 
     Attributes:
@@ -41,7 +41,7 @@ class GavelFifoParameters(FractionParameters):
         return self
 
 
-class GavelFifo(FractionPolicy):
+class GavelFifo(TimeSharePolicy):
     """All of the time on one type for the first in line; nobody overtakes the first who has to wait."""
 
     name: ClassVar[str] = "gavel_fifo"
@@ -49,13 +49,13 @@ class GavelFifo(FractionPolicy):
     parameters: GavelFifoParameters
     fills: ClassVar[bool] = False
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """One type each, first come first served; remembers who has which, and how much chance is used up."""
         if self.parameters.aware:
             line = _Line(claims, {})
             line.serve(lambda job, kinds: max(kinds, key=lambda kind: claims.speed(job, kind) or 0.0))
             return alone({uid: {kind: 1.0} for uid, kind in line.taken.items()}), memory
-        chance = Chance.resume(self.parameters.seed, memory.get("used", 0))
+        chance = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
         before: Mapping[str, str] = memory.get("taken", {})
         if self.parameters.as_published:
             taken = _slip(claims, before, chance)
@@ -69,7 +69,7 @@ class GavelFifo(FractionPolicy):
 class _Line:
     """GPUs that are given away in the order of arrival."""
 
-    def __init__(self, claims: Claims, before: Mapping[str, str]) -> None:
+    def __init__(self, claims: AllocationInputs, before: Mapping[str, str]) -> None:
         self.claims = claims
         self.free = dict(claims.capacity)
         self.taken: dict[str, str] = {}
@@ -97,7 +97,7 @@ class _Line:
         self.free[kind] -= job.gpus
 
 
-def _slip(claims: Claims, before: Mapping[str, str], chance: Chance) -> dict[str, str]:
+def _slip(claims: AllocationInputs, before: Mapping[str, str], chance: SeededRng) -> dict[str, str]:
     """The public simulator's choice of types (see ``as_published``)."""
     jobs = {job.uid: job for job in claims.jobs}
     free = dict(claims.capacity)

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from metasched.claims import Claims
-from metasched.fractions import FractionPolicy, equal_parts
-from metasched.mechanism import Times
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeSharePolicy, equal_parts
+from metasched.time_shares.round_mechanism import Times
 
 
-class Isolated(FractionPolicy):
+class Isolated(TimeSharePolicy):
     """Equal shares of each type, whatever the speed there; a job of k GPUs has a k-th of the time for its part."""
 
     name: ClassVar[str] = "isolated"
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """Equal parts; remembers nothing."""
         return equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs]), memory

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator
 
-from metasched.model import Decision, Job, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from policies.baselines.allocation import allocate
+from metasched.core.model import Decision, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.gpu_allocator import allocate
 
 STATE_VERSION = 1
 

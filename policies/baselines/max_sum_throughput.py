@@ -10,17 +10,17 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from metasched.claims import Claims
-from metasched.fractions import FractionPolicy
-from metasched.mechanism import Times, alone
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeSharePolicy
+from metasched.time_shares.round_mechanism import Times, alone
 
 
-class MaxSumThroughput(FractionPolicy):
+class MaxSumThroughput(TimeSharePolicy):
     """Maximises the sum of effective throughputs; slow jobs may starve, and are served from what is left."""
 
     name: ClassVar[str] = "max_sum_throughput"
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The linear program's solution; remembers nothing.
 
         Jobs that are alike to it (same GPUs, same speeds) get the same shares: it is solved for groups of jobs.
@@ -56,7 +56,7 @@ class MaxSumThroughput(FractionPolicy):
         return alone(shares), memory
 
 
-def _speeds(claims: Claims) -> Mapping[str, Mapping[str, float]]:
+def _speeds(claims: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
     """Steps per second by uid and type; a job of unknown speed counts as an average one."""
     known: dict[str, list[float]] = {}
     found: dict[str, dict[str, float | None]] = {}

@@ -12,11 +12,11 @@ import heapq
 from dataclasses import replace
 from typing import ClassVar
 
-from metasched.model import Decision, Job, Snapshot
-from metasched.policy import Policy, PolicyState
-from metasched.room import Share, fixed
-from policies.baselines.allocation import Allocator
-from policies.baselines.remaining import Outlook
+from metasched.capacity.capacity_pool import GpuAmount, is_fixed
+from metasched.core.model import Decision, Job, Snapshot
+from metasched.core.policy import Policy, PolicyState
+from policies.baselines.gpu_allocator import Allocator
+from policies.baselines.remaining_time import Outlook
 
 KNOWN = "; GPUs go where they save the most time"
 UNKNOWN = "; its speed or its remaining work is not known, so it grows after the others, to what it asked for"
@@ -57,7 +57,7 @@ class _Growth:
 
     def grow(self, jobs: list[Job]) -> None:
         """Give what is left to those who gain most by each GPU; equals in their order."""
-        heap: list[tuple[float, int, Share]] = []
+        heap: list[tuple[float, int, GpuAmount]] = []
 
         def look(position: int) -> None:
             step = self._next(jobs[position])
@@ -76,7 +76,7 @@ class _Growth:
         step = self._step(job)
         return step is not None and None in self._speeds(job, *step)
 
-    def _next(self, job: Job) -> tuple[float, Share] | None:
+    def _next(self, job: Job) -> tuple[float, GpuAmount] | None:
         """Its next larger amount, and the seconds that each GPU of the difference saves; None where that is unknown."""
         step = self._step(job)
         if step is None:
@@ -88,13 +88,13 @@ class _Growth:
         saved = (1 / now - 1 / then) * (job.remaining_steps or 0.0)
         return saved / (larger.gpus - share.gpus), larger
 
-    def _step(self, job: Job) -> tuple[Share, Share] | None:
+    def _step(self, job: Job) -> tuple[GpuAmount, GpuAmount] | None:
         """What it has been given, and the next larger amount."""
         share = self.allocator.room.shares.get(job.uid)
-        if share is None or fixed(job):
+        if share is None or is_fixed(job):
             return None
         gpus = next((n for n in self.allocator.sizes(job).get(share.gpu_type, ()) if n > share.gpus), None)
-        return None if gpus is None else (share, Share(gpus, share.gpu_type))
+        return None if gpus is None else (share, GpuAmount(gpus, share.gpu_type))
 
-    def _speeds(self, job: Job, *shares: Share) -> list[float | None]:
+    def _speeds(self, job: Job, *shares: GpuAmount) -> list[float | None]:
         return [self.outlook.speed(job, share.gpu_type, share.gpus) for share in shares]

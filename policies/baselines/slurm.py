@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from metasched.model import Decision, Grant, Job, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import CPU_ONLY, Cost, Reach, Share
-from policies.baselines.allocation import Allocator, Kind, compete, ordinal, within
+from metasched.capacity.capacity_pool import CPU_ONLY, CapacityCost, GpuAmount, NodeSet
+from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.gpu_allocator import Allocator, Kind, compete, ordinal, within
 
 STATE_VERSION = 1
 DAY = 86400.0
@@ -70,7 +70,7 @@ class Slurm(Policy):
         """Charge usage, order the queue, start what fits, and backfill."""
         ledger = _Ledger.of(state) or _Ledger(snapshot.now)
         ledger.charge(snapshot, self.parameters.half_life_seconds)
-        shares = {job.account or "": job.share for job in snapshot.jobs if job.share is not None}
+        shares = {job.account or "": job.fair_share for job in snapshot.jobs if job.fair_share is not None}
         priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}, shares))
         started = [job for job in snapshot.jobs if _started(job)]
         waiting = [job for job in snapshot.jobs if not _started(job)]
@@ -222,7 +222,7 @@ class _Easy:
         begun = job.run_started if job.active and job.run_started is not None else self.now
         return max(begun + (self.parameters.default_limit_seconds if limit is None else limit), self.now)
 
-    def _reserve(self, job: Job, share: Share) -> _Reservation:
+    def _reserve(self, job: Job, share: GpuAmount) -> _Reservation:
         """When so much will be free of that kind, by everybody's time limit."""
         kind = self.allocator.kind(job, share.gpu_type)
         room, (gpu_type, reach) = self.allocator.room, kind
@@ -236,22 +236,22 @@ class _Easy:
             free, at = free + units, end
         return _Reservation(job, kind, at if free >= need else math.inf, max(free - need, 0))
 
-    def _first(self, job: Job, share: Share) -> Job | None:
+    def _first(self, job: Job, share: GpuAmount) -> Job | None:
         """Who waits for what the share is of, with a reservation."""
         mine = self.allocator.kind(job, share.gpu_type)
         return next((reserved.job for kind, reserved in self.reserved.items() if compete(mine, kind)), None)
 
-    def _start(self, job: Job, share: Share, turn: str) -> bool:
+    def _start(self, job: Job, share: GpuAmount, turn: str) -> bool:
         """Grant it, if it fits and no reservation suffers: it is counted beside those that leave too little over."""
         late, costs, ends = {}, self.allocator.room.costs(job, share), self._end(job)
-        spared: Reach = 0
+        kept_free: NodeSet = 0
         for kind, reserved in self.reserved.items():
             units = _units(costs, kind) if ends > reserved.at else 0
             if units > reserved.extra:
-                spared |= reserved.kind[1]
+                kept_free |= reserved.kind[1]
             elif units:
                 late[kind] = replace(reserved, extra=reserved.extra - units)
-        if not self.allocator.room.give(job, share, spared):
+        if not self.allocator.room.give(job, share, kept_free):
             return False
         reason = turn if self._first(job, share) is None else f"{turn}; backfilled"
         self.running.append(job)
@@ -259,11 +259,11 @@ class _Easy:
         self.reserved |= late
         return True
 
-    def _wait(self, job: Job, options: Sequence[Share], turn: str) -> None:
+    def _wait(self, job: Job, options: Sequence[GpuAmount], turn: str) -> None:
         """Have it wait; the first that waits for GPUs gets a reservation, or all of them where nobody may pass it."""
         first = next((found for share in options if (found := self._first(job, share)) is not None), None)
         if first is not None:
-            self.waits[job.uid] = f"{turn}; waits behind job {first.address}, which must not be delayed"
+            self.waits[job.uid] = f"{turn}; waits behind job {first.slurm_job_id}, which must not be delayed"
         else:
             self.waits[job.uid] = f"{turn}; waits for {self.allocator.wish(job)}, {self.allocator.free(job)}"
         if not self.parameters.backfill:
@@ -275,7 +275,7 @@ class _Easy:
             self.reserved[soonest.kind] = soonest
 
 
-def _units(costs: Iterable[Cost], kind: Kind) -> int:
+def _units(costs: Iterable[CapacityCost], kind: Kind) -> int:
     """What a share takes of one kind: GPUs of a type, or CPUs."""
     gpu_type, reach = kind
     return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.reach & reach])

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from metasched.model import Decision, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.model import Decision, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from policies.baselines.srtf import ShortestParameters, shortest_first
 
 

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from typing import ClassVar
 
-from metasched.model import Decision, Job, Snapshot
-from metasched.policy import Policy, PolicyParameters, PolicyState
-from metasched.room import Room
-from policies.baselines.allocation import allocate
-from policies.baselines.remaining import Outlook
+from metasched.capacity.capacity_pool import CapacityPool
+from metasched.core.model import Decision, Job, Snapshot
+from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from policies.baselines.gpu_allocator import allocate
+from policies.baselines.remaining_time import Outlook
 
 UNKNOWN = ", after all whose remaining time is known"
 
@@ -45,7 +45,7 @@ def shortest_first(
     snapshot: Snapshot, factor: Callable[[Job], float], words: str, parameters: ShortestParameters
 ) -> Decision:
     """Serve jobs by remaining time, times a factor of each job's own."""
-    outlook = Outlook(Room(snapshot))
+    outlook = Outlook(CapacityPool(snapshot))
     left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
 
     def key(job: Job) -> tuple[float, float, str]:

@@ -9,21 +9,21 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from metasched.claims import Claims
-from metasched.fractions import FractionParameters, FractionPolicy
-from metasched.mechanism import Times
-from metasched.model import Job
-from policies.gavel.fair import finish_time_fairness, makespan, max_min_fairness, water_filling
-from policies.gavel.market import Mark, Market
+from metasched.core.model import Job
+from metasched.time_shares.allocation_inputs import AllocationInputs
+from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
+from metasched.time_shares.round_mechanism import Times
+from policies.gavel.fairness_objectives import finish_time_fairness, makespan, max_min_fairness, water_filling
+from policies.gavel.job_classes import Mark, Market
 from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse
-from policies.gavel.sums import in_order, least_cost, most
+from policies.gavel.sum_objectives import in_order, least_cost, most
 
 LEAST = 0.01
 """Seconds that a job has left at least: programs cannot tell less from nothing beside ages of weeks."""
 
 
-class GavelParameters(FractionParameters):
+class GavelParameters(TimeShareParameters):
     """What all of Gavel's policies have.
 
     Attributes:
@@ -45,7 +45,7 @@ class GavelParameters(FractionParameters):
         return self
 
 
-class GavelPolicy(FractionPolicy):
+class GavelPolicy(TimeSharePolicy):
     """Base: jobs go into classes, a program is solved over them, and its solution is the shares."""
 
     Parameters: ClassVar[type[GavelParameters]] = GavelParameters
@@ -57,7 +57,7 @@ class GavelPolicy(FractionPolicy):
         """As the parameter says."""
         return self.parameters.placement
 
-    def shares(self, claims: Claims, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
         """The solution of the policy's program."""
         market = Market.of(claims, aware=self.parameters.aware, mark=self.mark())
         if not market.members:
@@ -72,7 +72,9 @@ class GavelPolicy(FractionPolicy):
         return lambda job: job.weight
 
     @abstractmethod
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """The variables of the program, and what to remember."""
 
     def steps(self, market: Market) -> Floats:
@@ -100,7 +102,9 @@ class GavelLas(GavelPolicy):
     Parameters: ClassVar[type[GavelLasParameters]] = GavelLasParameters
     parameters: GavelLasParameters
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Max-min fairness."""
         del claims
         weights = market.each(lambda job: job.weight)
@@ -130,7 +134,9 @@ class GavelMakespan(GavelPolicy):
         """Jobs differ in what is left of them."""
         return lambda job: job.remaining_steps
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Minimise the longest duration."""
         del claims
         return makespan(market.problem, self.steps(market), self.parameters.tolerance), memory
@@ -145,7 +151,9 @@ class GavelFinishTimeFairness(GavelPolicy):
         """Every job has a past of its own."""
         return lambda job: job.uid
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Minimise the largest rho; remembers how long each job's past would have taken on 1/n of the cluster."""
         apart = market.problem.isolated
         known = memory.get("isolated", {})
@@ -167,7 +175,9 @@ class GavelInOrder(GavelPolicy):
         """Every job has a place of its own."""
         return lambda job: job.uid
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Serve in the order of the queue."""
         del claims
         order = np.argsort(np.argsort(self.queue(market), kind="stable"), kind="stable").astype(float)
@@ -215,7 +225,9 @@ class GavelThroughput(GavelPolicy):
         """Nothing else tells them apart."""
         return lambda _: None
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Maximise the sum."""
         del claims
         return most(market.problem, np.ones(len(market.members))), memory
@@ -256,7 +268,9 @@ class GavelCost(GavelPolicy):
         """Jobs with a deadline differ in when that is."""
         return lambda job: job.uid if self.parameters.slos and job.slo_seconds is not None else None
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Maximise throughput by cost."""
         prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in market.types])
         time = market.each(lambda job: self._left(job, claims.now))
@@ -318,7 +332,7 @@ class GavelHierarchical(GavelPolicy):
     def weights(self, jobs: Iterable[Job]) -> Mapping[str, float]:
         """By account ("" for none), the weights of the entities that these jobs belong to."""
         named, others = self.parameters.entities, self.parameters.others.weight
-        shares = {job.account or "": job.share for job in jobs}
+        shares = {job.account or "": job.fair_share for job in jobs}
         known = [share for account, share in shares.items() if account not in named and share is not None]
         average = sum(known) / len(known) if known else 0.0
         return {
@@ -330,7 +344,7 @@ class GavelHierarchical(GavelPolicy):
             for account, share in shares.items()
         }
 
-    def _asked(self, claims: Claims) -> Mapping[str, Any]:
+    def _asked(self, claims: AllocationInputs) -> Mapping[str, Any]:
         """Shares of time are made anew when weights change, too."""
         return {**super()._asked(claims), "weights": self.weights(claims.jobs)}
 
@@ -338,7 +352,9 @@ class GavelHierarchical(GavelPolicy):
         """Jobs differ by account and weight; in a queue each has its place."""
         return lambda job: (job.account, job.weight, job.uid if self.entity(job).inside == "fifo" else None)
 
-    def solve(self, market: Market, claims: Claims, memory: Mapping[str, Any]) -> tuple[Floats, Mapping[str, Any]]:
+    def solve(
+        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+    ) -> tuple[Floats, Mapping[str, Any]]:
         """Fill, handing an account's weight on to those of its jobs that can still grow."""
         accounts: dict[str, list[int]] = {}
         for number, (job, *_) in enumerate(market.members):

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 from policies.gavel.problem import Bools, Floats, Problem
 
 SLACK = 1e-7

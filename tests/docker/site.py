@@ -147,26 +147,26 @@ class Site:
         )
 
     def trained(self, training):
-        """{(incarnation, rank): [step, ...]} of what trainers wrote down."""
+        """{(generation, rank): [step, ...]} of what trainers wrote down."""
         script = (
             'cd "$0" && for file in trained-*.jsonl; do [ ! -e $file ] || { echo "= $file"; cat $file; echo; }; done'
         )
         found, steps = {}, []
         for line in self.run("login", "sh", "-c", script, training.directory).splitlines():
             if line.startswith("= trained-"):
-                _, incarnation, rank = line.removesuffix(".jsonl").split("-")
-                steps = found.setdefault((int(incarnation), int(rank)), [])
+                _, generation, rank = line.removesuffix(".jsonl").split("-")
+                steps = found.setdefault((int(generation), int(rank)), [])
             else:
                 with contextlib.suppress(ValueError):  # of a trainer that was killed as it wrote, or writes right now
                     steps.append(json.loads(line))
         return found
 
-    def incarnations(self, training):
-        """{incarnation: world size} of the trainers that have done a step."""
+    def generations(self, training):
+        """{generation: world size} of the trainers that have done a step."""
         sizes = {}
-        for (incarnation, _), steps in self.trained(training).items():
+        for (generation, _), steps in self.trained(training).items():
             if steps:
-                sizes[incarnation] = sizes.get(incarnation, 0) + 1
+                sizes[generation] = sizes.get(generation, 0) + 1
         return sizes
 
     def assert_nothing_lost(self, training, last_step=None):
@@ -175,8 +175,8 @@ class Site:
         What a run did beyond the step at which the training finished did not survive.
         """
         seen = surviving.of_steps(
-            (incarnation, step)
-            for (incarnation, _), steps in self.trained(training).items()
+            (generation, step)
+            for (generation, _), steps in self.trained(training).items()
             for step in steps
             if last_step is None or step["step"] <= last_step
         )

@@ -66,7 +66,7 @@ def test_limits_on_gpus_are_kept_and_named(site, sacctmgr):
     assert sum(vars(site.wait_status(elastic, "running").nodes).values()) == 2
     limit = "QOS normal: MaxTRESPerUser gres/gpu=3 for alice"
     site.wait(lambda: limit in site.job(waits).reason, why=f"it does not wait on its limit: {site.job(waits)}")
-    assert limit in site.sh("login", f"metasched explain {waits.address} --shared /home/metasched", "alice")
+    assert limit in site.sh("login", f"metasched explain {waits.slurm_job_id} --shared /home/metasched", "alice")
     sacctmgr("modify qos normal set MaxTRESPerUser=gres/gpu=5")
     site.wait_status(waits, "running")
     assert "did not start" not in site.daemon_log()
@@ -100,5 +100,5 @@ def test_jobs_of_a_qos_are_metascheds_own(site, sacctmgr):
     ours = site.submit("alice", WAITS, "--gres=gpu:1", "--qos=train", tag=None)
     other = site.submit("alice", "sleep 3600", "--gres=gpu:1", tag=None)
     assert site.wait_status(ours, "running").reason
-    site.wait(lambda: site.sh("controller", f"squeue -h -o %T -j {other.address}").strip() == "RUNNING")
+    site.wait(lambda: site.sh("controller", f"squeue -h -o %T -j {other.slurm_job_id}").strip() == "RUNNING")
     assert site.job(other) is None

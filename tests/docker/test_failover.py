@@ -72,7 +72,7 @@ def gpus(site):
 
 def writes(site, host):
     """How often slurmctld, which says so once told to, has been asked for something else than information."""
-    asked = rf"opcode [A-Z_]* from {re.escape(site.address(host))}:"
+    asked = rf"opcode [A-Z_]* from {re.escape(site.slurm_job_id(host))}:"
     log = site.sh("controller", f"grep -o '{asked}' /var/log/slurm/slurmctld.log || true")
     return sum("INFO from" not in line for line in log.splitlines())
 
@@ -114,7 +114,7 @@ def test_another_host_takes_over_and_back(site, standby, recovery, how):
     assert site.status().round >= round_number
     held = gpus(site)
     assert len(held) == len(set(held)) >= 7
-    site.run("login", "scancel", filler.address, user="bob")
+    site.run("login", "scancel", filler.slurm_job_id, user="bob")
     for training in (waiting, late):
         assert site.wait_status(training, "completed").runs == 1
 
@@ -131,7 +131,7 @@ def test_another_host_takes_over_and_back(site, standby, recovery, how):
     for training in (one, two):
         site.sh("login", f"touch {training.directory}/enough", training.user)
         ended = site.wait_status(training, "completed")
-        assert (ended.runs, set(site.incarnations(training))) == (1, {1})
+        assert (ended.runs, set(site.generations(training))) == (1, {1})
         site.assert_nothing_lost(training, ended.progress_steps)
 
 
@@ -144,16 +144,16 @@ def test_a_preemption_outlives_the_host_that_began_it(site, standby, recovery):
     copied(site)
     began = time.time()
     winner = site.submit("bob", "sleep 1", "--gres=gpu:4", "-w", "c1")
-    site.wait(lambda: f"stop {victim.address}" in site.daemon_log(began), why="it is not preempted")
+    site.wait(lambda: f"stop {victim.slurm_job_id}" in site.daemon_log(began), why="it is not preempted")
     whole = recovery()
     site.kill_host(FIRST)
     assert site.wait_status(winner, "completed").runs == 1
     whole("the job that it was preempted for has run")
-    site.wait(lambda: 2 in site.incarnations(victim), why="the victim does not go on")
+    site.wait(lambda: 2 in site.generations(victim), why="the victim does not go on")
     assert site.status().host == SECOND
     site.sh("login", f"touch {victim.directory}/enough", victim.user)
     ended = site.wait_status(victim, "completed")
-    assert (ended.runs, set(site.incarnations(victim))) == (2, {1, 2})
+    assert (ended.runs, set(site.generations(victim))) == (2, {1, 2})
     site.assert_nothing_lost(victim, ended.progress_steps)
 
 

@@ -30,9 +30,9 @@ def finish(site, training, seconds=240):
     return ended
 
 
-def goes_on(site, training, incarnation, seconds=300):
-    """Wait until that incarnation trains."""
-    site.wait(lambda: incarnation in site.incarnations(training), seconds, f"no incarnation {incarnation} trains")
+def goes_on(site, training, generation, seconds=300):
+    """Wait until that generation trains."""
+    site.wait(lambda: generation in site.generations(training), seconds, f"no generation {generation} trains")
 
 
 def await_service(site, host):
@@ -62,8 +62,8 @@ def test_a_compute_host_of_several_is_killed(site, recovery):
     """A training over two hosts that loses one goes on with what is left."""
     site.leave_one_gpu("c1", "c2")
     training = start(site, tag="metasched min_gpus=1 max_gpus=2")
-    site.wait(lambda: 2 in site.incarnations(training).values())
-    before = max(site.incarnations(training))
+    site.wait(lambda: 2 in site.generations(training).values())
+    before = max(site.generations(training))
     whole = recovery()
     site.kill_host("c2")
     goes_on(site, training, before + 1)
@@ -118,7 +118,7 @@ def test_the_controller_is_restarted(site, recovery):
     """Jobs run on, the daemon waits for it and says so, and jobs are scheduled again by themselves."""
     training = start(site)
     until_saved(
-        lambda: site.run("controller", "scontrol", "update", f"JobId={training.address}", "Nice=0"),
+        lambda: site.run("controller", "scontrol", "update", f"JobId={training.slurm_job_id}", "Nice=0"),
         lambda: site.run("controller", "stat", "-c", "%y", "/var/lib/slurm/slurmctld/job_state"),
     )
     site.kill_host("controller")
@@ -235,11 +235,11 @@ def _trains(site, training):
     return False
 
 
-def _asleep(site, training, incarnation):
-    """Whether an incarnation does no more steps."""
-    before = len(site.trained(training)[incarnation, 0])
+def _asleep(site, training, generation):
+    """Whether an generation does no more steps."""
+    before = len(site.trained(training)[generation, 0])
     time.sleep(3)
-    return len(site.trained(training)[incarnation, 0]) == before
+    return len(site.trained(training)[generation, 0]) == before
 
 
 def _submit(site):

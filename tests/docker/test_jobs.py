@@ -14,7 +14,7 @@ def test_jobs_of_two_users_are_preempted_resized_and_finish(site):
         "--gres=gpu:1",
         tag="metasched min_gpus=1 max_gpus=2",
     )
-    site.wait(lambda: 2 in site.incarnations(alice).values(), why="Alice's training is not on both hosts")
+    site.wait(lambda: 2 in site.generations(alice).values(), why="Alice's training is not on both hosts")
     assert len(vars(site.job(alice).nodes)) == 2
     site.wait(lambda: site.job(alice).attained_service > 12)
     bob = site.submit("bob", "sleep 8", "--gres=gpu:1")  # what has had less service comes first
@@ -34,26 +34,26 @@ def test_jobs_of_two_users_are_preempted_resized_and_finish(site):
 def test_a_job_without_a_tag_is_left_to_slurm(site):
     """It starts as Slurm wants it, and its GPUs count as taken."""
     other = site.submit("bob", "sleep 600", "--gres=gpu:4", "-w", "c1", tag=None)
-    site.wait(lambda: "R" in site.sh("controller", f"squeue -h -o %t -j {other.address}"))
+    site.wait(lambda: "R" in site.sh("controller", f"squeue -h -o %t -j {other.slurm_job_id}"))
     ours = site.submit("alice", "sleep 1", "--gres=gpu:4", "-w", "c1")
     site.wait(lambda: (job := site.job(ours)) is not None and job.status == "held" and "GPU" in job.reason)
-    assert "R" in site.sh("controller", f"squeue -h -o %t -j {other.address}")
-    site.run("login", "scancel", other.address, user="bob")
+    assert "R" in site.sh("controller", f"squeue -h -o %t -j {other.slurm_job_id}")
+    site.run("login", "scancel", other.slurm_job_id, user="bob")
     site.wait_status(ours, "completed")
 
 
 def test_accounting_has_every_run_of_a_preempted_job(site):
     """Sacct with --duplicates shows each run of a job that was stopped and went on, under its owner's account."""
     alice = site.train("alice", "--epochs 1000 --step-seconds 0.05 --finish-file enough", "-w", "c1", "--gres=gpu:1")
-    site.wait(lambda: 1 in site.incarnations(alice))
+    site.wait(lambda: 1 in site.generations(alice))
     site.wait(lambda: (job := site.job(alice)) is not None and job.attained_service > 12)
     bob = site.submit("bob", "sleep 1", "-w", "c1", "--gres=gpu:4")
     site.wait_status(bob, "completed")
-    site.wait(lambda: 2 in site.incarnations(alice))
+    site.wait(lambda: 2 in site.generations(alice))
     site.sh("login", f"touch {alice.directory}/enough", "alice")
     ended = site.wait_status(alice, "completed")
     assert ended.account == "science"
-    command = f"sacct -X -n -P --duplicates -o State,Account -j {alice.address}"
+    command = f"sacct -X -n -P --duplicates -o State,Account -j {alice.slurm_job_id}"
     rows = site.wait(
         lambda: "COMPLETED" in (text := site.sh("login", command, "alice")) and text.splitlines(), 30, "no accounting"
     )

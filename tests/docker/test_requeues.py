@@ -17,7 +17,7 @@ def mails(site):
 
     def of(training):
         found = site.sh("controller", "touch /tmp/mails; cat /tmp/mails").splitlines()
-        subjects = [line for line in found if f"Job_id={training.address} " in line]
+        subjects = [line for line in found if f"Job_id={training.slurm_job_id} " in line]
         assert all(line.endswith(f" {training.user}") for line in subjects)
         return [next(word for word in ("Began", "Requeued", "Ended", "Failed") if word in line) for line in subjects]
 
@@ -25,12 +25,12 @@ def mails(site):
 
 
 def squeue(site, training, what):
-    return site.sh("controller", f"squeue -h -a -t all -o {what} -j {training.address}").strip()
+    return site.sh("controller", f"squeue -h -a -t all -o {what} -j {training.slurm_job_id}").strip()
 
 
 def runs_of(site, training, *options):
     """The states of a job's runs in accounting."""
-    argv = ("sacct", "-X", "-n", "-P", "-o", "State", *options, "-j", training.address)
+    argv = ("sacct", "-X", "-n", "-P", "-o", "State", *options, "-j", training.slurm_job_id)
     return site.run("login", *argv, user=training.user).split()
 
 
@@ -46,10 +46,10 @@ def test_a_job_that_is_preempted_twice_is_one_job_to_its_owner(site, mails):
     """A mail for each preemption and one for the end; accounting has each run; what depends on it starts once, then."""
     train = "--epochs 1000 --step-seconds 0.05 --finish-file enough"
     alice = site.train("alice", train, "-w", "c1", "--gres=gpu:1", "--mail-type=END,FAIL,REQUEUE")
-    after = [f"--dependency=afterok:{alice.address}", "--mail-type=BEGIN"]
+    after = [f"--dependency=afterok:{alice.slurm_job_id}", "--mail-type=BEGIN"]
     ours, other = site.submit("alice", "sleep 1", *after), site.submit("alice", "sleep 1", *after, tag=None)
     for times in (1, 2):
-        site.wait(lambda n=times: len(site.incarnations(alice)) == n, why="it does not train")
+        site.wait(lambda n=times: len(site.generations(alice)) == n, why="it does not train")
         preempt(site, alice, times)
         assert mails(alice) == ["Requeued"] * times
         assert [squeue(site, one, "%T") for one in (ours, other)] == ["PENDING", "PENDING"]
@@ -71,7 +71,7 @@ def test_what_depends_on_a_failure_never_starts(site, mails):
     """A job that fails after a preemption: one mail says so, and its afterok dependents stay, with the reason."""
     wait = "until [ -e {dir}/enough ]; do sleep 0.1; done; exit 1"
     alice = site.submit("alice", wait, "-w", "c1", "--gres=gpu:4", "--mail-type=END,FAIL,REQUEUE")
-    ours = site.submit("alice", "sleep 1", f"--dependency=afterok:{alice.address}")
+    ours = site.submit("alice", "sleep 1", f"--dependency=afterok:{alice.slurm_job_id}")
     site.wait_status(alice, "running")
     preempt(site, alice, 1)
     site.sh("login", f"touch {alice.directory}/enough", "alice")

@@ -35,12 +35,12 @@ def test_without_the_operator_role_nothing_is_touched(site):
     site.sh("controller", OPERATOR.format("none"))
     site.mend.append(("operator", lambda: site.sh("controller", OPERATOR.format("operator"))))
     job = site.submit("alice", "sleep 1", "--gres=gpu:1")
-    address = job.address
+    slurm_job_id = job.slurm_job_id
     # What others may see of jobs is the site's choice (PrivateData); here it is nothing.
     with contextlib.suppress(AssertionError):
         site.wait(lambda: (seen := site.job(job)) is not None and seen.status != "held", 10)
         raise AssertionError("it was started by somebody who may not")
-    assert "PENDING" in site.sh("controller", f"squeue -h -o %T -j {address}")
+    assert "PENDING" in site.sh("controller", f"squeue -h -o %T -j {slurm_job_id}")
     site.undo("operator")
     site.wait_status(job, "completed")
 
@@ -48,7 +48,7 @@ def test_without_the_operator_role_nothing_is_touched(site):
 def test_an_operator_is_enough_for_every_action(site):
     """Hold, resize, release, signal, requeue and suspend: none of them needs more than Operator."""
     as_daemon = "setpriv --reuid metasched --regid metasched --clear-groups "
-    target = site.submit("alice", "sleep 300 & wait", "--gres=gpu:1", "-N1", tag=None).address
+    target = site.submit("alice", "sleep 300 & wait", "--gres=gpu:1", "-N1", tag=None).slurm_job_id
     site.wait(lambda: "RUNNING" in site.sh("controller", f"squeue -h -o %T -j {target}"))
     state = f"squeue -h -t all -o %T -j {target}"
     for command in (f"scontrol suspend {target}", f"scontrol resume {target}", f"scancel -s CONT {target}"):

@@ -43,7 +43,7 @@ def training(site, victim):
 
 
 def test_nobody_else_writes_the_mailbox(site, training):
-    """A lease can be neither changed, replaced nor removed, no stop be forged, and no address be planted."""
+    """A lease can be neither changed, replaced nor removed, no stop be forged, and no slurm_job_id be planted."""
     alice, uid = training
     box = f"{SHARED}/mailbox"
     lease = json.loads(site.run("login", "cat", f"{box}/{uid}/lease.json"))
@@ -56,7 +56,7 @@ def test_nobody_else_writes_the_mailbox(site, training):
             f"mv {box}/{uid} {box}/elsewhere",
             f"mkdir {box}/0123456789abcdef",
             f"echo {uid} > {box}/address/99999",
-            f"echo 0123456789abcdef > {box}/address/{alice.address}",
+            f"echo 0123456789abcdef > {box}/address/{alice.slurm_job_id}",
             f"echo '{{}}' > {SHARED}/status.json",
             f"ln -sf /tmp/x {SHARED}/status.json",
             f"rm -f {SHARED}/daemon.lock",
@@ -99,12 +99,12 @@ def test_reports_in_anothers_name_are_refused(site, training):
 def test_who_squats_on_a_jobs_reports_is_moved_aside(site, training):
     """Bob makes the directory that Alice's next trainer would report to: his is moved away, and she makes her own."""
     blocker = site.submit("bob", "sleep 3600", "--gres=gpu:4", "-w", "c2", tag=None)
-    site.wait(lambda: site.sh("controller", f"squeue -h -o %T -j {blocker.address}").strip() == "RUNNING")
+    site.wait(lambda: site.sh("controller", f"squeue -h -o %T -j {blocker.slurm_job_id}").strip() == "RUNNING")
     alice = site.train("alice", "--epochs 5", "--gres=gpu:1", "-w", "c2")
     uid = site.wait(lambda: (job := site.job(alice)) is not None and job).uid
     line = json.dumps({"v": 1, "t": 1.7e9, "kind": "declare", "total_steps": 1, "total_samples": 1, "global_batch": 1})
     site.sh("login", f"mkdir {SHARED}/reports/{uid}; echo '{line}' > {SHARED}/reports/{uid}/incarnation-1.jsonl", "bob")
-    site.run("login", "scancel", blocker.address, user="bob")
+    site.run("login", "scancel", blocker.slurm_job_id, user="bob")
     ended = site.wait_status(alice, "completed")
     assert _events(site, uid, "reports-taken")
     assert ended.progress_steps > 1
@@ -117,17 +117,17 @@ def test_slurm_refuses_what_bob_asks_of_alices_job(site, training):
     """Cancel, signal, hold, release, requeue, update and attach."""
     alice, uid = training
     for attempt in (
-        f"scancel {alice.address}",
-        f"scancel -s USR2 {alice.address}",
-        f"scontrol hold {alice.address}",
-        f"scontrol release {alice.address}",
-        f"scontrol requeue {alice.address}",
-        f"scontrol update JobId={alice.address} Comment=metasched",
-        f"scontrol update JobId={alice.address} AdminComment=metasched:{uid}",
-        f"srun --jobid={alice.address} --overlap hostname",
+        f"scancel {alice.slurm_job_id}",
+        f"scancel -s USR2 {alice.slurm_job_id}",
+        f"scontrol hold {alice.slurm_job_id}",
+        f"scontrol release {alice.slurm_job_id}",
+        f"scontrol requeue {alice.slurm_job_id}",
+        f"scontrol update JobId={alice.slurm_job_id} Comment=metasched",
+        f"scontrol update JobId={alice.slurm_job_id} AdminComment=metasched:{uid}",
+        f"srun --jobid={alice.slurm_job_id} --overlap hostname",
     ):
         site.refused("login", attempt, "bob", *DENIED)
-    assert alice.address not in site.sh("login", "squeue -h -o %i", "bob")
+    assert alice.slurm_job_id not in site.sh("login", "squeue -h -o %i", "bob")
 
 
 def test_a_stamp_is_the_daemons_alone(site, training):
@@ -140,7 +140,7 @@ def test_a_stamp_is_the_daemons_alone(site, training):
         "--gres=gpu:1",
     )
     posing = site.submit("bob", "sleep 1", "--gres=gpu:1", tag=f"metasched:{uid}")
-    site.refused("login", f"scontrol update JobId={bob.address} AdminComment=metasched:{uid}", "bob")
+    site.refused("login", f"scontrol update JobId={bob.slurm_job_id} AdminComment=metasched:{uid}", "bob")
     own = site.wait_status(bob, "completed").uid
     assert own != uid
     said = site.sh("login", f"cat {bob.directory}/out.txt", "bob")
@@ -155,7 +155,9 @@ def test_a_tag_gives_no_advantage_over_others(site, training):
     job = site.wait(lambda: (job := site.job(bob)) is not None and job.error and job)
     assert "weight" in job.error
     assert job.status == "held"
-    site.refused("login", f"scontrol release {bob.address} && squeue -h -t R,CG,CD -j {bob.address} | grep .", "bob")
+    site.refused(
+        "login", f"scontrol release {bob.slurm_job_id} && squeue -h -t R,CG,CD -j {bob.slurm_job_id} | grep .", "bob"
+    )
 
 
 def test_the_store_is_the_daemons_alone(site):

@@ -1,4 +1,4 @@
-"""One job whose trainers are killed again and again, without Slurm; each incarnation has a size of its own."""
+"""One job whose trainers are killed again and again, without Slurm; each generation has a size of its own."""
 
 import contextlib
 import os
@@ -26,7 +26,7 @@ class LostError(Exception):
 
 
 class Job:
-    """One checkpoint directory and its incarnations. A context manager."""
+    """One checkpoint directory and its generations. A context manager."""
 
     def __init__(self, nursery, directory, seed):
         self.nursery = nursery
@@ -35,13 +35,13 @@ class Job:
         self.reports = directory / "reports" / "0123456789abcdef"
         self.reports.parent.mkdir()
         self.witness = Witness(directory, self.reports.parent)
-        self.pids = []  # of the current incarnation
+        self.pids = []  # of the current generation
         self.older = []  # of earlier ones that may still live
         self.launches = 0
         self.abortions = 0
 
     def launch(self):
-        """Start an incarnation, and return its number to be."""
+        """Start an generation, and return its number to be."""
         self.older += self.pids
         size = self.dice.choice([2, 2, 3, 3, 4])
         self.launches += 1
@@ -59,7 +59,7 @@ class Job:
                 os.kill(pid, sig)
 
     def await_training(self, above):
-        """Wait until an incarnation above that number trains, and return its number."""
+        """Wait until an generation above that number trains, and return its number."""
         end = time.monotonic() + PATIENCE
         while not (self.witness.newest > above and self.witness.last_step(self.witness.newest)):
             if time.monotonic() > end or all(self.nursery.exit_code(pid) is not None for pid in self.pids):
@@ -67,9 +67,9 @@ class Job:
             time.sleep(0.01)
         return self.witness.newest
 
-    def await_writing(self, incarnation):
+    def await_writing(self, generation):
         with contextlib.suppress(TimeoutError):
-            self.witness.wait(lambda: self.witness.writing(incarnation), PATIENCE, "a checkpoint")
+            self.witness.wait(lambda: self.witness.writing(generation), PATIENCE, "a checkpoint")
 
     def await_end(self, pids, seconds=PEERS):
         """Wait until those processes have ended, and return their exit codes."""
@@ -165,7 +165,7 @@ VICTIMS = {
 
 
 def one_kill(job, before):
-    """Launch, kill, launch the next; the kill, with the newest incarnation before the next launch."""
+    """Launch, kill, launch the next; the kill, with the newest generation before the next launch."""
     victim = job.dice.choices(list(VICTIMS), list(VICTIMS.values()))[0]
     at = strike(job, victim, before)
     known = job.witness.newest
@@ -227,7 +227,7 @@ def campaign(nursery, directory, kills, seed):
             (directory / "finish").touch()
             codes = job.await_end(job.pids, PATIENCE)
             if any(codes):
-                wrong.append(f"the last incarnation ended with {codes}: {job.last_output()}")
+                wrong.append(f"the last generation ended with {codes}: {job.last_output()}")
             wrong += job.witness.judge(finished=True) + judge_parameters(job.witness)
         except (LostError, OSError) as error:
             wrong += [repr(error), *job.witness.judge(finished=False)]

@@ -34,30 +34,30 @@ class SlurmJob:
         self.directory = directory
         self.dice = random.Random(seed)  # noqa: S311  no secret
         self.witness = Witness(directory, site.base / "shared" / "reports")
-        self.address = None
+        self.slurm_job_id = None
         self.outputs = []
 
     def submit(self):
         """Submit the training, again if need be: it goes on in the same directory."""
         command = f"metasched-run {sys.executable} {TRAIN} {self.directory}"
-        self.address = self.site.submit(command, f"--gres=gpu:{self.dice.choice([2, 2, 3, 4])}")
+        self.slurm_job_id = self.site.submit(command, f"--gres=gpu:{self.dice.choice([2, 2, 3, 4])}")
         self.outputs.append(self.site.base / f"job-{self.site.number}" / "out.txt")
 
     def state(self):
         """Slurm's word for the job's state, and the node that it runs on."""
         with contextlib.suppress(CommandError):
-            words = self.cluster.run("scontrol", "-o", "show", "job", self.address).split()
+            words = self.cluster.run("scontrol", "-o", "show", "job", self.slurm_job_id).split()
             fields = dict(word.split("=", 1) for word in words if "=" in word)
             return fields["JobState"], fields.get("BatchHost")
         return None, None
 
     def mine(self):
         """The job's processes, those of Slurm that serve it included."""
-        mark = f"slurmstepd: [{self.address}."
+        mark = f"slurmstepd: [{self.slurm_job_id}."
         return [
             process
             for process in processes.everyone()
-            if process.environ.get("SLURM_JOB_ID") == self.address or process.argv[0].startswith(mark)
+            if process.environ.get("SLURM_JOB_ID") == self.slurm_job_id or process.argv[0].startswith(mark)
         ]
 
     def trainers(self):
@@ -73,7 +73,7 @@ class SlurmJob:
             return [p for p in mine if p.argv[-2].endswith("/slurm_script")]
         if victim in (BATCH_DAEMON, STEP_DAEMON):
             step = "batch" if victim == BATCH_DAEMON else "0"
-            return [p for p in mine if p.argv[0].startswith(f"slurmstepd: [{self.address}.{step}]")]
+            return [p for p in mine if p.argv[0].startswith(f"slurmstepd: [{self.slurm_job_id}.{step}]")]
         if victim == NODE:
             return mine
         trainers = self.trainers()
@@ -91,7 +91,7 @@ class SlurmJob:
         return found
 
     def trains(self, above):
-        """The newest incarnation, if its number is above that and it trains."""
+        """The newest generation, if its number is above that and it trains."""
         newest = self.witness.newest
         return newest > above and self.witness.last_step(newest) and newest
 
@@ -104,7 +104,7 @@ class SlurmJob:
 
     def __exit__(self, *_):
         with contextlib.suppress(CommandError):
-            self.cluster.run("scancel", self.address)
+            self.cluster.run("scancel", self.slurm_job_id)
         self.witness.close()
 
 
@@ -153,9 +153,7 @@ def recover(job, victim, before, trainers, at):
     while not job.trains(before) or ended is None:
         seconds = time.monotonic() - at
         if seconds > PATIENCE:
-            raise LostError(
-                f"{victim}: no new incarnation\n{job.cluster.run('squeue', '-a')}\n{job.site.log()[-2000:]}"
-            )
+            raise LostError(f"{victim}: no new generation\n{job.cluster.run('squeue', '-a')}\n{job.site.log()[-2000:]}")
         if ended is None and not any(map(alive, trainers)):
             ended = seconds
         state = job.state()[0]
@@ -166,7 +164,7 @@ def recover(job, victim, before, trainers, at):
             job.submit()
         elif state == "RUNNING" and not outcomes and victim in UNNOTICED and seconds > NOTICE:
             outcomes.append("unnoticed, requeued by hand")
-            job.cluster.run("scontrol", "requeue", job.address)
+            job.cluster.run("scontrol", "requeue", job.slurm_job_id)
         time.sleep(0.05)
     return ", then ".join(outcomes) or "requeued", ended
 

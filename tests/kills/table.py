@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Kill(NamedTuple):
-    """One kill: seconds until everything of the old incarnation was gone, and until the next one trained."""
+    """One kill: seconds until everything of the old generation was gone, and until the next one trained."""
 
     victim: str
     outcome: str

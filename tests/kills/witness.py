@@ -25,14 +25,14 @@ NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt)(
 class Whole(NamedTuple):
     """A checkpoint that is what its manifest says; ordered as a trainer must order them."""
 
-    incarnation: int
+    generation: int
     step: int
     number: int
     path: Path
 
 
 def whole_checkpoints(directory, below=sys.maxsize):
-    """The whole checkpoints of incarnations below a number, newest first."""
+    """The whole checkpoints of generations below a number, newest first."""
     found = []
     for manifest in directory.glob("*.json"):
         match = NAME.fullmatch(manifest.name)
@@ -68,7 +68,7 @@ class Witness:
         claims = self.checkpoints / "incarnations"
         claims.mkdir(parents=True)
         self.violations = []
-        self.claims = {}  # incarnation: the newest whole checkpoint when it was claimed, or None
+        self.claims = {}  # generation: the newest whole checkpoint when it was claimed, or None
         self.written = 0
         self._partial = set()
         self._changed = threading.Condition()
@@ -85,7 +85,7 @@ class Witness:
 
     @property
     def newest(self):
-        """The incarnation that was claimed last."""
+        """The generation that was claimed last."""
         return max(self.claims, default=0)
 
     def wait(self, condition, seconds, what):
@@ -98,14 +98,14 @@ class Witness:
                     raise TimeoutError(f"waited {seconds} s for {what}")
                 self._changed.wait(min(left, 0.05))
 
-    def writing(self, incarnation):
-        """Whether a file of that incarnation is being written."""
-        return incarnation in self._partial
+    def writing(self, generation):
+        """Whether a file of that generation is being written."""
+        return generation in self._partial
 
-    def trained(self, incarnation):
-        """What an incarnation has trained: {step: (epoch, samples)}, of all its ranks."""
+    def trained(self, generation):
+        """What an generation has trained: {step: (epoch, samples)}, of all its ranks."""
         steps = {}
-        for path in self.directory.glob(f"trained-{incarnation}-*.jsonl"):
+        for path in self.directory.glob(f"trained-{generation}-*.jsonl"):
             for line in path.read_text().splitlines(keepends=True):
                 if line.endswith("\n"):
                     part = json.loads(line)
@@ -113,12 +113,12 @@ class Witness:
                     samples += part["samples"]
         return steps
 
-    def last_step(self, incarnation):
+    def last_step(self, generation):
         """The last step that any of its ranks has begun."""
-        return max(self.trained(incarnation), default=0)
+        return max(self.trained(generation), default=0)
 
     def starts(self):
-        """{incarnation: the step that its report says it resumed from}."""
+        """{generation: the step that its report says it resumed from}."""
         found = {}
         for path in self.reports.glob("*/incarnation-*.jsonl"):
             lines = path.read_text().splitlines()
@@ -131,10 +131,10 @@ class Witness:
         """Everything that is wrong with what was seen; a `finished` job must have trained every sample once."""
         wrong = list(self.violations)
         starts = self.starts()
-        for incarnation, begin in starts.items():
-            newest = self.claims[incarnation]
+        for generation, begin in starts.items():
+            newest = self.claims[generation]
             if begin != (newest.step if newest else 0):
-                wrong.append(f"incarnation {incarnation} resumed from step {begin} instead of from {newest}")
+                wrong.append(f"incarnation {generation} resumed from step {begin} instead of from {newest}")
         if finished:
             wrong += self._judge_history(starts)
         return wrong
@@ -142,11 +142,11 @@ class Witness:
     def _judge_history(self, starts):
         seen = {}
         ends = sys.maxsize
-        for incarnation in sorted(starts, reverse=True):
-            for step, (epoch, samples) in self.trained(incarnation).items():
+        for generation in sorted(starts, reverse=True):
+            for step, (epoch, samples) in self.trained(generation).items():
                 if step <= ends:
                     seen.setdefault(epoch, []).extend(samples)
-            ends = min(ends, starts[incarnation])
+            ends = min(ends, starts[generation])
         usual = sorted(seen[0])
         wrong = [f"epoch {epoch} has {len(s)} samples" for epoch, s in seen.items() if sorted(s) != usual]
         if usual != list(range(len(usual))) or sorted(seen) != list(range(len(seen))):
@@ -172,14 +172,14 @@ class Witness:
         match = NAME.fullmatch(name)
         if not match:
             return
-        incarnation = int(match[1])
+        generation = int(match[1])
         if match[5]:
-            (self._partial.add if mask & IN_CREATE else self._partial.discard)(incarnation)
+            (self._partial.add if mask & IN_CREATE else self._partial.discard)(generation)
         elif mask & IN_MOVED_TO:
-            self._partial.discard(incarnation)
+            self._partial.discard(generation)
             self.written += match[4] == "json"
-            if incarnation < self.newest:
-                self.violations.append(f"{name} was written after incarnation {self.newest} had been claimed")
+            if generation < self.newest:
+                self.violations.append(f"{name} was written after generation {self.newest} had been claimed")
 
     def close(self):
         """Watch no more."""

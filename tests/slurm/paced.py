@@ -26,14 +26,14 @@ def main():
     done = int(checkpoint.read_text()) if checkpoint.exists() else 0
     reports = Path(os.environ["METASCHED_REPORTS"])
     reports.mkdir(mode=0o755, exist_ok=True)
-    incarnation = 1 + len(list(reports.glob("incarnation-*.jsonl")))
+    generation = 1 + len(list(reports.glob("incarnation-*.jsonl")))
     run = int(os.environ["METASCHED_RUN"])
-    with (reports / f"incarnation-{incarnation}.jsonl").open("a", buffering=1) as lines:
+    with (reports / f"incarnation-{generation}.jsonl").open("a", buffering=1) as lines:
 
         def report(kind, **values):
             lines.write(json.dumps({"v": 1, "t": time.time(), "kind": kind, **values}) + "\n")
 
-        start = {"run": run, "incarnation": incarnation, "world_size": 1, "step": done, "samples": done}
+        start = {"run": run, "incarnation": generation, "world_size": 1, "step": done, "samples": done}
         report("start", **start, resumed=done > 0, init_seconds=0.1)
         begun, since = time.time(), done
         # After a suspension that outlasts the timeout, Python may return no signal at all as if it were one.

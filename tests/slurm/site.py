@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from metasched import status as published
+from metasched.shared_dir import published_status as published
 from metasched.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -102,11 +102,11 @@ class Site:
         except published.StatusError:
             return None
 
-    def job(self, address):
+    def job(self, slurm_job_id):
         """The published status of one job, live or ended, or None."""
         status = self.status()
         jobs = () if status is None else (*status.jobs, *status.finished)
-        return next((job for job in jobs if job.address == address), None)
+        return next((job for job in jobs if job.slurm_job_id == slurm_job_id), None)
 
     def wait(self, condition, seconds=120):
         """Wait until a condition holds, and return what it returned."""
@@ -117,8 +117,8 @@ class Site:
             time.sleep(0.05)
         return result
 
-    def wait_status(self, address, status, seconds=120):
-        return self.wait(lambda: (job := self.job(address)) is not None and job.status == status and job, seconds)
+    def wait_status(self, slurm_job_id, status, seconds=120):
+        return self.wait(lambda: (job := self.job(slurm_job_id)) is not None and job.status == status and job, seconds)
 
     def submit(self, command, *options, tag="metasched", user=None):
         """Submit a batch script of one command; the job's id. Output goes to a directory of its own."""
@@ -141,5 +141,5 @@ class Site:
 
     def train(self, options, *sbatch, tag="metasched"):
         """Submit a real training job; (id, directory)."""
-        address = self.submit(f"exec metasched-run {sys.executable} {TRAIN} {{dir}} {options}", *sbatch, tag=tag)
-        return address, self.base / f"job-{self.number}"
+        slurm_job_id = self.submit(f"exec metasched-run {sys.executable} {TRAIN} {{dir}} {options}", *sbatch, tag=tag)
+        return slurm_job_id, self.base / f"job-{self.number}"

@@ -20,11 +20,11 @@ def losses(directory):
     """{step: the mean loss of its samples}, of each step by the last trainer that did it, over all its ranks."""
     parts = {}
     for path in directory.glob("trained-*-*.jsonl"):
-        incarnation = int(path.name.split("-")[1])
+        generation = int(path.name.split("-")[1])
         for text in path.read_text().splitlines(keepends=True):
             if text.endswith("\n"):
                 line = json.loads(text)
-                parts.setdefault(line["step"], {}).setdefault(incarnation, []).append(line)
+                parts.setdefault(line["step"], {}).setdefault(generation, []).append(line)
     found = {}
     for step, by_incarnation in parts.items():
         lines = by_incarnation[max(by_incarnation)]
@@ -51,7 +51,7 @@ def test_a_job_grows_beyond_its_request_and_shrinks_back(small_site, tmp_path):
     site.configure(policy="ares", parameters="alpha = 0.5")
     site.start()
     site.wait(site.status)
-    address, directory = site.train(
+    slurm_job_id, directory = site.train(
         f"{DATA} --epochs 100000 --read-seconds 0.04 --finish-file enough",
         "--gres=gpu:1",
         tag="metasched min_gpus=1 max_gpus=4 model=net-b8 trials=yes",
@@ -65,21 +65,21 @@ def test_a_job_grows_beyond_its_request_and_shrinks_back(small_site, tmp_path):
     decided = site.status().round
 
     def kept():
-        job = site.job(address)
+        job = site.job(slurm_job_id)
         on = sum(job.nodes.values())
         return site.status().round > decided + 1 and (on, job.reason.count("to learn")) == (4, 0)
 
     site.wait(kept)
     other = site.submit("exec sleep 1000", "--gres=gpu:3")
     site.wait_status(other, "running")
-    site.wait(lambda: site.job(address).world_sizes == (1, 4, 1))
+    site.wait(lambda: site.job(slurm_job_id).world_sizes == (1, 4, 1))
     before = len(losses(directory))
     site.wait(lambda: len(losses(directory)) > before + 2)
     (directory / "enough").touch()
-    assert site.wait_status(address, "completed").world_sizes == (1, 4, 1)
+    assert site.wait_status(slurm_job_id, "completed").world_sizes == (1, 4, 1)
 
     with site.store() as store:
-        assert store.job(site.job(address).uid).script == sha256((directory / "job.sh").read_bytes()).hexdigest()
+        assert store.job(site.job(slurm_job_id).uid).script == sha256((directory / "job.sh").read_bytes()).hexdigest()
     found = losses(directory)
     epochs, rest = divmod(len(found), STEPS_PER_EPOCH)
     assert rest == 0

@@ -10,14 +10,14 @@ from importlib.util import find_spec
 
 import pytest
 
+from metasched.core.model import Hold
 from metasched.devcluster import DevCluster, NodeGroup
-from metasched.model import Hold
-from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import JobState
+from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
 
-pytest.register_assert_rewrite("tests.contract.client_contract")
-from tests.contract.client_contract import ClientContract  # noqa: E402  after the line above
+pytest.register_assert_rewrite("tests.fakes.client_contract")
+from tests.fakes.client_contract import ClientContract  # noqa: E402  after the line above
 from tests.slurm.conftest import new_base, restore  # noqa: E402
 
 KILL_WAIT = 4  # so that a slow machine sees what happens before it
@@ -57,27 +57,27 @@ class RealWorld:
         return self.client.submit(script, [*as_owner, f"--chdir={self.base}", "--output=/dev/null", *options])
 
     def started(self, *options, does="sleep"):
-        address = self.submit(*options, does=does)
-        self.wait_state(address, JobState.RUNNING)
+        slurm_job_id = self.submit(*options, does=does)
+        self.wait_state(slurm_job_id, JobState.RUNNING)
         if does.startswith(("note", "deaf")):
-            self.wait(lambda _: (self.base / f"noted-{address}.ready").exists(), "its trap is set")
-        return address
+            self.wait(lambda _: (self.base / f"noted-{slurm_job_id}.ready").exists(), "its trap is set")
+        return slurm_job_id
 
-    def job(self, address):
-        return next(job for job in self.client.jobs() if job.address == address)
+    def job(self, slurm_job_id):
+        return next(job for job in self.client.jobs() if job.slurm_job_id == slurm_job_id)
 
-    def noted(self, address):
-        path = self.base / f"noted-{address}"
+    def noted(self, slurm_job_id):
+        path = self.base / f"noted-{slurm_job_id}"
         return path.read_text().split() if path.exists() else []
 
     def wait(self, condition, why):
         deadline = time.monotonic() + 90
-        while not condition({job.address: job for job in self.client.jobs()}):
+        while not condition({job.slurm_job_id: job for job in self.client.jobs()}):
             assert time.monotonic() < deadline, f"never: {why}\n{self.cluster.run('squeue', '-a', '-t', 'all')}"
             time.sleep(0.05)
 
-    def wait_state(self, address, state):
-        self.wait(lambda seen: seen[address].state is state, f"job {address} is {state}")
+    def wait_state(self, slurm_job_id, state):
+        self.wait(lambda seen: seen[slurm_job_id].state is state, f"job {slurm_job_id} is {state}")
 
     def pass_time(self, seconds):
         time.sleep(seconds)
@@ -87,11 +87,11 @@ class RealWorld:
             pytest.skip("the cluster's user and the jobs' owner are the same")
         subprocess.run(argv, env=self.cluster.env, user=self.owner, group="nogroup", timeout=30, check=False)
 
-    def owner_release(self, address):
-        self._as_owner("scontrol", "release", address)
+    def owner_release(self, slurm_job_id):
+        self._as_owner("scontrol", "release", slurm_job_id)
 
-    def owner_requeue(self, address):
-        self._as_owner("scontrol", "requeue", address)
+    def owner_requeue(self, slurm_job_id):
+        self._as_owner("scontrol", "requeue", slurm_job_id)
 
     def node_down(self, name):
         self.cluster.run("scontrol", "update", f"nodename={name}", "state=down", "reason=test")
@@ -168,36 +168,36 @@ class TestRealSlurmOnly:
 
     def test_an_unchanged_queue_costs_one_text_read(self, world, monkeypatch):
         """And whatever happens to a job makes it a full one."""
-        address = world.submit("--hold")
+        slurm_job_id = world.submit("--hold")
         world.client.jobs()
         commands = []
         run = world.client._run
         monkeypatch.setattr(world.client, "_run", lambda argv, *rest: (commands.append(argv), run(argv, *rest))[1])
         world.client.jobs()
         assert [argv[0:2] for argv in commands] == [["squeue", "-h"]]
-        world.cluster.run("scontrol", "release", address)
-        world.wait_state(address, JobState.RUNNING)
+        world.cluster.run("scontrol", "release", slurm_job_id)
+        world.wait_state(slurm_job_id, JobState.RUNNING)
 
     def test_a_controller_that_is_not_there_is_unavailable(self, world):
         """Reads and writes say so, and work again when it is back."""
-        address = world.submit("--hold")
-        world.client.hold(address)
+        slurm_job_id = world.submit("--hold")
+        world.client.hold(slurm_job_id)
         conf = world.base / "slurm.conf"
         text = world.cluster.conf.read_text()
         conf.write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", text))
         (world.base / "gres.conf").write_text((world.cluster.conf.parent / "gres.conf").read_text())
         lost = CommandLineClient({**world.cluster.env, "SLURM_CONF": str(conf)}, timeout=1)
-        for call in (lost.jobs, lost.nodes, lambda: lost.hold(address), lambda: lost.cancel(address)):
+        for call in (lost.jobs, lost.nodes, lambda: lost.hold(slurm_job_id), lambda: lost.cancel(slurm_job_id)):
             with pytest.raises(SlurmUnavailableError):
                 call()
         lost.close()
-        assert world.job(address).hold is Hold.ADMIN
+        assert world.job(slurm_job_id).hold is Hold.ADMIN
 
     def test_an_admin_hold_leaves_no_moment_without_a_hold(self, world):
         """A job that could start at once never does while its user's hold becomes the admin's."""
         addresses = [world.submit("--hold") for _ in range(10)]
-        for address in addresses:
-            world.client.hold(address)
+        for slurm_job_id in addresses:
+            world.client.hold(slurm_job_id)
         world.pass_time(2)
-        jobs = [world.job(address) for address in addresses]
+        jobs = [world.job(slurm_job_id) for slurm_job_id in addresses]
         assert {(job.state, job.hold, job.restarts) for job in jobs} == {(JobState.PENDING, Hold.ADMIN, 0)}

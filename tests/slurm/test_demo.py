@@ -36,8 +36,6 @@ def directory():
 def demo(directory):
     """Starts the demo."""
     started = []
-    # Tests that run in a shell's background ignore SIGINT, those under nohup SIGHUP, and so would what they start.
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)}
 
     def start(*options):
         argv = [sys.executable, "-m", "metasched", "demo", *options]
@@ -47,8 +45,6 @@ def demo(directory):
         return process
 
     yield start
-    for number, handler in before.items():
-        signal.signal(number, handler)
     for process in started:
         if process.poll() is None:
             process.kill()

@@ -37,7 +37,7 @@ def test_accounts_are_entities_with_the_weights_of_the_configuration(one_gpu):
     shares = {("vision", "weight=1"): "50%", ("vision", "weight=0.5"): "25%", ("speech", "weight=1"): "25%"}
 
     def shared():
-        seen = {who: one_gpu.job(address) for who, address in jobs.items()}
+        seen = {who: one_gpu.job(slurm_job_id) for who, slurm_job_id in jobs.items()}
         return all(job and job.account == who[0] and shares[who] in job.reason for who, job in seen.items())
 
     one_gpu.wait(shared)
@@ -46,9 +46,9 @@ def test_accounts_are_entities_with_the_weights_of_the_configuration(one_gpu):
 def test_a_deadline_is_read_stored_and_shown(one_gpu):
     """`explain` says by when the job should be done, and so does the published status."""
     one_gpu.start()
-    address = one_gpu.submit("sleep 1000", "--gres=gpu:1", tag="metasched slo=2h model=gpt")
-    one_gpu.wait(lambda: (job := one_gpu.job(address)) and job.slo_seconds == 7200)
-    argv = [sys.executable, "-m", "metasched", "--config", str(one_gpu.config), "explain", address]
+    slurm_job_id = one_gpu.submit("sleep 1000", "--gres=gpu:1", tag="metasched slo=2h model=gpt")
+    one_gpu.wait(lambda: (job := one_gpu.job(slurm_job_id)) and job.slo_seconds == 7200)
+    argv = [sys.executable, "-m", "metasched", "--config", str(one_gpu.config), "explain", slurm_job_id]
     done = subprocess.run(
         argv, env=one_gpu.cluster.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )

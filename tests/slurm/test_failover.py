@@ -19,10 +19,13 @@ def second(site):
     other.close()
 
 
-def runs(site, address):
+def runs(site, slurm_job_id):
     with site.store() as store:
         return [
-            (run.run, run.started) for job in store.live_jobs() if job.address == address for run in store.runs(job.uid)
+            (run.run, run.started)
+            for job in store.live_jobs()
+            if job.slurm_job_id == slurm_job_id
+            for run in store.runs(job.uid)
         ]
 
 
@@ -66,6 +69,6 @@ def copied(path):
         return [job.uid for job in store.live_jobs() if job.current is not None and job.current.started is not None]
 
 
-def second_status(site, second, address, status):
+def second_status(site, second, slurm_job_id, status):
     """What is published below the first one's shared directory, now by the second."""
-    return second.wait(lambda: (job := site.job(address)) is not None and job.status == status and job)
+    return second.wait(lambda: (job := site.job(slurm_job_id)) is not None and job.status == status and job)

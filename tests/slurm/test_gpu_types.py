@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from metasched.devcluster import NodeGroup
-from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import JobState
+from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
 
@@ -106,4 +106,4 @@ def test_jobs_with_gpus_of_several_types_are_seen(make_cluster):
         ours = site.submit("exec sleep 600", several)
         site.start()
         assert "several types ('k80', 'v100')" in site.wait_status(ours, "held").reason
-        assert {job.address: job.allocated for job in client.jobs()} == {other: {"n1": 2}, ours: {}}
+        assert {job.slurm_job_id: job.allocated for job in client.jobs()} == {other: {"n1": 2}, ours: {}}

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from metasched.core.model import Hold
 from metasched.devcluster import DevCluster, NodeGroup
-from metasched.model import Hold
-from metasched.slurm.cli import CommandLineClient
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
+from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT, new_base, restore
 
 OWNER = "nobody"
@@ -47,11 +47,11 @@ class Submitter:
         os.utime(path, (later, later))
 
     def submit(self, *options):
-        address = self.client.submit(self.script, [f"--chdir={self.base}", "--output=/dev/null", *options])
-        return self.job(address)
+        slurm_job_id = self.client.submit(self.script, [f"--chdir={self.base}", "--output=/dev/null", *options])
+        return self.job(slurm_job_id)
 
-    def job(self, address):
-        return next(job for job in self.client.jobs() if job.address == address)
+    def job(self, slurm_job_id):
+        return next(job for job in self.client.jobs() if job.slurm_job_id == slurm_job_id)
 
     def run(self, *argv, user=OWNER):
         return subprocess.run(
@@ -65,9 +65,9 @@ class Submitter:
             cwd=self.base,
         )
 
-    def wait_state(self, address, state):
+    def wait_state(self, slurm_job_id, state):
         deadline = time.monotonic() + 90
-        while (job := self.job(address)).state is not state:
+        while (job := self.job(slurm_job_id)).state is not state:
             assert time.monotonic() < deadline, job
             time.sleep(0.05)
         return job
@@ -145,7 +145,7 @@ def test_other_jobs_are_left_alone(submitter, comment):
     """They start as ever, with the requeue flag as asked, and without our variable."""
     job = submitter.submit(f"--comment={comment}", "--no-requeue")
     assert (job.hold, job.requeue) == (Hold.NONE, False)
-    submitter.wait_state(job.address, JobState.RUNNING)
+    submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
     assert "METASCHED_SHARED" not in environment(submitter, job)
 
 
@@ -166,12 +166,12 @@ def test_the_user_is_told_who_schedules_the_job(submitter):
 def test_the_shared_root_reaches_the_jobs_environment(submitter):
     """Unless the user has set it."""
     job = submitter.submit("--comment=metasched")
-    submitter.client.release(job.address)
-    submitter.wait_state(job.address, JobState.RUNNING)
+    submitter.client.release(job.slurm_job_id)
+    submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
     assert environment(submitter, job)["METASCHED_SHARED"] == "/shared/root"
     own = submitter.submit("--comment=metasched", "--export=METASCHED_SHARED=/mine")
-    submitter.client.release(own.address)
-    submitter.wait_state(own.address, JobState.RUNNING)
+    submitter.client.release(own.slurm_job_id)
+    submitter.wait_state(own.slurm_job_id, JobState.RUNNING)
     assert environment(submitter, own)["METASCHED_SHARED"] == "/mine"
 
 
@@ -184,15 +184,15 @@ def test_the_shared_root_reaches_the_jobs_environment(submitter):
 )
 def test_an_owner_cannot_change_what_metasched_decides(submitter, owned, change):
     """Slurm says that it is denied, and the job stays as it was."""
-    done = submitter.run("scontrol", "update", f"JobId={owned.address}", change)
+    done = submitter.run("scontrol", "update", f"JobId={owned.slurm_job_id}", change)
     assert "denied" in done.stderr
-    assert submitter.job(owned.address) == owned
+    assert submitter.job(owned.slurm_job_id) == owned
 
 
 def test_an_owner_cannot_release_what_waits_for_its_turn(submitter, owned):
     """Though the hold is a user's until the daemon has seen the job."""
-    assert "denied" in submitter.run("scontrol", "release", owned.address).stderr
-    assert submitter.job(owned.address) == owned
+    assert "denied" in submitter.run("scontrol", "release", owned.slurm_job_id).stderr
+    assert submitter.job(owned.slurm_job_id) == owned
 
 
 def test_what_its_owner_held_is_let_go_by_release_and_waits_for_its_turn(submitter):
@@ -201,29 +201,29 @@ def test_what_its_owner_held_is_let_go_by_release_and_waits_for_its_turn(submitt
         pytest.skip("only root can submit as somebody else")
     job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--comment=metasched", "--gres=gpu:1", "--hold")
     assert re.fullmatch("metasched:[0-9a-f]{16}:held", job.admin_comment)
-    assert "denied" in submitter.run("scontrol", "update", f"JobId={job.address}", "Priority=9").stderr
-    assert submitter.run("scontrol", "release", job.address).returncode == 0
-    let_go = submitter.job(job.address)
+    assert "denied" in submitter.run("scontrol", "update", f"JobId={job.slurm_job_id}", "Priority=9").stderr
+    assert submitter.run("scontrol", "release", job.slurm_job_id).returncode == 0
+    let_go = submitter.job(job.slurm_job_id)
     assert (let_go.state, let_go.hold, let_go.eligible) == (JobState.PENDING, Hold.NONE, OUT_OF_REACH)
-    assert "denied" in submitter.run("scontrol", "release", job.address).stderr
-    submitter.client.update(job.address, Geometry(nodes=("n1",), gpus_per_node=1, tasks=1, cpus=1))
-    submitter.client.release(job.address)
-    submitter.wait_state(job.address, JobState.RUNNING)
-    submitter.client.requeue_hold(job.address)
-    submitter.wait_state(job.address, JobState.PENDING)
-    assert "denied" in submitter.run("scontrol", "release", job.address).stderr
+    assert "denied" in submitter.run("scontrol", "release", job.slurm_job_id).stderr
+    submitter.client.update(job.slurm_job_id, Geometry(nodes=("n1",), gpus_per_node=1, tasks=1, cpus=1))
+    submitter.client.release(job.slurm_job_id)
+    submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
+    submitter.client.requeue_hold(job.slurm_job_id)
+    submitter.wait_state(job.slurm_job_id, JobState.PENDING)
+    assert "denied" in submitter.run("scontrol", "release", job.slurm_job_id).stderr
 
 
 def test_what_its_owner_held_and_root_lets_go_waits_for_its_turn_too(submitter):
     """Slurm itself never starts it; the daemon, which is root as well, does."""
     job = submitter.submit("--comment=metasched", "--gres=gpu:1", "--hold")
-    submitter.run("scontrol", "release", job.address, user=None)
-    let_go = submitter.job(job.address)
+    submitter.run("scontrol", "release", job.slurm_job_id, user=None)
+    let_go = submitter.job(job.slurm_job_id)
     assert (let_go.state, let_go.hold, let_go.eligible) == (JobState.PENDING, Hold.NONE, OUT_OF_REACH)
-    submitter.client.hold(job.address)
-    submitter.client.update(job.address, Geometry(nodes=("n1",), gpus_per_node=1, tasks=1, cpus=1))
-    submitter.client.release(job.address)
-    submitter.wait_state(job.address, JobState.RUNNING)
+    submitter.client.hold(job.slurm_job_id)
+    submitter.client.update(job.slurm_job_id, Geometry(nodes=("n1",), gpus_per_node=1, tasks=1, cpus=1))
+    submitter.client.release(job.slurm_job_id)
+    submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
 
 
 @pytest.mark.parametrize("change", ["Comment=metasched", "Partition=train", "Partition=main,train", "QOS=Gang"])
@@ -232,9 +232,9 @@ def test_an_owner_cannot_make_a_job_metascheds_afterwards(submitter, change):
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--hold")
-    done = submitter.run("scontrol", "update", f"JobId={job.address}", change)
+    done = submitter.run("scontrol", "update", f"JobId={job.slurm_job_id}", change)
     assert "denied" in done.stderr
-    assert submitter.job(job.address) == job
+    assert submitter.job(job.slurm_job_id) == job
 
 
 def test_what_another_plugin_wrote_stays_behind_the_stamp(submitter):
@@ -247,10 +247,10 @@ def test_what_another_plugin_wrote_stays_behind_the_stamp(submitter):
 
 def test_an_owner_can_change_everything_else_and_cancel(submitter, owned):
     """Names and time limits are none of our business."""
-    assert submitter.run("scontrol", "update", f"JobId={owned.address}", "TimeLimit=5", "Name=new").returncode == 0
-    assert (submitter.job(owned.address).name, submitter.job(owned.address).time_limit) == ("new", 300.0)
-    assert submitter.run("scancel", owned.address).returncode == 0
-    submitter.wait_state(owned.address, JobState.CANCELLED)
+    assert submitter.run("scontrol", "update", f"JobId={owned.slurm_job_id}", "TimeLimit=5", "Name=new").returncode == 0
+    assert (submitter.job(owned.slurm_job_id).name, submitter.job(owned.slurm_job_id).time_limit) == ("new", 300.0)
+    assert submitter.run("scancel", owned.slurm_job_id).returncode == 0
+    submitter.wait_state(owned.slurm_job_id, JobState.CANCELLED)
 
 
 def test_an_owner_of_an_untagged_job_changes_it_as_ever(submitter):
@@ -258,16 +258,16 @@ def test_an_owner_of_an_untagged_job_changes_it_as_ever(submitter):
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--hold")
-    assert submitter.run("scontrol", "update", f"JobId={job.address}", "Comment=mine").returncode == 0
-    assert submitter.run("scontrol", "release", job.address).returncode == 0
-    submitter.wait_state(job.address, JobState.RUNNING)
+    assert submitter.run("scontrol", "update", f"JobId={job.slurm_job_id}", "Comment=mine").returncode == 0
+    assert submitter.run("scontrol", "release", job.slurm_job_id).returncode == 0
+    submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
 
 
 def test_the_daemon_may_do_everything(submitter, owned):
     """It acts as SlurmUser or root."""
-    submitter.client.hold(owned.address)
-    submitter.client.release(owned.address)
-    submitter.wait_state(owned.address, JobState.RUNNING)
+    submitter.client.hold(owned.slurm_job_id)
+    submitter.client.release(owned.slurm_job_id)
+    submitter.wait_state(owned.slurm_job_id, JobState.RUNNING)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def reserve(site):
         site.wait(deleted)
 
 
-def nodes_of(site, address):
-    return set(site.wait_status(address, "running").nodes)
+def nodes_of(site, slurm_job_id):
+    return set(site.wait_status(slurm_job_id, "running").nodes)
 
 
 def test_jobs_start_where_reservations_let_them(site, reserve):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metasched.devcluster import NodeGroup
-from metasched.slurm.cli import CommandLineClient
+from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT
 from tests.slurm.site import Site
 from tests.slurm.test_whole_path import assert_every_sample_once, has_trained
@@ -36,13 +36,13 @@ def single(make_cluster):
 
 def paced(site, *options, rate=10):
     """Submit a light trainer; (id, directory)."""
-    address = site.submit(f"exec metasched-run {sys.executable} {PACED} {{dir}} v100={rate}", *options)
-    return address, site.base / f"job-{site.number}"
+    slurm_job_id = site.submit(f"exec metasched-run {sys.executable} {PACED} {{dir}} v100={rate}", *options)
+    return slurm_job_id, site.base / f"job-{site.number}"
 
 
 def slurm_jobs(site):
     """What Slurm knows of each job, by id."""
-    return {job.address: job for job in CommandLineClient(site.cluster.env, 30).jobs()}
+    return {job.slurm_job_id: job for job in CommandLineClient(site.cluster.env, 30).jobs()}
 
 
 def states(site, jobs):
@@ -53,9 +53,9 @@ def states(site, jobs):
 def gpus(site):
     """Ids of running and suspended jobs by the GPU of the one node that they are on."""
     there = {}
-    for address, job in slurm_jobs(site).items():
+    for slurm_job_id, job in slurm_jobs(site).items():
         for index in job.gpu_indices.get("n1", ()) if job.state.value in ("RUNNING", "SUSPENDED") else ():
-            there.setdefault(index, set()).add(address)
+            there.setdefault(index, set()).add(slurm_job_id)
     return there
 
 
@@ -81,11 +81,11 @@ def test_four_jobs_run_on_two_gpus(shared):
     assert [len(couple) for couple in couples.values()] == [2, 2]
     shared.wait(lambda: all(len(beats(directory)) > 10 for directory in jobs.values()))
     published = shared.wait(
-        lambda: (status := shared.status()) and all(job.shares_with for job in status.jobs) and status
+        lambda: (status := shared.status()) and all(job.co_runner for job in status.jobs) and status
     )
     assert published.sharing
-    partner = {job.address: job.shares_with for job in published.jobs}
-    assert all({address, partner[address]} in couples.values() for address in jobs)
+    partner = {job.slurm_job_id: job.co_runner for job in published.jobs}
+    assert all({slurm_job_id, partner[slurm_job_id]} in couples.values() for slurm_job_id in jobs)
     ends, stays = sorted(couples[0])
     shared.cluster.run("scancel", ends)
     shared.wait_status(ends, "cancelled")
@@ -207,9 +207,9 @@ def test_trainers_of_several_ranks_survive_each_others_turns(make_cluster):
         site.wait(lambda: all(has_trained(directory, 1) for directory in jobs.values()))
         before = suspensions(site)
         site.wait(lambda: suspensions(site) >= before + 3)
-        for address, directory in jobs.items():
+        for slurm_job_id, directory in jobs.items():
             (directory / "enough").touch()
-            ended = site.wait_status(address, "completed", 180)
+            ended = site.wait_status(slurm_job_id, "completed", 180)
             assert (ended.runs, ended.world_sizes, ended.preemptions) == (1, (2,), 0)
             assert_every_sample_once(directory)
     finally:
@@ -235,11 +235,11 @@ def test_the_plugin_asks_for_shards_in_place_of_one_gpu(make_cluster, tmp_path):
             ("--gres=shard:1",): "shard:1",
         }
         for options, wanted in asked.items():
-            address = site.submit("true", "--hold", *options)
-            assert request(slurm_jobs(site)[address]) == wanted
+            slurm_job_id = site.submit("true", "--hold", *options)
+            assert request(slurm_jobs(site)[slurm_job_id]) == wanted
         for tag in (None, "metasched max_gpus=2"):
-            address = site.submit("true", "--hold", "--gres=gpu:1", tag=tag)
-            assert request(slurm_jobs(site)[address]) == "gpu:1"
+            slurm_job_id = site.submit("true", "--hold", "--gres=gpu:1", tag=tag)
+            assert request(slurm_jobs(site)[slurm_job_id]) == "gpu:1"
     finally:
         site.close()
 
@@ -252,7 +252,7 @@ def test_rounds_that_change_nothing_renew_leases(shared):
     renewed = [shared.wait(lambda job=job: (seen := shared.job(job)) and seen.renewals >= 4 and seen) for job in jobs]
     records = slurm_jobs(shared)
     for seen in renewed:
-        job = records[seen.address]
+        job = records[seen.slurm_job_id]
         assert (seen.runs, seen.preemptions, job.restarts) == (1, 0, 0)
         lease = json.loads((shared.base / "shared" / "mailbox" / seen.uid / "lease.json").read_text())
         assert lease["run"] == 1

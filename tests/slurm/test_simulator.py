@@ -43,7 +43,7 @@ def test_what_if_of_the_live_queue(small_site):
     done = metasched(site, "what-if", *argv)
     assert done.returncode == 0, done.stderr
     one, other = json.loads(done.stdout)
-    assert [one["address"], other["address"]] == [first, second]
+    assert [one["slurm_job_id"], other["slurm_job_id"]] == [first, second]
     assert (one["work_from"], other["work_from"]) == ("assumed", "assumed")
     assert 0 < one["ends"][now] - time.time() < 3600 <= other["ends"][now] - one["ends"][now] < 3610
     assert one["preemptions"] == {now: 0, las: 1}

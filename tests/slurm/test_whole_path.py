@@ -27,13 +27,13 @@ def assert_every_sample_once(directory):
     assert seen == every_sample_once(len(seen))
 
 
-def has_trained(directory, incarnation):
-    """Whether a rank of that incarnation has made a step."""
-    return any(path.stat().st_size for path in directory.glob(f"trained-{incarnation}-*.jsonl"))
+def has_trained(directory, generation):
+    """Whether a rank of that generation has made a step."""
+    return any(path.stat().st_size for path in directory.glob(f"trained-{generation}-*.jsonl"))
 
 
-def slurm_state(site, address):
-    return site.cluster.run("squeue", "-h", "-a", "-o", "%T", "-j", address).strip()
+def slurm_state(site, slurm_job_id):
+    return site.cluster.run("squeue", "-h", "-a", "-o", "%T", "-j", slurm_job_id).strip()
 
 
 def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
@@ -42,7 +42,7 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
     site.start()
     blocker = site.submit("exec sleep 1000", "--gres=gpu:3", tag="metasched preempt=no")
     site.wait_status(blocker, "running")
-    address, directory = site.train(
+    slurm_job_id, directory = site.train(
         "--epochs 1000 --step-seconds 0.05 --finish-file enough",
         "--gres=gpu:1",
         tag="metasched min_gpus=1 max_gpus=4",
@@ -56,7 +56,7 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
     site.wait_status(late, "running")
     site.wait(lambda: len(list(directory.glob("trained-3-*.jsonl"))) == 2, 90)
     (directory / "enough").touch()
-    ended = site.wait_status(address, "completed", 90)
+    ended = site.wait_status(slurm_job_id, "completed", 90)
     assert ended.world_sizes == (1, 4, 2)
     assert_every_sample_once(directory)
 
@@ -124,19 +124,21 @@ def test_an_administrator_keeps_a_waiting_job_back_by_a_dependency(site):
 def test_a_malformed_tag_stays_held_and_says_why(site):
     """The owner reads what is wrong in the status and in AdminComment; the job never starts."""
     site.start()
-    address = site.submit("sleep 1", "--gres=gpu:1", tag="metasched min_gpu=1")
-    job = site.wait(lambda: (job := site.job(address)) is not None and job.error and job)
+    slurm_job_id = site.submit("sleep 1", "--gres=gpu:1", tag="metasched min_gpu=1")
+    job = site.wait(lambda: (job := site.job(slurm_job_id)) is not None and job.error and job)
     assert "min_gpus" in job.error
-    shown = site.wait(lambda: "min_gpus" in (text := site.cluster.run("scontrol", "show", "job", address)) and text)
+    shown = site.wait(
+        lambda: "min_gpus" in (text := site.cluster.run("scontrol", "show", "job", slurm_job_id)) and text
+    )
     assert "AdminComment=metasched:" in shown
-    assert slurm_state(site, address) == "PENDING"
+    assert slurm_state(site, slurm_job_id) == "PENDING"
 
 
 def test_an_unknown_gpu_type_is_an_error_that_names_the_known_ones(site):
     """A tag with a type that no node has stays held; the message lists what exists."""
     site.start()
-    address = site.submit("sleep 1", "--gres=gpu:1", tag="metasched gpu_types=v101")
-    job = site.wait(lambda: (job := site.job(address)) is not None and job.error and job)
+    slurm_job_id = site.submit("sleep 1", "--gres=gpu:1", tag="metasched gpu_types=v101")
+    job = site.wait(lambda: (job := site.job(slurm_job_id)) is not None and job.error and job)
     assert "v101" in job.error
     assert "v100" in job.error
 
@@ -146,9 +148,9 @@ def test_a_deaf_trainer_is_requeued_after_its_grace(site):
     site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0", grace=2)
     site.start()
     options = "--epochs 1000 --step-seconds 0.1 --finish-file enough --checkpoint-every 1"
-    address, directory = site.train(options, "--gres=gpu:4", "-w", "n1")
-    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 5, 60)
-    site.wait(lambda: site.job(address).attained_service > 12)
+    slurm_job_id, directory = site.train(options, "--gres=gpu:4", "-w", "n1")
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 5, 60)
+    site.wait(lambda: site.job(slurm_job_id).attained_service > 12)
     trainers = _pids_of(directory)
     assert trainers
     for pid in trainers:
@@ -156,7 +158,7 @@ def test_a_deaf_trainer_is_requeued_after_its_grace(site):
     other = site.submit("sleep 1", "--gres=gpu:4", "-w", "n1")
     site.wait_status(other, "completed", 90)
     (directory / "enough").touch()
-    ended = site.wait_status(address, "completed", 120)
+    ended = site.wait_status(slurm_job_id, "completed", 120)
     assert ended.preemptions == 1
     assert_every_sample_once(directory)
 
@@ -204,12 +206,12 @@ def test_cpu_only_jobs_share_their_node_by_suspension(site):
 def test_an_owner_who_releases_a_job_is_answered(site):
     """A job that its owner requeues behind our back is held again, and runs when the plan says so, not twice."""
     site.start()
-    address, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
-    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
-    site.cluster.run("scontrol", "requeue", address)
-    site.wait(lambda: site.job(address).runs == 2 and has_trained(directory, 2))
+    slurm_job_id, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.cluster.run("scontrol", "requeue", slurm_job_id)
+    site.wait(lambda: site.job(slurm_job_id).runs == 2 and has_trained(directory, 2))
     (directory / "enough").touch()
-    ended = site.wait_status(address, "completed", 120)
+    ended = site.wait_status(slurm_job_id, "completed", 120)
     assert ended.runs == 2
     assert_every_sample_once(directory)
     with site.store() as store:
@@ -220,22 +222,22 @@ def test_an_owner_who_releases_a_job_is_answered(site):
 def test_sigterm_stops_the_daemon_and_leaves_jobs_running(site):
     """SIGTERM ends the daemon with code 0; the job runs on, and the next daemon goes on with it."""
     site.start()
-    address = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:1")
-    before = site.wait_status(address, "running")
+    slurm_job_id = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:1")
+    before = site.wait_status(slurm_job_id, "running")
     site.terminate()
-    assert slurm_state(site, address) == "RUNNING"
+    assert slurm_state(site, slurm_job_id) == "RUNNING"
     site.start()
     site.wait(lambda: site.status().pid == site.daemon.pid)
     (site.base / "job-1" / "enough").touch()
-    after = site.wait_status(address, "completed")
+    after = site.wait_status(slurm_job_id, "completed")
     assert (after.uid, after.runs) == (before.uid, 1)
 
 
 def test_sighup_switches_the_policy_without_losing_a_job(site):
     """A reload changes the policy; a broken file is refused with a message and changes nothing."""
     site.start()
-    address = site.submit("sleep 1000", "--gres=gpu:1")
-    site.wait_status(address, "running")
+    slurm_job_id = site.submit("sleep 1000", "--gres=gpu:1")
+    site.wait_status(slurm_job_id, "running")
     good = site.config.read_text()
     site.config.write_text(good.replace("[schedule]", "[shedule]"))
     site.daemon.send_signal(signal.SIGHUP)
@@ -244,8 +246,8 @@ def test_sighup_switches_the_policy_without_losing_a_job(site):
     site.config.write_text(good.replace('"fifo"', '"las"'))
     site.daemon.send_signal(signal.SIGHUP)
     site.wait(lambda: site.status().policy == "las")
-    assert slurm_state(site, address) == "RUNNING"
-    assert site.job(address).runs == 1
+    assert slurm_state(site, slurm_job_id) == "RUNNING"
+    assert site.job(slurm_job_id).runs == 1
 
 
 def test_a_second_daemon_is_refused(site):
@@ -263,13 +265,13 @@ def test_a_second_daemon_is_refused(site):
 
 def test_a_dry_run_prints_the_plan_and_does_nothing(site):
     """`daemon --dry-run` says what it would start; the job stays as it was and no file of state appears."""
-    address = site.submit("sleep 1", "--gres=gpu:1")
-    before = site.cluster.run("scontrol", "show", "job", address)
+    slurm_job_id = site.submit("sleep 1", "--gres=gpu:1")
+    before = site.cluster.run("scontrol", "show", "job", slurm_job_id)
     argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "daemon", "--dry-run"]
     done = subprocess.run(argv, env=site.cluster.env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"start {address}" in done.stdout
-    assert site.cluster.run("scontrol", "show", "job", address) == before
+    assert f"start {slurm_job_id}" in done.stdout
+    assert site.cluster.run("scontrol", "show", "job", slurm_job_id) == before
     assert not (site.base / "state").exists()
 
 
@@ -279,15 +281,15 @@ def test_the_daemon_may_be_killed_at_any_moment(site, moment):
     site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0")
     site.start()
     options = "--epochs 1000 --step-seconds 0.1 --finish-file enough"
-    address, directory = site.train(options, "--gres=gpu:4", "-w", "n1")
-    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
-    site.wait(lambda: site.job(address).attained_service > 12)
+    slurm_job_id, directory = site.train(options, "--gres=gpu:4", "-w", "n1")
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
+    site.wait(lambda: site.job(slurm_job_id).attained_service > 12)
     if moment == "before":
         site.kill()
     # of one GPU, so that it does not soon have as much behind it as the training
     other = site.submit("until [ -e {dir}/go ]; do sleep 0.1; done", "--gres=gpu:1", "-w", "n1")
     if moment == "during":
-        site.wait(lambda: "stop " + address in site.log())
+        site.wait(lambda: "stop " + slurm_job_id in site.log())
         site.kill()
     elif moment == "after":
         site.wait_status(other, "running")
@@ -299,7 +301,7 @@ def test_the_daemon_may_be_killed_at_any_moment(site, moment):
     site.wait_status(other, "completed")
     site.wait(lambda: has_trained(directory, 2))
     (directory / "enough").touch()
-    ended = site.wait_status(address, "completed", 120)
+    ended = site.wait_status(slurm_job_id, "completed", 120)
     assert_every_sample_once(directory)
     assert site.job(other).runs == 1
     assert ended.preemptions == 1
@@ -310,9 +312,9 @@ def test_the_daemon_may_be_killed_at_any_moment(site, moment):
 def test_slurmctld_may_be_killed(site):
     """Kill -9 of the controller in mid-round: when it is back, everything goes on by itself."""
     site.start()
-    address, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
-    site.wait(lambda: (job := site.job(address)) is not None and (job.progress_steps or 0) > 3, 60)
-    until_cluster_saved(site.cluster, address)
+    slurm_job_id, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
+    site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
+    until_cluster_saved(site.cluster, slurm_job_id)
     site.cluster.kill_controller(signal.SIGKILL)
     waiting_status = site.wait(lambda: site.status().slurm != "ok" and site.status())
     assert waiting_status.slurm
@@ -320,7 +322,7 @@ def test_slurmctld_may_be_killed(site):
     other = site.wait(lambda: _try_submit(site))
     site.wait_status(other, "completed", 90)
     (directory / "enough").touch()
-    site.wait_status(address, "completed", 120)
+    site.wait_status(slurm_job_id, "completed", 120)
     assert_every_sample_once(directory)
 
 

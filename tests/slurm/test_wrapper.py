@@ -51,9 +51,9 @@ class Job:
         }
         (box / "partial").write_text(json.dumps(lease))
         (box / "partial").replace(box / "lease.json")
-        address = self.shared / "mailbox" / "address" / self.id
-        address.parent.mkdir(exist_ok=True)
-        address.write_text(f"{UID}\n")
+        slurm_job_id = self.shared / "mailbox" / "address" / self.id
+        slurm_job_id.parent.mkdir(exist_ok=True)
+        slurm_job_id.write_text(f"{UID}\n")
 
     def show(self, key):
         text = self.cluster.run("scontrol", "-o", "show", "job", self.id)
@@ -63,8 +63,8 @@ class Job:
         path = self.directory / "output.txt"
         return path.read_text() if path.exists() else ""
 
-    def reports(self, incarnation, kind):
-        path = self.shared / "reports" / UID / f"incarnation-{incarnation}.jsonl"
+    def reports(self, generation, kind):
+        path = self.shared / "reports" / UID / f"incarnation-{generation}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line for line in map(json.loads, lines) if line["kind"] == kind]
 
@@ -78,8 +78,8 @@ class Job:
     def wait_state(self, state):
         self.wait(lambda: self.show("JobState") == state, f"state {state}")
 
-    def wait_report(self, incarnation, kind):
-        return self.wait(lambda: self.reports(incarnation, kind), f"{kind} of incarnation {incarnation}")[0]
+    def wait_report(self, generation, kind):
+        return self.wait(lambda: self.reports(generation, kind), f"{kind} of generation {generation}")[0]
 
 
 @pytest.fixture

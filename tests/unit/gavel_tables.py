@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from metasched.model import Job, Node
+from metasched.core.model import Job, Node
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 ROWS = {
     "v100": {
@@ -60,7 +60,17 @@ def cluster(**gpus):
 def known_job(uid, model="quick", gpus=1, *, table=None, submitted=0.0, **more):
     """A job without CPUs; of known speed if a table is given."""
     speed = None if table is None else TableTraining(table, model, 1.0).known(0.0)
-    job = Job(uid, uid, model, "ann", submitted, gpus, gpus, gpus, cpus_per_unit=0)
+    job = Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=model,
+        user="ann",
+        submitted=submitted,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        cpus_per_unit=0,
+    )
     return job.evolve(speed=speed, **more)
 
 

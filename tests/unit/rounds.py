@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from metasched.engine import run_round
-from metasched.model import Job, Snapshot, Status
+from metasched.core.model import Job, Snapshot, Status
+from metasched.scheduling.engine import run_round
 
 ROUND = 600.0
 

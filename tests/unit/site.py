@@ -6,15 +6,15 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from metasched.config import Config
-from metasched.controller import Controller
-from metasched.mailbox import Mailbox
+from metasched.configuration.config import Config
+from metasched.daemon.controller import Controller
+from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
-from metasched.slurm.fake import FakeSlurm, Trainer
 from metasched.store import Store
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 POLICIES = {"fifo": Fifo, "las": Las, "gandiva": Gandiva}
@@ -66,27 +66,27 @@ class ShimTrainer(Trainer):
     """A trainer that reports like the shim: it says that it listens, and that it has checkpointed when it stops."""
 
     shared: Path | None = None
-    incarnation: int = 0
+    generation: int = 0
     starts: tuple = ()
     uid: str | None = None
 
     def started(self, slurm, job):
-        self.incarnation += 1
+        self.generation += 1
         self.starts = (*self.starts, tuple(job.allocated.items()))
-        address = self.shared / "mailbox" / "address" / job.address
-        if not address.exists():
+        slurm_job_id = self.shared / "mailbox" / "address" / job.slurm_job_id
+        if not slurm_job_id.exists():
             return
-        self.uid = address.read_text().strip()
+        self.uid = slurm_job_id.read_text().strip()
         lease = json.loads((self.shared / "mailbox" / self.uid / "lease.json").read_text())
         self.write(
             slurm,
             kind="start",
             run=lease["run"],
-            incarnation=self.incarnation,
+            incarnation=self.generation,
             world_size=sum(job.allocated.values()) or 1,
             step=0,
             samples=0,
-            resumed=self.incarnation > 1,
+            resumed=self.generation > 1,
             init_seconds=0.1,
         )
 
@@ -100,7 +100,7 @@ class ShimTrainer(Trainer):
     def write(self, slurm, **line):
         directory = self.shared / "reports" / self.uid
         directory.mkdir(exist_ok=True)
-        with (directory / f"incarnation-{self.incarnation}.jsonl").open("a") as file:
+        with (directory / f"incarnation-{self.generation}.jsonl").open("a") as file:
             file.write(json.dumps({"v": 1, "t": slurm.now, **line}) + "\n")
 
 
@@ -155,15 +155,15 @@ class FakeSite:
         until = self.slurm.now + seconds
         while not condition():
             assert self.slurm.now < until, [
-                (job.address, job.slurm_state, job.state, job.hold, job.reason) for job in self.slurm.jobs()
+                (job.slurm_job_id, job.slurm_state, job.state, job.hold, job.reason) for job in self.slurm.jobs()
             ]
             self.slurm.tick(max(self.controller.poll(), 0.05))
 
-    def state(self, address):
-        return self.slurm.job(address).state
+    def state(self, slurm_job_id):
+        return self.slurm.job(slurm_job_id).state
 
-    def record(self, address):
-        return next(job for job in self.records() if job.address == address)
+    def record(self, slurm_job_id):
+        return next(job for job in self.records() if job.slurm_job_id == slurm_job_id)
 
     def records(self):
         """The live jobs, then the ended ones, latest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from metasched.model import Job, Node, Placement, Snapshot, Status
+from metasched.core.model import Job, Node, Placement, Snapshot, Status
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ByGpus:
     def steps_per_second(self, gpu_type, spread):
         return dict(self.known).get(sum(spread)) if gpu_type == self.gpu_type else None
 
-    def beside(self, other, gpu_type, spread):
+    def steps_per_second_with(self, other, gpu_type, spread):
         return None
 
 
@@ -34,7 +34,18 @@ def job(uid, gpus=1, low=None, high=None, *, left=None, **more):
     """A held job; ``left`` are its remaining steps."""
     low, high = gpus if low is None else low, gpus if high is None else high
     total = {} if left is None else {"total_steps": float(left), "progress_steps": 0.0}
-    return Job(uid, uid, uid, more.pop("user", "ann"), more.pop("submitted", 0.0), gpus, low, high, **total, **more)
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user=more.pop("user", "ann"),
+        submitted=more.pop("submitted", 0.0),
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=high,
+        **total,
+        **more,
+    )
 
 
 def running(one, *names, since=0.0):

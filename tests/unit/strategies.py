@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from metasched.model import Decision, Grant, Hold, Job, Node, Placement, Preempt, Snapshot, Status
-from metasched.policy import Policy, PolicyState
+from metasched.core.model import Decision, Grant, Hold, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import Policy, PolicyState
 
 GPU_TYPES = ("a100", "v100")
 NOW = 10_000.0
@@ -16,7 +16,7 @@ NOW = 10_000.0
 
 def load(job, place, kinds=(1, 1, 1)):
     """GPUs, CPUs and memory that a job takes on each of its nodes; kinds with 0 are left out."""
-    takes = ((name, (gpus, job.node_cpus(gpus), job.node_memory(gpus))) for name, gpus in place.shares)
+    takes = ((name, (gpus, job.node_cpus(gpus), job.node_memory(gpus))) for name, gpus in place.node_gpus)
     return {name: tuple(a * b for a, b in zip(amounts, kinds, strict=True)) for name, amounts in takes}
 
 
@@ -61,7 +61,7 @@ def jobs(draw, index):
     count = draw(st.sampled_from((None, None, None, 1, 2)))
     return Job(
         uid=f"u{index}",
-        address=str(100 + index),
+        slurm_job_id=str(100 + index),
         name=f"job{index}",
         user="ann",
         submitted=float(draw(st.integers(0, 5))),
@@ -107,7 +107,7 @@ def joined(draw, job, cluster, holdings, alone):
         i
         for i, host in enumerate(alone)
         if host.status is Status.RUNNING
-        and host.shares_with is None
+        and host.co_runner is None
         and job.min_gpus <= host.placement.gpus <= job.max_gpus
         and host.placement.gpus > 0
         and all(job.matches(n) for n in cluster if n.name in host.placement.nodes)
@@ -118,10 +118,10 @@ def joined(draw, job, cluster, holdings, alone):
         return job
     i = draw(st.sampled_from(hosts))
     place = alone[i].placement
-    alone[i] = replace(alone[i], shares_with=job.uid)
+    alone[i] = replace(alone[i], co_runner=job.uid)
     holdings.append(load(job, place, (0, 1, 1)))
     runs = {"status": Status.RUNNING, "hold": Hold.NONE, "placement": place, "run_started": NOW - 20}
-    return replace(job, shares_with=alone[i].uid, **runs)
+    return replace(job, co_runner=alone[i].uid, **runs)
 
 
 @st.composite
@@ -238,7 +238,7 @@ def paired(draw, grants):
         host = draw(st.sampled_from((None, *hosts)))
         if host is not None:
             alone.remove(host)
-            found.append(replace(grant, shares_with=host.uid))
+            found.append(replace(grant, co_runner=host.uid))
         else:
             alone.append(grant)
             found.append(grant)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from metasched.model import Decision, Grant, Job, Node, Preempt
-from metasched.policy import Policy, PolicyParameters
+from metasched.core.model import Decision, Grant, Job, Node, Preempt
+from metasched.core.policy import Policy, PolicyParameters
 from metasched.simulator.records import Failures, Settings, Submission, Workload
 from metasched.throughput.training import Pace
 
@@ -51,7 +51,21 @@ def submission(uid, gpus=1, submitted=0.0, total=100.0, **more):
     """A job that needs ``total`` GPU-seconds, unless a ``training`` says otherwise."""
     costs = {key: more.pop(key) for key in ("start_seconds", "restart_seconds", "checkpoint_seconds") if key in more}
     low, high, training = more.pop("low", gpus), more.pop("high", gpus), more.pop("training", Linear(total))
-    return Submission(Job(uid, uid, uid, "ann", submitted, gpus, low, high, **more), training, **costs)
+    return Submission(
+        Job(
+            uid=uid,
+            slurm_job_id=uid,
+            name=uid,
+            user="ann",
+            submitted=submitted,
+            gpus=gpus,
+            min_gpus=low,
+            max_gpus=high,
+            **more,
+        ),
+        training,
+        **costs,
+    )
 
 
 def workload(*submissions):
@@ -94,7 +108,7 @@ class Chaos(Policy):
             host = next((other for other in alone if other.gpus == gpus > 0), None)
             if snapshot.sharing and host is not None and whim(job, "share", 2):
                 alone.remove(host)
-                grant = replace(grant, shares_with=host.uid)
+                grant = replace(grant, co_runner=host.uid)
             else:
                 alone.append(grant)
             grants.append(grant)

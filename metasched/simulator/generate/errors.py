@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 
 class GeneratorError(MetaschedError):

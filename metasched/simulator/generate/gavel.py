@@ -18,10 +18,10 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 LONG = 0.2  # part of the jobs
 SHORT_EXPONENTS, LONG_EXPONENTS = (1.5, 3.0), (3.0, 4.0)
@@ -140,7 +140,7 @@ def _jobs(
         slo = _slo(slo_chance.random()) if slos else None
         job = Job(
             uid=f"{number:0{digits}}",
-            address=str(number),
+            slurm_job_id=str(number),
             name=model,
             user="trace",
             submitted=submitted,

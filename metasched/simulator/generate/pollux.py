@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.pollux import submission
-from metasched.throughput.profile import Epochs, Measured, Profile, StepTime, packed
+from metasched.throughput.goodput_profile import Epochs, Measured, Profile, StepTime, packed
 
 SHARES = {"cifar10": 0.36, "ncf": 0.36, "deepspeech2": 0.10, "bert": 0.10, "yolov3": 0.06, "imagenet": 0.02}
 """Of the jobs, by application (table 1)."""

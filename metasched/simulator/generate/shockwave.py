@@ -12,11 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.regimes import Mode, RegimeTraining, parsed
-from metasched.throughput.table import Table
+from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, parsed
+from metasched.throughput.throughput_table import Table
 
 FAMILIES = ("ResNet-50", "ResNet-18", "LM", "Transformer", "Recommendation")
 HOURS = (0.2, 5.0)
@@ -67,7 +67,7 @@ def shockwave_jobs(
         steps = max(int(seconds * (table.speed(model, reference, (count,)) or 0.0)), 1)
         job = Job(
             uid=f"{number:0{digits}}",
-            address=str(number),
+            slurm_job_id=str(number),
             name=f"{model}, {mode.value}",
             user="trace",
             submitted=submitted,

@@ -15,10 +15,10 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 KINDS: Mapping[str, float] = {"vision": 0.1, "language": 0.6, "others": 0.3}
 VISION, LANGUAGE = ("ResNet", "CycleGAN"), ("LM", "Transformer")
@@ -75,7 +75,7 @@ def themis_apps(
             most = _most(table, model, reference, min(2 ** (phases - 1), most_gpus))
             job = Job(
                 uid=uid,
-                address=uid,
+                slurm_job_id=uid,
                 name=f"{model}, {phases} of {count.bit_length()} phases",
                 user=f"app{number}",
                 submitted=submitted,

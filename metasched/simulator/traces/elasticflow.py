@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
-from metasched.throughput.curve import Curve, ScalingTraining
+from metasched.throughput.scaling_curve import Curve, ScalingTraining
 
 WORKLOAD = ("job_id", "submit_time", "iteration", "model_name", "ddl", "batch_size", "num_gpu")
 BATCH = "global_batch_size"
@@ -79,7 +79,7 @@ def read_elasticflow(path: Path, curves: Curves, *, gpu_type: str = "", most_gpu
             raise row.refusal("ddl", "is before submit_time", "give a later deadline")
         job = Job(
             uid=f"{row.line:0{digits}}",
-            address=str(row.line),
+            slurm_job_id=str(row.line),
             name=f"{model}-{row.text('job_id')}",
             user="trace",
             submitted=submitted - first,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metasched.errors import MetaschedError
+from metasched.core.errors import MetaschedError
 
 
 class TraceError(MetaschedError):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.rows import Row, plain_rows
-from metasched.throughput.table import Table, TableTraining
+from metasched.throughput.throughput_table import Table, TableTraining
 
 COLUMNS = (
     "job_type",
@@ -70,7 +70,7 @@ def table_jobs(
         steps = row.whole("total_steps", least=1)
         job = Job(
             uid=f"{row.line:0{digits}}",
-            address=str(row.line),
+            slurm_job_id=str(row.line),
             name=model,
             user="trace",
             submitted=submitted,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from metasched.model import Job, Preempt
-from metasched.simulator.measured import ALL, training
+from metasched.core.model import Job, Preempt
+from metasched.simulator.learned_speeds import ALL, training
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.store import JobRecord, Store
@@ -55,7 +55,7 @@ def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> 
         raise TraceError(path, None, "jobs.requirements", fault, "use a larger cluster")
     return Job(
         uid=record.uid,
-        address=record.address,
+        slurm_job_id=record.slurm_job_id,
         name=record.name,
         user=record.user,
         account=record.account,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.curve import ran
+from metasched.throughput.scaling_curve import ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def workload(source: str, runs: Iterable[Run], speed_up: float | None) -> Worklo
     for position, run in enumerate(ordered, start=1):
         job = Job(
             uid=f"{position:0{digits}}",
-            address=str(position),
+            slurm_job_id=str(position),
             name=run.name,
             user=run.user,
             account=run.account,

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from metasched.model import Job
+from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
-from metasched.throughput.profile import Epochs, Measured, Profile, ProfileTraining, StepTime
+from metasched.throughput.goodput_profile import Epochs, Measured, Profile, ProfileTraining, StepTime
 
 WORKLOAD = ("name", "time", "application", "num_replicas", "batch_size")
 PLACEMENTS = ("placement", "local_bsz", "step_time", "sync_time")
@@ -106,7 +106,7 @@ def submission(uid: str, name: str, submitted: float, profile: Profile, *, gpus:
     """A job that trains an application at a batch size, and asks for so many GPUs."""
     job = Job(
         uid=uid,
-        address=uid,
+        slurm_job_id=uid,
         name=name,
         user="trace",
         submitted=submitted,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.gavel import table_jobs
-from metasched.throughput.regimes import Mode, RegimeTraining, UnknownFamilyError
-from metasched.throughput.table import Table
+from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, UnknownFamilyError
+from metasched.throughput.throughput_table import Table
 
 COLUMNS = (
     "job_type",

@@ -1,0 +1,247 @@
+"""Gavel's simulator on its artifact's traces, and on jobs that arrive at random; rounds of 360 s.
+
+The clusters are 2 GPUs of each type; 8 V100, 16 P100 and 24 K80; and 36 of each type.
+
+Most of its programs have many optima, of which its interior-point solver takes one in the middle; ours take one that is
+best in a second stage. Those rows need not be equal, but at least as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from contrib.reproductions.parity_rows.row import Measure, Row
+from contrib.reproductions.published_loops.gavel import simulate_gavel
+from metasched.core.model import Node
+from metasched.core.policy import Policy
+from metasched.simulator.generate.gavel import continuous_jobs
+from metasched.simulator.records import Settings, Workload
+from metasched.simulator.traces.gavel import read_gavel
+from metasched.throughput.throughput_table import Table
+from metasched.time_shares.policy_base import TimeShareParameters
+from policies.baselines.gandiva import Gandiva, GandivaParameters
+from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
+from policies.baselines.isolated import Isolated
+from policies.baselines.max_sum_throughput import MaxSumThroughput
+from policies.gavel.policies import (
+    GavelFinishTimeFairness,
+    GavelLas,
+    GavelLasParameters,
+    GavelMakespan,
+    GavelMakespanParameters,
+    GavelParameters,
+    GavelPolicy,
+)
+
+RECOMPUTE = 1920.0  # s: the public simulator allocates no more often
+FASTEST_FIRST = ("v100", "p100", "k80")  # it fills one type after the other
+RESIDUE = (
+    "the artifact's interior-point solver leaves shares of about 1e-9 where the optimum has 0, and its mechanism fills "
+    "idle GPUs in their order; with its shares rounded to 6 digits the artifact gives 3016.178, the same rounds as ours"
+)
+
+
+MIDDLE = (
+    "the artifact's program fixes only the worst job; ours then makes the most of what is left, and its average JCT is "
+    "to be at least as good"
+)
+SEARCH = f"it takes a makespan within 5 % of the least one, which is our tolerance; and {MIDDLE}"
+SHARED = f"shares are made anew at every change, as the paper has it; and {MIDDLE}"
+ORDERS = 12
+BATCHES = {
+    "ResNet-18": (16, 32, 64, 128, 256),
+    "ResNet-50": (16, 32, 64, 128),
+    "Transformer": (16, 32, 64, 128, 256),
+    "LM": (5, 10, 20, 40, 80),
+    "Recommendation": (512, 1024, 2048, 4096, 8192),
+}
+MODELS = [*(f"{name} (batch size {size})" for name, sizes in BATCHES.items() for size in sizes), "A3C", "CycleGAN"]
+THEIR_SEED = 2  # it adds that to its own, which is 0
+NEAR = 0.05  # relative, where chance has its part
+CHANCE = (
+    f"the order of types is chance: ours is the mean over {ORDERS} of them, which differ by some 100 s; its figure "
+    "is of one; and its program fixes only the worst job"
+)
+
+
+def cluster(*gpus: int) -> tuple[Node, ...]:
+    """So many GPUs of each type: the simulator counts GPUs by type, so one node of each stands for all."""
+    return tuple(Node(kind, kind, count, cpus=0, memory=0) for kind, count in zip(FASTEST_FIRST, gpus, strict=True))
+
+
+def average_jct(
+    workload: Workload,
+    policy: Policy,
+    nodes: tuple[Node, ...],
+    *,
+    sharing: bool = False,
+    window: range | None = None,
+) -> float:
+    """Of the jobs in the window, of all if there is none, s."""
+    settings = Settings(round_seconds=360.0, sharing=sharing)
+    outcome = simulate_gavel(workload, nodes, policy, settings, window=window)
+    chosen = workload.submissions if window is None else workload.submissions[window.start : window.stop]
+    wanted = {one.job.uid for one in chosen}
+    return fmean(job.jct for job in outcome.jobs if job.uid in wanted and job.jct is not None)
+
+
+def rows(data: Path) -> list[Row]:
+    """Its rows."""
+    folder = data / "gavel"
+    traces = folder / "traces"
+    workload = read_gavel(traces / "artifact_evaluation.trace", Table.read(folder / "simulation_throughputs.json"))
+    return [
+        *_baselines(workload),
+        *_programs(workload),
+        *_shared(workload),
+        *_physical(folder),
+        *_continuous(folder),
+    ]
+
+
+def _row(workload: Workload, policy: Policy, words: str, theirs: float | Measure, reason: str = "") -> Row:
+    measure = theirs if isinstance(theirs, Measure) else Measure("average JCT, s", theirs, 3)
+    sharing = isinstance(policy, Gandiva)
+    nodes = cluster(2, 2, 2)
+
+    def run() -> tuple[float, ...]:
+        return (average_jct(workload, policy, nodes, sharing=sharing),)
+
+    return Row("Gavel", "artifact_evaluation, 3 x 2 GPUs", words, (measure,), run, reason)
+
+
+def _at_most(theirs: float) -> Measure:
+    return Measure("average JCT, s", theirs, 3, at_most=True)
+
+
+SHUFFLED = TimeShareParameters(
+    recompute_seconds=RECOMPUTE, carry=False, types_in_turn=FASTEST_FIRST, shuffle_types=True
+)
+ORDERED = TimeShareParameters(recompute_seconds=RECOMPUTE, carry=False, types_in_turn=FASTEST_FIRST)
+
+
+def _baselines(workload: Workload) -> list[Row]:
+    slip = GavelFifoParameters(**SHUFFLED.model_dump(), aware=False, as_published=True)
+    packing = GandivaParameters(**ORDERED.model_dump() | {"fill_pairs": True}, least_gain=1 / 3)
+    residue = Measure("average JCT, s", 2985.915, 3, 3016.178)
+    return [
+        _row(workload, Isolated(SHUFFLED), "isolated", 4286.651),
+        _row(workload, GavelFifo(slip), "gavel_fifo aware=false as_published=true", 7581.699),
+        _row(workload, GavelFifo(GavelFifoParameters(**ORDERED.model_dump())), "gavel_fifo aware=true", 5350.663),
+        _row(workload, MaxSumThroughput(ORDERED), "max_sum_throughput", residue, RESIDUE),
+        _row(workload, Gandiva(packing), "gandiva", 3545.552),
+    ]
+
+
+def _programs(workload: Workload) -> list[Row]:
+    """Aware, and agnostic in the mean over several orders of types."""
+    ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
+    close = {"tolerance": 0.05}
+    las, ftf = GavelLas(GavelLasParameters(**ordered)), GavelFinishTimeFairness(GavelParameters(**ordered))
+    least = GavelMakespan(GavelMakespanParameters(**ordered, **close))
+    found = [
+        _row(workload, las, "gavel_las", 3429.279),
+        _row(workload, ftf, "gavel_ftf", Measure("average JCT, s", 3610.793, 3, at_most=True), MIDDLE),
+        _row(
+            workload,
+            least,
+            "gavel_makespan tolerance=0.05",
+            Measure("average JCT, s", 3789.920, 3, at_most=True),
+            SEARCH,
+        ),
+    ]
+    agnostic: list[tuple[type[GavelPolicy], dict[str, float], float]] = [
+        (GavelLas, {}, 4214.900),
+        (GavelFinishTimeFairness, {}, 4211.201),
+        (GavelMakespan, close, 4592.403),
+    ]
+    nodes = cluster(2, 2, 2)
+    for policy, more, theirs in agnostic:
+        made = [policy(policy.Parameters(**shuffled | more | {"aware": False, "seed": seed})) for seed in range(ORDERS)]
+
+        def run(made: list[GavelPolicy] = made) -> tuple[float, ...]:
+            return (fmean(average_jct(workload, one, nodes) for one in made),)
+
+        measure, words = Measure("average JCT, s", theirs, 3, within=NEAR), f"{policy.name} aware=false"
+        where = "artifact_evaluation, 3 x 2 GPUs"
+        found.append(Row("Gavel", where, words, (measure,), run, CHANCE))
+    return found
+
+
+def _shared(workload: Workload) -> list[Row]:
+    """With space sharing."""
+    turns = TimeShareParameters(types_in_turn=FASTEST_FIRST, carry=False).model_dump()
+    nodes = cluster(2, 2, 2)
+    found: list[tuple[Policy, str, float]] = [
+        (GavelLas(GavelLasParameters(**turns)), "gavel_las", 2795.561),
+        (GavelFinishTimeFairness(GavelParameters(**turns)), "gavel_ftf", 3023.981),
+        (GavelMakespan(GavelMakespanParameters(**turns)), "gavel_makespan", 3253.275),
+        (GavelLas(GavelLasParameters(**turns, fill=True)), "gavel_las fill=true", 2771.897),
+    ]
+
+    def row(policy: Policy, words: str, theirs: float) -> Row:
+        def run() -> tuple[float, ...]:
+            return (average_jct(workload, policy, nodes, sharing=True),)
+
+        where = "artifact_evaluation, 3 x 2 GPUs, space sharing"
+        return Row("Gavel", where, words, (_at_most(theirs),), run, SHARED)
+
+    return [row(*one) for one in found]
+
+
+def _physical(folder: Path) -> list[Row]:
+    """The trace of its physical cluster."""
+    table = Table.read(folder / "physical_cluster_throughputs.json")
+    workload = read_gavel(folder / "traces" / "max_min_fairness.trace", table)
+    ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
+    nodes = cluster(8, 16, 24)
+
+    where = "max_min_fairness, 8 + 16 + 24 GPUs"
+    agnostic = [GavelLas(GavelLasParameters(**shuffled | {"aware": False, "seed": seed})) for seed in range(ORDERS)]
+
+    def row(policies: Sequence[Policy], words: str, theirs: Measure, reason: str) -> Row:
+        def run() -> tuple[float, ...]:
+            return (fmean(average_jct(workload, policy, nodes) / 3600 for policy in policies),)
+
+        return Row("Gavel", where, words, (theirs,), run, reason)
+
+    las, ftf = GavelLas(GavelLasParameters(**ordered)), GavelFinishTimeFairness(GavelParameters(**ordered))
+    return [
+        row([las], "gavel_las", Measure("average JCT, h", 3.82, 2, at_most=True), MIDDLE),
+        row(agnostic, "gavel_las aware=false", Measure("average JCT, h", 5.20, 2, within=NEAR), CHANCE),
+        row([ftf], "gavel_ftf", Measure("average JCT, h", 3.94, 2, at_most=True), MIDDLE),
+    ]
+
+
+def _continuous(folder: Path) -> list[Row]:
+    """Poisson arrivals, of which jobs 4000 to 4999 are measured."""
+    table = Table.read(folder / "simulation_throughputs.json")
+    window, nodes = range(4000, 5000), cluster(36, 36, 36)
+    ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump() | {"aware": False}
+
+    def row(regime: str, rate: float, policy: Policy, theirs: float, reason: str) -> Row:
+        def run() -> tuple[float, ...]:
+            workload = continuous_jobs(
+                table,
+                jobs=2 * window.stop,
+                jobs_per_hour=rate,
+                multiple=regime == "multiple",
+                models=MODELS,
+                seed=THEIR_SEED,
+            )
+            return (average_jct(workload, policy, nodes, window=window) / 3600,)
+
+        agnostic = policy.parameters.model_dump().get("aware") is False
+        words = f"{policy.name} aware=false" if agnostic else policy.name
+        where = f"continuous-{regime}, {rate:g} jobs/h, 3 x 36 GPUs"
+        return Row("Gavel", where, words, (Measure("average JCT, h", theirs, 2, at_most=True),), run, reason)
+
+    return [
+        row("single", 4.0, GavelLas(GavelLasParameters(**ordered)), 17.07, MIDDLE),
+        row("single", 4.0, GavelLas(GavelLasParameters(**shuffled)), 23.75, MIDDLE),
+        row("multiple", 2.0, GavelLas(GavelLasParameters(**ordered)), 20.26, MIDDLE),
+        row("multiple", 2.0, GavelLas(GavelLasParameters(**shuffled)), 27.01, MIDDLE),
+        row("multiple", 2.0, GavelFinishTimeFairness(GavelParameters(**ordered)), 20.59, MIDDLE),
+    ]

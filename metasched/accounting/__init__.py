@@ -1,0 +1,1 @@
+"""Past jobs of Slurm's accounting, imported into the store."""

@@ -1,0 +1,238 @@
+"""Slurm's accounting -> the store: jobs that ended before, or beside, metasched's own, as history alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Placement
+from metasched.simulator.traces.errors import TraceError
+from metasched.simulator.traces.rows import Row
+from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
+from metasched.slurm import hostlist
+from metasched.slurm.command_line_client import plain_environment
+from metasched.slurm.job_requirements import STAMP
+from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
+
+NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")
+"""The columns that an import needs; the name, which its owner wrote, last."""
+
+UNKNOWN_TYPE = "gpu"
+"""Stands for the type of GPUs where accounting does not tell it: none at all would mean a job without GPUs."""
+
+_TIMEOUT_SECONDS = 600.0
+_JOB_ID = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
+_EITHER = frozenset({"PREEMPTED", "NODE_FAIL"})  # the end of a job, or of a run that was requeued
+_REQUEUED = _EITHER | {"REQUEUED"}
+_ENDED = _EITHER | {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
+_NO_TIME = ("", "Unknown", "None")
+
+
+class AccountingError(MetaschedError):
+    """Slurm's accounting could not be read."""
+
+
+@dataclass
+class Imported:
+    """What an import did with each job, or unreadable line, that it read.
+
+    Attributes:
+        jobs: how many it took into the store.
+        skipped: how many it did not, by why.
+        unreadable: the first line that could not be read.
+    """
+
+    jobs: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    unreadable: TraceError | None = None
+
+    @property
+    def read(self) -> int:
+        """All of them."""
+        return self.jobs + self.skipped.total()
+
+
+@contextmanager
+def ask_sacct(
+    since: datetime, until: datetime | None, env: Mapping[str, str] = os.environ
+) -> Iterator[tuple[Path, str]]:
+    """What ``sacct`` tells of everybody's jobs: a file, for as long as the context lasts, and its delimiter.
+
+    Raises:
+        AccountingError: it does not run, or fails.
+    """
+    # A user cannot know the delimiter, and so cannot forge a field by a job's name.
+    delimiter = f"|{secrets.token_hex(8)}|"
+    argv = ["sacct", "--allusers", "--allocations", "--parsable2", "--duplicates", f"--delimiter={delimiter}"]
+    argv += [f"--starttime={since:%Y-%m-%dT%H:%M:%S}", *([f"--endtime={until:%Y-%m-%dT%H:%M:%S}"] if until else [])]
+    argv += [f"--format=AdminComment,{','.join(NEEDED)}"]
+    with tempfile.NamedTemporaryFile(prefix="metasched-sacct-") as output:
+        try:
+            done = subprocess.run(
+                argv,
+                env=plain_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                timeout=_TIMEOUT_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise AccountingError(f"sacct did not end within {_TIMEOUT_SECONDS:g} s: ask for fewer days") from None
+        except OSError as error:
+            raise AccountingError(f"cannot start sacct: {error.strerror}; give a file with its output") from error
+        if done.returncode:
+            complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+            raise AccountingError(f"sacct: {' / '.join(complaint.splitlines())[:600]}")
+        yield Path(output.name), delimiter
+
+
+def import_jobs(store: Store, path: Path, delimiter: str = "|") -> Imported:
+    """Take the GPU jobs that have ended into the store, each once, whatever is imported again.
+
+    Args:
+        store: to write.
+        path: of sacct's output, with the columns of ``NEEDED``.
+        delimiter: between them.
+
+    Raises:
+        TraceError: the file cannot be read, or lacks a column.
+        StoreError: the store cannot be written.
+    """
+    result = Imported()
+    readable: list[Row] = []
+    for row in records(path, NEEDED, delimiter):
+        if isinstance(row, TraceError):
+            _note_unreadable(result, row)
+        else:
+            readable.append(row)
+    with store.transaction():
+        for rows in _by_job(readable, result):
+            try:
+                why = _import(store, rows)
+            except TraceError as error:
+                _note_unreadable(result, error)
+            else:
+                result.skipped.update([why] if why else [])
+                result.jobs += why is None
+    return result
+
+
+def _note_unreadable(result: Imported, error: TraceError) -> None:
+    result.skipped["could not be read"] += 1
+    result.unreadable = result.unreadable or error
+
+
+def _by_job(rows: Iterable[Row], result: Imported) -> Iterator[list[Row]]:
+    """The records of each job, one for each run, in their order: Slurm gives ids again."""
+    by_id: dict[str, list[tuple[float, Row]]] = {}
+    for row in rows:
+        try:
+            submitted = instant(row, "Submit")
+            by_id.setdefault(row.text("JobID"), []).append((submitted, row))
+        except TraceError as error:
+            _note_unreadable(result, error)
+    for found in by_id.values():
+        ordered = [row for _, row in sorted(found, key=lambda one: one[0])]
+        job = ordered[:1]
+        for before, row in pairwise(ordered):
+            if _state(before) not in _REQUEUED:
+                yield job
+                job = []
+            job.append(row)
+        yield job
+
+
+def _import(store: Store, rows: Sequence[Row]) -> str | None:
+    """Take one job in, or say why not."""
+    last = rows[-1]
+    slurm_job_id = last.text("JobID")
+    if _state(last) not in _ENDED or last.values["End"].strip() in _NO_TIME:
+        return "not ended"
+    ran = [row for row in rows if row.number("ElapsedRaw") > 0]
+    if not ran:
+        return "never ran"
+    if not _JOB_ID.fullmatch(slurm_job_id):
+        raise last.refusal("JobID", f"{slurm_job_id!a} is not a job id", "give the output of sacct --allocations")
+    if _is_ours(store, last, slurm_job_id):
+        return "known already"
+    gpus = gpus_of(ran[-1])
+    if not gpus:
+        return "without GPUs"
+    uid = f"{IMPORTED}{slurm_job_id}:{instant(last, 'Submit'):.0f}"
+    runs = [_run(uid, number, row, more=row is not last) for number, row in enumerate(ran, start=1)]
+    attained: dict[str, float] = {}
+    for row in ran:
+        kind = gpu_type_of(row) or UNKNOWN_TYPE
+        attained[kind] = attained.get(kind, 0.0) + gpus_of(row) * row.number("ElapsedRaw")
+    job = JobRecord(
+        uid=uid,
+        slurm_job_id=slurm_job_id,
+        name=last.values["JobName"],
+        user=last.text("User"),
+        submitted=instant(rows[0], "Submit"),
+        account=last.values["Account"].strip() or None,
+        partition=last.values["Partition"].strip(),
+        requirements={"gpus": gpus, "min_gpus": gpus, "max_gpus": gpus},
+        status="finished",
+        run=len(runs),
+        attained=attained,
+        ran_seconds=sum(row.number("ElapsedRaw") for row in ran),
+        last_placement=runs[-1].placement,
+        last_ended=runs[-1].ended,
+        finished=instant(last, "End"),
+        end_state=_state(last),
+    )
+    return None if store.import_job(job, runs) else "known already"
+
+
+def _is_ours(store: Store, row: Row, slurm_job_id: str) -> bool:
+    """Whether the store has the job's whole history, since metasched scheduled it."""
+    stamp = STAMP.match(row.values.get("AdminComment", ""))
+    if stamp is None:
+        return False
+    _, array, task = slurm_job_id.partition("_")
+    return store.job(f"{stamp[1]}{array}{task}") is not None
+
+
+def _run(uid: str, number: int, row: Row, *, more: bool) -> RunRecord:
+    """One run; ``more`` came after it."""
+    done = EndCause.FINISHED if _state(row) == "COMPLETED" else EndCause.FAILED
+    placement = _placement(row)
+    started = instant(row, "Start")
+    return RunRecord(
+        uid=uid,
+        run=number,
+        placement=placement,
+        started=started,
+        ended=started + row.number("ElapsedRaw"),
+        cause=EndCause.LOST if more else done,
+    )
+
+
+def _placement(row: Row) -> Placement | None:
+    """What a run held; None where it was uneven: accounting tells no node's part."""
+    try:
+        nodes = tuple(hostlist.expand(row.values["NodeList"].strip()))
+    except ValueError:
+        return None
+    gpus = gpus_of(row)
+    if not nodes or len(set(nodes)) < len(nodes) or gpus % len(nodes):
+        return None
+    return Placement(nodes, gpus // len(nodes), gpu_type_of(row) or UNKNOWN_TYPE)
+
+
+def _state(row: Row) -> str:
+    """Slurm's word, without ``by 1000``."""
+    return next(iter(row.values["State"].split()), "").rstrip("+")

@@ -1,0 +1,59 @@
+"""What the database remembers, as rich tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from metasched.cli.formatting import clock, counted, duration, where
+from metasched.cli.status_tables import row, table
+from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
+
+
+def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
+    """The runs of one job, the first one first."""
+    numbers = ("RUN", "RAN", "RENEWED", "INIT")
+    made = table("RUN", "STARTED", "RAN", "WHERE", "RENEWED", "ENDED", "INIT", title="Runs", right=numbers)
+    for run in runs:
+        held = run.placement or run.released
+        place = "" if held is None else where(dict(held.node_gpus))
+        ended = "goes on" if run.ended is None else run.cause
+        ran = None if run.started is None else duration(run.seconds_at(now))
+        init = None if run.init_seconds is None else f"{run.init_seconds:.1f} s"
+        started = "not yet" if run.started is None else clock(run.started)
+        row(made, run.run, started, ran, place, counted(run.renewals, "round"), ended, init)
+    return made
+
+
+def decisions_table(decisions: Sequence[DecisionRecord]) -> Table:
+    """What was decided for one job."""
+    made = table("ROUNDS", "GRANTED", "REASON", title="Latest decisions")
+    for decision in decisions:
+        last = "now" if decision.last_round is None else decision.last_round
+        rounds = str(last) if decision.first_round == last else f"{decision.first_round}-{last}"
+        granted = decision.granted
+        row(
+            made,
+            rounds,
+            "waits" if granted is None else f"{granted.gpus} on {' '.join(granted.nodes)}",
+            decision.reason,
+        )
+    return made
+
+
+def actions_table(actions: Sequence[ActionRecord]) -> Table:
+    """What was done to one job."""
+    made = table("AT", "ACTION", "OUTCOME", "TOOK", title="Latest actions", right=("TOOK",))
+    for action in actions:
+        took = None if action.latency_seconds is None else f"{1000 * action.latency_seconds:.0f} ms"
+        row(made, clock(action.at), action.kind, action.outcome or "not known", took)
+    return made
+
+
+def events_table(events: Sequence[EventRecord], title: str | None = None) -> Table:
+    """What happened."""
+    made = table("AT", "JOB", "EVENT", "", title=title)
+    for event in events:
+        row(made, clock(event.at), event.uid, event.kind, event.text)
+    return made

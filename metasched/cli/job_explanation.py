@@ -1,0 +1,163 @@
+"""Why a job runs or waits, in sentences: evidence in, words out, nothing read from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from metasched.cli.formatting import counted, duration, listed, where
+from metasched.shared_dir.published_status import JobStatus, Status
+
+STALE_SECONDS = 30.0
+_WAITING = ("held", "queued")
+
+
+def is_stale(status: Status, now: float) -> bool:
+    """Whether the daemon has published nothing for longer than its polls can take."""
+    return now - status.published > max(STALE_SECONDS, 3 * status.poll_seconds)
+
+
+def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
+    """What the job does now, why, and what it waits for."""
+    lines = [f"Job {job.slurm_job_id} ({job.name}, of {job.user}) {_state(job, now)}."]
+    if job.error is not None:
+        return [*lines, f"Its tag cannot be used: {job.error}. Cancel it and submit it again with the tag corrected."]
+    if job.finished is not None:
+        return lines
+    if job.reason:
+        lines.append(f"Why: {job.reason.rstrip('.')}.")
+    if job.status in _WAITING and not job.blocked:
+        lines += _waits_for(job, status)
+    lines += [*_company(job), *_promises(job, now)]
+    if is_stale(status, now):
+        lines.append(
+            f"But the daemon published nothing for {duration(now - status.published)}: nobody decides until it is back."
+        )
+    elif status.slurm != "ok":
+        lines.append(f"But the daemon cannot reach Slurm ({status.slurm}): nothing changes until it can.")
+    elif status.next_round is not None:
+        lines.append(f"Policy {status.policy} decides again in {duration(max(status.next_round - now, 0))}.")
+    return lines
+
+
+def history(job: JobStatus, now: float) -> list[str]:
+    """What happened to the job until now, and how far it is."""
+    ran = f"ran {duration(job.ran_seconds)} in {counted(job.runs, 'run')}"
+    preempted = f"preempted {counted(job.preemptions, 'time')}"
+    waited = f"waited {duration(job.waited_seconds)}"
+    lines = [f"Submitted {duration(now - job.submitted)} ago; {waited}, {ran}, {preempted}."]
+    if job.attained_service:
+        unit = "GPU-seconds" if job.max_gpus else "node-seconds"
+        lines.append(f"It has received {job.attained_service:.0f} {unit}.")
+    if len(job.world_sizes) > 1:
+        lines.append(f"World sizes of its runs: {sizes(job.world_sizes)}.")
+    if job.progress_steps is not None:
+        total = f" of {job.total_steps}" if job.total_steps else ""
+        parts = [f"It has done {job.progress_steps}{total} steps"]
+        if job.steps_per_second is not None and job.status == "running":
+            parts.append(f"{job.steps_per_second:.3g} steps/s")
+        if (left := remaining_seconds(job)) is not None:
+            parts.append(f"about {duration(left)} left")
+        if job.loss is not None:
+            parts.append(f"loss {job.loss:.4g}")
+        lines.append(f"{', '.join(parts)}.")
+    return lines
+
+
+def _state(job: JobStatus, now: float) -> str:
+    count = sum(job.nodes.values())
+    place = f"{counted(count, 'GPU')} ({where(job.nodes)})" if count else where(job.nodes)
+    since = "" if job.run_started is None else f" since {duration(now - job.run_started)}"
+    if job.finished is not None:
+        return f"ended {duration(now - job.finished)} ago ({job.status})"
+    states = {
+        "held": "waits" if job.blocked else "waits, held until it is its turn",
+        "queued": "is released: Slurm starts it as soon as its resources are free",
+        "running": f"runs on {place}{since}",
+        "suspended": f"is suspended on {place}",
+        "stopping": f"is being stopped on {place}: it writes a checkpoint and gives its resources back",
+    }
+    return states.get(job.status, f"is {job.status}")
+
+
+def _company(job: JobStatus) -> list[str]:
+    """Who is on the same GPUs, and since when nothing has changed."""
+    lines = []
+    if job.co_runner is not None and job.time_slicing:
+        other = job.co_runner
+        lines.append(f"It takes turns with job {other} on the same GPUs: one is suspended while the other runs.")
+    elif job.co_runner is not None:
+        lines.append(f"Job {job.co_runner} runs on the same GPUs.")
+    if job.renewals:
+        lines.append(f"Its lease was renewed for {counted(job.renewals, 'round')}: nothing was restarted.")
+    return lines
+
+
+def _promises(job: JobStatus, now: float) -> list[str]:
+    """By when it should be done."""
+    if job.slo_seconds is None:
+        return []
+    left = job.submitted + job.slo_seconds - now
+    when = f"{duration(left)} from now" if left >= 0 else f"{duration(-left)} ago"
+    return [f"It should be done {duration(job.slo_seconds)} after its submission, which is {when}."]
+
+
+def _waits_for(job: JobStatus, status: Status) -> list[str]:
+    if job.max_gpus == 0:
+        return []
+    free = {node.name: node.gpus - node.gpus_used for node in status.nodes if node.accepts}
+    spare = {name: count for name, count in free.items() if count > 0}
+    need = counted(job.min_gpus, "GPU")
+    holders = [
+        f"{other.slurm_job_id} ({sum(other.nodes.values())})"
+        for other in status.jobs
+        if other.status not in _WAITING and any(other.nodes.values())
+    ]
+    seen = f"{sum(spare.values())} free now" + (f" ({where(spare)})" if spare else "")
+    taken = f"; the others are held by {'job' if len(holders) == 1 else 'jobs'} {listed(holders)}" if holders else ""
+    return [f"It needs {'at least ' if job.min_gpus != job.max_gpus else ''}{need}; {seen}{taken}."]
+
+
+def gpus(job: JobStatus) -> str:
+    """``4`` for a rigid job, ``2 of 1-4`` for an elastic one that has two, ``cpu`` for none, ``?`` with a wrong tag."""
+    if job.error is not None:
+        return "?"
+    if job.max_gpus == 0:
+        return "cpu"
+    span = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}-{job.max_gpus}"
+    held = sum(job.nodes.values())
+    return f"{held} of {span}" if held and job.min_gpus != job.max_gpus else span
+
+
+def beside(job: JobStatus) -> str:
+    """Who is on the same GPUs; empty for nobody."""
+    if job.co_runner is None:
+        return ""
+    return f"in turns with {job.co_runner}" if job.time_slicing else f"with {job.co_runner}"
+
+
+def runs(job: JobStatus) -> str:
+    """``2``, or ``2 (renewed 5 rounds)`` for a run that was kept so often."""
+    return f"{job.runs} (renewed {counted(job.renewals, 'round')})" if job.renewals else str(job.runs)
+
+
+def sizes(world_sizes: Sequence[int]) -> str:
+    """World sizes of the runs, in order."""
+    return " → ".join(map(str, world_sizes))
+
+
+def progress(job: JobStatus) -> str:
+    """Steps done, of how many, and how long the rest takes at the present speed."""
+    if job.progress_steps is None:
+        return ""
+    if not job.total_steps:
+        return counted(job.progress_steps, "step")
+    text = f"{job.progress_steps}/{job.total_steps} ({100 * job.progress_steps // job.total_steps}%)"
+    left = remaining_seconds(job)
+    return text if left is None else f"{text}, {duration(left)} left"
+
+
+def remaining_seconds(job: JobStatus) -> float | None:
+    """How long the rest takes at the present speed, while it runs; None if that is not known."""
+    if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
+        return None
+    return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second

@@ -1,0 +1,115 @@
+"""What the commands of the simulator share."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from pydantic import ValidationError
+
+from metasched.core.policy import UnknownPolicyError, installed_policies
+from metasched.core.validation_errors import explain
+
+if TYPE_CHECKING:
+    from metasched.simulator.results import Result
+    from metasched.simulator.sweep import Case
+
+# Simulations solve many small problems, for which threads cost more than they bring; processes are what they run in.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_Command = TypeVar("_Command", bound=Any)
+
+_HOUR = 3600.0
+# How a metric is shown: its heading, and what it is divided by.
+SHOWN: Mapping[str, tuple[str, float]] = {
+    "jct_mean": ("JCT MEAN h", _HOUR),
+    "jct_median": ("MEDIAN h", _HOUR),
+    "jct_p99": ("P99 h", _HOUR),
+    "makespan": ("MAKESPAN h", _HOUR),
+    "queueing_mean": ("QUEUEING h", _HOUR),
+    "utilization": ("UTILISATION", 1.0),
+    "rho_worst_pollux": ("WORST RHO", 1.0),
+    "unfair_pollux": ("UNFAIR", 1.0),
+    "preemptions_mean": ("PREEMPTIONS", 1.0),
+    "cost": ("COST", 1.0),
+    "unfinished": ("UNFINISHED", 1.0),
+}
+
+
+def seed_option(command: _Command) -> _Command:
+    """--seed, once."""
+    option = click.option("--seed", default=0, show_default=True, help="Of the generator, of failures, of all chance.")
+    decorated: _Command = option(command)
+    return decorated
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """A policy's name and parameters from ``NAME[:KEY=VALUE,...]``; values are JSON, or words as they are.
+
+    Raises:
+        click.BadParameter: it is not of this form, or no policy takes that.
+    """
+    name, _, rest = text.partition(":")
+    parameters = {}
+    for part in _split(rest):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise click.BadParameter(f"{part!r} is not KEY=VALUE", param_hint="--policy")
+        try:
+            parameters[key.strip()] = json.loads(value)
+        except ValueError:
+            parameters[key.strip()] = value
+    try:
+        taken = installed_policies().get(name).Parameters
+        taken.model_validate(parameters)
+    except UnknownPolicyError as error:
+        raise click.BadParameter(str(error), param_hint="--policy") from None
+    except ValidationError as error:
+        raise click.BadParameter("; ".join(explain(error, taken, (name,))), param_hint="--policy") from None
+    return name, parameters
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are in no brackets."""
+    parts, depth = [""], 0
+    for char in text:
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part for part in parts if part]
+
+
+def chosen(policy: str, load: float, seed: int) -> Case:
+    """The case of one policy."""
+    from metasched.simulator.sweep import Case  # noqa: PLC0415  `--help` needs none of this
+
+    name, parameters = parsed(policy)
+    return Case(name, parameters, load, seed)
+
+
+def show_metrics(results: Sequence[Result]) -> None:
+    """A table with a row for each policy and load: each metric's mean over the seeds, with its spread."""
+    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415  `--help` needs none of this
+
+    names = [name for name in SHOWN if any(one.metrics.get(name) is not None for one in results)]
+    headings = [SHOWN[name][0] for name in names]
+    made = table("POLICY", "LOAD", "SEEDS", *headings, right=("LOAD", "SEEDS", *headings))
+    for label, load in dict.fromkeys((one.label, one.load) for one in results):
+        same = [one for one in results if (one.label, one.load) == (label, load)]
+        cells = [_spread([one.metrics.get(name) for one in same], SHOWN[name][1]) for name in names]
+        row(made, label, f"{load:g}", len(same), *cells)
+    console().print(made)
+
+
+def _spread(values: Sequence[float | None], unit: float) -> str:
+    known = [value / unit for value in values if value is not None]
+    if not known:
+        return ""
+    mean = statistics.fmean(known)
+    return f"{mean:.4g}" if len(known) == 1 else f"{mean:.4g} ± {statistics.stdev(known):.2g}"

@@ -1,0 +1,133 @@
+"""The published status as rich tables; the status command and the demo show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from metasched.cli.formatting import clean, duration, where
+from metasched.cli.job_explanation import beside, gpus, is_stale, progress, runs, sizes
+from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
+
+_PIPE_WIDTH = 200
+_NAME_WIDTH = 32
+_STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
+
+
+def console() -> Console:
+    """Standard output; wide where it is not a terminal, so that nothing that a script reads is folded early."""
+    probe = Console()
+    return probe if probe.is_terminal or "COLUMNS" in probe._environ else Console(width=_PIPE_WIDTH)  # noqa: SLF001
+
+
+def table(*headings: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+    """An empty table; the columns in ``right`` are numbers."""
+    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    return made
+
+
+def row(made: Table, *cells: object, style: str | None = None) -> None:
+    """Add a row; every cell is shown as it is, cleaned, without markup. None is empty."""
+    made.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in cells), style=style)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else clean(str(value))
+
+
+def overview(status: Status, now: float, limit: int) -> RenderableType:
+    """Everything, with ``limit`` live jobs at most: those that hold resources first."""
+    parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), Text()]
+    if status.jobs:
+        parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit]))
+    else:
+        parts.append(Text("no jobs of metasched wait or run"))
+    if len(status.jobs) > limit:
+        parts.append(Text(f"and {len(status.jobs) - limit} more"))
+    if status.finished:
+        parts += [Text(), finished_table(status.finished, now)]
+    return Group(*parts)
+
+
+def headline(status: Status, now: float) -> Text:
+    """Who decides, when next, and whether anybody is there at all."""
+    line = Text(f"{clean(status.cluster)}: policy {clean(status.policy)}, round {status.round}")
+    age = max(now - status.published, 0.0)
+    if is_stale(status, now):
+        line.append(
+            f"\nSTALE: the daemon ({clean(status.host)}, pid {status.pid}) published nothing for {duration(age)}; "
+            "it is stopped or hangs, running jobs go on without it",
+            style="bold red",
+        )
+        return line
+    if status.next_round is not None:
+        line.append(f", next in {duration(status.next_round - now)}")
+    line.append(f"; daemon on {clean(status.host)} (pid {status.pid}), {duration(age)} ago")
+    if status.slurm != "ok":
+        line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
+    if status.sharing:
+        line.append("\nTwo jobs can share a GPU")
+    elif status.sharing_note:
+        line.append(f"\nNo two jobs share a GPU: {clean(status.sharing_note)}", style="dim")
+    return line
+
+
+def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
+    """GPUs held by our jobs, of those that they may use."""
+    made = table("NODE", "TYPE", "GPUS USED", "", right=("GPUS USED",))
+    for node in nodes:
+        note = None if node.accepts else "takes no new jobs"
+        row(
+            made, node.name, node.gpu_type, f"{node.gpus_used}/{node.gpus}", note, style=None if node.accepts else "dim"
+        )
+    return made
+
+
+def jobs_table(jobs: Sequence[JobStatus]) -> Table:
+    """Live jobs."""
+    numbers = ("WAITED", "RAN", "RUNS")
+    made = table("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *numbers, "PROGRESS", "REASON", right=numbers)
+    for job in jobs:
+        row(
+            made,
+            job.slurm_job_id,
+            clean(job.name, _NAME_WIDTH),
+            clean(job.user, _NAME_WIDTH),
+            Text(clean(job.status), style=_STYLES.get(job.status, "")),
+            gpus(job),
+            " ".join(part for part in (where(job.nodes), job.gpu_type, beside(job)) if part),
+            duration(job.waited_seconds),
+            duration(job.ran_seconds),
+            runs(job),
+            progress(job),
+            Text(clean(job.error), style="bold red") if job.error else job.reason,
+        )
+    return made
+
+
+def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
+    """Jobs that ended."""
+    numbers = ("WAITED", "RAN", "RUNS", "PREEMPTED")
+    made = table("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS", right=(*numbers, "LOSS"))
+    for job in jobs:
+        row(
+            made,
+            job.slurm_job_id,
+            clean(job.name, _NAME_WIDTH),
+            clean(job.user, _NAME_WIDTH),
+            job.status,
+            None if job.finished is None else f"{duration(now - job.finished)} ago",
+            duration(job.waited_seconds),
+            duration(job.ran_seconds),
+            job.runs,
+            job.preemptions,
+            sizes(job.world_sizes),
+            None if job.loss is None else f"{job.loss:.4g}",
+            style="dim",
+        )
+    return made

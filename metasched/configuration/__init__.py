@@ -1,0 +1,1 @@
+"""The configuration file: parsed, checked, and explained key by key."""

@@ -1,0 +1,523 @@
+"""The records that flow from a poll to a plan: all frozen, all plain data.
+
+Units everywhere: instants are unix seconds (float), durations seconds, memory bytes, attained service GPU-seconds.
+"Not known" is ``None``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Protocol, Self
+
+NO_SERVICE: Mapping[str, float] = MappingProxyType({})
+
+
+class Preempt(enum.Enum):
+    """How a running job may be stopped, as its tag says."""
+
+    CHECKPOINT = "checkpoint"
+    SUSPEND = "suspend"
+    NO = "no"
+
+
+class Status(enum.Enum):
+    """Where a job is, as scheduling sees it."""
+
+    HELD = "held"  # pending, and Slurm cannot start it
+    QUEUED = "queued"  # released: Slurm starts it as soon as its resources are free
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    STOPPING = "stopping"  # Slurm is ending the run, its resources are not free yet
+    FINISHED = "finished"
+
+
+class Hold(enum.Enum):
+    """Who can release a held job."""
+
+    NONE = "none"
+    USER = "user"  # its owner can
+    ADMIN = "admin"  # only we, root and operators can
+
+
+class Speed(Protocol):
+    """What is known of a job's speed at the batch that it has now; pure, and cheap to ask."""
+
+    def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """Optimizer steps per second on GPUs of a type, ``spread`` being their number on each node, descending.
+
+        None where it is not known; 0.0 where it is known not to run there.
+        """
+
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """The same while ``other`` runs on the very same GPUs; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node, with what jobs that are not ours hold on it already taken off.
+
+    Attributes:
+        name: Slurm's node name.
+        gpu_type: the type of its GPUs, None for a node without any.
+        gpus: GPUs that our jobs may use (running ones included).
+        cpus: CPUs that our jobs may use.
+        memory: bytes that our jobs may use.
+        features: Slurm's features.
+        partitions: names of the partitions it belongs to.
+        accepts: whether a new job may be placed here (up, not drained, not reserved for others).
+        rack: the name of the switch or rack that it hangs on; None where the cluster's topology is not known.
+        reservation: the reservation whose jobs alone it takes now; "" for none.
+        open_seconds: how long a job that starts now may last before it is reserved for others; None for no end.
+    """
+
+    name: str
+    gpu_type: str | None
+    gpus: int
+    cpus: int
+    memory: int
+    features: frozenset[str] = frozenset()
+    partitions: frozenset[str] = frozenset()
+    accepts: bool = True
+    rack: str | None = None
+    reservation: str = ""
+    open_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The allocation of one job: GPUs of one type, as a rule the same number on each node.
+
+    k nodes x g GPUs of one type is what Slurm can realise for every kind of request; a CPU-only job has
+    ``gpus_per_node == 0`` and ``gpu_type is None``. Nodes are kept sorted by name, so equal allocations are equal.
+
+    Attributes:
+        nodes: names of the nodes.
+        gpus_per_node: GPUs on each node; where they differ, the most.
+        gpu_type: their type.
+        uneven: GPUs on each node, in the order of ``nodes``, where they differ; else empty. Only clusters that say so
+            (``Snapshot.uneven``) can realise it.
+    """
+
+    nodes: tuple[str, ...]
+    gpus_per_node: int
+    gpu_type: str | None
+    uneven: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.uneven:
+            pairs = sorted(zip(self.nodes, self.uneven, strict=True))
+            counts = tuple(count for _, count in pairs)
+            object.__setattr__(self, "nodes", tuple(node for node, _ in pairs))
+            object.__setattr__(self, "gpus_per_node", max(counts))
+            object.__setattr__(self, "uneven", counts if min(counts) < max(counts) else ())
+        elif len(self.nodes) > 1:
+            object.__setattr__(self, "nodes", tuple(sorted(self.nodes)))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return sum(self.uneven) if self.uneven else len(self.nodes) * self.gpus_per_node
+
+    @property
+    def spread(self) -> tuple[int, ...]:
+        """GPUs on each node, descending."""
+        return tuple(sorted(self.uneven, reverse=True)) if self.uneven else (self.gpus_per_node,) * len(self.nodes)
+
+    @property
+    def node_gpus(self) -> tuple[tuple[str, int], ...]:
+        """Each node with the GPUs on it."""
+        return tuple(zip(self.nodes, self.uneven or (self.gpus_per_node,) * len(self.nodes), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """What the user asked for at submission, and what Slurm's limits leave of it.
+
+    The resource unit of a job is one GPU; of a CPU-only job, one node.
+
+    Attributes:
+        uid: the job's identity for life. Slurm's job id is no identity: a crashed controller may reuse it.
+        name: the job's name as the user wrote it (hostile text).
+        user: name of the job's owner.
+        submitted: first submission, unix seconds.
+        gpus: GPUs asked for at submission; 0 for a CPU-only job.
+        min_gpus: fewest GPUs that the job can run on; equals ``gpus`` for a rigid job.
+        max_gpus: most GPUs that the job can use; equals ``gpus`` for a rigid job.
+        account: Slurm's account, which is Gavel's entity; None where accounting is off.
+        fair_share: the account's share of the cluster by Slurm's associations, in (0, 1]; None where not known.
+        partition: Slurm's partition, or several, ``a,b``; "" for any.
+        nodes: exact number of nodes; None where any number will do.
+        max_nodes: most nodes that the job may be spread over; None for no limit.
+        gpu_types: GPU types that the job accepts; empty for any.
+        cpus_per_unit: CPUs for each resource unit.
+        memory_per_unit: bytes for each resource unit.
+        features: node features that the job needs, all of them.
+        only_nodes: names of the nodes that the job may use; empty for any.
+        excluded_nodes: names of the nodes that the job must not use.
+        whole_gpus: whether the job accepts whole GPUs only, and shares them with no co-runner.
+        reservation: the reservation that the job asks for, or several, ``a,b``; "" for none. An empty name among
+            several stands for nodes that are not reserved.
+        open_seconds: how long a node must stay open to the job, by its time limit; 0 where all nodes are.
+        weight: the job's weight relative to other jobs, in (0, 1].
+        preempt: how a run may be stopped.
+        profiled: whether smaller world sizes are profiled before each run.
+        total_steps: optimizer steps that the job needs, if declared.
+        slo_seconds: time from submission within which the job should finish, if its user has declared one.
+        time_limit_seconds: longest duration of one run, if there is a limit.
+    """
+
+    uid: str
+    name: str
+    user: str
+    submitted: float
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    account: str | None = None
+    fair_share: float | None = None
+    partition: str = ""
+    nodes: int | None = None
+    max_nodes: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    cpus_per_unit: int = 1
+    memory_per_unit: int = 0
+    features: frozenset[str] = frozenset()
+    only_nodes: frozenset[str] = frozenset()
+    excluded_nodes: frozenset[str] = frozenset()
+    whole_gpus: bool = False
+    reservation: str = ""
+    open_seconds: float = 0.0
+    weight: float = 1.0
+    preempt: Preempt = Preempt.CHECKPOINT
+    profiled: bool = False
+    total_steps: float | None = None
+    slo_seconds: float | None = None
+    time_limit_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSituation:
+    """What Slurm and the shared directory show of the job now.
+
+    Attributes:
+        slurm_job_id: Slurm's present id of the job, or ``array_task``.
+        status: the job's status for scheduling.
+        hold: who could release the job; NONE unless ``status`` is HELD.
+        placement: present allocation (RUNNING, SUSPENDED, STOPPING), else None.
+        half_gpus: whether the job holds, or was released for, one half of each GPU, so that a co-runner may have the
+            other half.
+        co_runner: uid of the job that holds the very same GPUs now, if there is one.
+        released: the placement that the daemon released the job for, while QUEUED; None if somebody else released it.
+        released_at: when the daemon released the job, unix seconds, while QUEUED.
+        run_started: start of the present run, unix seconds.
+        trainer_ready: whether the present run's trainer has reported that it listens to stop requests.
+        stop_requested: when the daemon asked the present run to stop, unix seconds, else None.
+        suspended_by_us: whether the daemon suspended the job, and may resume it.
+        suspended_at: start of the present suspension, unix seconds; None while the job is not suspended.
+        blocked: why the job must not start at all, in words (dependency, begin time, bad tag); None if it may.
+    """
+
+    slurm_job_id: str
+    status: Status = Status.HELD
+    hold: Hold = Hold.NONE
+    placement: Placement | None = None
+    half_gpus: bool = False
+    co_runner: str | None = None
+    released: Placement | None = None
+    released_at: float | None = None
+    run_started: float | None = None
+    trainer_ready: bool = False
+    stop_requested: float | None = None
+    suspended_by_us: bool = False
+    suspended_at: float | None = None
+    blocked: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobHistory:
+    """What the job has received and done so far.
+
+    Attributes:
+        run: number of times that the daemon released the job.
+        last_placement: allocation of the previous run, if there was one.
+        last_ended: end of the previous run, unix seconds.
+        attained: GPU-seconds received, by GPU type ("" for CPU-only node-seconds), the present run included.
+        ran_seconds: wall time of all runs, the present one included.
+        preemptions: runs that the daemon ended before the job was done.
+        progress_steps: optimizer steps done, if reported.
+    """
+
+    run: int = 0
+    last_placement: Placement | None = None
+    last_ended: float | None = None
+    attained: Mapping[str, float] = field(default_factory=lambda: NO_SERVICE)
+    ran_seconds: float = 0.0
+    preemptions: int = 0
+    progress_steps: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobKnowledge:
+    """What is measured or predicted of the job's speed and service.
+
+    Attributes:
+        steps_per_second: latest measured speed of the present run, if reported.
+        speed: the job's speed on other GPU types, at other sizes and with co-runners, as far as it is known.
+        learns_speed: whether running somewhere makes an unknown speed known; False in simulations that know all speeds.
+        expected_service: GPU-seconds that the job should need in all on the GPUs it asked for, predicted from similar
+            jobs.
+    """
+
+    steps_per_second: float | None = None
+    speed: Speed | None = None
+    learns_speed: bool = False
+    expected_service: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most
+class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
+    """One job of metasched: all that a policy, the placement and the plan may want to know."""
+
+    def evolve(self, **changes: Any) -> Self:
+        """A copy with other values: ``dataclasses.replace``, several times as fast."""
+        same = object.__new__(type(self))
+        same.__dict__.update(self.__dict__)
+        same.__dict__.update(changes)
+        return same
+
+    def waited_seconds(self, now: float) -> float:
+        """Time since submission in which it did not run."""
+        return max(0.0, now - self.submitted - self.ran_seconds)
+
+    @property
+    def remaining_steps(self) -> float | None:
+        """Optimizer steps that are left; None where the total is not known."""
+        return None if self.total_steps is None else max(0.0, self.total_steps - (self.progress_steps or 0))
+
+    @property
+    def elastic(self) -> bool:
+        """Whether its number of GPUs may change."""
+        return self.min_gpus != self.max_gpus
+
+    @property
+    def active(self) -> bool:
+        """Whether it holds an allocation now."""
+        return self.status in (Status.RUNNING, Status.SUSPENDED, Status.STOPPING)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it holds an allocation that scheduling must not take away.
+
+        A suspended job keeps its memory (and in Slurm its GPUs), so it can go on only where it is; for a GPU job
+        suspension frees nothing worth having, so such a job is pinned while it runs.
+        """
+        if not self.active:
+            return False
+        return self.preempt is Preempt.NO or (self.preempt is Preempt.SUSPEND and self.gpus > 0)
+
+    @property
+    def attained_service(self) -> float:
+        """GPU-seconds received so far over all types (Tiresias, section 3.1: GPUs x time)."""
+        return sum(self.attained.values())
+
+    @property
+    def constraints(self) -> tuple[object, ...]:
+        """What decides which nodes suit it: ``matches`` answers alike for jobs that are alike in this."""
+        nodes = self.only_nodes, self.excluded_nodes
+        return self.gpu_types, self.features, self.partition, *nodes, self.reservation, self.open_seconds
+
+    def matches(self, node: Node) -> bool:
+        """Whether the node's name, partition, reservation, features and GPU type suit it; not whether there is room."""
+        if node.reservation != self.reservation and node.reservation not in self.reservation.split(","):
+            return False
+        if node.open_seconds is not None and node.open_seconds < self.open_seconds:
+            return False
+        if node.name in self.excluded_nodes or (self.only_nodes and node.name not in self.only_nodes):
+            return False
+        if self.gpus > 0 and (node.gpu_type is None or (self.gpu_types and node.gpu_type not in self.gpu_types)):
+            return False
+        in_partition = not self.partition or not node.partitions.isdisjoint(self.partition.split(","))
+        return in_partition and self.features <= node.features
+
+    def spreads(self, gpus: int) -> tuple[tuple[int, int], ...]:
+        """Ways to have that many GPUs, as (nodes, GPUs per node), fewest nodes first; a CPU-only job has one way."""
+        if self.gpus == 0:
+            return ((self.nodes or 1, 0),) if gpus == 0 else ()
+        most = gpus if self.max_nodes is None else min(gpus, self.max_nodes)
+        counts = range(1, most + 1) if self.nodes is None else (self.nodes,)
+        return tuple((k, gpus // k) for k in counts if gpus >= k and gpus % k == 0)
+
+    def node_cpus(self, gpus_per_node: int) -> int:
+        """CPUs that it needs on each node at that many GPUs per node."""
+        return self.cpus_per_unit * max(gpus_per_node, 1)
+
+    def node_memory(self, gpus_per_node: int) -> int:
+        """Bytes that it needs on each node at that many GPUs per node."""
+        return self.memory_per_unit * max(gpus_per_node, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What some of our jobs may hold at once, all together; what others use of it is taken off.
+
+    Attributes:
+        name: as an admin knows it.
+        members: the uids of the jobs that it holds for.
+        left: how much is left to them: GPUs, or with ``of_jobs`` running jobs. Negative where it is exceeded already.
+        of_jobs: whether it counts running jobs, and not GPUs.
+        gpu_type: the type of GPUs that it counts; None for any.
+    """
+
+    name: str
+    members: frozenset[str]
+    left: int
+    of_jobs: bool = False
+    gpu_type: str | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that one round knows.
+
+    Attributes:
+        now: unix seconds.
+        round: number of the round, from 1.
+        round_seconds: regular time from one round to the next.
+        nodes: all nodes that metasched may use.
+        jobs: the live jobs of metasched, ordered by (submitted, uid).
+        uneven: whether the cluster can realise placements with different numbers of GPUs on each node.
+        sharing: whether two jobs can run on the same GPUs.
+        precomputed: result of the policy's ``precompute`` since the last round, JSON-compatible; empty for none yet,
+            None where nobody calls ``precompute``.
+        quotas: limits that hold whatever the policy decides.
+    """
+
+    now: float
+    round: int
+    round_seconds: float
+    nodes: tuple[Node, ...]
+    jobs: tuple[Job, ...]
+    uneven: bool = False
+    sharing: bool = False
+    precomputed: Mapping[str, Any] | None = None
+    quotas: tuple[Quota, ...] = ()
+
+    @cached_property
+    def job(self) -> Mapping[str, Job]:
+        """Jobs by uid."""
+        return {job.uid: job for job in self.jobs}
+
+    @cached_property
+    def node(self) -> Mapping[str, Node]:
+        """Nodes by name."""
+        return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def capacity(self) -> Mapping[str, int]:
+        """GPUs of each type on nodes that accept jobs."""
+        total: dict[str, int] = {}
+        for node in self.nodes:
+            if node.gpu_type is not None and node.accepts:
+                total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a policy gives one job for this round.
+
+    Attributes:
+        uid: the job.
+        gpus: how many GPUs; 0 for a CPU-only job.
+        at_least: placement may give fewer where ``gpus`` does not fit, down to this; None means exactly ``gpus``.
+        gpu_type: the type; None for any type that the job accepts.
+        reason: why, in words that its user understands.
+        exact: where, if the policy places it itself; ``gpus`` and ``gpu_type`` are then those of this placement. It is
+            realised as it is, or not at all.
+        co_runner: the job, granted before this one, whose GPUs it gets too; where the cluster allows sharing.
+        max_nodes: the most nodes it may be spread over this time; None for the job's own limit.
+        time_slicing: with ``co_runner``, whether the two take turns there, one being suspended while the other runs,
+            and do not run at once (time slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
+    """
+
+    uid: str
+    gpus: int
+    reason: str
+    at_least: int | None = None
+    gpu_type: str | None = None
+    exact: Placement | None = None
+    co_runner: str | None = None
+    max_nodes: int | None = None
+    time_slicing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A policy's answer for one round.
+
+    Attributes:
+        grants: who should run, most important first.
+        fallback: who may run where a grant could not be placed, in order.
+        waits: why each other job waits, by uid, in words that its user understands.
+    """
+
+    grants: tuple[Grant, ...] = ()
+    fallback: tuple[Grant, ...] = ()
+    waits: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do to one job; every kind is idempotent and is verified by the next poll.
+
+    Attributes:
+        uid: the job.
+        reason: why, in words.
+    """
+
+    uid: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldJob(Action):
+    """Make it an admin hold, whatever it is now; the job must be pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Action):
+    """Give a held job its geometry and release it (a new run).
+
+    Attributes:
+        placement: where.
+        half_gpus: whether it gets a part of each GPU only, to share it with another job.
+    """
+
+    placement: Placement
+    half_gpus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Action):
+    """Ask the present run to checkpoint and end; deaf at ``deadline``."""
+
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue(Action):
+    """End the present run from outside and hold the job: it did not answer a stop in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend(Action):
+    """Pause the present run where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Action):
+    """Let a suspended run go on."""

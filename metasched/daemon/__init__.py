@@ -1,0 +1,1 @@
+"""The scheduler's process: poll, controller, actuator, publisher, failover."""

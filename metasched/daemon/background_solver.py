@@ -1,0 +1,150 @@
+"""Work of a policy that takes too long for a round, done in a process of its own while rounds go on.
+
+The answer is an input of the round in which it arrives (``Snapshot.precomputed``), and is kept with it: rounds stay
+pure, and can be decided again, however long the work took.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import pickle
+import signal
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Snapshot
+from metasched.core.policy import Policy, PolicyState
+from metasched.scheduling.engine import precompute
+
+LIMIT_SECONDS = 3600.0
+"""Work that takes longer is given up: what it was for has changed too much."""
+END_SECONDS = 5.0  # that an ended process has to be gone
+
+log = structlog.get_logger()
+
+
+class NotPortableError(MetaschedError):
+    """A policy cannot be sent to the process that does its work."""
+
+    def __init__(self, policy: Policy, error: Exception) -> None:
+        super().__init__(
+            f"policy {policy.name!r} works beside the rounds, in another process, and cannot be sent there "
+            f"({type(error).__name__}: {error}): let it keep nothing but its parameters, and define its classes at the "
+            "top of a module"
+        )
+
+
+def check_portable(policy: Policy) -> None:
+    """See to it that a policy can do its work in another process.
+
+    Raises:
+        NotPortableError: it cannot be sent there.
+    """
+    try:
+        pickle.loads(_pickled(policy))  # noqa: S301  what we have just made
+    except Exception as error:  # a policy may be third-party code
+        raise NotPortableError(policy, error) from error
+
+
+class BackgroundSolver:
+    """One piece of work at a time; begins a process when there is the first."""
+
+    def __init__(self) -> None:
+        self._process: BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._busy_since: float | None = None
+
+    def begin(self, snapshot: Snapshot, policy: Policy, state: PolicyState) -> None:
+        """Have the policy's work done for what a round saw and left behind, unless earlier work is going on."""
+        if self._busy_since is not None and time.monotonic() - self._busy_since > LIMIT_SECONDS:
+            log.warning("work_given_up", policy=policy.name, seconds=LIMIT_SECONDS)
+            self.close()
+        if self._busy_since is not None:
+            return
+        try:
+            task = _pickled((snapshot, policy, state))
+        except Exception:  # a policy may be third-party code
+            log.exception("work_failed", policy=policy.name, effect="it is begun again after the next round")
+            return
+        if self._pipe is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, theirs = context.Pipe()
+            self._process = context.Process(target=_serve, args=(theirs,), name="metasched-work", daemon=True)
+            self._process.start()
+            theirs.close()
+        try:
+            self._pipe.send_bytes(task)
+            self._busy_since = time.monotonic()
+        except OSError as error:
+            self._lost(error)
+
+    def take(self) -> Mapping[str, Any]:
+        """The answer, if one has arrived since the last time; else empty."""
+        if self._pipe is None or self._busy_since is None:
+            return {}
+        try:
+            if not self._pipe.poll():
+                return {}
+            answer = json.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            self._lost(error)
+            return {}
+        self._busy_since = None
+        if "failed" in answer:
+            log.error("work_failed", error=answer["failed"], effect="it is begun again after the next round")
+        return answer.get("found") or {}
+
+    def close(self) -> None:
+        """End the process, and whatever it does."""
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = self._busy_since = None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.terminate()
+            process.join(END_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join(END_SECONDS)
+
+    def _lost(self, error: Exception) -> None:
+        log.warning("work_lost", error=str(error) or "its process has ended", effect="it is begun again")
+        self.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Knows the read-only mappings of the model, which pickle does not."""
+
+    def reducer_override(self, found: Any) -> Any:
+        return (dict, (dict(found),)) if isinstance(found, MappingProxyType) else NotImplemented
+
+
+def _pickled(found: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(found)
+    return buffer.getvalue()
+
+
+def _serve(pipe: Connection) -> None:
+    """What the process does, until its other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the daemon closes the pipe
+    while True:
+        try:
+            task = pipe.recv_bytes()
+        except EOFError:
+            return
+        try:
+            snapshot, policy, state = pickle.loads(task)  # noqa: S301  from our own process
+            answer = json.dumps({"found": precompute(snapshot, policy, state)})
+        except Exception as error:  # noqa: BLE001  a policy may be third-party code, and the next piece may do
+            answer = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+        pipe.send_bytes(answer.encode())

@@ -1,0 +1,216 @@
+"""The daemon's view -> the published status file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from metasched.configuration.config import Config
+from metasched.core.model import Job, Snapshot
+from metasched.core.policy import Policy
+from metasched.observe.observer import Observation
+from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
+from metasched.store import JobRecord, Store
+
+FINISHED_SHOWN = 50
+
+log = structlog.get_logger()
+
+
+class View(Protocol):
+    """What the publisher asks of the controller."""
+
+    config: Config
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+
+    @property
+    def round_number(self) -> int:
+        """The present round."""
+
+    @property
+    def round_at(self) -> float | None:
+        """When it was decided."""
+
+    @property
+    def next_round(self) -> float:
+        """When the next one is due."""
+
+    @property
+    def trouble(self) -> str | None:
+        """What keeps the daemon from talking to Slurm."""
+
+    def reason(self, uid: str) -> str:
+        """Why a job runs or waits."""
+
+
+class Publisher:
+    """Writes the status file; a file that cannot be written is a warning, never the end of scheduling."""
+
+    def __init__(self, store: Store, shared: Path, cluster: str) -> None:
+        self._store = store
+        self._shared = shared
+        self._cluster = cluster
+        self._last: Status | None = None
+        self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._failed = False
+
+    def publish(self, view: View, seen: Observation) -> None:
+        """Publish what was just seen."""
+        snapshot = seen.snapshot
+        ended = [
+            record for record in self._store.recent_jobs(FINISHED_SHOWN, imported=False) if record.finished is not None
+        ]
+        shown = seen.seen.keys() | {record.uid for record in ended}
+        self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
+        status = Status(
+            published=snapshot.now,
+            poll_seconds=view.config.schedule.poll_seconds,
+            cluster=self._cluster,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            policy=view.policy.name,
+            round=view.round_number,
+            round_at=view.round_at,
+            next_round=view.next_round,
+            slurm=view.trouble or "ok",
+            nodes=_nodes(snapshot),
+            jobs=tuple(
+                self._job(job, snapshot, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs
+            ),
+            sharing=snapshot.sharing,
+            sharing_note=why_no_sharing(view.config, seen),
+            finished=tuple(self._ended(record) for record in ended),
+        )
+        self._write(status)
+
+    def say(self, view: View) -> None:
+        """Publish the last picture again, with what keeps us from a new one."""
+        if self._last is not None:
+            self._write(replace(self._last, published=time.time(), slurm=view.trouble or "ok"))
+
+    def _write(self, status: Status) -> None:
+        self._last = status
+        try:
+            publish(self._shared, status)
+        except StatusError as error:
+            if not self._failed:
+                log.warning("status_not_published", error=str(error))
+            self._failed = True
+            return
+        self._failed = False
+
+    def _world_sizes(self, record: JobRecord) -> tuple[int, ...]:
+        """GPUs (CPU-only: nodes) of each run that started, oldest first."""
+        known = self._sizes.get(record.uid)
+        started = record.run if record.current is None or record.current.started is not None else -record.run
+        if known is None or known[0] != started:
+            runs = self._store.runs(record.uid)
+            sizes = tuple(run.placement.gpus or len(run.placement.nodes) for run in runs if run.placement is not None)
+            known = self._sizes[record.uid] = (started, sizes)
+        return known[1]
+
+    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: str) -> JobStatus:
+        placement, now = job.placement, snapshot.now
+        partner = snapshot.job.get(job.co_runner or "")
+        rests = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
+        sizes = self._world_sizes(record)
+        return JobStatus(
+            uid=job.uid,
+            slurm_job_id=job.slurm_job_id,
+            name=job.name,
+            user=job.user,
+            account=job.account,
+            status=job.status.value,
+            gpus=job.gpus,
+            min_gpus=job.min_gpus,
+            max_gpus=job.max_gpus,
+            preempt=job.preempt.value,
+            reason=job.blocked or reason,
+            nodes=dict(placement.node_gpus) if placement is not None else {},
+            gpu_type=placement.gpu_type if placement is not None else None,
+            submitted=job.submitted,
+            run_started=job.run_started,
+            runs=len(sizes),
+            preemptions=job.preemptions,
+            attained_service=job.attained_service,
+            ran_seconds=job.ran_seconds,
+            waited_seconds=job.waited_seconds(now),
+            progress_steps=record.progress_steps,
+            total_steps=record.total_steps,
+            steps_per_second=job.steps_per_second,
+            loss=record.loss,
+            world_sizes=sizes,
+            error=record.error,
+            renewals=0 if record.current is None else record.current.renewals,
+            co_runner=None if partner is None else partner.slurm_job_id,
+            time_slicing=partner is not None and rests,
+            slo_seconds=job.slo_seconds,
+            blocked=job.blocked is not None,
+        )
+
+    def _ended(self, record: JobRecord) -> JobStatus:
+        sizes = self._world_sizes(record)
+        ended = record.finished or record.submitted
+        needed = record.requirements
+        gpus = int(needed.get("gpus", 0))
+        return JobStatus(
+            uid=record.uid,
+            slurm_job_id=record.slurm_job_id,
+            name=record.name,
+            user=record.user,
+            account=record.account,
+            status=(record.end_state or "gone").lower(),
+            gpus=gpus,
+            min_gpus=int(needed.get("min_gpus", gpus)),
+            max_gpus=int(needed.get("max_gpus", gpus)),
+            preempt=str(needed.get("preempt", "checkpoint")),
+            reason=f"it ended as {record.end_state}",
+            nodes={},
+            gpu_type=None,
+            submitted=record.submitted,
+            run_started=None,
+            runs=len(sizes),
+            preemptions=record.preemptions,
+            attained_service=sum(record.attained.values()),
+            ran_seconds=record.ran_seconds,
+            waited_seconds=max(0.0, ended - record.submitted - record.ran_seconds),
+            progress_steps=record.progress_steps,
+            total_steps=record.total_steps,
+            steps_per_second=None,
+            loss=record.loss,
+            world_sizes=sizes,
+            finished=record.finished,
+            error=record.error,
+            slo_seconds=needed.get("slo_seconds"),
+        )
+
+
+def why_no_sharing(config: Config, seen: Observation) -> str:
+    """Why jobs cannot share GPUs; empty where they can."""
+    if seen.snapshot.sharing:
+        return ""
+    if not config.sharing.enabled:
+        return "[sharing] enabled is false"
+    return "Slurm gives GPUs away whole: gres.conf names no shards (an even number of them for each GPU)"
+
+
+def _nodes(snapshot: Snapshot) -> tuple[NodeStatus, ...]:
+    used: Counter[str] = Counter()
+    for job in snapshot.jobs:
+        # Two on the same GPUs hold them once.
+        second = job.co_runner is not None and job.co_runner < job.uid and job.co_runner in snapshot.job
+        if job.placement is not None and not second:
+            used.update(dict(job.placement.node_gpus))
+    return tuple(
+        NodeStatus(node.name, node.gpu_type, node.gpus, used[node.name], node.accepts) for node in snapshot.nodes
+    )

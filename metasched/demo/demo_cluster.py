@@ -1,0 +1,136 @@
+"""What the demo runs on: a directory, a cluster, the daemon and the jobs; all of it gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from metasched.core.errors import MetaschedError
+from metasched.demo.installed import slurm_script
+from metasched.demo.jobs import GROUPS, DemoJob, configuration
+from metasched.devcluster import DevCluster
+from metasched.shared_dir import published_status as published
+from metasched.shared_dir.published_status import Status
+
+_STOP_SECONDS = 20.0
+_SUBMIT_SECONDS = 30.0
+_TAIL_LINES = 15
+
+
+class DemoError(MetaschedError):
+    """The demo cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The running pieces below one directory."""
+
+    base: Path
+    cluster: DevCluster
+    daemon: subprocess.Popen[bytes]
+
+    @property
+    def database(self) -> Path:
+        """The daemon's database."""
+        return self.base / "state" / "metasched.db"
+
+    @property
+    def shared(self) -> Path:
+        """The shared directory."""
+        return self.base / "shared"
+
+    def status(self) -> Status | None:
+        """What the daemon published, None before the first time.
+
+        Raises:
+            DemoError: the daemon has ended.
+        """
+        if self.daemon.poll() is not None:
+            raise DemoError(f"the daemon ended with code {self.daemon.returncode}; {tail(self.base / 'daemon.log')}")
+        return published.read(self.shared) if (self.shared / published.FILE_NAME).exists() else None
+
+    def submit(self, job: DemoJob, seconds_per_step: float) -> str:
+        """Submit a job by sbatch, from a directory of its own; Slurm's id.
+
+        Raises:
+            DemoError: Slurm refuses it.
+        """
+        directory = self.base / "jobs" / job.name
+        directory.mkdir(parents=True)
+        script = directory / "job.sh"
+        script.write_text(job.script(seconds_per_step), encoding="utf-8")
+        programs = slurm_script("metasched-run").parent
+        environment = {
+            **self.cluster.env,
+            "PATH": f"{programs}:{self.cluster.env['PATH']}",
+            "METASCHED_SHARED": str(self.shared),
+        }
+        argv = ["sbatch", "--parsable", f"--chdir={directory}", str(script)]
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=_SUBMIT_SECONDS, check=False
+        )
+        if done.returncode:
+            raise DemoError(f"sbatch refused job {job.name}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    @property
+    def logs(self) -> list[Path]:
+        """What the jobs printed over all their runs, and the daemon's log."""
+        return [*sorted(self.base.glob("jobs/*/output.txt")), self.base / "daemon.log"]
+
+
+@contextmanager
+def stage(base: Path, *, keep: bool) -> Iterator[Stage]:
+    """Set everything up in an empty directory; afterwards nothing runs any more, and unless ``keep`` no file is left.
+
+    Raises:
+        MetaschedError: something cannot be started.
+    """
+    try:
+        with DevCluster.up(
+            base / "cluster", GROUPS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
+        ) as cluster:
+            config = base / "metasched.toml"
+            config.write_text(configuration(base / "state", base / "shared"), encoding="utf-8")
+            with _daemon(config, cluster) as daemon:
+                yield Stage(base, cluster, daemon)
+    finally:
+        # Without its files the cluster could not be taken down later.
+        if not keep and not (base / "cluster").exists():
+            shutil.rmtree(base, ignore_errors=True)
+
+
+@contextmanager
+def _daemon(config: Path, cluster: DevCluster) -> Iterator[subprocess.Popen[bytes]]:
+    # Also where the demo is killed and cannot clean up.
+    tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+    argv = [*tied, sys.executable, "-m", "metasched", "--config", str(config), "daemon"]
+    with (config.parent / "daemon.log").open("wb") as log:
+        # In a session of its own: Ctrl-C is for the demo, which then stops the daemon in order.
+        process = subprocess.Popen(
+            argv, env=cluster.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def tail(path: Path) -> str:
+    """The end of a file, for an error message."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return "\n".join([f"the end of {path}:", *lines])

@@ -1,0 +1,1 @@
+"""New jobs of metasched: recognised, recorded, stamped and held."""

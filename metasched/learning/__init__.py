@@ -1,0 +1,1 @@
+"""What past runs and the trainers' reports tell of throughput, and of the service that a job will need."""

@@ -1,0 +1,1 @@
+"""Recorded rounds: snapshots as bytes, and rounds decided again from them."""

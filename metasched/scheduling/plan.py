@@ -1,0 +1,204 @@
+"""What runs and what should run -> the actions that are missing now.
+
+The plan is a function of what is observed, not of what was done before: it is asked at every poll, and any of its
+actions may be lost or done twice. Successors are queued on their GPUs before the jobs that hold them are stopped: Slurm
+starts a queued job within a tenth of a second of its GPUs becoming free, and needs up to a second otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from metasched.core.model import (
+    Action,
+    Hold,
+    HoldJob,
+    Job,
+    Placement,
+    Preempt,
+    Requeue,
+    Resume,
+    Snapshot,
+    Start,
+    Status,
+    Stop,
+    Suspend,
+)
+from metasched.scheduling.gpu_sharing import GpuSharing, GpuSharingPlan
+
+ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Patience, in seconds.
+
+    Attributes:
+        grace_seconds: for a run to answer a stop.
+        start_seconds: for a released job to start once its nodes are not held by jobs that have to leave them.
+        slice_seconds: the length of a turn where two jobs take turns on a GPU.
+    """
+
+    grace_seconds: float
+    start_seconds: float
+    slice_seconds: float = 60.0
+
+
+NOBODY_SHARES = GpuSharing()
+
+
+def plan(
+    snapshot: Snapshot,
+    targets: Mapping[str, Placement],
+    limits: Timeouts,
+    shares: GpuSharing = NOBODY_SHARES,
+    unsent: Collection[str] = (),
+) -> tuple[Action, ...]:
+    """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
+
+    Args:
+        snapshot: what is.
+        targets: where each job that should run now belongs, most important first; other jobs should not run.
+        limits: how long to wait for whom.
+        shares: who should share GPUs, and who does.
+        unsent: uids of jobs whose stop may not have reached Slurm.
+    """
+    planner = _Planner(snapshot, targets, limits, shares, unsent)
+    last = len(targets)
+    rank = {uid: i for i, uid in enumerate(targets)}
+    jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
+    actions = [action for job in jobs if (action := planner.missing(job)) is not None]
+    actions.sort(key=lambda action: ORDER.index(type(action)))
+    return tuple(actions)
+
+
+class _Planner:
+    """One call of ``plan``."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        targets: Mapping[str, Placement],
+        limits: Timeouts,
+        shares: GpuSharing,
+        unsent: Collection[str],
+    ) -> None:
+        self.unsent = unsent
+        self.sharing = GpuSharingPlan(snapshot, targets, shares, limits.slice_seconds)
+        self.now = snapshot.now
+        self.targets = targets
+        self.limits = limits
+        self.busy_cpus: dict[str, int] = {}
+        self.leaving: set[str] = set()
+        self.heirs: dict[str, list[str]] = {}
+        self.cpus = {node.name: node.cpus for node in snapshot.nodes}
+        for job in snapshot.jobs:
+            target = targets.get(job.uid)
+            if job.placement is not None and job.status in (Status.RUNNING, Status.STOPPING):
+                self._occupy(job, job.placement)
+                if job.status is Status.STOPPING or job.placement != target:
+                    self.leaving.update(job.placement.nodes)
+            if target is not None and target != job.placement:
+                for node in target.nodes:
+                    self.heirs.setdefault(node, []).append(job.slurm_job_id)
+
+    def missing(self, job: Job) -> Action | None:
+        """What this job lacks now."""
+        target = self.targets.get(job.uid)
+        match job.status:
+            case Status.HELD:
+                return self._held(job, target)
+            case Status.QUEUED:
+                return self._queued(job, target)
+            case Status.RUNNING:
+                return self._running(job, target)
+            case Status.SUSPENDED:
+                return self._suspended(job, target)
+            case _:
+                return None
+
+    def _held(self, job: Job, target: Placement | None) -> Action | None:
+        if target is not None and job.blocked is None and self.sharing.may_start(job, target):
+            partner = self.sharing.partner(job)
+            beside = "" if partner is None else f", beside job {partner.slurm_job_id}"
+            return Start(job.uid, f"starts on {_describe(target)}{beside}", target, half_gpus=partner is not None)
+        if job.hold is Hold.USER:
+            return HoldJob(job.uid, "its owner could release it before its turn")
+        return None
+
+    def _queued(self, job: Job, target: Placement | None) -> Action | None:
+        if job.blocked is not None:
+            return HoldJob(job.uid, job.blocked)
+        if target is None:
+            return HoldJob(job.uid, "it is not its turn")
+        if job.released is None:
+            return HoldJob(job.uid, "it was released by somebody else")
+        if (changed := self._released_otherwise(job, target)) is not None:
+            return HoldJob(job.uid, changed)
+        waited = self.now - job.released_at if job.released_at is not None else 0.0
+        if waited > self.limits.start_seconds and self.leaving.isdisjoint(target.nodes):
+            return HoldJob(job.uid, f"it did not start within {self.limits.start_seconds:g} s")
+        return None
+
+    def _released_otherwise(self, job: Job, target: Placement) -> str | None:
+        """What it was released for, if that is not what it is to have now, in words."""
+        if job.released != target:
+            return f"its place is now {_describe(target)}"
+        if job.half_gpus != (self.sharing.partner(job) is not None):
+            return "it is now alone on its GPU" if job.half_gpus else "it is now to share its GPU"
+        return None
+
+    def _running(self, job: Job, target: Placement | None) -> Action | None:
+        if job.preempt is Preempt.SUSPEND and job.gpus == 0:
+            return Suspend(job.uid, self._why(job, target)) if target is None else None
+        if job.preempt is not Preempt.CHECKPOINT:
+            return None
+        leaves = self._why(job, target) if job.placement != target else self.sharing.leave.get(job.uid)
+        if job.stop_requested is not None:
+            # A stop cannot be taken back: the trainer may be half-way out, and starts again in the same place.
+            deadline = job.stop_requested + self.limits.grace_seconds
+            if self.now > deadline:
+                return Requeue(job.uid, f"it did not answer a stop within {self.limits.grace_seconds:g} s")
+            return Stop(job.uid, leaves or "it was to leave", deadline) if job.uid in self.unsent else None
+        if leaves is not None:
+            return Stop(job.uid, leaves, self.now + self.limits.grace_seconds)
+        return self.sharing.turns.get(job.uid)
+
+    def _suspended(self, job: Job, target: Placement | None) -> Action | None:
+        if not job.suspended_by_us or job.placement is None:
+            return None
+        if job.gpus > 0:
+            # It rests on a GPU that it shares. Nothing else may keep it: it cannot even be stopped while it rests.
+            rests = job.uid in self.sharing.resting and job.uid not in self.sharing.turns
+            return None if rests else self.sharing.turns.get(job.uid) or Resume(job.uid, "it no longer takes turns")
+        if job.placement != target:
+            return None
+        needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.node_gpus}
+        if any(need > self.cpus.get(node, 0) for node, need in needs.items()):
+            return None
+        self._occupy(job, target)
+        return Resume(job.uid, "its CPUs are free again")
+
+    def _occupy(self, job: Job, place: Placement) -> None:
+        for node, gpus in place.node_gpus:
+            self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(gpus)
+
+    def _why(self, job: Job, target: Placement | None) -> str:
+        """Why it must leave the place that it has."""
+        if target is not None:
+            return f"moves to {_describe(target)}"
+        nodes = job.placement.nodes if job.placement is not None else ()
+        heirs = sorted({heir for node in nodes for heir in self.heirs.get(node, ())})
+        if not heirs:
+            return "it is not its turn"
+        more = f" and {len(heirs) - 3} more" if len(heirs) > 3 else ""  # noqa: PLR2004 - three are enough to read
+        return f"makes room for {', '.join(heirs[:3])}{more}"
+
+
+def _describe(place: Placement) -> str:
+    """A place in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
+    nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.node_gpus) if place.uneven else ", ".join(place.nodes)
+    if place.gpu_type is None:
+        return nodes
+    return f"{place.gpus} GPU{'' if place.gpus == 1 else 's'} of type {place.gpu_type} on {nodes}"

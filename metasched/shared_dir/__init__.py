@@ -1,0 +1,1 @@
+"""The directory that the daemon shares with the compute nodes: leases, reports, published status, lock."""

@@ -1,0 +1,184 @@
+"""One daemon for one cluster: a lock in shared storage, held for life."""
+
+from __future__ import annotations
+
+import datetime as dt
+import fcntl
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from metasched.core.errors import MetaschedError
+
+_MODE = 0o600  # who may read the file may lock it against all writers
+_FLOCK = struct.Struct("hhqqi0q")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+
+
+class LockHeldError(MetaschedError):
+    """Another daemon schedules this cluster.
+
+    Attributes:
+        holder: in its own words, "" where it has not said yet.
+    """
+
+    def __init__(self, path: Path, holder: str, advice: str) -> None:
+        self.holder = holder
+        super().__init__(
+            f"another metasched daemon runs for this cluster ({holder or 'unknown holder'}, lock {path}); {advice}"
+        )
+
+
+class LockBlockedError(LockHeldError):
+    """A process that is no daemon has the lock: daemons take it to write, this one to read."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        where = f"process {pid}" if pid > 0 else "a process of another host"
+        MetaschedError.__init__(
+            self, f"{where}, which is no daemon, keeps {path} locked; end it, or, if no daemon runs, remove that file"
+        )
+        self.holder = f"{where}, which is no daemon"
+
+
+class LockLostError(MetaschedError):
+    """The lock file was replaced under us, so another daemon may have taken over."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"the lock {path} is no longer ours; nothing more is done to Slurm")
+
+
+class LockFileError(MetaschedError):
+    """The lock file cannot be made."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"cannot lock {path}: {error.strerror}; check that [paths] shared exists and is writable")
+
+
+class DaemonLock:
+    """A POSIX record lock (they work on NFS as well), released by the kernel however the process ends.
+
+    Args:
+        path: of the file, in shared storage.
+        advice: what to do where a daemon has it already.
+
+    Raises:
+        LockHeldError: another process has it.
+        LockFileError: the file cannot be made ours alone, or its file system has no locks.
+    """
+
+    def __init__(self, path: Path, advice: str = "stop it first") -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            raise LockFileError(path, error) from None
+        refusal: MetaschedError | None
+        try:
+            refusal = None if _taken(self._fd) else _refusal(path, self._fd, advice)
+        except OSError as error:
+            refusal = LockFileError(path, error)
+        if refusal is not None:
+            os.close(self._fd)
+            raise refusal
+        since = dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
+        self._words = f"host {socket.gethostname()} pid {os.getpid()} since {since}\n".encode()
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, self._words, 0)
+
+    @classmethod
+    def wait(cls, path: Path, seconds: float, waiting: Callable[[str], None]) -> Self:
+        """Stand by until nobody else has the lock; ``waiting`` hears of the holder at every look, seconds apart.
+
+        Raises:
+            LockFileError: as when it is taken at once.
+        """
+        while True:
+            try:
+                return cls(path)
+            except LockHeldError as error:
+                waiting(error.holder)
+            time.sleep(seconds)
+
+    def check(self) -> None:
+        """Make sure, before a batch of writes, that the file on disk is still the one that we hold.
+
+        A network file system may have given the lock to another host while we were cut off: then either the file
+        cannot be read any more, or that host has written its own name.
+
+        Raises:
+            LockLostError: it is not.
+        """
+        try:
+            there, ours = self._path.stat(), os.fstat(self._fd)
+            words = os.pread(self._fd, 200, 0)
+        except OSError:
+            raise LockLostError(self._path) from None
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino) or words != self._words:
+            raise LockLostError(self._path)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        os.close(self._fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def holder(path: Path) -> str | None:
+    """The daemon that has the lock, in its own words ("" where it has not said yet); None if there is none.
+
+    Nothing is changed, and nobody is kept from the lock. Not for the process that has it: it would lose it.
+
+    Raises:
+        LockFileError: the file cannot be read, or its file system has no locks.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise LockFileError(path, error) from None
+    try:
+        kind, _ = _in_the_way(file)
+        return _words(file) if kind == fcntl.F_WRLCK else None
+    except OSError as error:
+        raise LockFileError(path, error) from None
+    finally:
+        os.close(file)
+
+
+def _taken(file: int) -> bool:
+    """Keep the file to ourselves, and lock it; False where another process has done that."""
+    if stat.S_IMODE(os.fstat(file).st_mode) != _MODE:
+        os.fchmod(file, _MODE)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _refusal(path: Path, file: int, advice: str) -> LockHeldError:
+    kind, pid = _in_the_way(file)
+    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _words(file), advice)
+
+
+def _in_the_way(file: int) -> tuple[int, int]:
+    """The kind of lock that keeps us from ours (F_UNLCK: none), and the pid of who has it (if on this host)."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    return kind, pid
+
+
+def _words(file: int) -> str:
+    return os.pread(file, 200, 0).decode(errors="replace").strip()

@@ -1,0 +1,404 @@
+"""The command-line client: squeue, sinfo, scontrol, scancel, sbatch and srun. Works with Slurm 22.05 and later."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from metasched.slurm import associations, field_syntax, json_parser, json_releases
+from metasched.slurm.associations import Associations
+from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm.errors import (
+    InvalidArgumentError,
+    MalformedOutputError,
+    NoSuchJobError,
+    SlurmCommandError,
+    SlurmError,
+    SlurmPermissionError,
+    SlurmTimeoutError,
+    SlurmTooOldError,
+    SlurmUnavailableError,
+    WrongJobStateError,
+)
+from metasched.slurm.pyslurm_pipe import PyslurmPipe
+from metasched.slurm.resize_options import resize_words
+from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
+
+_log = logging.getLogger(__name__)
+
+# Only what Slurm itself generates: a user's text could hold anything. Byte for byte the same text as at the previous
+# poll means the same jobs: a requeue rewrites the submit time, a start and an end the state.
+_FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
+_AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
+_FULL_READ_SECONDS = 60.0
+_RESERVATIONS_SECONDS = 60.0
+_MAX_COMMENT = 4096
+# Of several new jobs, one after the other: scheduling waits.
+_SCRIPT_SECONDS = 3.0
+
+_UNREACHABLE = re.compile(
+    r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
+    r"communication.*fail|unable to process configuration|slurm_job_id already in use|authentication|munge",
+    re.IGNORECASE,
+)
+_MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
+    (re.compile(r"invalid job id", re.IGNORECASE), NoSuchJobError),
+    (re.compile(r"permission denied|invalid user id|not permitted", re.IGNORECASE), SlurmPermissionError),
+    (
+        re.compile(
+            r"job is pending|no longer pending|not pending|not running|already finished|already completing|"
+            r"being completed|not suspended|already suspended|presently disabled|altered now|not available right now",
+            re.IGNORECASE,
+        ),
+        WrongJobStateError,
+    ),
+    (_UNREACHABLE, SlurmUnavailableError),
+)
+
+
+class CommandLineClient:
+    """A SlurmClient over Slurm's own commands.
+
+    Args:
+        env: environment of the commands, PATH and SLURM_CONF above all; None for our own.
+        timeout: seconds that any one command may take. Slurm's own give up after about 9 s without a controller.
+        before_write: called before each command that changes something; what it raises keeps that from being sent.
+    """
+
+    def __init__(
+        self,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 15,
+        before_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._env = plain_environment(os.environ if env is None else env)
+        self._timeout = timeout
+        self._before_write = before_write
+        self._scontrol: ScontrolPipe | PyslurmPipe = ScontrolPipe(self._env)
+        self._lock = threading.Lock()  # one command on the pipe at a time
+        self._jobs: tuple[SlurmJob, ...] = ()
+        self._fingerprint: object = None  # of the poll that self._jobs is from; None after any write
+        self._full_read = 0.0
+        self._reservations: tuple[Reservation, ...] = ()
+        self._reservations_read: tuple[frozenset[str], float] | None = None  # which nodes were reserved, and when
+        self._reserved: frozenset[str] = frozenset()  # nodes, as of the last look
+        self._warned: set[str] = set()
+        self._installed: tuple[int, ...] | None = None
+
+    def write_by_pyslurm(self) -> str:
+        """From now on, have pyslurm do those writes that it can do; which one, in words.
+
+        Raises:
+            SlurmTimeoutError, SlurmUnavailableError: there is none that works; everything stays as it was.
+        """
+        pipe = PyslurmPipe(self._env, ScontrolPipe(self._env))
+        try:
+            found = pipe.start(self._timeout)
+        except SlurmError:
+            pipe.close()
+            raise
+        self._scontrol.close()
+        self._scontrol = pipe
+        return found
+
+    # Reads
+
+    def settings(self) -> SlurmSettings:
+        """See SlurmClient."""
+        self._release()
+        text = self._run(["scontrol", "show", "config"])
+        values = {
+            key.strip(): value.strip()
+            for key, equals, value in (line.partition("=") for line in text.splitlines())
+            if equals
+        }
+        try:
+            return SlurmSettings(
+                version=tuple(int(part) for part in re.findall(r"[0-9]+", values["SLURM_VERSION"])[:3]),
+                cluster=values["ClusterName"],
+                requeue_exit_hold=_exit_codes(values.get("RequeueExitHold", "")),
+                kill_wait=float(values["KillWait"].split()[0]),
+                job_submit_plugins=tuple(
+                    filter(None, values.get("JobSubmitPlugins", "").replace("(null)", "").split(","))
+                ),
+                as_of=float(as_of[1]) if (as_of := _AS_OF.match(text)) else None,
+                values=values,
+            )
+        except (KeyError, ValueError, IndexError) as error:
+            raise MalformedOutputError("scontrol show config", "", repr(error)) from error
+
+    def jobs(self) -> Sequence[SlurmJob]:
+        """See SlurmClient.
+
+        The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s: the JSON is read where the text differs
+        from that of the poll before, after any write of ours, and once a minute for what the text cannot show (an
+        edited comment).
+        """
+        with self._lock:
+            fingerprint = _steady(self._run(["squeue", "-h", "-a", "-t", "all", "-o", _FINGERPRINT]))
+            fresh = time.monotonic() - self._full_read < _FULL_READ_SECONDS
+            if fingerprint == self._fingerprint and fresh:
+                return self._jobs
+            # The text is read first: whatever changes between the two reads differs at the next poll.
+            started = time.monotonic()
+            parsed = json_parser.parse_jobs(self._run(["squeue", "--json", "-a", "-t", "all"]))
+            self._jobs, self._fingerprint, self._full_read = parsed.records, fingerprint, started
+            self._warn(parsed.errors)
+            return self._jobs
+
+    def nodes(self) -> Sequence[SlurmNode]:
+        """See SlurmClient."""
+        parsed = json_parser.parse_nodes(self._run(json_releases.nodes_command(self._release())))
+        self._warn(parsed.errors)
+        self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
+        return parsed.records
+
+    def reservations(self) -> Sequence[Reservation]:
+        """See SlurmClient; read where other nodes are reserved than at the last reading, and once a minute."""
+        now = time.monotonic()
+        reserved, since = self._reservations_read or (None, now)
+        if reserved != self._reserved or now - since >= _RESERVATIONS_SECONDS:
+            parsed = json_parser.parse_reservations(self._run(["scontrol", "--all", "-o", "show", "reservation"]))
+            self._warn(parsed.errors)
+            self._reservations, self._reservations_read = parsed.records, (self._reserved, now)
+        return self._reservations
+
+    def associations(self) -> Associations | None:
+        """See SlurmClient."""
+        try:
+            text = self._run(["scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos"])
+            return associations.parse(text, self._run(["scontrol", "-a", "-o", "show", "partition"]))
+        except SlurmPermissionError:
+            return None
+
+    # ThrottledWrites
+
+    def batch_script(self, slurm_job_id: str) -> str:
+        """See SlurmClient."""
+        argv = ["scontrol", "write", "batch_script", _address(slurm_job_id), "-"]
+        script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
+        if not script:  # its exit status is 0 all the same
+            raise _error(" ".join(argv), complaint.strip() or "no script")
+        return script
+
+    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
+        """See SlurmClient."""
+        answer = self._write(["sbatch", "--parsable", *arguments, str(script.absolute())]).strip().partition(";")[0]
+        if not field_syntax.is_slurm_job_id(answer):
+            raise MalformedOutputError("sbatch", "", f"no job id in {answer[:80]!a}")
+        return answer
+
+    def hold(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        # By root or SlurmUser this is an admin's hold, over a user's as well, with no moment without a hold.
+        self._control("hold", _address(slurm_job_id))
+
+    def release(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        self._control("release", _address(slurm_job_id))
+
+    def await_dependency(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(OUT_OF_REACH))
+        self._control("update", f"JobId={_address(slurm_job_id)}", f"StartTime={begin}")
+        self._control("release", _address(slurm_job_id))
+
+    def update(self, slurm_job_id: str, geometry: Geometry) -> None:
+        """See SlurmClient."""
+        size, place = resize_words(geometry)
+        self._control("update", f"JobId={_address(slurm_job_id)}", *size)
+        self._control("update", f"JobId={_address(slurm_job_id)}", *place)
+
+    def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
+        """See SlurmClient."""
+        self._comment(slurm_job_id, admin_comment)
+
+    def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
+        """See SlurmClient."""
+        # By root or SlurmUser, priority 0 is an admin's hold.
+        self._comment(slurm_job_id, admin_comment, "Priority=0", "Requeue=1")
+
+    def _comment(self, slurm_job_id: str, admin_comment: str, *more: str) -> None:
+        if not admin_comment.isprintable() or len(admin_comment) > _MAX_COMMENT:
+            raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment[:80]!a}")
+        words = ("update", f"JobId={_address(slurm_job_id)}", f"AdminComment={admin_comment}", *more)
+        if fits(words):
+            self._control(*words)
+        else:  # blanks and quotes need a process of their own: on the pipe, scontrol keeps the quotes around a text
+            self._write(["scontrol", *words])
+
+    def set_requeue(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        self._control("update", f"JobId={_address(slurm_job_id)}", "Requeue=1")
+
+    def signal(self, slurm_job_id: str, signal: str) -> None:
+        """See SlurmClient."""
+        if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
+            raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
+        # On a job that is pending or suspended scancel tries again and again, for 20 s.
+        job_id, state, _ = self._look(slurm_job_id)
+        if state != "RUNNING":
+            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only a running job can be sent a signal")
+        self._write(["scancel", "-s", signal.removeprefix("SIG"), job_id])
+
+    def requeue_hold(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        # Slurm would bring a cancelled job back: its owner may have ended it since it was last read.
+        _, state, _ = self._look(slurm_job_id)
+        if state in {"CANCELLED", "COMPLETING"}:  # what completes may have been cancelled
+            raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
+        self._control("requeuehold", _address(slurm_job_id))
+
+    def suspend(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        self._pause("suspend", _address(slurm_job_id))
+
+    def resume(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        self._pause("resume", _address(slurm_job_id))
+
+    def cancel(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        self._write(["scancel", _address(slurm_job_id)])
+
+    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
+        """See SlurmClient."""
+        if not argv or argv[0].startswith("-"):
+            raise InvalidArgumentError(f"not a command: {list(argv)!a:.80}")
+        job_id, state, owner = self._look(slurm_job_id)
+        if state != "RUNNING":
+            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only in a running job can a step be started")
+        # --mem=0: the step shares the job's memory, which the job's own step has all of.
+        self._before_write()
+        options = [f"--jobid={job_id}", "--overlap", "--mem=0", "-N1", "-n1", "--quiet", "--input=none", "--chdir=/"]
+        return self._run(["srun", *options, *argv], timeout, user=owner if os.geteuid() == 0 else None)
+
+    def close(self) -> None:
+        """See SlurmClient."""
+        with self._lock:
+            self._scontrol.close()
+
+    def _release(self) -> tuple[int, ...]:
+        """The release of Slurm's commands here, asked for once; raises SlurmTooOldError."""
+        if self._installed is None:
+            answer = self._run(["sinfo", "--version"])
+            try:
+                found = json_releases.release(answer)
+            except ValueError as error:
+                raise MalformedOutputError("sinfo --version", "", str(error)) from error
+            if found < json_releases.OLDEST:
+                raise SlurmTooOldError(found, json_releases.OLDEST)
+            self._installed = found
+        return self._installed
+
+    def _look(self, slurm_job_id: str) -> tuple[str, str, int]:
+        """Slurm's id, the state and the owner's uid of one job, now."""
+        line = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T %U", "-j", _address(slurm_job_id)]).partition(
+            "\n"
+        )[0]
+        match line.split():
+            case [job_id, state, owner]:
+                return job_id, state, int(owner)
+        raise NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
+
+    def _pause(self, verb: str, slurm_job_id: str) -> None:
+        try:
+            self._control(verb, slurm_job_id)
+        except SlurmUnavailableError:
+            self._look(slurm_job_id)  # of a job that is not there scontrol says the same as of a controller that is not
+            raise
+
+    def _write(self, argv: Sequence[str]) -> str:
+        self._before_write()
+        try:
+            return self._run(argv)
+        finally:
+            self._fingerprint = None  # what was read before a write is not what Slurm has after it
+
+    def _control(self, *words: str) -> None:
+        with self._lock:
+            self._before_write()
+            self._fingerprint = None
+            complaint = self._scontrol.command(words, self._timeout)
+        if complaint:
+            raise _error(" ".join(["scontrol", *words]), complaint)
+
+    def _run(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> str:
+        """Run a command, as another user if so told; its standard output."""
+        return self._answer(argv, timeout, user)[0]
+
+    def _answer(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> tuple[str, str]:
+        """The same; its standard output and error."""
+        limit = self._timeout if timeout is None else timeout
+        try:
+            done = subprocess.run(
+                argv,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=limit,
+                check=False,
+                user=user,
+                group=None if user is None else pwd.getpwuid(user).pw_gid,
+                extra_groups=None if user is None else [],
+            )
+        except subprocess.TimeoutExpired:
+            raise SlurmTimeoutError(f"{argv[0]} did not end within {limit:g} s") from None
+        except (OSError, ValueError, KeyError) as error:
+            raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
+        if done.returncode:
+            complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
+            raise _error(" ".join(argv), complaint)
+        return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+    def _warn(self, errors: Sequence[MalformedOutputError]) -> None:
+        """Once for each record."""
+        for error in errors:
+            if error.record not in self._warned:
+                self._warned.add(error.record)
+                _log.warning("left out what cannot be read: %s", error)
+
+
+def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Of Slurm's commands: what a user or site set for people's eyes must not change what we read."""
+    drop = ("SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
+    keep = {key: value for key, value in env.items() if not key.startswith(drop) or key == "SLURM_CONF"}
+    # SLURM_BITSTR_LEN=0: array expressions are never cut short.
+    return keep | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+def _steady(text: str) -> tuple[str, ...]:
+    """The lines without the expected start of jobs that only wait: Slurm's forecast changes all the time."""
+    return tuple(
+        line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
+        for line in text.splitlines()
+    )
+
+
+def _address(text: str) -> str:
+    if not field_syntax.is_slurm_job_id(text):
+        raise InvalidArgumentError(f"not a job id: {text[:80]!a}")
+    return text
+
+
+def _exit_codes(text: str) -> frozenset[int]:
+    """Of ``85,90-92``; anything else in it (a state's name) is not an exit code."""
+    codes: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip(), re.ASCII)
+        if match:
+            codes.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(codes)
+
+
+def _error(command: str, complaint: str) -> SlurmError:
+    """The typed error for what Slurm complained about."""
+    kind = next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
+    return kind(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")

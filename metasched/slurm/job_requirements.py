@@ -1,0 +1,338 @@
+"""From a job's first record and its tag to what scheduling must know of it for good.
+
+Read a job once, before its first update: an update rewrites the request in Slurm's record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, floor
+
+from metasched.core.model import Job, Placement, Preempt
+from metasched.slurm.client import Geometry, SlurmJob
+from metasched.slurm.errors import TagError
+from metasched.slurm.tags import Tag, is_tagged, quote
+
+MIB = 2**20
+
+STAMP = re.compile(r"metasched:([0-9a-f]{16})(:held)?(?:\s|$)")
+"""What AdminComment begins with in a job of ours: its uid, and whether it was submitted held."""
+
+_ERROR = "not scheduled: "
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """The AdminComment of a job of ours.
+
+    Attributes:
+        uid: its identity, for an array that of all its tasks.
+        held: whether it was submitted with ``--hold``.
+        words: what others wrote there; "" if nothing.
+        error: why it cannot be scheduled, for its owner; None if it can.
+    """
+
+    uid: str
+    held: bool = False
+    words: str = ""
+    error: str | None = None
+
+    @classmethod
+    def read(cls, admin_comment: str) -> Stamp | None:
+        """What AdminComment says; None where no stamp is in it."""
+        stamp = STAMP.match(admin_comment)
+        if stamp is None:
+            return None
+        words, _, error = admin_comment[stamp.end() :].partition(_ERROR)
+        return cls(stamp[1], stamp[2] is not None, words.strip(), error or None)
+
+    def __str__(self) -> str:
+        held, error = ":held" if self.held else "", f"{_ERROR}{self.error}" if self.error else ""
+        return " ".join(filter(None, (f"metasched:{self.uid}{held}", self.words, error)))
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """The part of a ``model.Job`` that never changes; same names, same units.
+
+    Attributes:
+        gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
+        tasks: Slurm's number of tasks where the job is rigid, because its own script may count on it; None for an
+            elastic job, where the wrapper starts one process per GPU.
+        slo_seconds, model, trials: as in the tag.
+        shards: whether it asks for its GPUs as shards, so that another job may have the rest of them.
+    """
+
+    gpus: int
+    min_gpus: int
+    max_gpus: int
+    nodes: int | None
+    max_nodes: int | None
+    gpu_types: tuple[str, ...]
+    cpus_per_unit: int
+    memory_per_unit: int
+    features: frozenset[str]
+    only_nodes: frozenset[str]
+    excluded_nodes: frozenset[str]
+    weight: float
+    preempt: Preempt
+    total_steps: int | None
+    gpu_type: str | None = None
+    tasks: int | None = None
+    slo_seconds: float | None = None
+    model: str | None = None
+    shards: bool = False
+    trials: bool = False
+
+
+def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
+    """Whether the job is tagged by its comment, or by a partition or QOS that the admin gave to us.
+
+    A job without a batch script (salloc, srun) never is: it cannot be requeued.
+    """
+    return job.batch and (
+        is_tagged(job.comment)
+        or any(name in partitions for name in job.partition.split(","))
+        or job.qos.lower() in map(str.lower, qos)  # Slurm's names of QOS have no case
+    )
+
+
+def resizable(job: SlurmJob) -> str | None:
+    """None where Slurm can give the job another number of GPUs, else why not."""
+    if job.het:
+        return "it is part of a heterogeneous job"
+    if job.gpus_per_socket is not None:
+        return "it asks for --gpus-per-socket"
+    if job.exclusive:
+        return "it asks for whole nodes (--exclusive)"
+    return None
+
+
+def requirements(
+    job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | None = None, shards_per_gpu: int | None = None
+) -> Requirements:
+    """Cross-check the tag against the request.
+
+    Args:
+        job: as first seen, pending.
+        tag: its tag (``Tag()`` where a partition or QOS made it ours).
+        cluster_gpu_types: the types that exist; None where they are not known, and then not checked.
+        shards_per_gpu: into how many parts Slurm gives GPUs away; None where it gives them away whole only.
+
+    Raises:
+        TagError: what does not fit, and how to change the tag or the request.
+    """
+    if job.het:
+        raise TagError("heterogeneous jobs are not supported: submit one job, or leave the tag out")
+    if job.gpus_per_socket is not None:
+        raise TagError("--gpus-per-socket is not supported: ask for --gpus-per-node or --gpus")
+    if 0 < len(job.required_nodes) < job.nodes_requested:
+        raise TagError(
+            f"--nodelist names {len(job.required_nodes)} of the {job.nodes_requested} nodes that the job asks for: "
+            "name all the nodes that it may use, or none"
+        )
+    if len(job.gpu_types) > 1:
+        raise TagError(
+            f"the job asks for GPUs of several types ({', '.join(map(quote, job.gpu_types))}), which metasched "
+            "does not give to one job: ask for one type, or leave the tag out"
+        )
+    gpus = _gpus(job)
+    if gpus == 0:
+        return _cpu_only(job, tag)
+    if tag.preempt is Preempt.SUSPEND:
+        raise TagError(
+            "'preempt=suspend' does not suit a GPU job, because Slurm does not free the GPUs of a suspended job: "
+            "write preempt=checkpoint or preempt=no"
+        )
+    if job.shards_per_node is not None:
+        _check_shards(job, tag, shards_per_gpu)
+    low, high = _range(job, tag, gpus)
+    elastic = low != high
+    return Requirements(
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=high,
+        nodes=None if elastic else _rigid_nodes(job, tag, gpus),
+        max_nodes=_max_nodes(job, tag, elastic=elastic),
+        gpu_types=_types(job, tag, cluster_gpu_types),
+        cpus_per_unit=max(job.cpus_per_gpu or 0, ceil(Fraction(job.cpus, gpus)), 1),
+        memory_per_unit=_memory_per_gpu(job, gpus),
+        features=job.features,
+        only_nodes=frozenset(job.required_nodes),
+        excluded_nodes=frozenset(job.excluded_nodes),
+        weight=tag.weight,
+        preempt=tag.preempt,
+        total_steps=tag.total_steps,
+        gpu_type=job.gpu_type,
+        tasks=None if elastic else job.tasks,
+        slo_seconds=tag.slo_seconds,
+        model=tag.model,
+        shards=job.shards_per_node is not None,
+        trials=tag.trials,
+    )
+
+
+def geometry(
+    job: Job, placement: Placement, required: Requirements, delay: int = 0, shards: int | None = None
+) -> Geometry:
+    """How Slurm is told to start the job there; ``shards`` of each GPU where the request is of shards.
+
+    CPUs and memory follow the GPUs. A rigid job keeps its own number of tasks where it spreads evenly, because its
+    script may count on it; else there is one task for each GPU (CPU-only: node).
+    """
+    nodes, units = len(placement.nodes), max(placement.gpus_per_node, 1)
+    cpus = job.node_cpus(placement.gpus_per_node) * nodes
+    own = required.tasks is not None and required.tasks % nodes == 0
+    tasks = required.tasks if required.tasks is not None and own else nodes * units
+    return Geometry(
+        nodes=placement.nodes,
+        gpus_per_node=placement.gpus_per_node,
+        tasks=tasks,
+        cpus=max(cpus // tasks, 1) * tasks,
+        memory_per_node=job.node_memory(placement.gpus_per_node) or None,
+        delay=delay,
+        gpu_type=required.gpu_type,
+        shards_per_node=shards if required.shards else None,
+    )
+
+
+def _gpus(job: SlurmJob) -> int:
+    if job.gpus_total is not None:
+        return job.gpus_total
+    if job.gpus_per_node is not None:
+        return job.gpus_per_node * max(job.nodes_requested, 1)
+    if job.gpus_per_task is not None:
+        return job.gpus_per_task * max(job.tasks, 1)
+    if job.shards_per_node is not None:
+        return max(job.nodes_requested, 1)  # all of a node's are of one GPU
+    return 0
+
+
+def _check_shards(job: SlurmJob, tag: Tag, per_gpu: int | None) -> None:
+    asked = job.shards_per_node or 0
+    if per_gpu is None or asked > per_gpu:
+        most = "none in this cluster that metasched can use" if per_gpu is None else f"{per_gpu} of each GPU"
+        raise TagError(
+            f"the job asks for {asked} shards on each node, and there are {most}: ask for one GPU (--gres=gpu:1), "
+            f"or for --gres=shard:{per_gpu or 2}, which is one GPU that may be shared"
+        )
+    for key, value in (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus)):
+        if value is not None and value != _gpus(job):
+            raise TagError(
+                f"'{key}={value}' does not suit a job that asks for shards, which has one GPU on each of its nodes: "
+                "leave it out, or ask for GPUs (--gres=gpu:1)"
+            )
+
+
+def _cpu_only(job: SlurmJob, tag: Tag) -> Requirements:
+    for key, value in (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus), ("gpu_types", tag.gpu_types)):
+        if value:
+            raise TagError(f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)")
+    nodes = max(job.nodes_requested, 1)
+    _check_max_nodes(tag, nodes)
+    cpus = ceil(Fraction(job.cpus, nodes))
+    memory = job.memory_per_node if job.memory_per_node is not None else (job.memory_per_cpu or 0) * cpus
+    return Requirements(
+        gpus=0,
+        min_gpus=0,
+        max_gpus=0,
+        nodes=nodes,
+        max_nodes=nodes,
+        gpu_types=(),
+        cpus_per_unit=max(cpus, 1),
+        memory_per_unit=memory,
+        features=job.features,
+        only_nodes=frozenset(job.required_nodes),
+        excluded_nodes=frozenset(job.excluded_nodes),
+        weight=tag.weight,
+        preempt=tag.preempt,
+        total_steps=tag.total_steps,
+        tasks=job.tasks,
+        slo_seconds=tag.slo_seconds,
+        model=tag.model,
+    )
+
+
+def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
+    low = gpus if tag.min_gpus is None else tag.min_gpus
+    high = gpus if tag.max_gpus is None else tag.max_gpus
+    if gpus < low:
+        raise TagError(
+            f"the job asks for {gpus} GPUs, fewer than 'min_gpus={low}': ask for at least {low}, or lower min_gpus"
+        )
+    if gpus > high:
+        raise TagError(
+            f"the job asks for {gpus} GPUs, more than 'max_gpus={high}': ask for at most {high}, or raise max_gpus"
+        )
+    if low != high and (why := resizable(job)) is not None:
+        raise TagError(
+            f"the tag lets the number of GPUs change from {low} to {high}, but Slurm cannot resize this job, "
+            f"because {why}: write min_gpus={gpus} max_gpus={gpus}, or change the request"
+        )
+    return low, high
+
+
+def _rigid_nodes(job: SlurmJob, tag: Tag, gpus: int) -> int | None:
+    """The exact number of nodes of a rigid job: as many as it names, or any."""
+    named = (
+        job.gpus_per_node is not None
+        or job.shards_per_node is not None
+        or job.nodes_requested > 1
+        or job.nodes_max == 1
+    )
+    if not named:
+        return None
+    nodes = max(job.nodes_requested, 1)
+    if job.gpus_total is not None and job.gpus_per_node:
+        nodes = max(nodes, ceil(Fraction(gpus, job.gpus_per_node)))
+    if gpus % nodes:
+        raise TagError(
+            f"{gpus} GPUs do not spread evenly over {nodes} nodes: ask for a multiple of {nodes}, "
+            "or leave the number of nodes out"
+        )
+    _check_max_nodes(tag, nodes)
+    return nodes
+
+
+def _check_max_nodes(tag: Tag, nodes: int) -> None:
+    if tag.max_nodes is not None and tag.max_nodes < nodes:
+        raise TagError(
+            f"'max_nodes={tag.max_nodes}' is less than the {nodes} nodes that the job asks for: "
+            "raise it or leave it out"
+        )
+
+
+def _max_nodes(job: SlurmJob, tag: Tag, *, elastic: bool) -> int | None:
+    """The user's own most nodes: an elastic job's ``-N`` is where it starts from, so only the tag limits it."""
+    limits = [limit for limit in (tag.max_nodes, None if elastic else job.nodes_max) if limit]
+    return min(limits, default=None)
+
+
+def _types(job: SlurmJob, tag: Tag, known: Collection[str] | None) -> tuple[str, ...]:
+    if job.gpu_type is not None and tag.gpu_types and job.gpu_type not in tag.gpu_types:
+        raise TagError(
+            f"the job asks for GPUs of type {quote(job.gpu_type)}, which 'gpu_types={','.join(tag.gpu_types)}' "
+            "leaves out: ask without a type (--gres=gpu:2), or name it in gpu_types"
+        )
+    if known is not None:
+        for name in (*tag.gpu_types, *((job.gpu_type,) if job.gpu_type else ())):
+            if name not in known:
+                raise TagError(
+                    f"there is no GPU type {quote(name)} in this cluster: "
+                    f"name some of {', '.join(sorted(known)) or '(no node has typed GPUs)'}"
+                )
+    return (job.gpu_type,) if job.gpu_type is not None else tag.gpu_types
+
+
+def _memory_per_gpu(job: SlurmJob, gpus: int) -> int:
+    """Bytes for each GPU, in Slurm's whole MiB; rounded down, so that a whole node's memory still fits."""
+    if job.memory_per_gpu is not None:
+        return job.memory_per_gpu
+    if job.memory_per_node is not None:
+        per_gpu = Fraction(job.memory_per_node * max(job.nodes_requested, 1), gpus)
+    else:
+        per_gpu = Fraction((job.memory_per_cpu or 0) * max(job.cpus_per_gpu or 0, ceil(Fraction(job.cpus, gpus)), 1))
+    return floor(per_gpu / MIB) * MIB

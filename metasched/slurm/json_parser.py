@@ -1,0 +1,370 @@
+"""From what ``squeue``, ``sinfo`` and ``scontrol`` print to records: strict, one record at a time.
+
+A document that is not what it should be raises MalformedOutputError; a single record that is not is returned as such an
+error beside the good ones, so that one odd job hides nothing but itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Generic, TypeVar
+
+from metasched.core.model import Hold
+from metasched.slurm import field_syntax, hostlist, json_releases
+from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
+from metasched.slurm.errors import MalformedOutputError
+
+MIB = 2**20
+T = TypeVar("T")
+
+# Later words win over earlier ones: newer releases add flags such as CONFIGURING or COMPLETING to a base state.
+_STATES: Mapping[str, JobState] = {
+    "PENDING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "CONFIGURING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.COMPLETING,
+    "SUSPENDED": JobState.SUSPENDED,
+    "STOPPED": JobState.SUSPENDED,
+    "COMPLETED": JobState.COMPLETED,
+    "FAILED": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "REVOKED": JobState.CANCELLED,
+    "CANCELLED": JobState.CANCELLED,
+    "PREEMPTED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "REQUEUED": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "COMPLETING": JobState.COMPLETING,
+}
+_RANK = {word: rank for rank, word in enumerate(_STATES)}
+_HOLDING = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
+_ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+_REASONS = {"JobHeldAdmin": Hold.ADMIN, "JobHeldUser": Hold.USER}
+_RESERVED = frozenset({"reserved", "maintenance", "maint"})
+_IS_RESERVATION = re.compile(r"ReservationName=\S")
+_USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "cloud", "dynamic_norm", "dynamic_future"})
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed(Generic[T]):
+    """What was read, and one error for each record that could not be."""
+
+    records: tuple[T, ...]
+    errors: tuple[MalformedOutputError, ...]
+
+
+def parse_jobs(document: str) -> Parsed[SlurmJob]:
+    """Read the output of ``squeue --json``."""
+    return _parse(document, "squeue", "jobs", _label_job, _jobs)
+
+
+def parse_nodes(document: str) -> Parsed[SlurmNode]:
+    """Read the output of ``sinfo --json``."""
+    return _parse(document, "sinfo", "nodes", lambda record: f"node {record.get('name')!a:.60}", _nodes)
+
+
+def parse_reservations(text: str) -> Parsed[Reservation]:
+    """Read the output of ``scontrol -o show reservation``, with times in unix seconds: 22.05 has no JSON of it."""
+    found: list[Reservation] = []
+    errors: list[MalformedOutputError] = []
+    for line in filter(_IS_RESERVATION.match, text.splitlines()):
+        try:
+            found.append(_reservation(line))
+        except MalformedOutputError as error:
+            errors.append(error)
+    return Parsed(tuple(found), tuple(errors))
+
+
+def _reservation(line: str) -> Reservation:
+    data = {name: "" if value == "(null)" else value for name, value in field_syntax.fields(line).items()}
+    fields = _Fields(f"reservation {data['ReservationName']!a:.60}", data)
+    users = fields.get("Users", json_releases.words)
+    return Reservation(
+        name=data["ReservationName"],
+        start=fields.get("StartTime", float, required=True),
+        end=fields.get("EndTime", float, required=True),
+        nodes=frozenset(fields.get("Nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        users=frozenset(user for user in users if not user.startswith("-")),
+        barred_users=frozenset(user[1:] for user in users if user.startswith("-")),
+        flags=frozenset(fields.get("Flags", json_releases.words)),
+    )
+
+
+class _Fields:
+    """One JSON object; every look-up names the record and the field where it fails."""
+
+    def __init__(self, label: str, data: Mapping[str, Any]) -> None:
+        self.label, self._data = label, data
+
+    def get(self, field: str, read: Callable[[Any], T], *, required: bool = False) -> T:
+        """The field through a reader; a field that is missing reads like null, unless required."""
+        if required and self._data.get(field) is None:
+            raise MalformedOutputError(self.label, field, "missing")
+        try:
+            return read(self._data.get(field))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise MalformedOutputError(self.label, field, f"{error} ({self._data.get(field)!a:.80})") from error
+
+    def number(self, field: str) -> int | None:
+        return self.get(field, json_releases.number)
+
+    def count(self, field: str) -> int:
+        """A number that must be there."""
+        value = self.get(field, json_releases.number, required=True)
+        if value is None or value < 0:
+            raise MalformedOutputError(self.label, field, "not a number")
+        return value
+
+    def text(self, field: str) -> str:
+        return self.get(field, json_releases.text)
+
+    def instant(self, field: str) -> float | None:
+        """Unix seconds; 0 means that Slurm has none."""
+        value = self.number(field)
+        return float(value) if value else None
+
+    def bytes(self, field: str) -> int | None:
+        value = self.number(field)
+        return None if value is None else value * MIB
+
+    def gpus(self, field: str) -> dict[str, int]:
+        return self.get(field, lambda value: field_syntax.gpus(json_releases.text(value)))
+
+    def shards(self, field: str) -> dict[str, int]:
+        return self.get(field, lambda value: field_syntax.shards(json_releases.text(value)))
+
+
+def _parse(
+    document: str,
+    command: str,
+    key: str,
+    label: Callable[[Mapping[str, Any]], str],
+    read: Callable[[_Fields], list[T]],
+) -> Parsed[T]:
+    try:
+        # strict=False: a control character that slipped through the writer must not hide all jobs.
+        whole = json.loads(document, strict=False)
+    except ValueError as error:
+        raise MalformedOutputError(f"{command} --json", "", f"not JSON: {error}") from error
+    if not isinstance(whole, Mapping) or not isinstance(whole.get(key), list):
+        raise MalformedOutputError(f"{command} --json", key, "missing")
+    records: list[T] = []
+    errors: list[MalformedOutputError] = []
+    for data in whole[key]:
+        try:
+            if not isinstance(data, Mapping):
+                raise MalformedOutputError(f"{command} --json", key, "an entry is not an object")  # noqa: TRY301
+            records += read(_Fields(label(data), data))
+        except MalformedOutputError as error:
+            errors.append(error)
+    return Parsed(tuple(records), tuple(errors))
+
+
+def _label_job(data: Mapping[str, Any]) -> str:
+    return f"job {data.get('job_id')!a:.20}"
+
+
+def _jobs(fields: _Fields) -> list[SlurmJob]:
+    """The job of a record, or every task of an array record that is not split yet."""
+    job = _job(fields)
+    tasks = fields.get(
+        "array_task_string", lambda value: field_syntax.array_tasks(json_releases.text(value)) if value else []
+    )
+    if job.array_task_id is not None or not tasks:
+        return [job]
+    return [replace(job, slurm_job_id=f"{job.array_job_id}_{task}", array_task_id=task) for task in tasks]
+
+
+def _job(fields: _Fields) -> SlurmJob:
+    job_id = fields.count("job_id")
+    array = fields.number("array_job_id") or None
+    task = fields.number("array_task_id") if array else None
+    slurm_state = "+".join(fields.get("job_state", json_releases.words, required=True))
+    state = _state(fields, slurm_state)
+    reason = fields.text("state_reason")
+    priority = fields.number("priority") or 0
+    gpus_per_node, gpus_total = fields.gpus("tres_per_node"), fields.gpus("tres_per_job")
+    gpus_per_task, gpus_per_socket = fields.gpus("tres_per_task"), fields.gpus("tres_per_socket")
+    shards_per_node = fields.shards("tres_per_node")
+    requests = (gpus_per_node, gpus_total, gpus_per_task, shards_per_node)
+    types = sorted({kind for request in requests for kind in request if kind})
+    gpu_type = types[0] if len(types) == 1 else None
+    allocation = _allocation(fields) if state in _HOLDING else _Allocation({}, None, {}, {}, {}, {})
+    tasks = fields.number("tasks") or 1
+    if state is JobState.COMPLETING and not any(allocation.gpus.values()):
+        # Slurm no longer tells which GPUs an ending job has, though they are not free yet.
+        requested = sum(gpus_total.values()) or sum(gpus_per_task.values()) * tasks
+        requested = len(allocation.gpus) if shards_per_node else requested
+        per_node = _total(gpus_per_node) or ceil(requested / max(len(allocation.gpus), 1))
+        each = _total(shards_per_node)
+        shards = dict.fromkeys(allocation.gpus, each) if each else {}
+        gpus = dict.fromkeys(allocation.gpus, per_node)
+        allocation = replace(allocation, gpus=gpus, gpu_type=gpu_type, shards=shards)
+    return SlurmJob(
+        slurm_job_id=str(job_id) if task is None else f"{array}_{task}",
+        job_id=job_id,
+        array_job_id=array,
+        array_task_id=task,
+        name=fields.text("name"),
+        user=fields.text("user_name") or str(fields.count("user_id")),
+        account=fields.text("account"),
+        partition=fields.text("partition"),
+        qos=fields.text("qos"),
+        comment=fields.text("comment"),
+        admin_comment=fields.text("admin_comment"),
+        state=state,
+        slurm_state=slurm_state,
+        reason=fields.text("state_description") or reason,
+        hold=_hold(state, priority, reason),
+        submitted=float(fields.count("submit_time")),
+        eligible=fields.instant("eligible_time"),
+        started=None if state is JobState.PENDING else fields.instant("start_time"),
+        ended=fields.instant("end_time") if state in _ENDED else None,
+        time_limit=None if (minutes := fields.number("time_limit")) is None else minutes * 60.0,
+        nodes_requested=_nodes_requested(fields, tasks),
+        tasks=tasks,
+        cpus=fields.number("cpus") or 1,
+        gpus_per_node=_total(gpus_per_node),
+        gpus_total=_total(gpus_total),
+        gpus_per_task=_total(gpus_per_task),
+        gpu_type=gpu_type,
+        gpu_types=tuple(types),
+        memory_per_node=fields.bytes("memory_per_node"),
+        memory_per_cpu=fields.bytes("memory_per_cpu"),
+        features=frozenset(fields.get("features", json_releases.words)),
+        required_nodes=tuple(fields.get("required_nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        excluded_nodes=tuple(fields.get("excluded_nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        exclusive="none" in fields.get("shared", json_releases.words),
+        allocated=allocation.gpus,
+        allocated_gpu_type=allocation.gpu_type,
+        allocated_cpus=allocation.cpus,
+        allocated_memory=allocation.memory,
+        restarts=fields.number("restart_cnt") or 0,
+        requeue=fields.get("requeue", json_releases.flag),
+        dependency=fields.text("dependency"),
+        priority=priority,
+        exit_code=fields.get("exit_code", json_releases.exit_code) if _has_ended(state, slurm_state) else None,
+        nodes_max=fields.number("max_nodes") or None,
+        gpus_per_socket=_total(gpus_per_socket),
+        cpus_per_gpu=_total(fields.gpus("cpus_per_tres")),
+        memory_per_gpu=None if (per := _total(fields.gpus("memory_per_tres"))) is None else per * MIB,
+        het=bool(fields.number("het_job_id")),
+        batch=fields.get("batch_flag", json_releases.flag),
+        shards_per_node=_total(shards_per_node),
+        gpu_indices=allocation.indices,
+        shards=allocation.shards,
+        reservation=fields.text("resv_name"),
+    )
+
+
+def _nodes_requested(fields: _Fields, tasks: int) -> int:
+    """Fewest nodes that the request allows.
+
+    Slurm's ``node_count`` of a pending job is a guess (2 for ``-n2 -c2 -w n3``); its TRES text has what was asked for,
+    but does not follow from ``-n8 --ntasks-per-node=4``.
+    """
+    asked = re.search(r"(?:^|,)node=([0-9]{1,9})(?:,|$)", fields.text("tres_req_str"))
+    per_node = fields.number("tasks_per_node") or 0
+    return max(int(asked[1]) if asked else fields.number("node_count") or 1, ceil(tasks / per_node) if per_node else 1)
+
+
+def _state(fields: _Fields, words: str) -> JobState:
+    known = [word for word in words.split("+") if word in _STATES]
+    if not known:
+        raise MalformedOutputError(fields.label, "job_state", f"unknown state {words[:80]!a}")
+    return _STATES[max(known, key=_RANK.__getitem__)]
+
+
+def _has_ended(state: JobState, slurm_state: str) -> bool:
+    return state in _ENDED or "SPECIAL_EXIT" in slurm_state
+
+
+def _hold(state: JobState, priority: int, reason: str) -> Hold:
+    """Priority 0 is what holds a pending job (a suspended one has it too); the reason says who can end that.
+
+    A held job with another reason (a dependency, BeginTime) is one that its owner may release: Slurm notes an admin's
+    hold as JobHeldAdmin at once.
+    """
+    if state is not JobState.PENDING or priority:
+        return Hold.NONE
+    return _REASONS.get(reason, Hold.USER)
+
+
+def _total(counts: Mapping[str, int]) -> int | None:
+    return sum(counts.values()) or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    gpus: Mapping[str, int]
+    gpu_type: str | None
+    cpus: Mapping[str, int]
+    memory: Mapping[str, int]
+    indices: Mapping[str, tuple[int, ...]]
+    shards: Mapping[str, int]
+
+
+def _allocation(fields: _Fields) -> _Allocation:
+    nodes = fields.get("job_resources", json_releases.allocation, required=True)
+    details = fields.get("gres_detail", lambda value: [json_releases.text(item) for item in value or []])
+    if details and len(details) != len(nodes):
+        raise MalformedOutputError(fields.label, "gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
+    try:
+        gpus = [field_syntax.gpus(detail) for detail in details] or [{} for _ in nodes]
+        shards = [field_syntax.shards(detail) for detail in details] or [{} for _ in nodes]
+        indices = [field_syntax.gpu_indices(detail) for detail in details] or [() for _ in nodes]
+    except ValueError as error:
+        raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
+    total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)
+    types = {kind for node in gpus for kind in node}
+    names = [name for name, _, _ in nodes]
+    held = {name: sum(node.values()) for name, node in zip(names, shards, strict=True) if node}
+    whole = zip(names, gpus, indices, strict=True)
+    return _Allocation(
+        # Slurm takes the shards of a job from one GPU of a node, whether it says from which or not.
+        gpus={name: max(len(which), 1) if name in held else sum(node.values()) for name, node, which in whole},
+        gpu_type=types.pop() if len(types) == 1 else None,
+        indices={name: which for name, which in zip(names, indices, strict=True) if which},
+        shards=held,
+        # Cores are exclusive to a job, so its CPUs (threads) are spread like its cores.
+        cpus={name: total * part // cores if cores else 0 for name, part, _ in nodes},
+        memory={name: memory * MIB for name, _, memory in nodes},
+    )
+
+
+def _nodes(fields: _Fields) -> list[SlurmNode]:
+    name = fields.get("name", json_releases.text, required=True)
+    states = [
+        word.lower() for field in ("state", "state_flags") for word in fields.get(field, json_releases.words) if word
+    ]
+    if not states:
+        raise MalformedOutputError(fields.label, "state", "missing")
+    return [
+        SlurmNode(
+            name=name,
+            gpus=(gpus := fields.gpus("gres")),
+            cpus=fields.count("cpus"),
+            memory=fields.count("real_memory") * MIB,
+            cpus_allocated=fields.number("alloc_cpus") or 0,
+            memory_allocated=(fields.number("alloc_memory") or 0) * MIB,
+            gpus_allocated=sum(fields.gpus("gres_used").values()),
+            state="+".join(states),
+            accepts=all(state in _USABLE | _RESERVED for state in states),
+            features=frozenset(fields.get("active_features", json_releases.words)),
+            partitions=frozenset(fields.get("partitions", json_releases.words)),
+            shards_per_gpu=sum(fields.shards("gres").values()) // max(sum(gpus.values()), 1),
+            reserved=not _RESERVED.isdisjoint(states) or bool(fields.text("reservation")),
+        )
+    ]

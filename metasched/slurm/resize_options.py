@@ -1,0 +1,71 @@
+"""How Slurm is told to give a pending job another size and place."""
+
+from __future__ import annotations
+
+import re
+from math import ceil
+
+from metasched.slurm import field_syntax, hostlist
+from metasched.slurm.client import Geometry
+from metasched.slurm.errors import InvalidArgumentError
+
+MIB = 2**20
+
+
+def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
+    """What two ``scontrol update`` need to give a pending job this size and place, whatever form its request had.
+
+    Learned on Slurm 22.05, for every way in which sbatch lets a user ask for GPUs:
+
+    - NumNodes=k-k: a bare k is a minimum only.
+    - NumTasks x CPUsPerTask must equal NumCPUs, and TasksPerNode must say how they spread, or the job ends in
+      BadConstraints or gets its CPUs unevenly (7 + 1). MinCPUsNode, once set by a request, forbids a smaller size.
+    - Empty TresPerJob, TresPerTask, TresPerSocket, CpusPerTres and MemPerTres take these requests away, after which
+      ``Gres`` (per node) alone counts: a ``--gpus=4`` job is 2 + 2 for certain, and a ``--gpus-per-task`` job can be
+      resized.
+    - A request for GPUs cannot become one for shards, nor the other way round ("Invalid generic resource"), whatever is
+      cleared before: Slurm keeps an empty entry of the old kind. The number of shards can change. (25.11 lets the kind
+      change, too, but refuses to hear of CpusPerTres and MemPerTres, empty or not, where there are no whole GPUs.)
+    - MinMemoryNode: a job that was made smaller would otherwise wait for the memory of its old size.
+    - ReqNodeList in a second update: on a running job it means "shrink to these nodes", and is obeyed, or leaves it
+      in a state in which Slurm refuses all updates; the first update fails on a running job, and does no harm there.
+    - StartTime: a requeued job waits for two minutes otherwise; release does not end that.
+    """
+    nodes = len(geometry.nodes)
+    if (
+        not nodes
+        or not all(field_syntax.is_node_name(name) for name in geometry.nodes)
+        or len(set(geometry.nodes)) != nodes
+    ):
+        raise InvalidArgumentError(f"not a list of different node names: {list(geometry.nodes)!a:.200}")
+    if geometry.tasks < 1 or geometry.tasks % nodes or geometry.cpus < 1 or geometry.cpus % geometry.tasks:
+        raise InvalidArgumentError(
+            f"{geometry.cpus} CPUs for {geometry.tasks} tasks on {nodes} nodes: each must be a multiple of the next"
+        )
+    if geometry.gpus_per_node < 0 or geometry.delay < 0:
+        raise InvalidArgumentError(f"below zero: {geometry}")
+    if geometry.shards_per_node is not None and (geometry.shards_per_node < 1 or geometry.gpus_per_node != 1):
+        raise InvalidArgumentError(f"shards are parts of one GPU on each node: {geometry}")
+    words = [
+        f"NumNodes={nodes}-{nodes}",
+        f"NumTasks={geometry.tasks}",
+        f"TasksPerNode={geometry.tasks // nodes}",
+        f"CPUsPerTask={geometry.cpus // geometry.tasks}",
+        f"NumCPUs={geometry.cpus}",
+        f"MinCPUsNode={geometry.cpus // nodes}",
+    ]
+    if geometry.memory_per_node is not None:
+        words.append(f"MinMemoryNode={ceil(geometry.memory_per_node / MIB)}")
+    if geometry.gpus_per_node:
+        if geometry.gpu_type is not None and not re.fullmatch(r"[A-Za-z0-9_.+-]+", geometry.gpu_type, re.ASCII):
+            raise InvalidArgumentError(f"not a GPU type: {geometry.gpu_type!a:.80}")
+        kind = f"{geometry.gpu_type}:" if geometry.gpu_type else ""
+        words += ["TresPerJob=", "TresPerTask=", "TresPerSocket="]
+        if geometry.shards_per_node is None:
+            words += ["CpusPerTres=", "MemPerTres=", f"Gres=gpu:{kind}{geometry.gpus_per_node}"]
+        else:
+            words.append(f"Gres=shard:{kind}{geometry.shards_per_node}")
+    return words, [
+        f"ReqNodeList={hostlist.compress(geometry.nodes)}",
+        f"StartTime=now+{geometry.delay}" if geometry.delay else "StartTime=now",
+    ]

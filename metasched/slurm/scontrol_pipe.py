@@ -1,0 +1,110 @@
+"""One long-lived ``scontrol`` on pipes: 0.8 ms for a command instead of 6 ms for a process each.
+
+scontrol reads commands from standard input and writes what went wrong to standard error, which is unbuffered, so
+nothing but standard error is read here: a command that says nothing there has succeeded. After each command comes a
+word that scontrol does not know; its complaint about that word marks the end of the answer.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from metasched.slurm.errors import InvalidArgumentError, SlurmTimeoutError, SlurmUnavailableError
+from metasched.slurm.pipe_lines import chunks, stream
+
+# scontrol splits at blanks, knows two quotes (and keeps them), repeats the last command for "!!", and some builds read
+# lines of at most 4095 bytes. So a word here is none of that, and a line is shorter.
+_BAD = frozenset(" \t\n\r\v\f\0\"'\\!")
+_MAX_LINE = 4000
+
+
+def fits(words: Sequence[str]) -> bool:
+    """Whether the words reach scontrol on a pipe as they are."""
+    return (
+        len(" ".join(words)) < _MAX_LINE
+        and all(words)
+        and all(word.isascii() and word.isprintable() and not _BAD & set(word) for word in words)
+    )
+
+
+class ScontrolPipe:
+    """The process; started by the first command, started again after it died or was killed."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+        self._marks = count()
+
+    def command(self, words: Sequence[str], timeout: float) -> str:
+        """Run one command; what scontrol complained about, "" after success.
+
+        Raises:
+            InvalidArgumentError: a word that scontrol would read as something else.
+            SlurmTimeoutError: no answer in time; whether the command took effect is not known.
+            SlurmUnavailableError: scontrol cannot be started, or ended during the command.
+        """
+        if not fits(words):
+            raise InvalidArgumentError(f"not fit for a scontrol command: {words!a}")
+        line = " ".join(words)
+        mark = f"metasched-end-{next(self._marks)}"
+        process = self._running()
+        try:
+            self._write(process, f"{line}\n{mark}\n".encode())
+            answer = self._read_until(process, mark.encode(), time.monotonic() + timeout)
+        except (BrokenPipeError, EOFError) as error:
+            self.close()
+            raise SlurmUnavailableError(f"scontrol ended during {line!r}: {error}") from error
+        except TimeoutError:
+            self.close()
+            raise SlurmTimeoutError(f"scontrol did not answer within {timeout:g} s: {line!r}") from None
+        return answer.strip()
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            try:
+                self._process = subprocess.Popen(
+                    ["scontrol"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env=dict(self._env),
+                    bufsize=0,
+                    process_group=0,  # a Ctrl-C at our terminal is not meant for it
+                )
+            except OSError as error:
+                raise SlurmUnavailableError(f"cannot start scontrol: {error}") from error
+        return self._process
+
+    @staticmethod
+    def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
+        stream(process.stdin).write(data)  # shorter than a pipe's buffer, which is empty: it cannot block
+
+    @staticmethod
+    def _read_until(process: subprocess.Popen[bytes], mark: bytes, deadline: float) -> str:
+        answer = b""
+        try:
+            for chunk in chunks(process.stderr, deadline):
+                answer += chunk
+                # scontrol names the unknown word in one line of its own: "invalid keyword: ..."
+                found = answer.find(mark)
+                if found >= 0 and b"\n" in answer[found:]:
+                    break
+        except EOFError:
+            raise EOFError(answer.decode(errors="replace").strip()[-500:]) from None
+        return answer[: answer.rfind(b"\n", 0, answer.find(mark)) + 1].decode(errors="replace")

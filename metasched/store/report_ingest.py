@@ -1,0 +1,278 @@
+"""Reports from the shared tree into the store, exactly once.
+
+The tree belongs to users: a path may be a symlink, a pipe, somebody else's file, or change while it is read. Nothing
+here follows a link, blocks, reads more than its budget, or trusts a line.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from metasched.shared_dir.reports import (
+    MAX_LINE_BYTES,
+    RefusedLineError,
+    Report,
+    StartReport,
+    StepsReport,
+    TrialReport,
+    parse_line,
+)
+from metasched.store.report_rows import KEPT_FILES, ReportFile
+from metasched.store.store import Store
+
+POLL_BYTES = 1024 * 1024
+"""Most bytes read of one job in one call."""
+POLL_LINES = 2_000
+"""Most lines read of one job in one call; a trainer writes about one a second."""
+MAX_REFUSED = 1_000
+"""A file with so many refused lines is read no further."""
+MAX_ENTRIES = 10_000
+"""A directory with more entries is not read."""
+
+_FILE_NAME = re.compile(r"incarnation-([1-9][0-9]{0,8})\.jsonl")
+_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking: opening a pipe must not wait
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What one call may still read."""
+
+    bytes: int = POLL_BYTES
+    lines: int = POLL_LINES
+
+    @property
+    def is_spent(self) -> bool:
+        return self.bytes <= MAX_LINE_BYTES or self.lines == 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What a file held behind the reading position, its size, and whether that is in the middle of a line."""
+
+    data: bytes
+    size: int
+    torn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """What one call brought.
+
+    Attributes:
+        lines: lines that were taken.
+        refused: lines that were refused.
+        newest_step: the trainer's time of the newest ``steps`` line; None if there was none.
+        more: whether the budget ended before the files did: call again.
+        trials: what was measured before the run.
+    """
+
+    lines: int = 0
+    refused: int = 0
+    newest_step: float | None = None
+    more: bool = False
+    trials: tuple[TrialReport, ...] = ()
+
+
+class _RefusedFileError(Exception):
+    """A directory or file that is not what it should be, and will not be read; the message says why."""
+
+
+def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> IngestResult:
+    """Read what is new in a job's report files and commit it.
+
+    Every file's rows and its new reading position are one transaction, so a line is ingested exactly once wherever the
+    daemon is killed. Only whole lines are taken. Refused lines are counted; one event tells of the job's first, and a
+    file with too many is given up. A file that became shorter than what was read of it was truncated or replaced: what
+    it holds now is skipped, since a line lost is better than a line counted twice, and reading goes on with what is
+    appended. Of many files those of the latest generations are read.
+
+    Args:
+        store: open for writing.
+        reports: the ``reports`` directory of the shared tree.
+        uid: the job.
+        owner: numeric user id of the job's owner; directory and files must be theirs.
+        now: unix seconds.
+
+    Returns:
+        What was read; a job without a directory has an empty result. What cannot be read is an event, no error: the
+        job's first for what the file system fails at, for a directory, and for a file that is not what it should be.
+
+    Raises:
+        StoreError: the store could not be written; what it has not committed is read again by the next call.
+    """
+    total = IngestResult()
+    try:
+        with _directory(reports, uid, owner) as directory:
+            known = store.report_files(uid)
+            generations = _generations(directory, known)
+            newest = max((*known, *generations), default=0)
+            budget = _Budget()
+            for generation in generations:
+                file = known.get(generation, ReportFile(uid, generation))
+                try:
+                    if file.refused >= MAX_REFUSED or _size(directory, generation) == file.offset:
+                        continue
+                    if budget.is_spent:
+                        return replace(total, more=True)
+                    read = _read(directory, file, owner, budget.bytes)
+                except FileNotFoundError:
+                    continue  # somebody removes it right now
+                except _RefusedFileError as error:
+                    store.event_once("reports-file-refused", f"{_name(generation)}: {error}", uid, at=now)
+                    continue
+                except OSError as error:
+                    store.event_once("reports-unreadable", f"{_name(generation)}: {error.strerror}", uid, at=now)
+                    continue
+                budget.bytes -= len(read.data)
+                total = _added(total, _commit(store, file, read, now, budget, latest=generation == newest))
+    except FileNotFoundError:
+        pass  # no trainer has written yet
+    except _RefusedFileError as error:
+        store.event_once("reports-refused", f"reports/{uid}: {error}", uid, at=now)
+    except OSError as error:
+        store.event_once("reports-unreadable", f"reports/{uid}: {error.strerror}", uid, at=now)
+    return total
+
+
+def _name(generation: int) -> str:
+    return f"incarnation-{generation}.jsonl"
+
+
+@contextmanager
+def _directory(reports: Path, uid: str, owner: int) -> Iterator[int]:
+    """The job's directory as an open descriptor."""
+    root = os.open(reports, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        directory = _open(uid, root, os.O_DIRECTORY)
+    finally:
+        os.close(root)
+    try:
+        if os.fstat(directory).st_uid != owner:
+            raise _RefusedFileError("not a directory of the job's owner")
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def _open(name: str, directory: int, flags: int = 0) -> int:
+    try:
+        return os.open(name, _OPEN | flags, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise _RefusedFileError("a symbolic link, or not what it should be") from None
+        raise
+
+
+def _generations(directory: int, known: Collection[int]) -> list[int]:
+    """The latest generations whose files are there, in order; none from before those that the store remembers."""
+    with os.scandir(directory) as entries:
+        names = [entry.name for entry in islice(entries, MAX_ENTRIES + 1)]
+    if len(names) > MAX_ENTRIES:
+        raise _RefusedFileError(f"more than {MAX_ENTRIES} files")
+    found = sorted(int(match[1]) for name in names if (match := _FILE_NAME.fullmatch(name)))
+    first = sorted(known)[-KEPT_FILES] if len(known) >= KEPT_FILES else 0
+    return [generation for generation in found[-KEPT_FILES:] if generation >= first]
+
+
+def _size(directory: int, generation: int) -> int:
+    return os.stat(_name(generation), dir_fd=directory, follow_symlinks=False).st_size
+
+
+def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
+    """What follows the reading position, ``budget`` bytes at most."""
+    descriptor = _open(_name(file.generation), directory)
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner:
+            raise _RefusedFileError("not a file of the job's owner")
+        if facts.st_size < file.offset:
+            torn = facts.st_size > 0 and os.pread(descriptor, 1, facts.st_size - 1) != b"\n"
+            return _Read(b"", facts.st_size, torn=torn)
+        return _Read(os.pread(descriptor, budget, file.offset), facts.st_size)
+    finally:
+        os.close(descriptor)
+
+
+def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Budget, *, latest: bool) -> IngestResult:
+    """Parse what was read, within the budget of lines, and commit it with the position behind it."""
+    name = _name(file.generation)
+    if read.size < file.offset:
+        with store.transaction():
+            text = f"{name}: became shorter than what was read of it; what it held then is skipped"
+            store.event_once("reports-truncated", text, file.uid, at=now)
+            # go on at a line's beginning: the rest of a torn line is skipped too
+            store.commit_reports(replace(file, offset=read.size, skipping=read.torn), (), latest=False)
+        return IngestResult()
+    after, reports = _parse(file, read.data, now, budget)
+    refused = after.refused - file.refused
+    given_up = after.refused >= MAX_REFUSED
+    if after != file:
+        with store.transaction():
+            store.commit_reports(after, reports, latest=latest)
+            if refused:
+                text = f"{name}: lines that are not what the protocol says were refused"
+                store.event_once("reports-lines-refused", text, file.uid, at=now)
+            if given_up:
+                text = f"{name}: {after.refused} lines were refused; no more is read of it"
+                store.event_once("reports-given-up", text, file.uid, at=now)
+    steps = [report.at for report in reports if isinstance(report, StepsReport)]
+    unread = file.offset + len(read.data) < read.size or (budget.lines == 0 and after.offset < read.size)
+    trials = tuple(report for report in reports if isinstance(report, TrialReport))
+    return IngestResult(len(reports), refused, max(steps, default=None), unread and not given_up, trials)
+
+
+def _parse(file: ReportFile, data: bytes, now: float, budget: _Budget) -> tuple[ReportFile, list[Report]]:
+    """The reports of the whole lines in ``data``, as far as the budget goes, and the position behind them."""
+    begin = 0
+    refused = file.refused
+    skipping = file.skipping
+    reports: list[Report] = []
+    while budget.lines > 0 and refused < MAX_REFUSED:
+        end = data.find(b"\n", begin)
+        if end < 0:
+            if not skipping and len(data) - begin > MAX_LINE_BYTES:
+                skipping = True
+                refused += 1
+            if skipping:
+                begin = len(data)
+            break
+        line = data[begin:end]
+        begin = end + 1
+        budget.lines -= 1
+        if skipping:
+            skipping = False
+            continue
+        try:
+            report = _report(line, file, now)
+        except RefusedLineError:
+            refused += 1
+            continue
+        if report is not None:
+            reports.append(report)
+    return replace(file, offset=file.offset + begin, skipping=skipping, refused=refused), reports
+
+
+def _report(line: bytes, file: ReportFile, now: float) -> Report | None:
+    report = parse_line(line, now)
+    if isinstance(report, StartReport) and report.generation != file.generation:
+        raise RefusedLineError("key 'incarnation' is not that of the file's name")
+    return report
+
+
+def _added(first: IngestResult, second: IngestResult) -> IngestResult:
+    steps = [at for at in (first.newest_step, second.newest_step) if at is not None]
+    return IngestResult(
+        first.lines + second.lines,
+        first.refused + second.refused,
+        max(steps, default=None),
+        first.more or second.more,
+        first.trials + second.trials,
+    )

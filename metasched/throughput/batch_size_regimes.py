@@ -1,0 +1,257 @@
+"""Training whose batch size changes while it runs, on top of a table (Shockwave, NSDI 2023, sections 2 and 8).
+
+A job's life is a row of *regimes*: epochs with one batch size. Which they are follows from how the job adapts: never,
+like Accordion (Agarwal et al., MLSys 2021: small batches in critical regimes, the largest elsewhere), or with the
+gradient noise scale (McCandlish et al., 2018: the batch doubles as the noise grows). When the noise of a model grows is
+a measurement; these are Shockwave's, from its public artifact.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Self
+
+from metasched.core.errors import MetaschedError
+from metasched.core.model import Placement, Speed
+from metasched.throughput.throughput_table import Table
+from metasched.throughput.training import Pace, Training
+
+CRITICAL_FRACTION = 0.3
+"""Accordion keeps the small batch for so much of a job at least, for the model's accuracy."""
+
+
+class UnknownFamilyError(MetaschedError):
+    """The name of a model is not ``family (batch size N)``, or the family's data set is not known."""
+
+    def __init__(self, model: str) -> None:
+        known = ", ".join(sorted(FAMILIES))
+        super().__init__(f"{model!r} is not 'family (batch size N)' with one of the families {known}")
+
+
+class Mode(enum.Enum):
+    """How a job's batch size adapts."""
+
+    STATIC = "static"
+    ACCORDION = "accordion"
+    GNS = "gns"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Models that differ in nothing but the batch size.
+
+    Attributes:
+        samples: in an epoch of its data set.
+        largest: batch that it can be scaled to; None where it never is.
+        critical: whether an epoch is in a critical regime of Accordion, by the batch at the start; None for always.
+    """
+
+    samples: int
+    largest: int | None = None
+    critical: Callable[[int, int], bool] | None = None
+
+    def steps(self, batch: int) -> int:
+        """Optimizer steps in an epoch."""
+        return math.ceil(self.samples / batch)
+
+
+def _head(length: Mapping[int, int], *spans: range) -> Callable[[int, int], bool]:
+    """Critical at first, for so many epochs by the batch at the start (10 by default), and in these spans."""
+    return lambda epoch, batch: epoch < length.get(batch, 10) or any(epoch in span for span in spans)
+
+
+FAMILIES: Mapping[str, Family] = {
+    "ResNet-18": Family(50_000, 256, _head({256: 20}, range(150, 160), range(250, 260))),
+    "ResNet-50": Family(100_000, 128, lambda epoch, _: epoch % 30 in range(10)),
+    "Transformer": Family(10_000),
+    "LM": Family(59_675, 80, _head({})),
+    "Recommendation": Family(117_907, 8192, _head({512: 30, 1024: 30, 2048: 40}, range(60, 70), range(80, 90))),
+    "CycleGAN": Family(6_287),
+    "A3C": Family(4),
+}
+"""By name, as in Shockwave's tables."""
+
+DOUBLINGS: Mapping[tuple[str, int, int], tuple[int, ...]] = {
+    ("ResNet-18", 16, 1): (31, 41, 51, 71),
+    ("ResNet-18", 32, 1): (21, 31, 51),
+    ("ResNet-18", 64, 1): (11, 31),
+    ("ResNet-18", 128, 1): (11,),
+    ("ResNet-18", 16, 2): (21, 31, 91, 111),
+    ("ResNet-18", 32, 2): (11, 21, 41),
+    ("ResNet-18", 64, 2): (21, 41),
+    ("ResNet-18", 128, 2): (41,),
+    ("ResNet-18", 16, 4): (11, 21, 81, 91),
+    ("ResNet-18", 32, 4): (21, 31, 61),
+    ("ResNet-18", 64, 4): (11, 61),
+    ("ResNet-18", 128, 4): (11,),
+    ("ResNet-50", 64, 1): (101,),
+    ("ResNet-50", 32, 2): (101, 111),
+    ("ResNet-50", 64, 2): (81,),
+    ("ResNet-50", 32, 4): (131, 221),
+    ("ResNet-50", 64, 4): (191,),
+    ("LM", 5, 1): (31, 41, 61, 71),
+    ("LM", 10, 1): (11, 21, 41),
+    ("LM", 20, 1): (11, 41),
+    ("LM", 40, 1): (11,),
+    ("LM", 5, 2): (31, 51, 61, 71),
+    ("LM", 10, 2): (11, 31, 41),
+    ("LM", 20, 2): (31, 41),
+    ("LM", 40, 2): (11,),
+    ("LM", 5, 4): (11, 31, 71, 91),
+    ("LM", 10, 4): (11, 31, 61),
+    ("LM", 20, 4): (11, 61),
+    ("LM", 40, 4): (61,),
+    ("Recommendation", 512, 1): (21, 41, 71, 91),
+    ("Recommendation", 1024, 1): (21, 51, 91),
+    ("Recommendation", 2048, 1): (21, 41),
+    ("Recommendation", 4096, 1): (41,),
+}
+"""By family, batch and GPUs: the epochs, from 0, from which on the gradient noise allows twice the batch."""
+
+
+class Regime(NamedTuple):
+    """Epochs with one batch size, from 0; ``end`` is the first epoch after them."""
+
+    batch: int
+    end: int
+
+
+def parsed(model: str) -> tuple[str, int]:
+    """Family and batch size of ``family (batch size N)``.
+
+    Raises:
+        UnknownFamilyError: it is not of that form, or the family is not known.
+    """
+    family, _, rest = model.partition(" (batch size ")
+    batch = rest.removesuffix(")")
+    if family not in FAMILIES or not batch.isdecimal() or int(batch) < 1:
+        raise UnknownFamilyError(model)
+    return family, int(batch)
+
+
+def named(family: str, batch: int) -> str:
+    """The name of a family at a batch size, as in tables."""
+    return f"{family} (batch size {batch})"
+
+
+def batch_at(mode: Mode, family: str, batch: int, gpus: int, *, epoch: int, epochs: int) -> int:
+    """The batch size in one epoch of a job that begins with ``batch`` and has so many epochs."""
+    found = FAMILIES[family]
+    if found.largest is None or batch >= found.largest or mode is Mode.STATIC:
+        return batch
+    if mode is Mode.ACCORDION:
+        small = epoch <= CRITICAL_FRACTION * epochs or found.critical is None or found.critical(epoch, batch)
+        return batch if small else found.largest
+    doubled = bisect_right(DOUBLINGS.get((family, batch, gpus), ()), epoch)
+    return min(batch << doubled, found.largest)
+
+
+def regimes(mode: Mode, family: str, batch: int, gpus: int, epochs: int) -> tuple[Regime, ...]:
+    """All regimes of a job."""
+    found: list[Regime] = []
+    each = (batch_at(mode, family, batch, gpus, epoch=epoch, epochs=epochs) for epoch in range(epochs))
+    for size, same in itertools.groupby(each):
+        found.append(Regime(size, (found[-1].end if found else 0) + sum(1 for _ in same)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeSpeed:
+    """What a table tells of a job in its present regime: a ``Speed``.
+
+    Attributes:
+        table: of speeds.
+        model: with the present batch size.
+        worth: steps of the job's first regime that one of its present steps is worth.
+    """
+
+    table: Table
+    model: str
+    worth: float
+
+    def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """As in the table, in steps of the first regime."""
+        found = self.table.speed(self.model, gpu_type, spread)
+        return None if found is None else found * self.worth
+
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """The same beside a job of the same table, in its present regime."""
+        if not isinstance(other, RegimeSpeed) or other.table is not self.table:
+            return None
+        found = self.table.speed(self.model, gpu_type, spread, other.model)
+        return None if found is None else found * self.worth
+
+
+@dataclass(frozen=True, slots=True)
+class RegimeTraining:
+    """A job with regimes: a ``Training``.
+
+    Its steps are those of its first regime: an epoch is the same number of them at every batch size.
+
+    Attributes:
+        table: of speeds.
+        mode: how its batch adapts.
+        family: its models.
+        total: steps in all; the last epoch may be a part of one.
+        regimes: in order.
+        ends: steps at the end of each regime, in order.
+    """
+
+    table: Table
+    mode: Mode
+    family: str
+    total: float
+    regimes: tuple[Regime, ...]
+    ends: tuple[float, ...]
+
+    @classmethod
+    def of(cls, table: Table, mode: Mode, model: str, gpus: int, total: float) -> Self:
+        """A job that begins as ``model`` and would take ``total`` steps if its batch stayed the same.
+
+        Raises:
+            UnknownFamilyError: the model is not known.
+        """
+        family, batch = parsed(model)
+        steps = FAMILIES[family].steps(batch)
+        planned = regimes(mode, family, batch, gpus, math.ceil(total / steps))
+        known: list[Regime] = []
+        for one in planned:
+            # A batch that was not measured cannot be simulated: the one before it goes on.
+            measured = not known or (named(family, one.batch), gpus) in table.kinds
+            known.append(one if measured else Regime(known.pop().batch, one.end))
+        return cls(table, mode, family, total, tuple(known), tuple(float(one.end * steps) for one in known))
+
+    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
+        """The speed until the regime ends; beside others nothing is known, and it does not run."""
+        now = self.regime(done)
+        until = self.ends[now] if now + 1 < len(self.ends) else math.inf
+        if placement.gpu_type is None or beside is not None:
+            return Pace(0.0, math.inf)
+        speed = self._known(now).steps_per_second(placement.gpu_type, placement.spread)
+        return Pace(speed or 0.0, until)
+
+    def known(self, done: float) -> Speed:
+        """All of the table, for the present regime; of those to come nothing is told."""
+        return self._known(self.regime(done))
+
+    def regime(self, done: float) -> int:
+        """The number of the regime after ``done`` steps."""
+        return min(bisect_right(self.ends, done), len(self.ends) - 1)
+
+    def _known(self, number: int) -> RegimeSpeed:
+        family = FAMILIES[self.family]
+        batch = self.regimes[number].batch
+        worth = family.steps(self.regimes[0].batch) / family.steps(batch)
+        return _speed(self.table, named(self.family, batch), worth)
+
+
+@lru_cache(maxsize=4096)
+def _speed(table: Table, model: str, worth: float) -> RegimeSpeed:
+    """One object for each, so that what is known of a job's speed stays the same object."""
+    return RegimeSpeed(table, model, worth)

@@ -1,0 +1,326 @@
+"""Profiles as Pollux has them (Qiao et al., OSDI 2021, section 5.3): what was measured of an application, interpolated.
+
+System throughput: the time of one step, and the part of it that waits for other replicas, by placement and local batch.
+Statistical efficiency: while an application was trained at several batch sizes, its progress and its gradients' square
+and variance, epoch by epoch.
+
+Progress is counted in steps at the first batch size: a step at a larger batch is worth as many of them as AdaScale's
+gain says, so that all sizes need the same total. An epoch ends for all sizes when the first of them had ended it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.interpolate import LinearNDInterpolator
+
+from metasched.core.model import Placement, Speed
+from metasched.throughput.training import Pace, Training
+
+SHARED = 0.5  # of its speed alone, for each of two jobs on the same GPUs: nothing was measured, so they take turns
+CLOSE = 1e-8  # a quotient of whole numbers is not rounded up for the last bit of a float
+
+
+class StepTime(NamedTuple):
+    """Seconds of one optimizer step without accumulation, and those of them that wait for other replicas."""
+
+    step: float
+    sync: float
+
+
+class Split(NamedTuple):
+    """How a batch is divided: samples of one GPU in one pass, and the passes before the one with the optimizer step."""
+
+    local: int
+    accumulated: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Step times of one placement by local batch size, ascending."""
+
+    local: tuple[int, ...]
+    times: tuple[StepTime, ...]
+
+    def at(self, local: int) -> StepTime | None:
+        """Linear between the neighbours; None outside of what was measured."""
+        above = bisect_left(self.local, local)
+        if above == len(self.local):
+            return None
+        if self.local[above] == local:
+            return self.times[above]
+        if above == 0:
+            return None
+        low, high = self.local[above - 1], self.local[above]
+        (step0, sync0), (step1, sync1) = self.times[above - 1], self.times[above]
+        part = (local - low) / (high - low)
+        return StepTime(step0 + (step1 - step0) * part, sync0 + (sync1 - sync0) * part)
+
+
+@dataclass(frozen=True, slots=True)
+class Epochs:
+    """One training at one batch size, epoch by epoch.
+
+    Attributes:
+        progress: at the end of each.
+        steps: optimizer steps by then.
+        grad_square: the gradients' squared norm in each.
+        grad_variance: their variance, at the first batch size.
+    """
+
+    progress: tuple[float, ...]
+    steps: tuple[float, ...]
+    grad_square: tuple[float, ...]
+    grad_variance: tuple[float, ...]
+
+
+class Profile:
+    """What was measured of one application, on one type of GPU.
+
+    Args:
+        name: the application's.
+        placed: by placement (GPUs on each node, up to rotation).
+        scaled: by (nodes, GPUs, local batch), for sizes beyond the measured placements.
+        trained: by batch size.
+        epochs: to train.
+        gpu_type: what it was measured on.
+        most_local: samples that fit into one GPU; None for the largest measured.
+
+    Attributes:
+        first_batch: batch size that progress is counted by; the smallest.
+        most_batch: the largest batch size.
+        least_local: smallest local batch that was measured.
+        most_local: samples that fit into one GPU.
+        ends: progress at the end of each epoch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        placed: Mapping[tuple[int, ...], Measured],
+        scaled: Mapping[tuple[int, int, int], StepTime],
+        trained: Mapping[int, Epochs],
+        *,
+        epochs: int,
+        gpu_type: str,
+        most_local: int | None = None,
+    ) -> None:
+        self.name = name
+        self.gpu_type = gpu_type
+        self._placed = {rotated(spread): measured for spread, measured in placed.items()}
+        self._scaled = dict(scaled)
+        self._batches = sorted(trained)
+        self._trained = dict(trained)
+        self.first_batch, self.most_batch = self._batches[0], self._batches[-1]
+        locals_ = [local for measured in placed.values() for local in measured.local]
+        self.least_local = min(locals_)
+        self.most_local = max(locals_) if most_local is None else most_local
+        self.ends = tuple(min(one.progress[epoch] for one in trained.values()) for epoch in range(epochs))
+        self._surface: LinearNDInterpolator | None = None
+        self._most_nodes = max(itertools.chain((nodes for nodes, _, _ in scaled), map(len, placed)))
+        self._times: dict[tuple[tuple[int, ...], int], StepTime | None] = {}
+        self._rates: dict[tuple[tuple[int, ...], int, int], float | None] = {}
+        self._speeds: dict[tuple[int, int], ProfileSpeed] = {}
+
+    def __getstate__(self) -> dict[str, object]:
+        """To another process without what was computed on the way."""
+        return self.__dict__ | {"_surface": None, "_times": {}, "_rates": {}, "_speeds": {}}
+
+    # -- system throughput ----------------------------------------------------------------------------------------
+
+    def split(self, batch: int, gpus: int) -> Split:
+        """How a batch is divided among GPUs, with as few passes as memory allows.
+
+        A single GPU with more than the first batch makes two passes at least: the gradients' variance cannot be seen
+        in one. The real batch, ``gpus * local * (accumulated + 1)``, may be a little more than asked for.
+        """
+        share = math.ceil(batch / gpus - CLOSE)
+        accumulated = math.ceil(share / self.most_local - CLOSE) - 1
+        if gpus == 1 and batch > self.first_batch:
+            accumulated = max(accumulated, 1)
+        return self.passes(share, gpus, accumulated)
+
+    def passes(self, share: int, gpus: int, accumulated: int) -> Split:
+        """One GPU's share of a batch in so many passes, no more than the largest batch allows."""
+        local = math.ceil(share / (accumulated + 1) - CLOSE)
+        return Split(min(local, int(self.most_batch / (gpus * (accumulated + 1)))), accumulated)
+
+    def step_time(self, spread: tuple[int, ...], local: int) -> StepTime | None:
+        """Of one pass with an optimizer step; None where nothing near was measured."""
+        key = spread, local
+        if key not in self._times:
+            measured = self._placed.get(rotated(spread))
+            self._times[key] = measured.at(local) if measured is not None else self._between(spread, local)
+        return self._times[key]
+
+    def _between(self, spread: tuple[int, ...], local: int) -> StepTime | None:
+        """Linear between sizes, whatever the placement."""
+        if self._surface is None:
+            self._surface = self._triangulate()
+        step, sync = self._surface([min(len(spread), self._most_nodes), sum(spread), local])[0]
+        return None if math.isnan(step) else StepTime(float(step), float(sync))
+
+    def _triangulate(self) -> LinearNDInterpolator:
+        same: dict[tuple[int, int, int], list[StepTime]] = {}
+        for spread, measured in self._placed.items():
+            for local, times in zip(measured.local, measured.times, strict=True):
+                same.setdefault((len(spread), sum(spread), local), []).append(times)
+        points = [(where, np.mean(same[where], axis=0)) for where in sorted(same)]
+        points += [(where, np.array(times)) for where, times in self._scaled.items()]
+        return LinearNDInterpolator(np.array([where for where, _ in points]), np.array([t for _, t in points]))
+
+    # -- statistical efficiency -----------------------------------------------------------------------------------
+
+    def epoch(self, done: float) -> int:
+        """The epoch that is under way after so much progress, from 0."""
+        return min(bisect_right(self.ends, done), len(self.ends) - 1)
+
+    def steps_after(self, batch: int, epoch: int) -> float:
+        """Optimizer steps that a batch size needs from the beginning to the end of an epoch."""
+        return self._mix(batch, [self._trained[b].steps[epoch] for b in self._around(batch)])
+
+    def noise(self, batch: int, epoch: int) -> tuple[float, float]:
+        """The gradients' squared norm and variance in an epoch."""
+        around = self._around(batch)
+        square = self._mix(batch, [self._trained[b].grad_square[epoch] for b in around])
+        return square, self._mix(batch, [self._trained[b].grad_variance[epoch] for b in around])
+
+    def gain(self, batch: int, epoch: int) -> float:
+        """Progress of one optimizer step: AdaScale's gain over the first batch size."""
+        square, variance = self.noise(batch, epoch)
+        return (variance + square) / (variance / (batch / self.first_batch) + square)
+
+    def _around(self, batch: int) -> tuple[int, int]:
+        """The nearest measured batch sizes; the same one twice where it was measured, or is beyond all."""
+        at = bisect_left(self._batches, min(max(batch, self.first_batch), self.most_batch))
+        return self._batches[at if self._batches[at] == batch else max(at - 1, 0)], self._batches[at]
+
+    def _mix(self, batch: int, values: Sequence[float]) -> float:
+        low, high = self._around(batch)
+        if low == high:
+            return values[-1]
+        return ((batch - low) * values[1] + (high - batch) * values[0]) / (high - low)
+
+    # -- both -----------------------------------------------------------------------------------------------------
+
+    def goodput(self, spread: tuple[int, ...], batch: int, epoch: int) -> float | None:
+        """Progress per second at a place with a batch size; None where its step time is not known."""
+        key = spread, batch, epoch
+        if key not in self._rates:
+            self._rates[key] = self._goodput(spread, batch, epoch)
+        return self._rates[key]
+
+    def _goodput(self, spread: tuple[int, ...], batch: int, epoch: int) -> float | None:
+        gpus = sum(spread)
+        split = self.split(batch, gpus)
+        times = self.step_time(spread, split.local)
+        if times is None:
+            return None
+        real = gpus * split.local * (split.accumulated + 1)
+        return self.gain(real, epoch) / (times.step + (times.step - times.sync) * split.accumulated)
+
+    def speed(self, batch: int, epoch: int) -> ProfileSpeed:
+        """What a policy may know in an epoch; the same object each time."""
+        key = batch, epoch
+        if key not in self._speeds:
+            self._speeds[key] = ProfileSpeed(self, batch, epoch)
+        return self._speeds[key]
+
+    def tuned_sizes(self, *, low: float = 0.5, high: float = 0.8, node_gpus: int = 4) -> tuple[tuple[int, int], ...]:
+        """Numbers of GPUs, with the best batch for each, that a knowing user would ask for (section 5.1).
+
+        Those at which the application trains at ``low`` to ``high`` of the ideal speed-up over one GPU, both at
+        their best batch, within half a day; one GPU where there is none.
+        """
+        alone = self._fastest(1, node_gpus)
+        found = []
+        for gpus in (n for n in TRIED if n * self.least_local <= self.most_batch):
+            fastest = self._fastest(gpus, node_gpus)
+            efficiency = alone[0] / fastest[0] / gpus
+            if gpus > 1 and fastest[0] < HALF_A_DAY and low < efficiency < high:
+                found.append((gpus, fastest[1]))
+        return tuple(found) or ((1, alone[1]),)
+
+    def _fastest(self, gpus: int, node_gpus: int) -> tuple[float, int]:
+        """Seconds of a whole training at the batch at which that is least, and the batch."""
+        spread = packed(gpus, node_gpus)
+        times = [(self._duration(spread, batch), batch) for batch in self._batches]
+        return min(times, key=lambda found: found[0])
+
+    def _duration(self, spread: tuple[int, ...], batch: int) -> float:
+        share = math.ceil(batch / sum(spread) - CLOSE)
+        if share < self.least_local:
+            return math.inf
+        accumulated = math.ceil(share / self.most_local - CLOSE) - 1
+        times = self.step_time(spread, math.ceil(share / (accumulated + 1) - CLOSE))
+        if times is None:
+            return math.inf
+        return self._trained[batch].steps[len(self.ends) - 1] * (times.step + accumulated * (times.step - times.sync))
+
+
+TRIED = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
+HALF_A_DAY = 12 * 3600.0
+
+
+def rotated(spread: Iterable[int]) -> tuple[int, ...]:
+    """The least of a placement's rotations: ring all-reduce goes round the same way in all of them."""
+    whole = tuple(spread)
+    return min(whole[i:] + whole[:i] for i in range(len(whole)))
+
+
+def packed(gpus: int, node_gpus: int) -> tuple[int, ...]:
+    """The spread over as few nodes as can be."""
+    full, rest = divmod(gpus, node_gpus)
+    return (node_gpus,) * full + ((rest,) if rest else ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileSpeed:
+    """A policy's view of an application at a batch size in one epoch; of sharing nothing is known."""
+
+    profile: Profile
+    batch: int
+    epoch: int
+
+    def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """Progress per second; None on another type, or where nothing near was measured."""
+        if gpu_type != self.profile.gpu_type:
+            return None
+        return self.profile.goodput(spread, self.batch, self.epoch)
+
+    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
+        """Not known."""
+        del other, gpu_type, spread
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileTraining:
+    """A training of an application at the batch size that its user chose; a step is one at the first batch size."""
+
+    profile: Profile
+    batch: int
+
+    @property
+    def total(self) -> float:
+        """Progress in all."""
+        return self.profile.ends[-1]
+
+    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
+        """The goodput, until the epoch ends; 0 where nothing near was measured."""
+        profile = self.profile
+        epoch = profile.epoch(done)
+        rate = None
+        if placement.gpu_type == profile.gpu_type:
+            rate = profile.goodput(placement.spread, self.batch, epoch)
+        return Pace((rate or 0.0) * (1.0 if beside is None else SHARED), profile.ends[epoch])
+
+    def known(self, done: float) -> Speed:
+        """The truth of this epoch."""
+        return self.profile.speed(self.batch, self.profile.epoch(done))

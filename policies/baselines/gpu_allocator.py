@@ -1,0 +1,246 @@
+"""The rule that the baselines share: GPUs are given away in the order of a queue.
+
+Jobs that cannot be preempted keep what they hold. Then everybody's minimum is served in order, gangs whole; then, still
+in order, jobs grow to what they asked for, and at last to the most that they can use. GPUs are counted, for each job
+those of nodes that suit it; which nodes they are on is the placement's business, so a job that does not fit by count is
+offered as fallback.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from metasched.capacity.capacity_pool import (
+    CPU_ONLY,
+    CapacityPool,
+    GpuAmount,
+    NodeSet,
+    ShapeCapacity,
+    even_ways,
+    is_fixed,
+)
+from metasched.core.model import Decision, Grant, Job, Snapshot
+
+TEENS = range(11, 14)
+Kind = tuple[str, NodeSet]
+"""A GPU type, and the nodes of it that suit a job."""
+
+
+def allocate(
+    snapshot: Snapshot,
+    queue: Sequence[Job],
+    words: Callable[[Job], str],
+    *,
+    strict: bool,
+    elastic: bool,
+) -> Decision:
+    """Serve the jobs of a queue in its order.
+
+    Args:
+        snapshot: the round's; ``queue`` holds all of its jobs.
+        queue: first comes first.
+        words: what to say of a job beside its position in the queue.
+        strict: whether a job that does not fit keeps later ones from the GPUs that it waits for.
+        elastic: whether jobs may get other amounts than they asked for.
+    """
+    allocator = Allocator(snapshot, queue, elastic=elastic)
+    behind = allocator.serve_minimum(strict=strict)
+    if elastic:
+        growing = [job for job in queue if job.min_gpus < job.max_gpus]
+        for job in growing:
+            allocator.grow(job, job.gpus)
+        for job in growing:
+            allocator.grow(job, job.max_gpus)
+    return allocator.decision(words, behind if strict else None)
+
+
+class Allocator:
+    """GPUs being given away, in the order of a queue that holds all jobs of the snapshot.
+
+    Jobs that can neither stop nor move have what they hold from the beginning: ``stays`` says who, by default those
+    that are ``fixed``.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        queue: Sequence[Job],
+        *,
+        elastic: bool,
+        stays: Callable[[Job], bool] = is_fixed,
+    ) -> None:
+        self.snapshot = snapshot
+        self.queue = queue
+        self.elastic = elastic
+        self.room = CapacityPool(snapshot, stays)
+        self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
+
+    def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
+        """Grants for all who have a share, in the order of the queue.
+
+        Args:
+            words: what to say of a job beside its position in the queue.
+            behind: what ``serve_minimum`` said, if those without a share wait; if None, they are offered as fallback.
+        """
+        grants, fallback, waits = [], [], {}
+        for position, job in enumerate(self.queue, start=1):
+            reason = f"{ordinal(position)} of {len(self.queue)} in line{words(job)}"
+            share = self.room.shares.get(job.uid)
+            least = self.least(job)
+            if share is not None:
+                at_least = (
+                    min(least, share.gpus) if least < share.gpus and self.elastic and not is_fixed(job) else share.gpus
+                )
+                grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
+            elif not self.possible(job):
+                waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {self.wish(job)}"
+            elif behind is None:
+                most = max(amounts[-1] for amounts in self.sizes(job).values())  # a request may be beyond all nodes
+                fallback.append(Grant(job.uid, min(job.gpus, most) if self.elastic else least, reason, least))
+            elif behind.get(job.uid) is None:
+                waits[job.uid] = f"{reason}; waits for {self.wish(job)}, {self.free(job)}"
+            else:
+                waits[job.uid] = f"{reason}; waits behind job {behind[job.uid]}, which needs the same resources"
+        return Decision(tuple(grants), tuple(fallback), waits)
+
+    # -- what a job could be given on an empty cluster ------------------------------------------------------------
+
+    def sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
+        """By type, the amounts that nodes could hold, ascending; beyond the smallest only whole nodes or one.
+
+        Where a cluster realises uneven placements, all amounts between.
+
+        A job without GPUs has the one amount 0 where enough nodes could hold it.
+        """
+        key = (self.room.site(job), self.least(job), job.max_gpus)
+        if key not in self._sizes:
+            self._sizes[key] = self._find_sizes(job)
+        return self._sizes[key]
+
+    def _find_sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
+        sizes = {}
+        uneven = self.snapshot.uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
+        for gpu_type, units_of in self.room.site(job).units.items():
+            most = job.max_gpus if self.elastic else job.gpus
+            amounts = range(self.least(job), min(most, sum(units_of)) + 1)
+            found = list(amounts) if uneven else _even(job, amounts, units_of)
+            if found:
+                sizes[gpu_type] = tuple(found)
+        return sizes
+
+    def possible(self, job: Job) -> bool:
+        """Whether it could run if nothing else did."""
+        return bool(self.sizes(job))
+
+    def least(self, job: Job) -> int:
+        """The fewest GPUs that it may be given."""
+        return job.min_gpus if self.elastic else job.gpus
+
+    # -- giving ---------------------------------------------------------------------------------------------------
+
+    def serve_minimum(self, *, strict: bool) -> Mapping[str, str | None]:
+        """Give everybody the minimum, in order; by uid of those left out, the job that they wait behind."""
+        heads: dict[Kind, str] = {}
+        behind: dict[str, str | None] = {}
+        for job in self.queue:
+            if job.uid in self.room.shares or self._keep_type(job, heads):
+                continue
+            options = self.options(job)
+            if any(self.room.give(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
+                continue
+            kinds = [self.kind(job, share.gpu_type) for share in options]
+            ahead = (slurm_job_id for mine in kinds for theirs, slurm_job_id in heads.items() if compete(mine, theirs))
+            behind[job.uid] = next(ahead, None)
+            for gpu_type, reach in kinds:
+                if more := reach & ~within(heads, gpu_type):
+                    heads[gpu_type, more] = job.slurm_job_id
+        return behind
+
+    def kind(self, job: Job, gpu_type: str) -> Kind:
+        """What it competes for when it is to have GPUs (CPU-only: nodes) of a type."""
+        return gpu_type, self.room.reach(job, gpu_type)
+
+    def _keep_type(self, job: Job, heads: Iterable[Kind]) -> bool:
+        """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
+        held = job.placement
+        if held is None or held.gpus != self.least(job) or not job.active:
+            return False
+        share = GpuAmount(held.gpus, held.gpu_type or CPU_ONLY)
+        return self.room.give(job, share, within(heads, share.gpu_type))
+
+    def options(self, job: Job) -> list[GpuAmount]:
+        """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
+        last = job.placement or job.released or job.last_placement
+        sizes = dict(self.sizes(job))
+        if job.placement is not None and job.active and job.placement.gpus >= self.least(job):
+            # What it holds is possible, whatever its nodes accept now; what others could not use it need not give back.
+            held, gpus = job.placement.gpu_type or CPU_ONLY, job.placement.gpus
+            sizes[held] = (gpus if self.room.keeps(job) else min((gpus, *sizes.get(held, ()))),)
+        if len(sizes) == 1:
+            return [GpuAmount(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
+        order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
+        types = sorted(
+            sizes,
+            key=lambda t: (last is None or t != last.gpu_type, order.get(t, 0), -self.left(job, t), t),
+        )
+        return [GpuAmount(sizes[t][0], t) for t in types]
+
+    def left(self, job: Job, gpu_type: str) -> int:
+        """GPUs of a type that are left to give to jobs like this."""
+        return self.room.left(self.room.reach(job, gpu_type))
+
+    def grow(self, job: Job, goal: int) -> None:
+        """Give a served job the largest amount up to a goal that is left in its type."""
+        share = self.room.shares.get(job.uid)
+        if share is None or share.gpus >= goal or is_fixed(job):
+            return
+        for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
+            if share.gpus < gpus <= goal and self.room.give(job, GpuAmount(gpus, share.gpu_type)):
+                return
+
+    # -- words ----------------------------------------------------------------------------------------------------
+
+    def wish(self, job: Job) -> str:
+        """What it waits for at least, in words."""
+        if not job.gpus:
+            nodes = job.nodes or 1
+            return f"{nodes} node{'' if nodes == 1 else 's'} with {job.cpus_per_unit} CPUs"
+        kind = f" of type {' or '.join(job.gpu_types)}" if job.gpu_types else ""
+        return f"{self.least(job)} GPU{'' if self.least(job) == 1 else 's'}{kind}"
+
+    def free(self, job: Job) -> str:
+        """How much of what it needs is left, in words."""
+        reaches = [self.room.reach(job, gpu_type) for gpu_type in self.sizes(job)]
+        cpus = sum(max(self.room.cpus_left(reach), 0) for reach in reaches)
+        if not job.gpus:
+            return f"{cpus} CPUs are free"
+        left = sum(max(self.room.left(reach), 0) for reach in reaches)
+        need = self.least(job) * job.cpus_per_unit
+        return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
+
+
+def compete(one: Kind, other: Kind) -> bool:
+    """Whether two jobs could have the same GPUs (CPU-only: nodes)."""
+    return one[0] == other[0] and bool(one[1] & other[1])
+
+
+def within(kinds: Iterable[Kind], gpu_type: str) -> NodeSet:
+    """The nodes of a type that are in any of these."""
+    return functools.reduce(operator.or_, [reach for kind, reach in kinds if kind == gpu_type], 0)
+
+
+def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int]:
+    """The amounts that nodes with so many units, descending, hold in equal parts; see ``Allocator.sizes``."""
+    found: list[int] = []
+    for gpus in amounts:
+        if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in even_ways(job, gpus, units_of)):
+            found.append(gpus)
+    return found
+
+
+def ordinal(n: int) -> str:
+    """1st, 2nd, 3rd, 4th, ..."""
+    suffix = "th" if n % 100 in TEENS else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"

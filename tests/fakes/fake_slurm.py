@@ -1,0 +1,747 @@
+"""A Slurm in memory for fast tests: the same contract as the real one, a clock that stands still until told.
+
+It behaves as the contract tests saw the real one behave, and raises on anything that it does not know.
+
+    slurm = FakeSlurm()                                   # 4 nodes of 4 v100
+    job = slurm.add("--gres=gpu:2", comment="metasched", trainer=Trainer(seconds=60))
+    slurm.hold(job); slurm.update(job, Geometry(...)); slurm.release(job)
+    slurm.tick(1)                                         # now it runs
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import inf
+from pathlib import Path
+
+from metasched.core.model import Hold
+from metasched.slurm import field_syntax
+from metasched.slurm.associations import Associations
+from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState, Reservation, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm.errors import (
+    InvalidArgumentError,
+    NoSuchJobError,
+    SlurmCommandError,
+    SlurmUnavailableError,
+    WrongJobStateError,
+)
+from metasched.slurm.resize_options import resize_words
+from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
+
+MIB = 2**20
+BEGIN_DELAY = 121.0
+_TERM, _KILL = "SIGTERM", "SIGKILL"
+_ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
+_ACTIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
+
+
+@dataclass
+class Trainer:
+    """What a job's script does; change it at any time, or override ``started`` and ``signalled``.
+
+    All durations are seconds.
+
+    Attributes:
+        seconds: work that it needs in all its runs together; None for a job that never ends by itself.
+        exit_code: of the run that finishes the work.
+        stop_signal: the signal that makes it checkpoint and exit; anything else but SIGTERM and SIGKILL is ignored.
+        stop_seconds: from that signal (or SIGTERM) to its exit; None for a trainer that is deaf to both.
+        stop_exit_code: "checkpointed, run me again".
+        keeps_work: whether work done before a stop counts afterwards.
+        signals: every signal that it got, as (seconds, name).
+    """
+
+    seconds: float | None = None
+    exit_code: int = 0
+    stop_signal: str = "SIGUSR2"
+    stop_seconds: float | None = 0.5
+    stop_exit_code: int = 85
+    keeps_work: bool = True
+    done: float = 0.0
+    signals: list[tuple[float, str]] = field(default_factory=list)
+
+    def started(self, slurm: FakeSlurm, job: SlurmJob) -> None:
+        """A run begins."""
+
+    def signalled(self, slurm: FakeSlurm, job: SlurmJob, signal: str) -> None:
+        """The run gets a signal (never SIGKILL)."""
+        if self.stop_seconds is not None and signal in (self.stop_signal, _TERM):
+            slurm.exit(job.slurm_job_id, self.stop_exit_code, after=self.stop_seconds)
+
+
+@dataclass(frozen=True)
+class FakeNode:
+    """One node of a FakeSlurm; memory in bytes, ``shards`` of each GPU (0: whole GPUs only)."""
+
+    name: str
+    gpus: int = 4
+    gpu_type: str = "v100"
+    cpus: int = 16
+    memory: int = 64000 * MIB
+    partitions: frozenset[str] = frozenset({"main"})
+    shards: int = 0
+
+
+@dataclass
+class _Job:
+    shown: SlurmJob
+    trainer: Trainer
+    sticky_hold: bool = False  # an admin's hold that waits for the job to be pending again
+    run: int = 0  # counts runs, so that events of an earlier one are known as such
+    computing_since: float | None = None
+    after: tuple[JobState, Hold] | None = None  # what COMPLETING leads to
+    indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # told only while it is not COMPLETING
+    script: str = ""
+
+
+NODES = tuple(FakeNode(f"n{number}") for number in range(1, 5))
+
+
+class FakeSlurm:
+    """A SlurmClient with its cluster inside.
+
+    Args:
+        nodes: the cluster.
+        now: unix seconds at which its clock starts.
+        requeue_exit_hold: exit codes after which it requeues and holds.
+        kill_wait: seconds between SIGTERM and SIGKILL.
+
+    Attributes:
+        now: its clock, unix seconds.
+        calls: every call of the client, as (method, slurm_job_id or ""), for tests that count.
+        accounting: associations and QOS; None where accounting is off.
+        launched: answers of ``launch``, by the first word of the command; another command raises.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[FakeNode] = NODES,
+        now: float = 1_800_000_000.0,
+        requeue_exit_hold: frozenset[int] = frozenset({85}),
+        kill_wait: float = 30.0,
+    ) -> None:
+        self.now = now
+        self.calls: list[tuple[str, str]] = []
+        self.accounting: Associations | None = None
+        self.launched: dict[str, str | Callable[[SlurmJob, Sequence[str]], str]] = {}
+        self._nodes = {node.name: node for node in nodes}
+        self._down: set[str] = set()
+        self._drained: set[str] = set()
+        self._reservations: dict[str, Reservation] = {}
+        self._settings = SlurmSettings(
+            (22, 5, 8),
+            "fake",
+            requeue_exit_hold,
+            kill_wait,
+            ("lua",),
+            values={"AccountingStorageEnforce": "associations,limits,qos"},
+        )
+        self._jobs: dict[str, _Job] = {}
+        self._next_id = 1
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._reachable = True
+        self._forgotten: set[tuple[str, int]] = set()  # GPUs of which one of two jobs has ended
+
+    # The client's side
+
+    def settings(self) -> SlurmSettings:
+        """See SlurmClient."""
+        self._call("settings")
+        return self._settings
+
+    def jobs(self) -> Sequence[SlurmJob]:
+        """See SlurmClient."""
+        self._call("jobs")
+        return tuple(job.shown for job in self._jobs.values())
+
+    def nodes(self) -> Sequence[SlurmNode]:
+        """See SlurmClient."""
+        self._call("nodes")
+        return tuple(self._node(node) for node in self._nodes.values())
+
+    def reservations(self) -> Sequence[Reservation]:
+        """See SlurmClient."""
+        self._call("reservations")
+        return tuple(one for one in self._reservations.values() if one.end > self.now)
+
+    def associations(self) -> Associations | None:
+        """See SlurmClient; what ``accounting`` says, and is not enforced."""
+        self._call("associations")
+        return self.accounting
+
+    def batch_script(self, slurm_job_id: str) -> str:
+        """See SlurmClient."""
+        return self._touch("batch_script", slurm_job_id)[0].script
+
+    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
+        """See SlurmClient; understands the options of ``add``, also in the script's ``#SBATCH`` lines."""
+        self._call("submit")
+        if not script.is_file():
+            raise SlurmCommandError(f"sbatch: Unable to open file {script}")
+        text = script.read_text(encoding="utf-8")
+        sbatch = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+        inside = shlex.split("\n".join(sbatch), comments=True)
+        options = parse_options([*inside, *arguments])
+        return self._add(options, name=script.name, user="user", trainer=Trainer(), script=text)
+
+    def hold(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("hold", slurm_job_id, ended=False):
+            if job.shown.state in _ACTIVE:
+                job.sticky_hold = True
+            else:
+                self._show(job, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin")
+
+    def release(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("release", slurm_job_id, ended=False):
+            self._release(job)
+
+    def await_dependency(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("await_dependency", slurm_job_id, JobState.PENDING):
+            self._show(job, eligible=OUT_OF_REACH)
+            self._release(job)
+
+    def update(self, slurm_job_id: str, geometry: Geometry) -> None:
+        """See SlurmClient."""
+        resize_words(geometry)  # refuses what the real one refuses
+        for job in self._touch("update", slurm_job_id, JobState.PENDING):
+            if unknown := [name for name in geometry.nodes if name not in self._nodes]:
+                raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
+            per_node, shards = geometry.gpus_per_node or None, geometry.shards_per_node
+            if per_node and (shards is None) is (job.shown.shards_per_node is not None):
+                raise SlurmCommandError(f"Invalid generic resource (gres) specification for job {slurm_job_id}")
+            self._show(
+                job,
+                nodes_requested=len(geometry.nodes),
+                nodes_max=len(geometry.nodes),
+                tasks=geometry.tasks,
+                cpus=geometry.cpus,
+                gpus_per_node=(per_node or job.shown.gpus_per_node) if shards is None else None,
+                shards_per_node=shards or job.shown.shards_per_node,
+                gpus_total=None if per_node else job.shown.gpus_total,
+                gpus_per_task=None if per_node else job.shown.gpus_per_task,
+                cpus_per_gpu=None if per_node else job.shown.cpus_per_gpu,
+                memory_per_gpu=None if per_node else job.shown.memory_per_gpu,
+                gpu_type=geometry.gpu_type if per_node else job.shown.gpu_type,
+                required_nodes=tuple(sorted(geometry.nodes)),
+                eligible=self.now + geometry.delay,
+            )
+            if geometry.memory_per_node is not None:
+                self._show(job, memory_per_node=-(-geometry.memory_per_node // MIB) * MIB, memory_per_cpu=None)
+
+    def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
+        """See SlurmClient."""
+        if not admin_comment.isprintable():
+            raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
+        for job in self._touch("stamp", slurm_job_id, ended=False):
+            self._show(job, admin_comment=admin_comment)
+
+    def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
+        """See SlurmClient."""
+        if not admin_comment.isprintable():
+            raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
+        for job in self._touch("adopt", slurm_job_id, JobState.PENDING):
+            self._show(
+                job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin"
+            )
+
+    def set_requeue(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("set_requeue", slurm_job_id, ended=False):
+            self._show(job, requeue=True)
+
+    def signal(self, slurm_job_id: str, signal: str) -> None:
+        """See SlurmClient."""
+        if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal):
+            raise InvalidArgumentError(f"not a signal: {signal!a}")
+        for job in self._touch("signal", slurm_job_id, JobState.RUNNING):
+            self._deliver(job, signal)
+
+    def requeue_hold(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("requeue_hold", slurm_job_id):
+            if job.shown.state in {JobState.CANCELLED, JobState.COMPLETING}:
+                raise WrongJobStateError(f"job {slurm_job_id} is {job.shown.slurm_state}: it is not requeued")
+            self._requeue(job, Hold.USER)
+
+    def suspend(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("suspend", slurm_job_id, JobState.RUNNING):
+            self._pause(job)
+            self._show(job, state=JobState.SUSPENDED, priority=0)
+
+    def resume(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        for job in self._touch("resume", slurm_job_id, JobState.SUSPENDED):
+            job.sticky_hold = False
+            self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
+            self._compute(job)
+
+    def cancel(self, slurm_job_id: str) -> None:
+        """See SlurmClient."""
+        self._call("cancel", _checked(slurm_job_id))
+        for job in self._find(slurm_job_id):
+            if job.shown.state is JobState.PENDING:
+                self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
+            elif job.shown.state in _ACTIVE:
+                self._terminate(job, JobState.CANCELLED, Hold.NONE)
+
+    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
+        """See SlurmClient; answers come from ``launched``."""
+        del timeout
+        (job,) = self._touch("launch", slurm_job_id, JobState.RUNNING)
+        if argv[0] not in self.launched:
+            raise NotImplementedError(f"FakeSlurm.launched has no answer for {argv[0]!r}")
+        answer = self.launched[argv[0]]
+        return answer if isinstance(answer, str) else answer(job.shown, argv)
+
+    def close(self) -> None:
+        """See SlurmClient."""
+
+    # The world's side: what users, nodes and time do
+
+    def add(
+        self,
+        *options: str,
+        name: str = "job",
+        user: str = "user",
+        account: str = "",
+        comment: str = "",
+        trainer: Trainer | None = None,
+        script: str = "#!/bin/bash\n",
+    ) -> str:
+        """A user submits a job with sbatch's options; its slurm_job_id (of an array: the array's id)."""
+        found = parse_options([*options, *([f"--comment={comment}"] if comment else [])])
+        if account:
+            found["account"] = account
+        return self._add(found, name=name, user=user, trainer=trainer or Trainer(), script=script)
+
+    def job(self, slurm_job_id: str) -> SlurmJob:
+        """One job as Slurm would show it now."""
+        return self._one(slurm_job_id).shown
+
+    def trainer(self, slurm_job_id: str) -> Trainer:
+        """What the job's script does."""
+        return self._one(slurm_job_id).trainer
+
+    def tick(self, seconds: float = 1.0) -> None:
+        """Let time pass: everything due happens in order, and what can start starts."""
+        until = self.now + seconds
+        while True:
+            self._start_what_can()
+            instants = [at for at, _, _ in self._events[:1]]
+            instants += [
+                job.shown.eligible
+                for job in self._jobs.values()
+                if self._is_queued(job) and job.shown.eligible is not None and job.shown.eligible > self.now
+            ]
+            due = min(instants, default=until)
+            if due > until:
+                break
+            self.now = max(due, self.now)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            if due == until and not any(at <= until for at, _, _ in self._events):
+                self._start_what_can()
+                break
+        self.now = until
+
+    def after(self, seconds: float, do: Callable[[], None]) -> None:
+        """Call it when the clock has moved on by so much."""
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
+
+    def exit(self, slurm_job_id: str, code: int, after: float = 0.0) -> None:
+        """The script of the present run exits by itself, after some seconds, unless the run has ended by then."""
+        job = self._one(slurm_job_id)
+        run = job.run
+
+        def end() -> None:
+            if job.run == run and job.shown.state in _ACTIVE:
+                self._exited(job, code)
+
+        if after > 0:
+            self.after(after, end)
+        else:
+            end()
+
+    def owner_release(self, slurm_job_id: str) -> None:
+        """``scontrol release`` by the owner; an admin's hold stays, as in Slurm."""
+        for job in self._find(slurm_job_id):
+            if job.shown.hold is not Hold.ADMIN:
+                self._release(job)
+
+    def owner_requeue(self, slurm_job_id: str) -> None:
+        """``scontrol requeue`` by the owner: the job comes back without a hold, unless an admin held it meanwhile."""
+        for job in self._find(slurm_job_id):
+            self._requeue(job, Hold.NONE)
+
+    def owner_edit(self, slurm_job_id: str, *, comment: str) -> None:
+        """``scontrol update Comment=`` by the owner."""
+        for job in self._find(slurm_job_id):
+            self._show(job, comment=comment)
+
+    def node_down(self, name: str) -> None:
+        """A node is lost: its jobs are requeued without a hold."""
+        self._down.add(self._nodes[name].name)
+        for job in self._jobs.values():
+            if job.shown.state in _ACTIVE and name in job.shown.allocated:
+                self._back_to_pending(job, Hold.NONE, "PENDING")
+
+    def node_drain(self, name: str) -> None:
+        """A node gets no new jobs."""
+        self._drained.add(self._nodes[name].name)
+
+    def node_up(self, name: str) -> None:
+        """A node is back."""
+        self._down.discard(name)
+        self._drained.discard(name)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Nodes are for its jobs alone from its start to its end."""
+        self._reservations[reservation.name] = reservation
+
+    @contextmanager
+    def outage(self) -> Iterator[None]:
+        """The controller does not answer; jobs run on."""
+        self._reachable = False
+        try:
+            yield
+        finally:
+            self._reachable = True
+
+    def crash(self, lost_seconds: float = 5.0) -> None:
+        """The controller is killed and comes back: young jobs are forgotten, and their ids are given again."""
+        for slurm_job_id, job in list(self._jobs.items()):
+            if self.now - job.shown.submitted < lost_seconds and not job.shown.restarts:
+                del self._jobs[slurm_job_id]
+        self._next_id = max((job.shown.job_id for job in self._jobs.values()), default=0) + 1
+
+    # Inside
+
+    def _call(self, method: str, slurm_job_id: str = "") -> None:
+        self.calls.append((method, slurm_job_id))
+        if not self._reachable:
+            raise SlurmUnavailableError("Unable to contact slurm controller (connect failure)")
+
+    def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[_Job]:
+        """The job (or all of an array) that a call is about, in one of the states (none: in any)."""
+        self._call(method, _checked(slurm_job_id))
+        jobs = self._find(slurm_job_id)
+        if not jobs:
+            raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
+        for job in jobs:
+            state = job.shown.state
+            if (states and state not in states) or (not ended and state in _ENDED):
+                raise WrongJobStateError(f"{method}: job {slurm_job_id} is {job.shown.slurm_state}")
+        return jobs
+
+    def _find(self, slurm_job_id: str) -> list[_Job]:
+        if slurm_job_id in self._jobs:
+            return [self._jobs[slurm_job_id]]
+        return [job for job in self._jobs.values() if str(job.shown.array_job_id) == slurm_job_id]
+
+    def _one(self, slurm_job_id: str) -> _Job:
+        if slurm_job_id not in self._jobs:
+            raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
+        return self._jobs[slurm_job_id]
+
+    def _show(self, job: _Job, **changes: object) -> None:
+        state = changes.get("state")
+        if isinstance(state, JobState) and "slurm_state" not in changes:
+            changes["slurm_state"] = state.value
+        job.shown = replace(job.shown, **changes)  # type: ignore[arg-type]
+
+    def _add(self, options: dict[str, str], *, name: str, user: str, trainer: Trainer, script: str) -> str:
+        job_id = self._next_id
+        tasks = field_syntax.array_tasks(options["array"]) if "array" in options else []
+        job = pending_job(job_id, options, name=name, user=user, now=self.now)
+        self._check_possible(job)
+        self._next_id += 1 + len(tasks)
+        for position, task in enumerate(tasks):
+            slurm_job_id = f"{job_id}_{task}"
+            own_id = job_id if position == 0 else job_id + position
+            shown = replace(job, slurm_job_id=slurm_job_id, job_id=own_id, array_job_id=job_id, array_task_id=task)
+            self._jobs[slurm_job_id] = _Job(shown, replace(trainer, signals=[]), script=script)
+        if not tasks:
+            self._jobs[job.slurm_job_id] = _Job(job, trainer, script=script)
+        return str(job_id)
+
+    def _check_possible(self, job: SlurmJob) -> None:
+        nodes = self._nodes.values()
+        if (job.gpus_per_node or 0) > max(node.gpus for node in nodes) or (job.shards_per_node or 0) > max(
+            node.shards for node in nodes
+        ):
+            raise SlurmCommandError("sbatch: Requested node configuration is not available")
+
+    def _node(self, node: FakeNode) -> SlurmNode:
+        on_it = [job.shown for job in self._jobs.values() if node.name in job.shown.allocated]
+        computing = [job for job in on_it if job.state is not JobState.SUSPENDED]
+        down = node.name in self._down
+        return SlurmNode(
+            name=node.name,
+            gpus={node.gpu_type: node.gpus} if node.gpus else {},
+            cpus=node.cpus,
+            memory=node.memory,
+            cpus_allocated=sum(job.allocated_cpus[node.name] for job in computing),
+            memory_allocated=sum(job.allocated_memory[node.name] for job in computing),
+            gpus_allocated=sum(job.allocated[node.name] for job in on_it if not job.shards),
+            state=("down" if down else "mixed" if on_it else "idle") + ("+drain" if node.name in self._drained else ""),
+            accepts=not down and node.name not in self._drained,
+            features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
+            partitions=node.partitions,
+            shards_per_gpu=node.shards,
+            reserved=any(
+                node.name in one.nodes and one.start <= self.now < one.end for one in self._reservations.values()
+            ),
+        )
+
+    def _is_open(self, name: str, job: SlurmJob) -> bool:
+        """Whether the reservations let a job start on a node."""
+        names = set(filter(None, job.reservation.split(",")))
+        until = self.now + (job.time_limit or inf)
+        there = {
+            one.name: one
+            for one in self._reservations.values()
+            if name in one.nodes and self.now < one.end and one.start < until
+        }
+        mine = any(there[one].start <= self.now for one in names & there.keys())
+        return mine if names else not there
+
+    def _free(self, name: str) -> list[int]:
+        """Shards that are free of each GPU of a node; 1 stands for a whole GPU where there are no shards."""
+        units = self._nodes[name].shards or 1
+        free = [units] * self._nodes[name].gpus
+        for job in self._jobs.values():
+            for gpu in job.indices.get(name, ()):
+                free[gpu] -= job.shown.shards.get(name, units)
+        return free
+
+    # Starting
+
+    def _is_queued(self, job: _Job) -> bool:
+        shown = job.shown
+        return shown.state is JobState.PENDING and shown.hold is Hold.NONE and not shown.dependency
+
+    def _follow_dependencies(self) -> None:
+        """As Slurm does for jobs that are not held; of the kinds of dependencies, afterany and afterok alone."""
+        for job in self._jobs.values():
+            kind, _, other = job.shown.dependency.partition(":")
+            done = self._jobs.get(other)
+            if done is None or job.shown.hold is not Hold.NONE or done.shown.state not in _ENDED:
+                continue
+            if kind == "afterany" or (kind == "afterok" and done.shown.state is JobState.COMPLETED):
+                self._show(job, dependency="")
+
+    def _start_what_can(self) -> None:
+        self._follow_dependencies()
+        for job in sorted(self._jobs.values(), key=_turn):
+            if self._is_queued(job) and (job.shown.eligible is None or job.shown.eligible <= self.now):
+                nodes = self._nodes_for(job.shown)
+                if nodes is None:
+                    self._show(job, reason="Resources")
+                else:
+                    self._start(job, nodes)
+
+    def _needs(self, job: SlurmJob, nodes: int) -> tuple[int, int, int]:
+        """GPUs, CPUs and bytes on each of so many nodes."""
+        total = job.gpus_total or (job.gpus_per_task or 0) * job.tasks or (nodes if job.shards_per_node else 0)
+        gpus = job.gpus_per_node if job.gpus_per_node is not None else -(-total // nodes)
+        cpus = max(-(-job.cpus // nodes), (job.cpus_per_gpu or 0) * gpus)
+        if job.memory_per_node is not None:
+            return gpus, cpus, job.memory_per_node
+        return gpus, cpus, job.memory_per_gpu * gpus if job.memory_per_gpu else (job.memory_per_cpu or 0) * cpus
+
+    def _nodes_for(self, job: SlurmJob) -> tuple[str, ...] | None:
+        """Nodes with room for it; those that it requires, or the first ones."""
+        wanted = job.required_nodes or tuple(self._nodes)
+        number = len(job.required_nodes) or job.nodes_requested
+        need = self._needs(job, number)
+        fit = [name for name in wanted if self._has_room(name, job, need)]
+        if job.required_nodes and len(fit) < number:
+            return None
+        return tuple(fit[:number]) if len(fit) >= number else None
+
+    def _has_room(self, name: str, job: SlurmJob, need: tuple[int, int, int]) -> bool:
+        node, seen = self._nodes[name], self._node(self._nodes[name])
+        if not seen.accepts or (job.gpu_type and job.gpu_type != node.gpu_type) or not self._is_open(name, job):
+            return False
+        if job.exclusive and seen.state != "idle":
+            return False
+        _, cpus, memory = need
+        return (
+            self._which(name, job, need[0]) is not None
+            and seen.cpus_allocated + cpus <= node.cpus
+            and seen.memory_allocated + memory <= node.memory
+        )
+
+    def _which(self, name: str, job: SlurmJob, gpus: int) -> tuple[int, ...] | None:
+        """The GPUs of a node that it would get: the first that have room, as Slurm takes them; None without room."""
+        free = self._free(name)
+        if job.shards_per_node is not None:
+            return next(((gpu,) for gpu, shards in enumerate(free) if shards >= job.shards_per_node), None)
+        units = self._nodes[name].shards or 1
+        whole = [gpu for gpu, shards in enumerate(free) if shards == units or (name, gpu) in self._forgotten]
+        return tuple(whole[:gpus]) if len(whole) >= gpus else None
+
+    def _start(self, job: _Job, nodes: tuple[str, ...]) -> None:
+        gpus, cpus, memory = self._needs(job.shown, len(nodes))
+        if job.shown.exclusive:
+            gpus, cpus = self._nodes[nodes[0]].gpus, self._nodes[nodes[0]].cpus
+        job.run += 1
+        job.indices = {name: self._which(name, job.shown, gpus) or () for name in nodes if gpus}
+        shards = job.shown.shards_per_node
+        self._forgotten -= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        self._show(
+            job,
+            state=JobState.RUNNING,
+            gpu_indices=job.indices,
+            shards=dict.fromkeys(nodes, shards) if shards else {},
+            reason="None",
+            started=self.now,
+            ended=None,
+            exit_code=None,
+            allocated=dict.fromkeys(nodes, gpus),
+            allocated_gpu_type=self._nodes[nodes[0]].gpu_type if gpus and not shards else None,
+            allocated_cpus=dict.fromkeys(nodes, cpus),
+            allocated_memory=dict.fromkeys(nodes, memory),
+        )
+        self._compute(job)
+        if job.shown.time_limit is not None:
+            run = job.run
+
+            def time_out() -> None:
+                if job.run == run and job.shown.state is JobState.RUNNING:
+                    self._terminate(job, JobState.TIMEOUT, Hold.NONE)
+
+            self.after(job.shown.time_limit, time_out)
+        job.trainer.started(self, job.shown)
+
+    def _compute(self, job: _Job) -> None:
+        """The trainer works from now on, and exits when its work is done."""
+        job.computing_since = self.now
+        if job.trainer.seconds is None:
+            return
+        since, run = self.now, job.run
+
+        def done() -> None:
+            if job.run == run and job.computing_since == since and job.shown.state is JobState.RUNNING:
+                self._exited(job, job.trainer.exit_code)
+
+        self.after(max(job.trainer.seconds - job.trainer.done, 0.0), done)
+
+    def _pause(self, job: _Job) -> None:
+        if job.computing_since is not None and job.trainer.keeps_work:
+            job.trainer.done += self.now - job.computing_since
+        job.computing_since = None
+
+    # Ending
+
+    def _deliver(self, job: _Job, signal: str) -> None:
+        job.trainer.signals.append((self.now, signal))
+        if signal == _KILL:
+            self._exited(job, 137)
+        else:
+            job.trainer.signalled(self, job.shown, signal)
+
+    def _terminate(self, job: _Job, state: JobState, hold: Hold) -> None:
+        """SIGTERM now, SIGKILL after KillWait; COMPLETING until then."""
+        job.after = (state, hold)
+        suspended = job.shown.state is JobState.SUSPENDED
+        self._pause(job)
+        self._show(job, state=JobState.COMPLETING, allocated_gpu_type=job.shown.gpu_type, gpu_indices={})
+        run = job.run
+
+        def kill() -> None:
+            if job.run == run and job.shown.state is JobState.COMPLETING:
+                self._exited(job, 137)
+
+        if suspended:
+            self._exited(job, 137)  # a stopped process gets no SIGTERM that it could act on
+        else:
+            self.after(self._settings.kill_wait, kill)
+            self._deliver(job, _TERM)
+
+    def _exited(self, job: _Job, code: int) -> None:
+        """The script is gone."""
+        self._pause(job)
+        if job.after is not None:
+            state, hold = job.after
+            job.after = None
+            if state is JobState.PENDING:
+                self._back_to_pending(job, hold, "PENDING")
+                return
+        elif code in self._settings.requeue_exit_hold and job.shown.requeue:
+            self._back_to_pending(job, Hold.USER, "SPECIAL_EXIT")
+            self._show(job, exit_code=code)
+            return
+        else:
+            state = JobState.FAILED if code else JobState.COMPLETED
+        self._vacate(job)
+        self._show(job, state=state, ended=self.now, exit_code=code)
+
+    def _vacate(self, job: _Job) -> None:
+        job.run += 1
+        if job.shown.shards:  # Slurm before 23.02 forgets that another job may have the rest
+            self._forgotten |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        job.indices = {}
+        nothing: dict[str, object] = {"allocated": {}, "allocated_cpus": {}, "allocated_memory": {}}
+        self._show(job, **nothing, allocated_gpu_type=None, gpu_indices={}, shards={})
+
+    def _release(self, job: _Job) -> None:
+        job.sticky_hold = False
+        if job.shown.state is JobState.PENDING:
+            self._show(job, state=JobState.PENDING, hold=Hold.NONE, priority=START_PRIORITY, reason="None")
+
+    def _requeue(self, job: _Job, hold: Hold) -> None:
+        if job.shown.state is JobState.PENDING:
+            raise WrongJobStateError(f"Job is pending execution for job {job.shown.slurm_job_id}")
+        if not job.shown.requeue:
+            raise WrongJobStateError(f"Requested operation is presently disabled for job {job.shown.slurm_job_id}")
+        if job.shown.state in _ENDED:
+            self._back_to_pending(job, hold, "PENDING")
+        elif job.shown.state is JobState.COMPLETING:
+            job.after = (JobState.PENDING, hold)
+        else:
+            self._terminate(job, JobState.PENDING, hold)
+
+    def _back_to_pending(self, job: _Job, hold: Hold, slurm_state: str) -> None:
+        """Requeued: a new submit time, and no start before the begin delay is over, unless an update says otherwise."""
+        self._vacate(job)
+        job.after, job.computing_since = None, None
+        if hold is Hold.NONE and job.sticky_hold:
+            hold = Hold.ADMIN
+        job.sticky_hold = False
+        self._show(
+            job,
+            state=JobState.PENDING,
+            slurm_state=slurm_state,
+            hold=hold,
+            priority=0 if hold is not Hold.NONE else START_PRIORITY,
+            reason={Hold.USER: "JobHeldUser", Hold.ADMIN: "JobHeldAdmin", Hold.NONE: "BeginTime"}[hold],
+            submitted=self.now,
+            eligible=self.now + BEGIN_DELAY,
+            started=None,
+            ended=None,
+            exit_code=None,
+            restarts=job.shown.restarts + 1,
+        )
+
+
+def _turn(job: _Job) -> tuple[int, int]:
+    """Slurm's order: priority, then age."""
+    return -job.shown.priority, job.shown.job_id
+
+
+def _checked(slurm_job_id: str) -> str:
+    if not field_syntax.is_slurm_job_id(slurm_job_id):
+        raise InvalidArgumentError(f"not a job id: {slurm_job_id!a}")
+    return slurm_job_id

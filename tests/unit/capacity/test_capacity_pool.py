@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from metasched.capacity.capacity_pool import CapacityPool, GpuAmount, without
+from metasched.core.model import Node, Preempt, Status
+from metasched.scheduling.engine import run_round
+from policies.ares.policy import Ares, AresParameters
+from policies.baselines.fifo import Fifo
+from policies.baselines.las import Las
+from policies.baselines.optimus import Optimus
+from policies.baselines.slurm import Slurm, SlurmParameters
+from policies.baselines.srtf import Srtf
+from tests.unit.speeds import ByGpus, job, linear, running, snapshot
+
+POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares gives it more only when all are served
+NOT_KNOWN = ByGpus(((1, 1.0),))  # and this one only to learn
+GROWING = [(policy, POOR) for policy in (Fifo(), Las(), Srtf(), Optimus(), Ares(AresParameters(leftovers="faster")))]
+GROWING.append((Ares(), NOT_KNOWN))
+MAIN = {"partitions": frozenset({"main"})}
+
+
+def node(name, **more):
+    return Node(name, "v100", 4, 16, 1 << 40, **{"features": frozenset(), **MAIN, **more})
+
+
+def there(result):
+    return {uid: (place.gpus, place.nodes) for uid, place in result.targets.items()}
+
+
+@pytest.mark.parametrize(("policy", "speed"), GROWING, ids=lambda it: getattr(it, "name", ""))
+@pytest.mark.parametrize(
+    ("asks", "other"),
+    [
+        ({"partition": "main"}, {"partitions": frozenset({"other"})}),
+        ({"partition": "main"}, {"reservation": "theirs"}),
+        ({"features": frozenset({"ib"})}, {}),
+        ({"excluded_nodes": frozenset({"other"})}, {}),
+        ({"open_seconds": 600.0}, {"open_seconds": 60.0}),
+    ],
+    ids=lambda more: next(iter(more), "none"),
+)
+def test_nobody_grows_on_gpus_that_it_cannot_use(policy, speed, asks, other):
+    """All four have the GPU that they need, whatever is idle where none of them may be."""
+    cluster = (node("here", features=frozenset({"ib"})), node("other", **other))
+    jobs = [job(f"j{i}", 1, 1, 4, left=1e9, speed=speed, learns_speed=True, **asks) for i in range(4)]
+    assert there(run_round(snapshot(jobs, cluster), policy, None)) == {f"j{i}": (1, ("here",)) for i in range(4)}
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Las(), Slurm(), Ares()], ids=lambda policy: policy.name)
+@pytest.mark.parametrize("gpus", [1, 0], ids=["gpus", "cpus"])
+def test_a_line_for_some_nodes_leaves_no_others_idle(policy, gpus):
+    """However many jobs wait for one partition, GPUs or CPUs of another go to those that ask for it."""
+    cluster = (node("here"), node("other", partitions=frozenset({"other"})))
+    many = [job(f"m{i}", gpus, left=1e9, speed=linear(1.0), partition="main", cpus_per_unit=4) for i in range(9)]
+    one = job("o", 4, left=1e9, speed=linear(1.0), partition="other", submitted=9.0, cpus_per_unit=4)
+    result = run_round(snapshot([*many, one], cluster), policy, None)
+    assert len(result.targets) == 5
+    assert there(result)["o"] == (4, ("other",))
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Slurm(), Slurm(SlurmParameters(backfill=False))])
+def test_who_waits_for_a_node_keeps_only_that_from_others(policy):
+    """Who could be elsewhere is counted there, and waits once nothing is left but what the first waits for."""
+    holder = running(job("holder", 2, preempt=Preempt.NO), "here")
+    first = job("first", 4, submitted=1.0, only_nodes=frozenset({"here"}))
+    line = [job("wide", 4, submitted=2.0), job("small", 2, submitted=3.0)]
+    result = run_round(snapshot([holder, first, *line], (node("here"), node("other")), now=9.0), policy, None)
+    assert there(result) == {"holder": (2, ("here",)), "wide": (4, ("other",))}
+    assert "behind job first" in result.reasons["small"]
+
+
+def test_what_is_held_beyond_a_node_is_taken_from_no_other():
+    """GPUs and CPUs of which more is held than a node has."""
+    pinned = running(job("p", 4, preempt=Preempt.NO, cpus_per_unit=3), "small")
+    cluster = (Node("small", "v100", 2, 10, 1 << 40), Node("other", "v100", 4, 16, 1 << 40))
+    other = job("o", 4, cpus_per_unit=4)
+    room = CapacityPool(snapshot([pinned, other], cluster))
+    assert room.left(room.reach(other, "v100")) == 4
+    assert room.cpus_left(room.reach(other, "v100")) == 16
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_job_without_gpus_has_no_place_where_no_node_has_its_cpus(uneven):
+    """Also where placements may be uneven."""
+    jobs = [job("fits", 0, cpus_per_unit=16), job("wide", 0, cpus_per_unit=17)]
+    room = CapacityPool(snapshot(jobs, (node("here"),), uneven=uneven))
+    assert [room.site(one).spread("", 0) for one in jobs] == [(0,), None]
+
+
+def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
+    """Nobody is charged for nodes: a job that could be elsewhere does not stand in the way of one that could not."""
+    cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
+    any_node, picky = job("any", 4, partition="main"), job("picky", 4, features=frozenset({"ib"}))
+    for first, second in ((any_node, picky), (picky, any_node)):
+        room = CapacityPool(snapshot([any_node, picky], cluster))
+        assert room.give(first, GpuAmount(4, "v100"))
+        assert room.left(room.reach(second, "v100")) == 4
+        assert room.give(second, GpuAmount(4, "v100"))
+        assert room.used_up
+        assert not room.fits(job("more", 1), GpuAmount(1, "v100"))
+
+
+def test_a_job_that_cannot_move_is_charged_where_it_is():
+    """What it leaves on its own node is not what it leaves on others that would suit it."""
+    cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
+    pinned, picky = running(job("p", 4, preempt=Preempt.NO), "ib"), job("picky", 1, features=frozenset({"ib"}))
+    room = CapacityPool(snapshot([pinned, picky], cluster))
+    assert room.left(room.reach(picky, "v100")) == 0
+    assert room.left(room.reach(pinned, "v100")) == 4
+
+
+@pytest.mark.parametrize("policy", [Fifo(), Slurm(), Ares()], ids=lambda policy: policy.name)
+def test_two_pinned_jobs_on_the_same_gpus_count_once(policy):
+    """The other GPUs are left to a third."""
+    pair = [
+        running(job(uid, 2, preempt=Preempt.NO), "here").evolve(co_runner=other)
+        for uid, other in (("a", "b"), ("b", "a"))
+    ]
+    shared = snapshot([*pair, job("c", 2, submitted=1.0)], (node("here"),), sharing=True)
+    assert run_round(shared, policy, None).targets.keys() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(("by_us", "cpus"), [(True, 16), (False, 8)])
+def test_what_a_suspended_job_holds(by_us, cpus):
+    """Its GPUs and memory; its CPUs only where somebody else has suspended it, and may resume it at any moment."""
+    rests = running(job("r", 2, cpus_per_unit=4, memory_per_unit=5), "here")
+    rests = rests.evolve(status=Status.SUSPENDED, suspended_by_us=by_us)
+    (left,) = without([node("here")], [rests])
+    assert (left.gpus, left.cpus, left.memory) == (2, cpus, (1 << 40) - 10)

@@ -1,0 +1,574 @@
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from metasched.cli import job_explanation, main, paths, submit
+from metasched.configuration.config import Config
+from metasched.daemon import process
+from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, publish
+from metasched.slurm.tags import KEYS, parse_tag
+from metasched.store import JobRecord, Store
+from tests.programs import write_program
+
+NOW = time.time()
+
+
+def job(**changes):
+    """A running job, with changes."""
+    fields = {
+        "uid": "0123456789abcdef",
+        "slurm_job_id": "12",
+        "name": "resnet",
+        "user": "ada",
+        "account": None,
+        "status": "running",
+        "gpus": 2,
+        "min_gpus": 1,
+        "max_gpus": 4,
+        "preempt": "checkpoint",
+        "reason": "1st of 2 in line",
+        "nodes": {"n1": 2},
+        "gpu_type": "v100",
+        "submitted": NOW - 100,
+        "run_started": NOW - 60,
+        "runs": 2,
+        "preemptions": 1,
+        "attained_service": 160.0,
+        "ran_seconds": 80.0,
+        "waited_seconds": 20.0,
+        "progress_steps": 120,
+        "total_steps": 400,
+        "steps_per_second": 2.0,
+        "loss": 0.25,
+        "world_sizes": (4, 2),
+    }
+    return JobStatus(**(fields | changes))
+
+
+def waiting(**changes):
+    """A held job, with changes."""
+    fields = {
+        "uid": "f" * 16,
+        "slurm_job_id": "13",
+        "name": "bert",
+        "status": "held",
+        "nodes": {},
+        "gpu_type": None,
+        "run_started": None,
+        "runs": 0,
+        "preemptions": 0,
+        "attained_service": 0.0,
+        "ran_seconds": 0.0,
+        "progress_steps": None,
+        "steps_per_second": None,
+        "loss": None,
+        "world_sizes": (),
+        "reason": "2nd of 2 in line; waits for 4 GPUs, 2 are free",
+        "min_gpus": 4,
+        "max_gpus": 4,
+    }
+    return job(**(fields | changes))
+
+
+def published(**changes):
+    """A status with both, with changes."""
+    fields = {
+        "published": time.time(),
+        "poll_seconds": 2.0,
+        "cluster": "dev",
+        "host": "login1",
+        "pid": 42,
+        "policy": "las",
+        "round": 17,
+        "round_at": NOW,
+        "next_round": NOW + 30,
+        "slurm": "ok",
+        "nodes": (NodeStatus("n1", "v100", 4, 2, accepts=True), NodeStatus("n2", "k80", 4, 0, accepts=False)),
+        "jobs": (job(), waiting()),
+    }
+    return Status(**(fields | changes))
+
+
+@pytest.fixture(autouse=True)
+def _no_site(monkeypatch):
+    """Nothing of the machine's own configuration."""
+    for name in ("METASCHED_SHARED", "METASCHED_CONFIG", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+@pytest.fixture
+def run():
+    """Calls the command line."""
+    return lambda *argv: CliRunner().invoke(main, [str(argument) for argument in argv])
+
+
+@pytest.fixture
+def show(tmp_path, run, monkeypatch):
+    """Publishes a status and calls a command on it, which must succeed; time stands still meanwhile."""
+    monkeypatch.setattr(time, "time", lambda: NOW)
+
+    def call(status, *argv):
+        publish(tmp_path, status)
+        result = run(*argv, "--shared", tmp_path)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return call
+
+
+def test_status_shows_cluster_nodes_and_jobs(show):
+    """The table says who decides, which GPUs are used, and for each job where it is, how far, and why."""
+    output = show(published(), "status")
+    for expected in ("dev: policy las, round 17", "next in", "2/4", "takes no new jobs"):
+        assert expected in output
+    (row,) = (line for line in output.splitlines() if "resnet" in line)
+    for expected in ("12", "ada", "running", "2 of 1-4", "n1:2 v100", "20 s", "1 min 20 s", "1st of 2 in line"):
+        assert expected in row
+    assert "120/400 (30%), 2 min 20 s left" in row
+    assert "2nd of 2 in line; waits for 4 GPUs" in output
+
+
+def test_status_says_when_nobody_publishes(show):
+    """An old file is shown as stale, and a fresh one is not."""
+    assert "STALE" in show(published(published=time.time() - 600), "status")
+    assert "STALE" not in show(published(), "status")
+
+
+def test_status_says_when_slurm_is_out_of_reach(show):
+    """What keeps the daemon from Slurm stands at the top."""
+    assert "Slurm: controller is down" in show(published(slurm="controller is down"), "status")
+
+
+def test_status_shows_a_malformed_tag(show):
+    """A job whose tag cannot be used shows why, in place of a reason."""
+    assert "no key 'min_gpu'" in show(published(jobs=(waiting(error="there is no key 'min_gpu'"),)), "status")
+
+
+def test_status_shows_what_ended(show):
+    """A finished job is listed with its state, sizes and loss."""
+    ended = job(status="failed", finished=NOW - 5, nodes={})
+    output = show(published(jobs=(), finished=(ended,)), "status")
+    assert "no jobs of metasched wait or run" in output
+    (row,) = (line for line in output.splitlines() if "resnet" in line)
+    for expected in ("failed", "4 → 2", "0.25"):
+        assert expected in row
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain", "12"]])
+def test_what_users_wrote_cannot_act_on_the_terminal(show, command):
+    """Control characters are shown as escapes, and rich's markup and emoji codes as they are."""
+    name = "a\x1b[31mb\u202ec\n[red]d[/red]:bomb:"
+    output = show(published(jobs=(job(name=name[:32], reason="\x07" + name),)), *command)
+    assert not set("\x1b\x07\u202e") & set(output)
+    assert r"a\x1b[31mb\u202ec\n[red]d[/red]:bomb:" in output
+
+
+def test_status_shows_one_users_jobs(show):
+    """--user leaves out everybody else's jobs."""
+    status = published(jobs=(job(), waiting(user="bob")), finished=(job(name="old", finished=NOW, user="bob"),))
+    output = show(status, "status", "--user", "ada")
+    assert "resnet" in output
+    assert not {"bert", "old"} & set(output.split())
+
+
+def test_status_of_a_long_queue_is_short(show):
+    """--limit cuts the table, keeps what runs, and says how much is left out."""
+    output = show(
+        published(jobs=(*(waiting(slurm_job_id=str(i)) for i in range(20, 30)), job())), "status", "--limit", "3"
+    )
+    assert "resnet" in output
+    assert len([line for line in output.splitlines() if "bert" in line]) == 2
+    assert "and 8 more" in output
+
+
+def test_status_as_json_is_what_was_published(show):
+    """--json gives every field, and whether the file is stale."""
+    status = published()
+    data = json.loads(show(status, "status", "--json"))
+    assert data["stale"] is False
+    expected = json.loads(json.dumps(dataclasses.asdict(status)))
+    assert expected.items() <= data.items()
+
+
+def test_shared_directory_comes_from_the_nearest_place(tmp_path, run, monkeypatch):
+    """--shared wins over --config, --config over the environment, the environment over the default file."""
+    directories = {name: tmp_path / name for name in ("option", "given", "variable", "default")}
+    for name, directory in directories.items():
+        directory.mkdir()
+        publish(directory, published(cluster=name))
+    for name in ("given", "default"):
+        (tmp_path / f"{name}.toml").write_text(f'[paths]\nshared = "{directories[name]}"\n')
+    monkeypatch.setenv("METASCHED_CONFIG", str(tmp_path / "default.toml"))
+
+    def cluster(*argv):
+        return json.loads(run(*argv, "--json").output)["cluster"]
+
+    given = ("--config", tmp_path / "given.toml", "status")
+    assert cluster("status") == "default"
+    monkeypatch.setenv("METASCHED_SHARED", str(directories["variable"]))
+    assert cluster("status") == "variable"
+    assert cluster(*given) == "given"
+    assert cluster(*given, "--shared", directories["option"]) == "option"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "cannot be read"),
+        ("[paths", "is not TOML"),
+        ("[paths]\n", "has no [paths] shared"),
+        ("paths = 3\n", "has no [paths] shared"),
+        ("[paths]\nshared = 3\n", "is not a string"),
+    ],
+)
+def test_an_unusable_configuration_is_one_clear_message(tmp_path, run, text, expected):
+    """The message names the file, what is wrong and what to pass; exit code 1, no traceback."""
+    config = tmp_path / "metasched.toml"
+    if text is not None:
+        config.write_text(text)
+    result = run("--config", config, "status")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {config}: ")
+    assert expected in result.stderr
+    assert "--shared DIR" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"format": 99}', '{"format": 1, "nodes": [[]]}', "[" * 100_000])
+def test_an_unreadable_status_is_one_clear_message(tmp_path, run, content):
+    """A missing, torn or foreign status file is an error that names it."""
+    if content is not None:
+        (tmp_path / "status.json").write_text(content)
+    result = run("status", "--shared", tmp_path)
+    assert result.exit_code == 1
+    assert str(tmp_path / "status.json") in result.stderr
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_newer_daemon_may_tell_more(tmp_path, run):
+    """Keys that this version does not know are passed over; one that it needs and is missing is a clear message."""
+    publish(tmp_path, published())
+    path = tmp_path / "status.json"
+    data = json.loads(path.read_text())
+    for record in (data, data["jobs"][0], data["nodes"][0]):
+        record["mood"] = "good"
+    path.write_text(json.dumps(data))
+    assert "resnet" in run("status", "--shared", tmp_path).output
+    del data["jobs"][0]["uid"]
+    path.write_text(json.dumps(data))
+    result = run("status", "--shared", tmp_path)
+    assert (result.exit_code, "use the same version" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("command", [["status"], ["explain", "12"]])
+def test_a_terminal_without_some_letters(tmp_path, command):
+    """What its encoding lacks is shown as an escape."""
+    publish(tmp_path, published(jobs=(job(reason="☃ waits"),)))
+    result = CliRunner(charset="iso-8859-1").invoke(main, [*command, "--shared", str(tmp_path)])
+    assert (result.exit_code, "\\u2603 waits" in result.output) == (0, True)
+
+
+def test_output_that_does_not_fit_is_one_clear_message(tmp_path, monkeypatch, capsys):
+    """A full disk behind the output is told, once."""
+    publish(tmp_path, published())
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main(["status", "--shared", str(tmp_path)])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "Error: the output cannot be written: No space left on device\n"
+
+
+def test_wrong_usage_exits_with_2(run):
+    """A word that is no command, and an option that does not exist, are usage errors."""
+    assert run("stauts").exit_code == 2
+    assert run("status", "--nope").exit_code == 2
+    assert run("explain").exit_code == 2
+
+
+@pytest.mark.parametrize("asked", ["12", "0123456789abcdef", "resnet"])
+def test_explain_finds_a_job_by_address_uid_and_name(show, asked):
+    """All three mean the same job."""
+    output = show(published(), "explain", asked)
+    assert output.startswith("Job 12 (resnet, of ada) runs on 2 GPUs (n1:2) since 1 min")
+
+
+def test_explain_says_why_a_job_runs(show):
+    """The policy's reason, progress, and the past are in the words."""
+    output = show(published(), "explain", "12")
+    assert "Why: 1st of 2 in line." in output
+    assert "Policy las decides again in" in output
+    assert "waited 20 s, ran 1 min 20 s in 2 runs, preempted 1 time" in output
+    assert "It has received 160 GPU-seconds." in output
+    assert "World sizes of its runs: 4 → 2." in output
+    assert "120 of 400 steps, 2 steps/s, about 2 min 20 s left, loss 0.25" in output
+
+
+def test_explain_says_what_a_job_waits_for(show):
+    """How many GPUs it needs, which are free on nodes that take jobs, and who holds the others."""
+    output = show(published(), "explain", "bert")
+    assert "waits, held until it is its turn" in output
+    assert "It needs 4 GPUs; 2 free now (n1:2); the others are held by job 12 (2)." in output
+
+
+def test_explain_says_that_a_tag_is_wrong(show):
+    """The error and what to do about it."""
+    output = show(published(jobs=(waiting(error="there is no key 'x'"),)), "explain", "13")
+    assert "Its tag cannot be used: there is no key 'x'. Cancel it and submit it again" in output
+
+
+@pytest.mark.parametrize("reason", ["its begin time (--begin) is still to come", "its owner submitted it with --hold"])
+def test_explain_says_nothing_of_turns_and_gpus_where_a_job_must_not_start(show, reason):
+    """It waits for neither."""
+    output = show(published(jobs=(waiting(blocked=True, reason=reason),)), "explain", "13")
+    assert output.startswith(f"Job 13 (bert, of ada) waits.\nWhy: {reason}.\n")
+    assert "free now" not in output
+
+
+def test_what_a_job_asks_for_is_not_known_where_its_tag_is_wrong():
+    """It is not shown as one that wants no GPU."""
+    assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
+    assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
+
+
+def test_explain_says_that_nobody_decides(show):
+    """A dead daemon and a dead controller are reasons to wait."""
+    assert "nobody decides until it is back" in show(published(published=time.time() - 600), "explain", "13")
+    assert "cannot reach Slurm (down)" in show(published(slurm="down"), "explain", "13")
+
+
+def test_explain_prefers_a_live_job(show):
+    """Slurm uses ids again: the live job is meant."""
+    old = job(uid="e" * 16, name="old", finished=NOW - 5, status="completed")
+    assert "(resnet," in show(published(finished=(old,)), "explain", "12")
+    assert "ended" in show(published(finished=(old,)), "explain", "old")
+
+
+def test_explain_as_json(show):
+    """The job's fields and the words."""
+    data = json.loads(show(published(), "explain", "12", "--json"))
+    assert data["job"]["uid"] == "0123456789abcdef"
+    assert data["words"][0].startswith("Job 12")
+
+
+def test_explain_reads_the_database_where_it_may(show, tmp_path):
+    """Runs, decisions, actions and events follow when the state directory is at hand."""
+    uid = "0123456789abcdef"
+    with Store.open(tmp_path / "state" / paths.DATABASE) as store:
+        store.add_job(JobRecord(uid=uid, slurm_job_id="12", name="resnet", user="ada", submitted=NOW - 100))
+        store.event("arrived", "hello \x1b[1m", uid, at=NOW)
+        store.end_action(store.begin_action(uid, "start", {}, 1, NOW), "ok", 0.01)
+    output = show(published(), "explain", "12", "--state", tmp_path / "state")
+    assert r"hello \x1b[1m" in output
+    assert "start" in output
+    assert "10 ms" in output
+    data = json.loads(show(published(), "explain", "12", "--state", tmp_path / "state", "--json"))
+    assert [event["kind"] for event in data["events"]] == ["arrived"]
+
+
+def test_explain_refuses_what_it_cannot_tell(tmp_path, run):
+    """No job, and two jobs of one name, are errors that say how to ask."""
+    publish(tmp_path, published(jobs=(job(), waiting(name="resnet"))))
+    unknown = run("explain", "99", "--shared", tmp_path)
+    assert (unknown.exit_code, "knows no job '99'" in unknown.stderr) == (1, True)
+    several = run("explain", "resnet", "--shared", tmp_path)
+    assert (several.exit_code, "12 and 13" in several.stderr) == (1, True)
+    publish(tmp_path, published(jobs=(job(slurm_job_id="27_0"), waiting(slurm_job_id="27_1"))))
+    array = run("explain", "27", "--shared", tmp_path)
+    assert (array.exit_code, "ask by task, one of 27_0 and 27_1" in array.stderr) == (1, True)
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """A stand-in for sbatch that writes down its arguments and behaves as told."""
+    record = tmp_path / "arguments.json"
+
+    def make(*, stdout="77;dev", stderr="", code=0):
+        program = tmp_path / "bin" / "sbatch"
+        write_program(
+            program,
+            f"#!{sys.executable}\nimport json, sys\n"
+            f"json.dump(sys.argv[1:], open({str(record)!r}, 'w'))\n"
+            f"sys.stderr.write({stderr!r})\nprint({stdout!r})\nsys.exit({code})\n",
+        )
+        monkeypatch.setenv("PATH", str(program.parent))
+        return lambda: json.loads(record.read_text()) if record.exists() else None
+
+    return make
+
+
+def test_submit_hands_sbatch_the_tag(run, sbatch):
+    """The options become the tag, what follows `--` is untouched, and the id alone is printed."""
+    arguments = sbatch()
+    result = run(
+        "submit", "--min-gpus", 1, "--max-gpus", 8, "--weight", 0.5, "--", "-N2", "--gres=gpu:4", "job.sh", "-x"
+    )
+    assert (result.exit_code, result.stdout) == (0, "77\n")
+    comment = "--comment=metasched min_gpus=1 max_gpus=8 weight=0.5"
+    assert arguments() == ["--parsable", comment, "-N2", "--gres=gpu:4", "job.sh", "-x"]
+
+
+def test_submit_as_json(run, sbatch):
+    """The id and the comment."""
+    sbatch()
+    data = json.loads(run("submit", "--json", "--preempt", "no", "--", "job.sh").stdout)
+    assert data == {"job": "77", "comment": "metasched preempt=no"}
+
+
+def test_submit_checks_the_tag_first(run, sbatch):
+    """A tag that the daemon would refuse never reaches Slurm."""
+    arguments = sbatch()
+    result = run("submit", "--min-gpus", 4, "--max-gpus", 2, "--", "job.sh")
+    assert result.exit_code == 1
+    assert "min_gpus=4" in result.stderr
+    assert arguments() is None
+
+
+def test_submit_refuses_a_second_comment(run, sbatch):
+    """The comment is the tag's place."""
+    arguments = sbatch()
+    assert run("submit", "--", "--comment=mine", "job.sh").exit_code == 2
+    assert arguments() is None
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("-J", "x"), ("-Jx", "--exclusive"), ("-HJ", "x"), ("-o", "job.sh", "--time=1"), ("-Q", "--")]
+)
+def test_submit_leaves_the_scripts_arguments_alone(run, sbatch, options):
+    """What follows the script is not sbatch's, whatever it is called."""
+    arguments = sbatch()
+    assert run("submit", "--", *options, "job.sh", "--comment", "mine").exit_code == 0
+    assert arguments()[-3:] == ["job.sh", "--comment", "mine"]
+
+
+@pytest.mark.parametrize("options", [(), ("-J", "x"), ("-o", "a.log"), ("--output", "a.log"), ("-HW",), ("--wait",)])
+def test_submit_sees_a_comment_before_the_script(run, sbatch, tmp_path, monkeypatch, options):
+    """It would take the tag's place, whatever files are there of the names that options have as values."""
+    arguments = sbatch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.log").touch()
+    assert run("submit", "--", *options, "--comment", "mine", "job.sh").exit_code == 2
+    assert arguments() is None
+
+
+def test_submit_passes_on_what_slurm_says(run, sbatch):
+    """A refusal is Slurm's own words, without what would act on the terminal."""
+    sbatch(stderr="sbatch: error: invalid\x1b[1m partition", code=1)
+    result = run("submit", "--", "job.sh")
+    assert result.exit_code == 1
+    assert r"invalid\x1b[1m partition" in result.stderr
+
+
+def test_submit_without_slurm(run, tmp_path, monkeypatch):
+    """Without sbatch on PATH the message says so."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = run("submit", "--", "job.sh")
+    assert result.exit_code == 1
+    assert "is Slurm installed here" in result.stderr
+
+
+def test_submit_has_an_option_for_every_key():
+    """What a tag can say, submit can."""
+    assert set(submit.HELP) == set(KEYS)
+    assert parse_tag("metasched") is not None
+
+
+def test_policies_lists_parameters_with_defaults(run):
+    """Every installed policy is listed with each parameter's default and meaning."""
+    listed = {policy["name"]: policy for policy in json.loads(run("policies", "--json").output)}
+    assert {"fifo", "las"} <= set(listed)
+    assert listed["las"]["parameters"]["promote_knob"]["default"] == 8.0
+    assert all(p["meaning"] for policy in listed.values() for p in policy["parameters"].values())
+    assert "promote_knob" in run("policies").output
+
+
+def test_devcluster_refuses_groups_that_make_no_sense(run, tmp_path):
+    """A malformed group, and a group beside --nodes, are usage errors; a bad GPU type is told the rule."""
+    assert "2x4xv100" in run("devcluster", "up", "--type", "many").stderr
+    assert "a letter, then" in run("devcluster", "up", "--type", "1x4x1080").stderr
+    result = run("devcluster", "up", "--base", tmp_path / "c", "--type", "1x4xv100", "--nodes", 2)
+    assert result.exit_code == 2
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize("verb", ["down", "status"])
+def test_devcluster_says_that_there_is_none(run, tmp_path, verb):
+    """Where no cluster is, the message names the directory."""
+    result = run("devcluster", verb, "--base", tmp_path)
+    assert result.exit_code == 1
+    assert str(tmp_path) in result.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_daemon_without_a_configuration(run, tmp_path, options):
+    """The daemon names the file that it cannot read."""
+    result = run("--config", tmp_path / "none.toml", "daemon", *options)
+    assert result.exit_code == 1
+    assert str(tmp_path / "none.toml") in result.stderr
+
+
+def test_the_daemon_and_the_command_line_mean_the_same_files():
+    """Database and lock have one name each."""
+    assert (process.DATABASE, process.LOCK) == (paths.DATABASE, paths.LOCK)
+    assert set(Config.model_fields["paths"].annotation.model_fields) == {"state", "shared"}
+
+
+def test_status_imports_nothing_heavy(tmp_path):
+    """Looking at the status needs neither torch nor the solver, the database or the configuration's checks."""
+    publish(tmp_path, published())
+    script = (
+        "import sys; from metasched.cli import main\n"
+        "try: main(['status', '--shared', sys.argv[1]])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'scipy', 'numpy', 'pydantic', 'sqlite_utils', 'apscheduler'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ},
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "resnet" in done.stdout
+
+
+def test_a_job_of_a_state_yet_unknown_is_still_explained():
+    """Words are found for any state that the daemon may publish."""
+    assert "is dreaming" in job_explanation.explanation(job(status="dreaming"), published(), NOW)[0]
+
+
+def test_explain_says_who_is_on_the_same_gpus_and_for_how_long_nothing_changed():
+    """Company at once or in turns, renewed rounds, and the deadline with what is left of it."""
+    lines = job_explanation.explanation(job(co_runner="14", renewals=3, slo_seconds=7300.0), published(), NOW)
+    assert "Job 14 runs on the same GPUs." in lines
+    assert "Its lease was renewed for 3 rounds: nothing was restarted." in lines
+    assert "It should be done 2 h 1 min after its submission, which is 2 h from now." in lines
+    turns = job_explanation.explanation(job(co_runner="14", time_slicing=True, slo_seconds=40.0), published(), NOW)
+    assert "It takes turns with job 14 on the same GPUs: one is suspended while the other runs." in turns
+    assert any("which is 1 min ago" in line for line in turns)
+    assert not any("renewed" in line for line in job_explanation.explanation(job(), published(), NOW))
+
+
+def test_status_says_whether_two_jobs_can_share_a_gpu(show):
+    """And, if not, why; a job that shares names the other, and for how many rounds its lease was renewed."""
+    told = show(published(sharing_note="gres.conf names no shards"), "status")
+    assert "No two jobs share a GPU: gres.conf names no shards" in told
+    told = show(published(sharing=True, jobs=(job(co_runner="14", renewals=2),)), "status")
+    for expected in ("Two jobs can share a GPU", "n1:2 v100 with 14", "2 (renewed 2 rounds)"):
+        assert expected in told
+
+
+def test_a_dry_run_with_nothing_to_do_says_so(run, monkeypatch):
+    """Nothing at all would look like a fault."""
+    monkeypatch.setattr(process, "dry_run", lambda _: [])
+    assert run("daemon", "--dry-run").output == "nothing to do: no job is here\n"

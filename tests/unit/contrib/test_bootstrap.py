@@ -1,0 +1,72 @@
+"""contrib/bootstrap, with a Python that only says what it was asked."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.programs import write_program
+
+SCRIPT = Path(__file__).parents[3] / "contrib" / "bootstrap"
+# `-m venv` makes .venv of a copy of this, and a pip that says where it is.
+PYTHON = """#!/bin/sh
+echo "$*" >> "$LOG"
+[ "$*" = "-m venv --clear .venv" ] || exit 0
+rm -rf .venv
+mkdir -p .venv/bin
+cp "$0" .venv/bin/python
+printf '#!/bin/sh\\necho "pip 23.2 from %s/.venv/lib/pip (python 3.11)"\\n' "$PWD" > .venv/bin/pip
+chmod +x .venv/bin/pip
+"""
+
+
+@pytest.fixture
+def bootstrap(tmp_path):
+    """Runs it in a checkout of its own; what Python was asked meanwhile."""
+    checkout = tmp_path / "checkout"
+    for name in ("setup.py", "pyproject.toml", "contrib/constraints.txt"):
+        write_program(checkout / name, "")
+    shutil.copy(SCRIPT, checkout / "contrib")
+    write_program(tmp_path / "bin" / "python3", PYTHON)
+    write_program(tmp_path / "bin" / "make", "")
+
+    def run(checkout=checkout):
+        log = tmp_path / "log"
+        log.write_text("")
+        env = os.environ | {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOG": str(log)}
+        argv = [checkout / "contrib" / "bootstrap"]
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return log.read_text()
+
+    run.checkout = checkout
+    return run
+
+
+MADE = "-m venv --clear .venv"
+
+
+def test_venv_is_made_once(bootstrap):
+    """A second run neither makes nor installs anything."""
+    assert MADE in bootstrap()
+    again = bootstrap()
+    assert MADE not in again
+    assert "pip install" not in again
+
+
+def test_venv_that_was_interrupted_is_made_again(bootstrap):
+    """A .venv without pip is what an interrupted `python -m venv` leaves."""
+    bootstrap()
+    (bootstrap.checkout / ".venv/bin/pip").unlink()
+    again = bootstrap()
+    assert MADE in again
+    assert "pip install" in again
+
+
+def test_venv_of_a_checkout_that_was_moved_is_made_again(bootstrap, tmp_path):
+    """The programs in it name the directory that they were made in."""
+    bootstrap()
+    moved = bootstrap.checkout.rename(tmp_path / "moved")
+    assert MADE in bootstrap(moved)

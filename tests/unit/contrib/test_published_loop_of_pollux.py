@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from contrib.reproductions.published_loops.pollux import simulate_pollux
+from metasched.core.model import Job, Node
+from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
+from metasched.simulator.records import Settings, Submission, Workload
+from metasched.simulator.traces.pollux import read_pollux, read_profiles
+from metasched.throughput.scaling_curve import Curve, ScalingTraining
+from policies.baselines.fifo import Fifo, FifoParameters
+from policies.baselines.las import Las, LasParameters
+from policies.baselines.optimus import Optimus
+from tests.unit.published import DATA, needs
+
+SETTINGS = Settings(round_seconds=60.0, restart_seconds=30.0)
+NODES = tuple(Node(f"n{i:02}", "t4", 4, 1, 1) for i in range(16))
+FIFO = Fifo(FifoParameters(elastic=False, backfill=True))
+TIRESIAS = Las(
+    LasParameters(queue_thresholds_gpu_seconds=(16 * 3600.0,), promote_knob=None, order="entry", elastic=False)
+)
+
+
+def submission(uid, at, gpus, steps, rate=1.0):
+    """A rigid job that does ``rate`` steps a second on any number of GPUs."""
+    job = Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=at,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        cpus_per_unit=0,
+    )
+    curve = Curve(tuple((n, rate) for n in range(1, 65)))
+    return Submission(job, ScalingTraining(steps, {"t4": curve}))
+
+
+def play(*submissions, nodes=NODES, policy=FIFO):
+    seen = []
+    workload = Workload("test", submissions)
+    outcome = simulate_pollux(
+        workload, nodes, policy, SETTINGS, watch=lambda s, r: seen.append((s.now, dict(r.targets)))
+    )
+    return {job.uid: job for job in outcome.jobs}, seen
+
+
+def test_arrivals_wait_for_the_interval_and_starts_cost_the_restart():
+    """Submitted at 10, seen at 60, training from 90 on."""
+    jobs, seen = play(submission("a", 10.0, 4, 100))
+    assert seen[0][0] == 60.0
+    assert jobs["a"].first_started == 60.0
+    assert jobs["a"].finished == 190.0
+    assert jobs["a"].overhead_seconds == 30.0
+
+
+def test_what_an_ended_job_held_is_idle_until_the_interval_ends():
+    """The next starts at the boundary."""
+    jobs, _ = play(submission("a", 0.0, 4, 15), submission("b", 0.0, 4, 10), nodes=NODES[:1])
+    assert jobs["a"].finished == 60 + 30 + 15
+    assert jobs["b"].first_started == 120.0
+
+
+def test_ends_are_rounded_to_whole_seconds():
+    """As the artifact counts."""
+    jobs, _ = play(submission("a", 0.0, 4, 10, rate=3.0), submission("b", 0.0, 4, 11, rate=3.0))
+    assert jobs["a"].finished == 93.0
+    assert jobs["b"].finished == 94.0
+
+
+def test_newcomers_take_from_the_emptiest_node_and_others_stay():
+    """Unevenly, if it must be."""
+    _, seen = play(
+        submission("a", 0.0, 3, 500), submission("b", 100.0, 3, 500), submission("c", 200.0, 2, 500), nodes=NODES[:2]
+    )
+    first, later = seen[0][1], next(targets for _, targets in seen if "c" in targets)
+    assert first["a"].nodes == ("n00",)
+    assert later["a"] == first["a"]
+    assert later["b"].nodes == ("n01",)
+    assert later["c"].node_gpus == (("n00", 1), ("n01", 1))
+
+
+def test_a_workload_that_can_never_run_ends():
+    """Jobs wider than the cluster are left unfinished."""
+    jobs, _ = play(submission("a", 0.0, 8, 15), submission("b", 0.0, 4, 15), nodes=NODES[:1])
+    assert jobs["a"].finished is None
+    assert jobs["b"].finished is not None
+
+
+@pytest.mark.parametrize("policy", [TIRESIAS, Optimus()], ids=lambda policy: policy.name)
+def test_a_generated_workload_is_played_to_its_end(policy):
+    """All jobs end, none before it could have, and the same again gives the same."""
+    workload = generate_pollux(1, jobs=12, seconds=3600.0, profiles=synthetic_profiles())
+    outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+    assert all(job.jct is not None and job.jct > 30 for job in outcome.jobs)
+    assert all(sum(stay.ended - stay.began for stay in job.stays) <= job.jct for job in outcome.jobs)
+    assert simulate_pollux(workload, NODES, policy, SETTINGS).jobs == outcome.jobs
+
+
+@needs("pollux")
+@pytest.mark.parametrize(
+    ("name", "policy", "theirs"),
+    [("workload-1", TIRESIAS, 2473.65), ("workload-6", TIRESIAS, 3469.69375), ("workload-6", Optimus(), 5301.875)],
+    ids=["tiresias-1", "tiresias-6", "optimus-6"],
+)
+def test_the_artifacts_figures_come_out_to_the_digit(name, policy, theirs):
+    """Average JCT on 16 nodes of 4 T4."""
+    profiles = read_profiles(DATA / "pollux" / "traces")
+    workload = read_pollux(DATA / "pollux" / "workloads" / f"{name}.csv", profiles, most_gpus=64)
+    outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+    assert fmean(job.jct for job in outcome.jobs) == theirs

@@ -1,0 +1,478 @@
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metasched.core.model import Hold
+from metasched.shared_dir import published_status
+from metasched.slurm.client import JobState
+from metasched.store import EndCause
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.unit.site import ME, DyingClient, FakeSite, Killed
+
+LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = FakeSite(tmp_path)
+    yield made
+    made.close()
+
+
+def done(site, *addresses):
+    """Whether the daemon has seen all of them complete."""
+
+    def seen():
+        ended = {record.slurm_job_id for record in site.store.recent_jobs(100) if record.end_state == "COMPLETED"}
+        return ended >= set(addresses)
+
+    return seen
+
+
+def causes(site, slurm_job_id):
+    return [run.cause for run in site.store.runs(site.record(slurm_job_id).uid)]
+
+
+def kinds(site, slurm_job_id):
+    return [event.kind for event in site.store.recent_events(1000, site.record(slurm_job_id).uid)]
+
+
+def test_a_held_job_is_stamped_admin_held_and_run(site):
+    """Intake stamps a uid that the owner cannot change, and holds so that the owner cannot release."""
+    blocker = site.add("--gres=gpu:4", "-N4", seconds=60, tag="preempt=no")
+    site.run(5)
+    job = site.add("--gres=gpu:1", seconds=5)
+    site.run(5)
+    assert site.slurm.job(job).hold is Hold.ADMIN
+    assert site.slurm.job(job).admin_comment == f"metasched:{site.record(job).uid}"
+    site.slurm.owner_release(job)
+    site.run(5)
+    assert site.state(job) is JobState.PENDING
+    site.run_until(done(site, blocker, job))
+    assert causes(site, job) == [EndCause.FINISHED]
+
+
+def test_a_job_that_nobody_held_is_held_by_the_daemon(site):
+    """Without the job_submit plugin a tagged job that pends unheld is held, and then runs by the plan."""
+    other = site.slurm.add("--gres=gpu:4", "-N4", user="somebody")
+    site.slurm.tick(1)
+    job = site.slurm.add("--gres=gpu:1", comment="metasched", user=ME)
+    site.run(5)
+    assert site.slurm.job(job).hold is Hold.ADMIN
+    site.slurm.cancel(other)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+
+
+def test_an_untagged_job_is_never_written_to(site):
+    """No call of ours ever names a job that is not ours; its GPUs count as taken."""
+    other = site.slurm.add("--gres=gpu:4", "-N4", user="somebody")
+    held = site.slurm.add("--hold", "--gres=gpu:1", user="somebody", comment="not metasched")
+    job = site.add("--gres=gpu:1")
+    site.run(30)
+    assert site.state(job) is JobState.PENDING
+    assert not [call for call in site.slurm.calls if call[1] in (other, held)]
+    assert site.slurm.job(held).hold is Hold.USER
+
+
+def test_partitions_and_qos_of_the_config_are_ours(tmp_path):
+    """Where the admin names a partition, its jobs are scheduled without any tag."""
+    site = FakeSite(tmp_path)
+    site.config = site.config.model_copy(
+        update={"intake": site.config.intake.model_copy(update={"partitions": ("main",)})}
+    )
+    site.start()
+    job = site.slurm.add("--hold", "--gres=gpu:1", user=ME)
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.close()
+
+
+def test_a_preempted_job_checkpoints_waits_and_goes_on(tmp_path):
+    """LAS takes the GPUs of a job that has had more; asked by signal and mailbox, it stops, and goes on later."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    site.parameters = LAS
+    site.start()
+    first = site.add("--gres=gpu:4", seconds=100)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=20)
+    site.run_until(done(site, second))
+    assert [name for _, name in site.slurm.trainer(first).signals] == ["SIGUSR2"]
+    site.run_until(done(site, first))
+    assert causes(site, first) == [EndCause.PREEMPTED, EndCause.FINISHED]
+    assert causes(site, second) == [EndCause.FINISHED]
+    site.close()
+
+
+def test_the_successor_is_queued_before_the_victim_is_stopped(tmp_path):
+    """The swap order of the plan reaches Slurm: release of the successor, then the signal to the victim."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    site.parameters = LAS
+    site.start()
+    first = site.add("--gres=gpu:4", seconds=100)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=20)
+    site.run_until(lambda: site.state(second) is JobState.RUNNING)
+    calls = site.slurm.calls
+    assert calls.index(("release", second)) < calls.index(("signal", first))
+    site.close()
+
+
+def test_a_trainer_that_is_not_ready_is_requeued_by_slurm(tmp_path):
+    """A trainer that has not said that it listens is ended by Slurm's requeue: our signal would kill the script."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    site.parameters = LAS
+    site.start()
+    plain = site.slurm.add("--hold", "--gres=gpu:4", comment="metasched", user=ME)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=20)
+    site.run_until(done(site, second))
+    assert [name for _, name in site.slurm.trainer(plain).signals] == ["SIGTERM"]
+    site.run_until(lambda: site.state(plain) is JobState.RUNNING)
+    site.close()
+
+
+def test_a_deaf_trainer_is_requeued_after_its_grace(tmp_path):
+    """A trainer that ignores the request is ended from outside, and its run is recorded as deaf."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),), kill_wait=5.0), policy="las")
+    site.parameters = LAS
+    site.start()
+    deaf = site.add("--gres=gpu:4", seconds=100, stop_seconds=None)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=5)
+    asked = site.slurm.now
+    site.run_until(done(site, second))
+    assert site.slurm.now >= asked + site.config.schedule.grace_seconds
+    assert causes(site, deaf)[0] is EndCause.DEAF
+    site.run_until(done(site, deaf))
+    site.close()
+
+
+@pytest.mark.parametrize("code", [1, 137])
+def test_a_job_that_fails_when_it_is_asked_to_stop_is_put_back(tmp_path, code):
+    """A stop must not cost a job its life: a run that fails on our request is requeued and goes on."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    site.parameters = LAS
+    site.start()
+    clumsy = site.add("--gres=gpu:4", seconds=100, stop_exit_code=code)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=5)
+    site.run_until(done(site, second, clumsy))
+    assert "rescued" in kinds(site, clumsy)
+    site.close()
+
+
+def test_an_elastic_job_grows_when_others_leave_and_shrinks_when_they_come(tmp_path):
+    """A resize is a stop, an update and a start at another size; each run has the placement that was decided."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)))
+    blocker = site.add("--gres=gpu:3", tag="preempt=no", seconds=30)
+    job = site.add("--gres=gpu:1", tag="min_gpus=1 max_gpus=4", seconds=200)
+    site.run(60)
+    late = site.add("--gres=gpu:2", tag="preempt=no", seconds=500)
+    site.run_until(done(site, blocker, job))
+    runs = site.store.runs(site.record(job).uid)
+    assert [run.placement.gpus for run in runs] == [1, 4, 2]
+    assert [run.cause for run in runs] == [EndCause.RESIZED, EndCause.RESIZED, EndCause.FINISHED]
+    assert site.state(late) is JobState.RUNNING
+    site.close()
+
+
+def test_cpu_only_jobs_take_turns_by_suspension(tmp_path):
+    """Suspension frees CPUs: the other runs meanwhile, and the first goes on in the same run."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpus=0),)), policy="las")
+    site.parameters = LAS
+    site.start()
+    first = site.add("-n1", "-c16", "--mem=1000", tag="preempt=suspend", seconds=150)
+    site.run(120)
+    second = site.add("-n1", "-c16", "--mem=1000", tag="preempt=suspend", seconds=10)
+    site.run_until(lambda: site.state(first) is JobState.SUSPENDED)
+    site.run_until(done(site, first, second))
+    assert len(site.store.runs(site.record(first).uid)) == 1
+    assert site.record(first).ran_seconds == pytest.approx(150, abs=5)
+    site.close()
+
+
+def test_a_suspension_by_an_admin_is_left_alone(site):
+    """What an admin suspended is the admin's to resume."""
+    job = site.add("--gres=gpu:1", seconds=30)
+    site.run(5)
+    site.slurm.suspend(job)
+    site.run(60)
+    assert site.state(job) is JobState.SUSPENDED
+    site.slurm.resume(job)
+    site.run_until(done(site, job))
+
+
+def test_an_owner_who_requeues_is_answered(site):
+    """A run that its owner requeued is recorded as lost; the job is held again and started by the plan, not twice."""
+    job = site.add("--gres=gpu:1", seconds=30)
+    site.run(10)
+    site.slurm.owner_requeue(job)
+    site.run_until(done(site, job))
+    assert causes(site, job) == [EndCause.LOST, EndCause.FINISHED]
+    assert len(site.slurm.trainer(job).starts) == 2
+
+
+def test_a_lost_node_costs_its_jobs_nothing_but_time(site):
+    """Jobs of a node that goes down are started elsewhere at once, without Slurm's delay of two minutes."""
+    job = site.add("--gres=gpu:4", seconds=60)
+    site.run(10)
+    (node,) = site.slurm.job(job).allocated
+    site.slurm.node_down(node)
+    lost_at = site.slurm.now
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    assert node not in site.slurm.job(job).allocated
+    assert site.slurm.now - lost_at < 60
+    site.run_until(done(site, job))
+
+
+def test_what_others_wrote_into_admin_comment_stays_there(site):
+    """Behind the stamp, and before what is wrong with the tag, which comes and goes."""
+    job = site.slurm.add("--hold", "--gres=gpu:1", comment="metasched min_gpus=x", user=ME)
+    site.slurm.stamp(job, "cost centre 7")
+    site.run(5)
+    stamp = f"metasched:{site.record(job).uid} cost centre 7"
+    assert site.slurm.job(job).admin_comment.startswith(f"{stamp} not scheduled: ")
+    site.slurm.owner_edit(job, comment="metasched")
+    site.run(5)
+    assert site.slurm.job(job).admin_comment == stamp
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["present", "earlier"])
+def test_a_malformed_tag_is_told_and_mended(site, earlier):
+    """The reason is in status and AdminComment, also as earlier releases wrote it; once it is mended, the job runs."""
+    job = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5)
+    site.run(30)
+    assert site.state(job) is JobState.PENDING
+    assert "min_gpus" in site.slurm.job(job).admin_comment
+    (shown,) = published_status.read(site.base / "shared").jobs
+    assert "min_gpus" in shown.reason
+    if earlier:
+        site.slurm.stamp(job, site.slurm.job(job).admin_comment.replace("not scheduled: ", ""))
+        site.run(5)
+    site.slurm.owner_edit(job, comment="metasched min_gpus=1")
+    site.run_until(done(site, job))
+    assert site.record(job).error is None
+    assert site.slurm.job(job).admin_comment == f"metasched:{site.record(job).uid}"
+
+
+def test_a_dependency_is_waited_for(site):
+    """A job whose dependency is not met is not released, and says what it waits for."""
+    job = site.add("--gres=gpu:1", "--dependency=afterok:99")
+    site.run(15)
+    assert ("release", job) not in site.slurm.calls
+    assert "afterok:99" in published_status.read(site.base / "shared").jobs[0].reason
+
+
+@pytest.mark.parametrize("freed", [False, True])
+def test_a_job_starts_once_its_dependency_is_met(site, freed):
+    """Slurm follows dependencies of jobs that it could start only: it is held again, then released for its place.
+
+    Also where somebody has given it another begin time meanwhile.
+    """
+    first = site.add("--gres=gpu:4", seconds=30)
+    second = site.add("--gres=gpu:4", f"--dependency=afterok:{first}", seconds=5)
+    site.run(10)
+    if freed:
+        site.slurm._show(site.slurm._jobs[second], eligible=site.slurm.now)
+    site.run_until(done(site, first))
+    assert site.slurm.trainer(second).starts == ()
+    site.run_until(done(site, second))
+    assert len(site.slurm.trainer(second).starts) == 1
+    assert "started_without_us" not in {event.kind for event in site.store.recent_events()}
+
+
+def test_a_begin_time_is_kept(site):
+    """--begin is the user's wish: no release before it."""
+    job = site.add("--gres=gpu:1", "--begin=now+100", seconds=5)
+    submitted = site.slurm.now
+    site.run_until(done(site, job))
+    assert site.slurm.job(job).started >= submitted + 100
+
+
+@pytest.mark.parametrize("kept_by", ["dependency", "begin", "hold"])
+def test_a_job_that_has_become_startable_brings_a_round_forward(tmp_path, kept_by):
+    """As an arrival does; until that round, it is not said to wait for what is over."""
+    site = FakeSite(tmp_path, policy="las", round_seconds=360.0, min_round_seconds=60.0)
+    first = site.slurm.add("--gres=gpu:1", user="somebody", trainer=Trainer(seconds=40))
+    options = {"dependency": [f"--dependency=afterok:{first}"], "begin": ["--begin=now+40"], "hold": []}[kept_by]
+    job = site.add("--gres=gpu:1", *options, seconds=1000)
+    if kept_by == "hold":
+        site.slurm.stamp(job, "metasched:" + "0" * 16 + ":held")
+    site.run(35)
+    (shown,) = published_status.read(site.base / "shared").jobs
+    assert shown.blocked
+    if kept_by == "hold":
+        site.slurm.owner_release(job)
+    site.run(10)
+    (shown,) = published_status.read(site.base / "shared").jobs
+    assert (shown.blocked, shown.reason) == (False, "it waits for the next round")
+    site.run(30)
+    assert site.state(job) is JobState.RUNNING
+    site.close()
+
+
+def test_a_run_of_less_than_a_second_counts(site):
+    """Its start and its end are the same second to Slurm."""
+    job = site.add("--gres=gpu:1", seconds=0)
+    site.run_until(done(site, job))
+    assert causes(site, job) == [EndCause.FINISHED]
+    assert published_status.read(site.base / "shared").finished[0].runs == 1
+
+
+def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
+    """A released job that does not start in time is held again, its reason is kept, and its GPUs go to others."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), grace_seconds=5.0, start_seconds=5.0)
+    stuck = site.add("--gres=gpu:4", seconds=5)
+    site.slurm.node_down("n1")
+    site.slurm._down.clear()
+    site.slurm._nodes_for = lambda job: (
+        None if job.slurm_job_id == stuck else type(site.slurm)._nodes_for(site.slurm, job)
+    )
+    other = site.add("--gres=gpu:4", seconds=5)
+    site.run_until(done(site, other))
+    assert "not_started" in kinds(site, stuck)
+    del site.slurm._nodes_for
+    site.run_until(done(site, stuck))
+    site.close()
+
+
+def test_an_outage_is_waited_out_and_acted_on_only_after_a_pause(site):
+    """While the controller is away nothing is decided; when it is back, we watch for a while before acting."""
+    job = site.add("--gres=gpu:1", seconds=20)
+    with site.slurm.outage():
+        site.run(20)
+        assert site.controller.trouble
+    back = site.slurm.now
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    assert site.slurm.now >= back + site.config.slurm.settle_seconds
+    site.run_until(done(site, job))
+
+
+def test_what_was_over_long_ago_is_forgotten(site):
+    """Poll by poll, as old as the configuration says; the job and its runs stay."""
+    history = site.config.history.model_copy(update={"days": 30 / 86400})
+    site.config = site.config.model_copy(update={"history": history})
+    site.start()
+    job = site.add("--gres=gpu:1", seconds=5)
+    site.run_until(done(site, job))
+    assert site.store.recent_actions()
+    site.run(40)
+    assert not site.store.recent_actions()
+    assert site.store.recent_rounds()[-1].at >= site.slurm.now - 40
+    assert causes(site, job) == [EndCause.FINISHED]
+
+
+def test_a_job_id_that_slurm_gives_again_is_another_job(site):
+    """After a controller crash ids are reused: the new job is taken in afresh, the forgotten one ends as gone."""
+    lost = site.add("--hold", "--gres=gpu:1", "--begin=now+1000")
+    site.run(2)
+    uid = site.record(lost).uid
+    site.slurm.crash()
+    again = site.add("--gres=gpu:1", seconds=5)
+    assert again == lost
+    site.run_until(done(site, again))
+    site.run(40)
+    old = site.store.job(uid)
+    assert old.end_state == "GONE"
+    assert len({record.uid for record in site.records()}) == 2
+
+
+def test_array_tasks_are_jobs_of_their_own(site):
+    """Each task runs by itself; all carry the array's stamp and their own uid."""
+    array = site.add("--array=0-3", "--gres=gpu:4", seconds=5)
+    tasks = [f"{array}_{task}" for task in range(4)]
+    site.run_until(done(site, *tasks))
+    uids = {site.record(task).uid for task in tasks}
+    assert len(uids) == 4
+    assert len({uid.partition("_")[0] for uid in uids}) == 1
+
+
+def test_leases_are_renewed_without_a_restart(site):
+    """A job that keeps its placement keeps running over many rounds; its lease names the present round."""
+    job = site.add("--gres=gpu:1", seconds=100)
+    site.run(5)
+    lease = site.base / "shared" / "mailbox" / site.record(job).uid / "lease.json"
+    first = json.loads(lease.read_text())["round"]
+    site.run(50)
+    assert json.loads(lease.read_text())["round"] > first
+    site.run_until(done(site, job))
+    assert causes(site, job) == [EndCause.FINISHED]
+
+
+def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
+    """Third-party code that raises must not stop jobs that run, nor the daemon."""
+    job = site.add("--gres=gpu:1", seconds=60)
+    site.run(5)
+
+    def broken(snapshot, state):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(site.controller.policy, "decide", broken)
+    site.run(30)
+    assert site.state(job) is JobState.RUNNING
+    assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
+
+
+def test_a_stop_that_died_on_its_way_is_sent_again(tmp_path):
+    """Killed between noting a stop and sending it, the daemon does not make others wait for a whole grace."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las", grace_seconds=1000.0)
+    site.parameters = LAS
+    site.start()
+    first = site.add("--gres=gpu:4", seconds=1000)
+    site.run(40)
+    second = site.add("--gres=gpu:4", seconds=20)
+
+    def die(slurm_job_id, signal):
+        raise Killed
+
+    site.slurm.signal = die
+    with pytest.raises(Killed):
+        site.run(20)
+    del site.slurm.signal
+    restarted = site.slurm.now
+    site.start()
+    site.run_until(lambda: site.state(second) is JobState.RUNNING)
+    assert site.slurm.now - restarted < 60
+    site.run(2)
+    assert causes(site, first) == [EndCause.PREEMPTED]
+    site.close()
+
+
+def scenario(site):
+    """Three jobs on one node with a preemption and a resize; yields their addresses."""
+    site.parameters = LAS
+    site.start()
+    return [
+        site.add("--gres=gpu:4", tag="min_gpus=1 max_gpus=4", seconds=60),
+        site.add("--gres=gpu:2", "--begin=now+40", seconds=40),
+        site.add("--gres=gpu:3", "--begin=now+60", seconds=20),
+    ]
+
+
+MOST_WRITES = 40  # a little more than the scenario has: beyond its last write nobody dies
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_daemon_may_die_before_or_after_any_write(tmp_path_factory, data):
+    """Killed around any write to Slurm and started again, it goes on: every job finishes, none starts too often."""
+    base = tmp_path_factory.mktemp("died")
+    at = data.draw(st.integers(1, MOST_WRITES), label="write")
+    after = data.draw(st.booleans(), label="after it")
+    away = data.draw(st.sampled_from([0.0, 3.0, 200.0]), label="seconds until the restart")
+    site = FakeSite(base, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    jobs = scenario(site)
+    site.start(DyingClient(site.slurm, at, after=after))
+    try:
+        site.run_until(done(site, *jobs))
+    except Killed:
+        site.slurm.tick(away)
+        site.start()
+    site.run_until(done(site, *jobs))
+    for job in jobs:
+        started = [run for run in site.store.runs(site.record(job).uid) if run.started is not None]
+        assert len(started) == len(site.slurm.trainer(job).starts)
+        assert site.slurm.trainer(job).done >= 0
+    assert all(site.record(job).end_state == "COMPLETED" for job in jobs)
+    site.close()

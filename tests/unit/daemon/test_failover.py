@@ -1,0 +1,216 @@
+import re
+import shutil
+import socket
+import stat
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from metasched.daemon.failover import COPY, SPARE_BYTES, Copies, CopyError, UnusableCopyError, take_over, write_copy
+from metasched.shared_dir.lock import LockLostError
+from metasched.store import NotAStoreError, Store
+
+
+@pytest.fixture
+def local(tmp_path):
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state" / "metasched.db"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    return tmp_path / "standby"
+
+
+def note(path, text):
+    with Store.open(path) as store:
+        store.event("noted", text, at=1.0)
+
+
+def notes(path):
+    with Store.open(path) as store:
+        return [event.text for event in store.recent_events(10)]
+
+
+def term(path):
+    with Store.open(path) as store:
+        return store.term
+
+
+def test_the_first_daemon_of_a_cluster_begins_the_first_term(local, shared):
+    """There is neither a store nor a copy."""
+    take_over(local, shared)
+    assert term(local) == 1
+
+
+def test_a_daemon_that_comes_back_goes_on_with_its_own_store(local, shared):
+    """Its store is newer than the copy that was made of it."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(local, "after the copy")
+    take_over(local, shared)
+    assert notes(local) == ["after the copy"]
+    assert term(local) == 2
+
+
+def test_another_host_goes_on_from_the_copy(local, shared, tmp_path):
+    """Everything up to the copy is there, and the term is the next one."""
+    take_over(local, shared)
+    note(local, "before the copy")
+    write_copy(local, shared)
+    other = tmp_path / "other" / "metasched.db"
+    take_over(other, shared)
+    assert notes(other) == ["before the copy"]
+    assert term(other) == 2
+
+
+def test_a_copy_that_is_no_store_stops_only_who_has_no_store(local, shared, tmp_path):
+    """A daemon with a store of its own goes on; another one names the copy, not a file that it makes itself."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    (shared / COPY).write_text("garbage")
+    take_over(local, shared)
+    assert term(local) == 2
+    with pytest.raises(NotAStoreError, match=re.escape(f"{shared / COPY}: ")):
+        take_over(tmp_path / "other" / "metasched.db", shared)
+
+
+def test_a_later_copy_that_cannot_be_opened_is_named(local, shared, tmp_path):
+    """What it replaces stays in place."""
+    take_over(local, shared)
+    other = tmp_path / "other" / "metasched.db"
+    write_copy(local, shared)
+    take_over(other, shared)
+    with Store.open(other) as store, store.transaction():
+        sql = "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('metasched', '9999_future', '')"
+        store._write(sql)
+    shutil.copyfile(other, shared / COPY)
+    with pytest.raises(UnusableCopyError, match=re.escape(f"the store's copy {shared / COPY} ")):
+        take_over(local, shared)
+    assert term(local) == 1
+
+
+def test_a_copy_leaves_the_disk_to_the_store(local, shared, monkeypatch):
+    """Where both do not fit, none is made, and the error says so."""
+    take_over(local, shared)
+    monkeypatch.setattr("metasched.daemon.failover.SPARE_BYTES", 2**62)
+    with Store.open(local), pytest.raises(CopyError, match="MiB are free in"):
+        write_copy(local, shared)
+    assert list(local.parent.iterdir()) == [local]
+
+
+def test_a_copy_needs_no_room_for_what_it_leaves_out(local, shared, monkeypatch):
+    """Snapshots and free pages."""
+    take_over(local, shared)
+    with Store.open(local) as store, store.transaction():
+        store._write("INSERT INTO snapshots (round, data) VALUES (1, zeroblob(1000000)), (2, zeroblob(1000000))")
+    with Store.open(local) as store, store.transaction():
+        store._write("DELETE FROM snapshots WHERE round = 1")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=SPARE_BYTES + 500_000))
+    write_copy(local, shared)
+    assert (shared / COPY).stat().st_size < 500_000 < local.stat().st_size - 1_000_000
+
+
+def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path):
+    """The second one's history counts, and the first one's own is kept beside it."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(local, "never copied")
+    other = tmp_path / "other" / "metasched.db"
+    take_over(other, shared)
+    note(other, "of the second")
+    write_copy(other, shared)
+    take_over(local, shared)
+    assert notes(local) == ["of the second"]
+    assert notes(local.with_name("metasched.db.superseded")) == ["never copied"]
+    assert term(local) == 3
+
+
+def test_copies_are_for_the_daemon_alone(local, shared):
+    """They hold every user's jobs."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+    assert stat.S_IMODE((shared / COPY).stat().st_mode) == 0o600
+
+
+def test_a_copy_is_made_while_the_daemon_writes(local, shared):
+    """What is committed is in it, what is not yet is not, and neither waits for the other."""
+    take_over(local, shared)
+    with Store.open(local) as store:
+        store.event("noted", "committed", at=1.0)
+        with store.transaction():
+            store.event("noted", "open", at=2.0)
+            done = threading.Thread(target=write_copy, args=(local, shared))
+            done.start()
+            done.join(30)
+            assert not done.is_alive()
+    assert notes(shared / COPY) == ["committed"]
+
+
+def test_a_copy_is_one_file(local, shared):
+    """A journal beside it would be lost, or useless on a network file system."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    assert [path.name for path in shared.iterdir()] == [COPY]
+    assert {path.name for path in local.parent.iterdir()} == {"metasched.db"}
+
+
+def test_a_directory_that_cannot_be_written_leaves_the_last_copy(local, shared):
+    """The error names the copy and what to look at."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    before = (shared / COPY).read_bytes()
+    (shared / f"{COPY}.{socket.gethostname()}.part").mkdir()
+    with pytest.raises(CopyError, match=r"metasched\.db.*check that \[paths\]"):
+        write_copy(local, shared)
+    assert (shared / COPY).read_bytes() == before
+
+
+def test_the_last_copy_is_made_at_the_end(local, shared):
+    """A daemon that is stopped in order leaves nothing behind that its successor does not know."""
+    take_over(local, shared)
+    with Copies(local, shared, every=3600.0):
+        note(local, "late")
+    assert notes(shared / COPY) == ["late"]
+
+
+def test_the_first_copy_is_made_at_once(local, shared, tmp_path):
+    """A daemon that dies soon has begun a term all the same: what its successor writes is later, also for itself."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    other = tmp_path / "other" / "metasched.db"
+    take_over(other, shared)
+    with Copies(other, shared, every=3600.0):
+        deadline = time.monotonic() + 30
+        while term(shared / COPY) < 2:
+            assert time.monotonic() < deadline
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(other, "of the one that died")
+    take_over(other, shared)
+    assert notes(other) == []
+
+
+def test_who_has_lost_the_lock_leaves_the_copy_of_its_successor(local, shared):
+    """A frozen daemon may wake up in the middle of a copy."""
+    take_over(local, shared)
+    write_copy(local, shared)
+    note(local, "of one that was superseded")
+
+    def lost():
+        raise LockLostError(shared)
+
+    with Copies(local, shared, 3600.0, lost):
+        pass
+    assert notes(shared / COPY) == []
+
+
+def test_no_copies_where_none_are_wanted(local, shared):
+    """0 seconds stand for none."""
+    take_over(local, shared)
+    with Copies(local, shared, every=0.0):
+        pass
+    assert not shared.exists()

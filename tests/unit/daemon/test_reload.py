@@ -1,0 +1,87 @@
+"""What the daemon does with a configuration that it reads again, or cannot use."""
+
+from types import SimpleNamespace
+
+import pytest
+from structlog.testing import capture_logs
+
+from metasched.configuration.config import load
+from metasched.core.policy import Policy, Registry
+from metasched.daemon import process
+from metasched.daemon.background_solver import NotPortableError
+from metasched.daemon.process import Daemon, PolicyStartError, make_policy
+
+
+class Toy(Policy):
+    name = "toy"
+
+    def decide(self, snapshot, state):
+        raise NotImplementedError
+
+
+class Broken(Toy):
+    name = "broken"
+
+    def __init__(self, parameters=None):
+        raise ZeroDivisionError("no profile")
+
+
+def local():
+    class Local(Toy):
+        name = "local"
+        solves_in_background = True
+
+    return Local
+
+
+@pytest.fixture
+def registry():
+    made = Registry()
+    for kind in (Toy, Broken, local()):
+        made.register(kind)
+    return made
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(policy="toy", more=""):
+        path = tmp_path / "metasched.toml"
+        path.write_text(f'[paths]\nstate = "/state"\nshared = "/shared"\n[policy]\nname = "{policy}"\n{more}')
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "said"),
+    [("broken", PolicyStartError, "'broken'.*no profile"), ("local", NotPortableError, "'local'.*top of a module")],
+)
+def test_a_policy_that_cannot_be_used_is_named_at_the_start(registry, write, policy, error, said):
+    """Whatever its own code raises, or if it cannot be sent to the process that does its work."""
+    with pytest.raises(error, match=said):
+        make_policy(load(write(policy), registry), registry)
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [
+        (("toy", "[schedule]\nround_seconds = 7"), ""),
+        (("broken",), "no profile"),
+        (("local",), "top of a module"),
+        (("toy", "[slurm]\ntimeout_seconds = 3"), "[slurm] timeout_seconds: 15.0 -> 3.0"),
+        (("toy", '[slurm]\nclient = "cli"'), "[slurm] client: auto -> cli"),
+        (("gone",), "no policy is named 'gone'"),
+    ],
+)
+def test_a_reload_is_done_whole_or_refused_with_the_reason(registry, write, monkeypatch, change, refused):
+    """What only a restart changes, and what cannot be used, leaves the old configuration in force."""
+    monkeypatch.setattr(process, "configure_logs", lambda _: None)
+    path, done = write(), []
+    controller = SimpleNamespace(reconfigure=lambda config, policy: done.append(policy))
+    made = Daemon(path, load(path, registry), registry, controller, SimpleNamespace(every=0.0))
+    write(*change)
+    with capture_logs() as logs:
+        made._reload_config()
+    assert bool(done) is not bool(refused)
+    assert [entry["event"] for entry in logs] == ["reload_refused" if refused else "reloaded"]
+    assert refused in str(logs[0])

@@ -1,0 +1,139 @@
+import os
+import sys
+import tempfile
+import tomllib
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+from click.testing import CliRunner
+
+import trainer_shim
+from metasched.cli import main
+from metasched.configuration.config import load
+from metasched.core.model import Placement
+from metasched.core.policy import installed_policies
+from metasched.demo import demo_run, installed, train
+from metasched.demo.demo_cluster import DemoError
+from metasched.demo.jobs import GROUPS, JOBS, THRESHOLD_GPU_SECONDS, configuration
+from metasched.demo.result import outcome, problems
+from metasched.slurm.tags import parse_tag
+from metasched.store import EndCause, JobRecord, RunRecord
+
+
+def run(number, gpus, cause):
+    """A run that started on so many GPUs of n1."""
+    placement = Placement(("n1",), gpus, "v100")
+    return RunRecord("a", number, placement, 0.0, placement, 10.0 * number, ended=10.0 * number + 5, cause=cause)
+
+
+def record(**changes):
+    fields = {"uid": "a", "slurm_job_id": "1", "name": "wide", "user": "ada", "submitted": 0.0, "finished": 40.0}
+    return JobRecord(
+        **(fields | {"ran_seconds": 30.0, "end_state": "COMPLETED", "exit_code": 0, "loss": 0.1} | changes)
+    )
+
+
+WITHDRAWN = RunRecord("a", 9, Placement(("n1",), 4, "v100"), 0.0, ended=1.0, cause=EndCause.WITHDRAWN)
+GOOD = outcome(
+    record(), [run(1, 4, EndCause.RESIZED), run(2, 2, EndCause.PREEMPTED), WITHDRAWN, run(3, 4, EndCause.FINISHED)]
+)
+
+
+def test_an_outcome_counts_what_happened():
+    """Runs that started give the world sizes; resizes are changes of size, preemptions those for other jobs."""
+    assert GOOD.world_sizes == (4, 2, 4)
+    assert (GOOD.resizes, GOOD.preemptions, GOOD.waited_seconds) == (2, 1, 10.0)
+    assert problems([GOOD], 1) == []
+
+
+@pytest.mark.parametrize(
+    ("job", "runs", "said"),
+    [
+        ({"exit_code": 1, "end_state": "FAILED"}, [], "ended as FAILED with code 1"),
+        ({"loss": None}, [], "reported no loss"),
+        ({}, [run(1, 4, EndCause.FINISHED)], "no job was preempted"),
+        ({}, [run(1, 4, EndCause.PREEMPTED), run(2, 4, EndCause.FINISHED)], "no job was resized"),
+    ],
+)
+def test_a_broken_promise_is_said(job, runs, said):
+    """A failed job, a missing loss, no preemption and no resize are each named."""
+    assert any(said in problem for problem in problems([outcome(record(**job), runs)], 1))
+
+
+def test_a_job_that_never_came_is_said():
+    """The number of jobs is part of the promise."""
+    assert problems([GOOD], 2) == ["only 1 of 2 jobs took part"]
+
+
+def test_the_jobs_fit_the_cluster():
+    """The demo's cluster has 4 nodes of 4 GPUs; each tag is one that the daemon takes; at most 8 ranks live at once."""
+    assert [(group.count, group.gpus) for group in GROUPS] == [(1, 4), (3, 4)]
+    assert len(JOBS) >= 4
+    for job in JOBS:
+        assert parse_tag(f"metasched {job.tag}") is not None
+    v100 = sum(group.count * group.gpus for group in GROUPS if group.gpu_type == "v100")
+    others = sum(job.nodes * job.gpus_per_node for job in JOBS if job.gpu_type != "v100")
+    assert v100 + others <= 8
+
+
+def test_jobs_come_when_others_have_had_their_share():
+    """A later job is due once the one before has trained and has fallen to the second queue; the first ones at once."""
+    first, later = JOBS[0], next(job for job in JOBS if job.after)
+
+    def status(steps, service):
+        one = SimpleNamespace(name=later.after, progress_steps=steps, attained_service=service)
+        return SimpleNamespace(jobs=(one,), finished=())
+
+    assert first.due(None)
+    assert not later.due(None)
+    assert not later.due(status(None, 1000.0))
+    assert not later.due(status(1000, THRESHOLD_GPU_SECONDS))
+    assert later.due(status(1000, THRESHOLD_GPU_SECONDS + 1))
+
+
+def test_the_demos_configuration_is_valid(tmp_path):
+    """The daemon takes the file that the demo writes."""
+    path = tmp_path / "metasched.toml"
+    path.write_text(configuration(tmp_path / "state", tmp_path / "shared"))
+    assert load(path, installed_policies()).policy.name == "las"
+    assert tomllib.loads(path.read_text())["paths"]["shared"] == str(tmp_path / "shared")
+
+
+def test_a_broken_promise_ends_with_code_1(monkeypatch, tmp_path):
+    """The table is shown, then the logs and what is missing."""
+    played = demo_run.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(demo_run, "run", lambda show, base, **options: played)
+    result = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "4 → 2 → 4" in result.stdout
+    assert r"oops \x1b[1m" in result.stderr
+    assert "no job was resized" in result.stderr
+
+
+@pytest.mark.parametrize("error", [DemoError("no luck"), KeyboardInterrupt()])
+def test_kept_files_are_named_after_a_failure(monkeypatch, tmp_path, error):
+    """With --keep the directory is said however the demo ends."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(demo_run, "run", Mock(side_effect=error))
+    result = CliRunner().invoke(main, ["demo", "--keep"])
+    assert result.exit_code == 1
+    assert f"kept in {next(tmp_path.iterdir())}\n" in result.stdout
+
+
+def test_the_demos_trainers_take_no_real_gpu(monkeypatch):
+    """Slurm's numbers for fake GPUs are gone before torch could look for real ones."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(sys, "argv", ["train", "--epochs", "1"])
+    monkeypatch.setattr(trainer_shim, "init", lambda _: sys.exit(os.environ["CUDA_VISIBLE_DEVICES"]))
+    with pytest.raises(SystemExit) as left:
+        train.main()
+    assert left.value.code == ""
+
+
+def test_the_admins_files_are_found():
+    """The wrapper is found where the checkout has it; a name that is nowhere is an error that says where it looked."""
+    assert installed.slurm_script("metasched-run").is_file()
+    with pytest.raises(installed.NotInstalledError, match="slurm_scripts"):
+        installed.slurm_script("nothing-of-that-name")

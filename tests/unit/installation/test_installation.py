@@ -1,0 +1,375 @@
+import dataclasses
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from metasched.configuration.config import Config, load
+from metasched.configuration.field_docs import meanings
+from metasched.core.policy import installed_policies
+from metasched.daemon import process
+from metasched.installation import facts, plugin
+from metasched.installation.checks import check
+from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, look_at, on_nodes
+from metasched.installation.plugin import OtherSharedError
+from metasched.installation.template import template
+from metasched.slurm.associations import Associations
+from metasched.slurm.client import SlurmNode, SlurmSettings
+from metasched.slurm.errors import SlurmUnavailableError
+from policies.gavel.policies import GavelCostParameters
+from tests.fakes.fake_slurm import FakeSlurm
+
+STATE, SHARED = Path("/var/lib/metasched"), Path("/shared/metasched")
+VALUES = {
+    "SlurmUser": "slurm(64030)",
+    "SelectType": "select/cons_tres",
+    "JobFileAppend": "1",
+    "MinJobAge": "300 sec",
+    "AccountingStorageType": "accounting_storage/slurmdbd",
+}
+PLUGIN = f'-- metasched\nlocal SHARED = "{SHARED}"\n'
+
+
+def node(name="n1", gpus=None, partitions=("main",)):
+    return SlurmNode(
+        name=name,
+        gpus={"v100": 4} if gpus is None else gpus,
+        cpus=16,
+        memory=1 << 36,
+        cpus_allocated=0,
+        memory_allocated=0,
+        gpus_allocated=0,
+        state="idle",
+        accepts=True,
+        features=frozenset(),
+        partitions=frozenset(partitions),
+    )
+
+
+SETTINGS = SlurmSettings((22, 5, 8), "alps", frozenset({85}), 30.0, ("lua",), as_of=100.0, values=VALUES)
+SLURM = Slurm(
+    settings=SETTINGS,
+    nodes=(node("n1"), node("n2")),
+    admin_level="Operator",
+    qos=frozenset({"normal"}),
+    ahead=0.2,
+    plugin=PLUGIN,
+    associations=Associations(()),
+)
+FACTS = Facts(
+    config=Config.model_validate({"paths": {"state": STATE, "shared": SHARED}}),
+    user="metasched",
+    uid=990,
+    state=Directory(STATE, None, "ext4", 1 << 40, locks=True),
+    shared=Directory(SHARED, None, "nfs4", 1 << 40, locks=True),
+    daemon=None,
+    slurm=SLURM,
+)
+
+
+def with_slurm(**changes):
+    return dataclasses.replace(FACTS, slurm=dataclasses.replace(SLURM, **changes))
+
+
+def with_settings(**changes):
+    return with_slurm(settings=dataclasses.replace(SETTINGS, **changes))
+
+
+def with_values(**changes):
+    return with_settings(values={**VALUES, **changes})
+
+
+def with_config(section, **keys):
+    data = {"paths": {"state": STATE, "shared": SHARED}, section: keys}
+    return dataclasses.replace(FACTS, config=Config.model_validate(data))
+
+
+def with_plugin(line, **intake):
+    """A job_submit.lua with one more setting, and a configuration."""
+    return dataclasses.replace(
+        with_config("intake", **intake), slurm=dataclasses.replace(SLURM, plugin=f"{PLUGIN}local {line}\n")
+    )
+
+
+def with_policy(parameters):
+    """A configuration as it is read, with a policy's own parameters."""
+    policy = FACTS.config.policy.model_copy(update={"parameters": parameters})
+    return dataclasses.replace(FACTS, config=FACTS.config.model_copy(update={"policy": policy}))
+
+
+def with_shards(facts, count):
+    """Nodes with so many shards of each GPU."""
+    nodes = (dataclasses.replace(node(), shards_per_gpu=count),)
+    return dataclasses.replace(facts, slurm=dataclasses.replace(facts.slurm, nodes=nodes))
+
+
+def keys(config):
+    """All but the policy's own parameters."""
+    return config.model_dump(exclude={"policy": {"parameters"}})
+
+
+def loaded(path):
+    return keys(load(path, installed_policies()))
+
+
+def complaints(facts):
+    return [finding for finding in check(facts) if finding.level != "ok"]
+
+
+def test_a_good_installation_gets_no_complaint():
+    """And every part of it is named."""
+    assert complaints(FACTS) == []
+    assert {"[paths] state", "[paths] shared", "Slurm", "role", "nodes", "job_submit"} <= {
+        finding.subject for finding in check(FACTS)
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "subject", "text", "fix"),
+    [
+        (with_settings(version=(21, 8, 8)), "error", "Slurm", "21.08", "22.05"),
+        (with_slurm(admin_level="None"), "error", "role", "metasched is neither", "adminlevel=Operator"),
+        (with_slurm(admin_level=None), "error", "role", "metasched is neither", "adminlevel=Operator"),
+        (with_values(SelectType="select/linear"), "error", "slurm.conf", "select/linear", "cons_tres"),
+        (with_settings(requeue_exit_hold=frozenset()), "warning", "slurm.conf", "85", "RequeueExitHold=85"),
+        (with_values(JobFileAppend="0"), "warning", "slurm.conf", "overwrites", "JobFileAppend=1"),
+        (with_values(MinJobAge="2 sec"), "warning", "slurm.conf", "MinJobAge=2", "MinJobAge=300"),
+        (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not know", "take the functions"),
+        (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
+        (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
+        (with_plugin("SHARDS = 2"), "error", "job_submit", "SHARDS = 2", "gres.conf"),
+        (with_shards(with_plugin("SHARDS = nil"), 2), "warning", "job_submit", "share with nobody", "SHARDS = 2"),
+        (with_config("schedule", poll_seconds=70.1), "warning", "slurm.conf", "MinJobAge=300", "MinJobAge=351"),
+        (
+            with_policy(GavelCostParameters(types_in_turn=("v100", "v1000"), prices={"v10": 1.0})),
+            *("warning", "[policy.parameters]", "v10, v1000", "name some of: v100"),
+        ),
+        (
+            dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, path=SHARED)),
+            *("error", "[paths] state", "[paths] shared as well", "of its own"),
+        ),
+        (
+            dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, missing=True)),
+            *("warning", "[paths] shared", "does not exist yet", f"install -d -o metasched {SHARED}"),
+        ),
+        (
+            dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, open_to_all=True)),
+            *("error", "[paths] shared", "every user may replace", f"chmod go-w {SHARED}"),
+        ),
+        (with_slurm(nodes=(node(gpus={"v100": 2, "k80": 2}),)), "warning", "nodes", "n1", "split the types"),
+        (with_slurm(nodes=(node(gpus={}),)), "warning", "nodes", "no node has GPUs", "GresTypes=gpu"),
+        (with_config("intake", partitions=["mian"]), "error", "[intake] partitions", "mian", "main"),
+        (with_config("intake", qos=["nromal"]), "error", "[intake] qos", "nromal", "normal"),
+        (with_slurm(ahead=-7.0), "warning", "clock", "7 s behind", "NTP"),
+        (with_slurm(associations=None), "warning", "accounting", "does not show metasched", "adminlevel=Operator"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
+    """One fault, one complaint, which says what to change."""
+    (finding,) = complaints(facts)
+    assert (finding.level, finding.subject) == (level, subject)
+    assert text in finding.text
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("line", "intake", "text"),
+    [
+        ('PARTITIONS = { "main" }', {"partitions": ["main"]}, None),
+        ("PARTITIONS = {}", {"partitions": ["main"]}, "none; [intake] partitions of the configuration: main"),
+        ('PARTITIONS = {"main"}', {}, "job_submit.lua: main; [intake] partitions of the configuration: none"),
+        ('QOS = {"Normal"}', {"qos": ["normal"]}, None),
+        ('QOS = {"normal", "b"}', {"qos": ["Normal"]}, "job_submit.lua: b, normal; [intake] qos"),
+    ],
+)
+def test_the_plugin_names_what_the_configuration_does(line, intake, text):
+    """Else a job would be taken in that nobody may stamp; a QOS has no case in Slurm."""
+    found = complaints(with_plugin(line, **intake))
+    assert [finding.level for finding in found] == ([] if text is None else ["error"])
+    assert all(text in finding.text for finding in found)
+
+
+def test_the_plugin_may_name_the_shards_that_nodes_have():
+    """Another number is an error, as above."""
+    assert complaints(with_shards(with_plugin("SHARDS = 2"), 2)) == []
+
+
+def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
+    """And one that cannot be asked keeps nobody from answering."""
+    asked = {}
+
+    def run(argv):
+        asked[argv[1]] = argv
+        if argv[1] == "--nodelist=n1":
+            raise CommandFailedError("srun: down")
+        return "has no python3 on PATH\n"
+
+    monkeypatch.setattr(facts, "run", run)
+    found = dict(on_nodes((node("n1"), node("n2", partitions=("b", "a"))), SHARED))
+    assert str(found["n1"]) == "srun: down"
+    assert found["n2"] == ["has no python3 on PATH"]
+    assert {"--partition=a,b", "--mem=32M"} < set(asked["--nodelist=n2"])
+
+
+def test_nodes_are_not_asked_for_a_directory_that_is_still_to_be_made(monkeypatch):
+    """Nothing could be seen anywhere."""
+
+    def run(argv):
+        begin = argv.index("/bin/sh")
+        return subprocess.run(argv[begin:], capture_output=True, text=True, timeout=30, check=True).stdout
+
+    monkeypatch.setattr(facts, "run", run)
+    missing = Path("/no/such/directory")
+    ((_, asked),), ((_, spared),) = on_nodes([node()], missing), on_nodes([node()], None)
+    assert [line for line in asked if line not in spared] == [f"does not see {missing}"]
+
+
+def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch):
+    """A damaged database, and a client that is not installed; a database that is still to be made is no fault."""
+    paths = {"state": tmp_path, "shared": tmp_path / "shared"}
+    config = Config.model_validate({"paths": paths, "slurm": {"client": "pyslurm"}})
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def subjects():
+        found = check(gather(config, FakeSlurm(), "process.lock", "metasched.db"))
+        return {finding.subject for finding in found if finding.level == "error"} & {"database", "[slurm] client"}
+
+    assert subjects() == {"[slurm] client"}
+    (tmp_path / "metasched.db").write_bytes(b"no database" * 1000)
+    assert subjects() == {"[slurm] client", "database"}
+
+
+def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
+    """Jobs, and maybe another daemon, go by the one that job_submit.lua names; a link to it is the same."""
+    (tmp_path / "job_submit.lua").write_text(f'local SHARED = "{tmp_path}/shared/"\n')
+    (tmp_path / "link").symlink_to(tmp_path / "shared")
+    slurm = FakeSlurm()
+    values = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
+    settings = dataclasses.replace(slurm.settings(), job_submit_plugins=("lua",), values=values)
+    plugin.refuse_another(settings, tmp_path / "link")
+    slurm.settings = lambda: settings
+    with pytest.raises(OtherSharedError, match="make them the same"):
+        process._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)
+
+
+def test_an_operator_needs_the_plugin():
+    """An administrator does without."""
+    without = with_settings(job_submit_plugins=())
+    assert [(finding.level, finding.subject) for finding in complaints(without)] == [
+        ("error", "role"),
+        ("warning", "job_submit"),
+    ]
+    boss = dataclasses.replace(without, slurm=dataclasses.replace(without.slurm, admin_level="Administrator"))
+    assert [finding.subject for finding in complaints(boss)] == ["job_submit"]
+
+
+def test_a_database_on_a_network_file_system_is_refused():
+    """SQLite corrupts there."""
+    facts = dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, filesystem="lustre"))
+    assert [(finding.level, finding.subject) for finding in complaints(facts)] == [("error", "[paths] state")]
+
+
+def test_shared_storage_without_locks_is_refused():
+    """Nothing would keep two daemons apart."""
+    facts = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, locks=False))
+    assert [(finding.level, finding.subject) for finding in complaints(facts)] == [("error", "[paths] shared")]
+
+
+def test_shared_storage_that_looks_local_is_questioned():
+    """On a cluster of one node it is all right."""
+    local = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, filesystem="xfs"))
+    assert [finding.subject for finding in complaints(local)] == ["[paths] shared"]
+    one = dataclasses.replace(local, slurm=dataclasses.replace(SLURM, nodes=(node(),)))
+    assert complaints(one) == []
+
+
+def test_the_paths_are_looked_at_without_slurm_too():
+    """What can be known is said."""
+    silent = dataclasses.replace(FACTS, slurm=SlurmUnavailableError("connection refused"))
+    assert [(finding.level, finding.subject) for finding in check(silent)][-1] == ("error", "Slurm")
+    assert len(check(silent)) == 3
+
+
+def test_slurm_user_and_root_need_no_role():
+    """They may do everything."""
+    assert complaints(dataclasses.replace(with_slurm(admin_level=None), user="slurm")) == []
+    assert complaints(dataclasses.replace(with_slurm(admin_level=None), uid=0)) == []
+
+
+def test_a_directory_that_is_missing_can_be_made(tmp_path):
+    """It is judged by where it would be, and not made."""
+    found = look_at(tmp_path / "a" / "b")
+    assert found.problem is None
+    assert found.filesystem
+    assert found.locks is True
+    assert not found.open_to_all
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_everybody_may_write_to_is_noticed(tmp_path):
+    """Others could put files of their own in place of the daemon's."""
+    tmp_path.chmod(0o1777)
+    assert look_at(tmp_path).open_to_all
+    assert not look_at(tmp_path / "missing").open_to_all
+
+
+def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
+    """The daemon could not make its directory below it."""
+    (tmp_path / "file").touch()
+    assert "is not a directory" in look_at(tmp_path / "file" / "state").problem
+
+
+def test_a_directory_that_cannot_be_looked_at_is_a_problem(tmp_path):
+    """Like one below a directory that is closed to this user."""
+    assert "File name too long" in look_at(tmp_path / ("x" * 300) / "state").problem
+
+
+def test_the_template_is_a_configuration_of_defaults(tmp_path):
+    """It can be used as it is written."""
+    path = tmp_path / "metasched.toml"
+    path.write_text(template(SETTINGS, SLURM.nodes, STATE, SHARED))
+    assert loaded(path) == keys(FACTS.config)
+
+
+def test_every_default_in_the_template_may_be_uncommented(tmp_path):
+    """And every key of the configuration is there."""
+    text = template(SETTINGS, SLURM.nodes, STATE, SHARED)
+    path = tmp_path / "metasched.toml"
+    path.write_text(re.sub("^#(?! )", "", text, flags=re.MULTILINE))
+    assert loaded(path) == keys(FACTS.config)
+    written = tomllib.loads(path.read_text())
+    for name, section in FACTS.config:
+        assert set(written[name]) == set(type(section).model_fields) - {"parameters"}
+
+
+@pytest.mark.parametrize(("held", "written"), [({42}, {"exit_code": 42}), ({42, 200}, {"exit_code": 42}), ({200}, {})])
+def test_the_template_takes_the_exit_code_that_slurm_holds_already(held, written):
+    """A site that uses another code keeps it, if a trainer can end with it."""
+    other = dataclasses.replace(SETTINGS, requeue_exit_hold=frozenset(held))
+    assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == written
+
+
+def test_meanings_are_inherited_and_shared():
+    """A line may explain several keys, and a class has those of what it builds on."""
+
+    class Base:
+        """Words.
+
+        Attributes:
+            a, b: both of
+                them.
+        """
+
+    class Derived(Base):
+        """Words.
+
+        Attributes:
+            b: another.
+
+        Raises:
+            c: not a key.
+        """
+
+    assert meanings(Derived) == {"a": "both of them.", "b": "another."}

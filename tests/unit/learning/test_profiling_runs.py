@@ -1,0 +1,104 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.model import Placement
+from metasched.learning.profiling_runs import part, sizes
+from metasched.learning.throughput_learning import ThroughputLearning
+from metasched.shared_dir.mailbox import Lease, Mailbox
+from metasched.shared_dir.reports import TrialReport, parse_line
+from metasched.slurm.errors import TagError
+from metasched.slurm.tags import parse_tag
+from metasched.store import Store
+from metasched.throughput.online_speed import MeasuredSpeed
+from tests.unit.speeds import job
+
+NOW = 1.7e9
+
+
+def place(nodes, each):
+    return Placement(tuple(f"n{number}" for number in range(nodes)), each, "v100")
+
+
+def elastic(speed=None, least=1):
+    return job("a", 2, least, 64).evolve(speed=MeasuredSpeed("a") if speed is None else speed)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "each", "tried"),
+    [
+        (1, 1, ()),
+        (1, 4, (1, 2)),
+        (2, 2, (1, 2)),
+        (4, 4, (1, 2, 4, 8)),
+        (1, 6, (1, 2, 4)),
+        (2, 3, (1, 2)),
+        (3, 4, (1, 2, 4, 8)),
+    ],
+)
+def test_powers_of_two_below_the_run_are_tried(nodes, each, tried):
+    """As far as they fill whole nodes of its place."""
+    assert sizes(elastic(), place(nodes, each)) == tried
+
+
+def test_what_is_known_is_not_tried_again():
+    """Whether from a run or from a trial."""
+    speed = MeasuredSpeed("a").after(("v100", (2,)), None, 3.0)
+    assert sizes(elastic(speed), place(1, 8)) == (1, 4)
+
+
+def test_a_job_is_not_tried_below_its_least():
+    """It may not fit there."""
+    assert sizes(elastic(least=2), place(1, 8)) == (2, 4)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 64))
+def test_a_part_has_as_many_gpus_as_it_says(nodes, each, gpus):
+    """And no node has more than the place has there."""
+    spread = part(place(nodes, each), gpus)
+    if spread is not None:
+        assert sum(spread) == gpus
+        assert max(spread) <= each
+        assert len(spread) <= nodes
+
+
+@pytest.mark.parametrize(("text", "meant"), [("trials=yes", True), ("trials=no", False), ("", False)])
+def test_the_tag_says_whether_a_script_can_be_tried(text, meant):
+    """Only the user knows whether it uses the shim."""
+    assert parse_tag(f"metasched {text}").trials is meant
+
+
+def test_another_word_is_refused():
+    """With what can be said."""
+    with pytest.raises(TagError, match="write yes or no"):
+        parse_tag("metasched trials=maybe")
+
+
+def test_a_lease_keeps_its_trials(tmp_path):
+    """Also when a later round renews it."""
+    box = Mailbox(tmp_path)
+    lease = Lease("0123456789abcdef", "7", 1, 1, NOW, 4, "v100", {"n1": 4}, trials=(1, 2))
+    box.write_lease(lease)
+    assert box.read_lease(lease.uid) == lease
+    box.write_lease(dataclasses.replace(lease, trials=()))
+    assert box.read_lease(lease.uid).trials == ()
+
+
+def test_a_trials_line_is_read():
+    """World size, steps and seconds are what counts."""
+    line = b'{"v": 1, "t": 1700000000, "kind": "trial", "world_size": 2, "steps": 10, "samples": 80, "seconds": 2.5}'
+    assert parse_line(line, NOW) == TrialReport(NOW, world_size=2, steps=10, seconds=2.5)
+
+
+def test_trials_become_speeds_by_place(tmp_path):
+    """On the GPU type of the run, and on as many nodes as the trial was on."""
+    with Store.open(tmp_path / "m.db") as store:
+        learning = ThroughputLearning(store, None)
+        trials = [TrialReport(NOW, world, 10, seconds) for world, seconds in ((1, 10.0), (4, 2.0))]
+        learning.take("ann/net", place(2, 2), trials)
+        speed = ThroughputLearning(store, None).speed("ann/net")
+    assert speed.steps_per_second("v100", (1,)) == 1.0
+    assert speed.steps_per_second("v100", (2, 2)) == 5.0
+    assert speed.steps_per_second("v100", (4,)) is None

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.intake.job_intake import SCRIPTS
+from metasched.learning.service_prediction import APART, RECENT, PastJob, expected_service
+from metasched.slurm.errors import SlurmPermissionError
+from metasched.store import JobRecord, Store
+from policies.ares.policy import Ares
+from tests.unit import site
+
+
+def past(*services, script=None):
+    return [PastJob(service, script) for service in services]
+
+
+def test_the_median_of_the_latest_is_expected():
+    """Older ones than the latest few do not count."""
+    assert expected_service(past(90.0, 100.0, 130.0)) == 100.0
+    assert expected_service(past(*[100.0] * RECENT, 300.0, 300.0, 300.0, 300.0, 300.0, 300.0)) == 100.0
+
+
+@pytest.mark.parametrize("services", [(), (100.0,), (100.0, 0.0)])
+def test_what_has_not_recurred_is_not_expected(services):
+    """One job, or one that never ran, is no history."""
+    assert expected_service(past(*services)) is None
+
+
+def test_jobs_too_far_apart_tell_nothing():
+    """Up to a factor they do."""
+    assert expected_service(past(100.0, 100.0 * APART)) is not None
+    assert expected_service(past(100.0, 100.0 * APART + 1, 100.0)) is None
+
+
+def test_the_same_script_counts_for_more_than_the_same_name():
+    """Others count where no script is known, and those of another script never."""
+    mixed = [*past(10.0, 10.0, script="b"), *past(100.0, 100.0, script="a"), *past(40.0, 40.0)]
+    assert expected_service(mixed, "a") == 100.0
+    assert expected_service(mixed, "c") == 40.0
+    assert expected_service(past(10.0, 10.0, script="b"), "a") is None
+    assert expected_service(past(10.0, 10.0, script="b")) == 10.0
+
+
+@given(st.lists(st.floats(1.0, 1e9), max_size=12))
+def test_it_lies_within_what_was_seen(services):
+    """Among the latest."""
+    found = expected_service(past(*services))
+    assert found is None or min(services[:RECENT]) <= found <= max(services[:RECENT])
+
+
+def test_the_store_tells_who_was_done(tmp_path):
+    """Of a user and a name, the latest first; those that failed or live are left out."""
+    with Store.open(tmp_path / "store.sqlite") as store:
+        for number, (user, name, state) in enumerate(
+            [
+                ("ann", "train", "COMPLETED"),
+                ("ann", "train", "FAILED"),
+                ("bob", "train", "COMPLETED"),
+                ("ann", "other", "COMPLETED"),
+                ("ann", "train", "COMPLETED"),
+                ("ann", "train", None),
+            ]
+        ):
+            uid = f"{number:016x}"
+            store.add_job(
+                JobRecord(
+                    uid=uid, slurm_job_id=f"{number}", name=name, user=user, submitted=1.0, attained={"v100": number}
+                )
+            )
+            if state is not None:
+                store.finish_job(uid, 100.0 + number, state, 0)
+        assert [record.attained["v100"] for record in store.completed_jobs("ann", "train", 9)] == [4, 0]
+        assert [record.attained["v100"] for record in store.completed_jobs("ann", "train", 1)] == [4]
+
+
+def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypatch):
+    """Of jobs of the same user and name that were done; Ares then has it in line, and the first ones in its pool."""
+    monkeypatch.setitem(site.POLICIES, "ares", Ares)
+    cluster = site.FakeSite(tmp_path, policy="ares")
+    try:
+        seen, reasons = [], []
+        for _ in range(3):
+            slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", seconds=30)
+            cluster.run(3)
+            uid = cluster.record(slurm_job_id).uid
+            observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0)
+            seen.append(observed.snapshot.job[uid].expected_service)
+            reasons.append(cluster.store.current_reasons()[uid])
+            cluster.run(120)
+        assert seen[:2] == [None, None]
+        services = [record.attained["v100"] for record in cluster.store.recent_jobs(3)[1:]]
+        assert seen[2] == pytest.approx(sum(services) / 2)
+        assert ["in line" in reason for reason in reasons] == [False, False, True]
+    finally:
+        cluster.close()
+
+
+def test_the_daemon_knows_recurring_jobs_by_their_script(tmp_path):
+    """Of the same user and name, those of another script do not count."""
+    cluster = site.FakeSite(tmp_path)
+    try:
+        for script, seconds in (("long", 300), ("long", 300), ("short", 30), ("short", 30)):
+            cluster.add("--gres=gpu:2", "--job-name=nightly", script=script, seconds=seconds)
+            cluster.run(400)
+        services = [record.attained["v100"] for record in cluster.store.recent_jobs(4)]
+        for script, expected in (("long", services[2:]), ("short", services[:2]), ("new", None)):
+            slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", script=script)
+            observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0).snapshot
+            assert observed.job[cluster.record(slurm_job_id).uid].expected_service == (
+                expected and pytest.approx(sum(expected) / 2)
+            )
+    finally:
+        cluster.close()
+
+
+def test_a_script_that_slurm_does_not_tell_costs_nothing_but_itself(tmp_path, monkeypatch):
+    """The job is scheduled; and of many that come at once, Slurm is asked for a few scripts only."""
+    cluster = site.FakeSite(tmp_path)
+
+    def refuse(slurm_job_id):
+        raise SlurmPermissionError(f"permission denied for {slurm_job_id}")
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster.slurm, "batch_script", refuse)
+            first = cluster.add("--gres=gpu:2", seconds=5)
+            cluster.run(30)
+        assert (cluster.record(first).script, cluster.record(first).end_state) == (None, "COMPLETED")
+        array = cluster.add("--array=1-4")
+        many = [cluster.add() for _ in range(SCRIPTS + 5)]
+        cluster.run(1)
+        assert [method for method, _ in cluster.slurm.calls].count("batch_script") == SCRIPTS
+        assert len({cluster.record(f"{array}_{task}").script for task in range(1, 5)} - {None}) == 1
+        assert [cluster.record(slurm_job_id).script is None for slurm_job_id in many].count(True) == 6
+    finally:
+        cluster.close()

@@ -1,0 +1,136 @@
+"""What trainers' reports tell of speeds."""
+
+import pytest
+
+from metasched.core.model import Job, Placement, Status
+from metasched.learning.throughput_learning import NEWS, ThroughputLearning
+from metasched.shared_dir.reports import StepsReport
+from metasched.store import JobRecord, Store
+from metasched.store.report_rows import ReportFile
+from metasched.throughput.online_speed import MeasuredSpeed
+
+V100 = Placement(("n1",), 1, "v100")
+K80 = Placement(("n2",), 1, "k80")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "m.db") as opened:
+        for uid in ("a", "b"):
+            opened.add_job(JobRecord(uid, uid, "job", "ann", 0.0))
+            opened.release(uid, 1, V100, 0.0)
+            opened.run_started(uid, 1, 0.0, V100)
+        yield opened
+
+
+def running(uid, place=V100, **more):
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name="job",
+        user="ann",
+        submitted=0.0,
+        gpus=1,
+        min_gpus=1,
+        max_gpus=1,
+        status=Status.RUNNING,
+        placement=place,
+        run=1,
+        **more,
+    )
+
+
+def report(store, uid, at, seconds, steps):
+    """A line of `steps` that ends at an instant."""
+    line = StepsReport(
+        at=at, step=steps, steps=steps, samples=steps, seconds=seconds, loss=None, world_size=1, global_batch=1,
+        per_gpu_batch=1, accumulation=1,
+    )  # fmt: skip
+    file = store.report_files(uid).get(1, ReportFile(uid, 1, run=1))
+    store.commit_reports(file, [line], latest=True)
+
+
+def look(learning, now, *jobs, reported=(), subjects=None):
+    learning.look(jobs, subjects or {job.uid: job.uid for job in jobs}, reported, now)
+
+
+def test_a_speed_is_that_of_the_place(store):
+    """Alone it is known where the job ran, and nowhere else; a daemon that starts anew knows it, too."""
+    learning = ThroughputLearning(store, 0.6)
+    look(learning, 10.0, running("a"))
+    report(store, "a", 15.0, 4.0, 20)
+    look(learning, 16.0, running("a"), reported={"a"})
+    for known in (learning, ThroughputLearning(store, 0.6)):
+        speed = known.speed("a")
+        assert speed.steps_per_second("v100", (1,)) == 5.0
+        assert speed.steps_per_second("k80", (1,)) is None
+
+
+def test_what_is_known_of_one_job_alone_ends_with_it(store):
+    """What is known of a model stays."""
+    learning = ThroughputLearning(store, 0.6)
+    pair, subjects = (running("a"), running("b", K80)), {"a": "a", "b": "ann/net"}
+    look(learning, 10.0, *pair, subjects=subjects)
+    for uid in ("a", "b"):
+        report(store, uid, 15.0, 4.0, 20)
+    look(learning, 16.0, *pair, subjects=subjects, reported={"a", "b"})
+    for uid in ("a", "b"):
+        learning.forget(uid)
+    assert [record.subject for record in store.speeds()] == ["ann/net"]
+    assert learning.speed("ann/net").steps_per_second("k80", (1,)) == 5.0
+    assert learning.speed("a").alone == {}
+
+
+def test_subjects_without_jobs_of_which_nothing_is_known_are_forgotten(store):
+    """Users may name ever new models."""
+    learning = ThroughputLearning(store, 0.6)
+    for number in range(3):
+        learning.speed(f"ann/{number}")
+        look(learning, 10.0, running("a"), subjects={"a": f"ann/{number}"})
+    assert list(learning._speeds) == ["ann/2"]
+
+
+@pytest.mark.parametrize("before", [{"place": K80}, {"co_runner": "b"}, None])
+def test_a_report_that_began_before_things_changed_tells_nothing(store, before):
+    """It would mix two places, or the time alone with that beside another; or nobody saw how it began."""
+    learning = ThroughputLearning(store, 0.6)
+    if before is not None:
+        look(learning, 10.0, running("a", **before), running("b"))
+    look(learning, 14.0, running("a"), running("b"))
+    report(store, "a", 15.0, 4.0, 20)
+    look(learning, 16.0, running("a"), running("b"), reported={"a"})
+    assert learning.speed("a").steps_per_second("v100", (1,)) is None
+
+
+def test_beside_another_it_is_known_by_that_ones_model(store):
+    """And one with whom it never ran is expected to cost a part of the speed alone."""
+    learning = ThroughputLearning(store, 0.6)
+    subjects = {"a": "ann/gpt", "b": "ann/bert"}
+    pair = (running("a", co_runner="b"), running("b", co_runner="a"))
+    look(learning, 10.0, *pair, subjects=subjects)
+    report(store, "a", 15.0, 4.0, 12)
+    look(learning, 16.0, *pair, subjects=subjects, reported={"a"})
+    gpt = learning.speed("ann/gpt")
+    assert gpt.steps_per_second_with(learning.speed("ann/bert"), "v100", (1,)) == 3.0
+    assert gpt.steps_per_second_with(MeasuredSpeed("else"), "v100", (1,)) is None
+    assert gpt.after(("v100", (1,)), None, 5.0).steps_per_second_with(MeasuredSpeed("else"), "v100", (1,)) == 3.0
+
+
+def test_while_its_partner_rests_a_job_is_alone(store):
+    """In turns, nobody computes beside it."""
+    learning = ThroughputLearning(store, 0.6)
+    pair = (running("a", co_runner="b"), running("b", co_runner="a").evolve(status=Status.SUSPENDED))
+    look(learning, 10.0, *pair)
+    report(store, "a", 15.0, 4.0, 20)
+    look(learning, 16.0, *pair, reported={"a"})
+    assert learning.speed("a").steps_per_second("v100", (1,)) == 5.0
+
+
+def test_newer_reports_change_the_mean_a_little(store):
+    """One odd report does not turn a policy's shares over."""
+    learning = ThroughputLearning(store, 0.6)
+    look(learning, 10.0, running("a"))
+    for at, steps in ((15.0, 20), (20.0, 40)):
+        report(store, "a", at, 4.0, steps)
+        look(learning, at + 1, running("a"), reported={"a"})
+    assert learning.speed("a").steps_per_second("v100", (1,)) == pytest.approx(5 + NEWS * 5)

@@ -1,0 +1,57 @@
+"""What a host that was lost does to its job's next run when it comes back."""
+
+import pytest
+
+from metasched.slurm.client import JobState
+from tests.fakes.fake_slurm import FakeSlurm
+from tests.unit.site import FakeSite
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = FakeSite(tmp_path, FakeSlurm())
+    yield made
+    made.close()
+
+
+def lose_host(site, slurm_job_id):
+    """The host of a running job dies, Slurm requeues the job, and it runs again elsewhere."""
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+    site.run(5)
+    (host,) = site.slurm.job(slurm_job_id).allocated
+    site.slurm.node_down(host)
+    site.run_until(
+        lambda: site.state(slurm_job_id) is JobState.RUNNING and host not in site.slurm.job(slurm_job_id).allocated
+    )
+    site.run(5)
+
+
+@pytest.mark.parametrize(("exit_code", "runs_on"), [(137, True), (1, False)])
+def test_a_run_that_is_killed_after_its_host_was_lost_is_put_back(site, exit_code, runs_on):
+    """The old run's srun ends its step by number; any other failure is the job's own."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    lose_host(site, slurm_job_id)
+    site.slurm.exit(slurm_job_id, exit_code)
+    site.run(60)
+    assert site.state(slurm_job_id) is (JobState.RUNNING if runs_on else JobState.FAILED)
+
+
+def test_that_is_believed_once(site):
+    """A job that is killed again and again fails."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    lose_host(site, slurm_job_id)
+    site.slurm.exit(slurm_job_id, 137)
+    site.run(30)
+    assert site.state(slurm_job_id) is JobState.RUNNING
+    site.slurm.exit(slurm_job_id, 137)
+    site.run(60)
+    assert site.state(slurm_job_id) is JobState.FAILED
+
+
+def test_a_job_that_never_lost_a_host_is_not_put_back(site):
+    """What kills it is its own affair."""
+    slurm_job_id = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
+    site.slurm.exit(slurm_job_id, 137)
+    site.run(60)
+    assert site.state(slurm_job_id) is JobState.FAILED

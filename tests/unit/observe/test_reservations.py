@@ -1,0 +1,205 @@
+"""Reservations: who may start where, in the mathematics, in placement, and under the daemon on a fake Slurm."""
+
+from math import inf
+
+import pytest
+
+from metasched.core.model import Grant, Job, Node, Placement, Snapshot, Status
+from metasched.core.policy import installed_policies
+from metasched.observe.reservations import Reservations
+from metasched.placement import place
+from metasched.scheduling.engine import run_round
+from metasched.slurm.client import JobState, Reservation
+from policies.baselines.fifo import Fifo, FifoParameters
+from tests.fakes.fake_slurm import FakeSlurm
+from tests.unit.site import ME, FakeSite
+
+NOW = 1000.0
+
+
+def reserved(name, nodes="n1", begins=-10, lasts=500, **more):
+    return Reservation(name, NOW + begins, NOW + begins + lasts, frozenset(nodes.split(",")) - {""}, **more)
+
+
+def node(name="n1", **more):
+    return Node(name, "v100", 4, 16, 64, **more)
+
+
+def job(uid, gpus=4, **more):
+    return Job(
+        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=gpus, min_gpus=gpus, max_gpus=gpus, **more
+    )
+
+
+def asking(reservation, time_limit=None):
+    """A job of Ann's as Slurm shows it."""
+    slurm = FakeSlurm()
+    options = [f"--reservation={reservation}"] if reservation else []
+    options += [f"--time={time_limit}"] if time_limit else []
+    return slurm.job(slurm.add(*options, user="ann"))
+
+
+@pytest.mark.parametrize(
+    ("listed", "holder", "open_seconds"),
+    [
+        ([], "", None),
+        ([reserved("past", begins=-100, lasts=50)], "", None),
+        ([reserved("other", "n2")], "", None),
+        ([reserved("a")], "a", None),
+        ([reserved("a", begins=60)], "", 60.0),
+        ([reserved("a"), reserved("b", begins=60)], "a", 60.0),
+        ([reserved("a"), reserved("m", flags=frozenset({"MAINT"}))], "m", None),
+        (
+            [reserved("m", flags=frozenset({"MAINT"})), reserved("z", begins=60, flags=frozenset({"OVERLAP"}))],
+            "m",
+            None,
+        ),
+        ([reserved("o", flags=frozenset({"OVERLAP"})), reserved("m", begins=9, flags=frozenset({"MAINT"}))], "o", 9.0),
+    ],
+)
+def test_a_node_belongs_to_the_reservation_that_rules_there(listed, holder, open_seconds):
+    """Maintenance before overlapping ones before others; what is to come ends what may start now."""
+    found = Reservations(listed, NOW).on(node(), {"", "a", "b", "m", "o"}, reserved=bool(holder))
+    assert (found.reservation, found.open_seconds, found.accepts) == (holder, open_seconds, True)
+
+
+def test_a_node_that_is_reserved_for_others_or_for_nobody_knows_whom_accepts_none_of_ours():
+    """So policies do not count on its GPUs."""
+    assert not Reservations([reserved("a")], NOW).on(node(), {"", "b"}, reserved=True).accepts
+    assert not Reservations([], NOW).on(node(), {""}, reserved=True).accepts
+    assert Reservations([reserved("a")], NOW).on(node(), {"b,a"}, reserved=True).accepts
+
+
+@pytest.mark.parametrize(
+    ("asks", "allowed", "why"),
+    [
+        ("", "", None),
+        ("now", "now", None),
+        ("later", "later", "has not begun"),
+        ("gone", "gone", "is over"),
+        ("bens", "bens", "does not admit user ann"),
+        ("barred", "barred", "does not admit user ann"),
+        ("bens,now", "bens,now", None),
+        ("flex", "flex,", None),
+        ("licence", "", None),
+    ],
+)
+def test_a_job_may_use_what_it_asks_for_while_that_holds_and_admits_it(asks, allowed, why):
+    """And is told what is missing; a flexible one admits its jobs elsewhere too, one without nodes binds to none."""
+    known = Reservations(
+        [
+            reserved("now", users=frozenset({"ann"})),
+            reserved("later", begins=60),
+            reserved("bens", users=frozenset({"ben"})),
+            reserved("barred", barred_users=frozenset({"ann"})),
+            reserved("flex", flags=frozenset({"FLEX"})),
+            reserved("licence", nodes=""),
+        ],
+        NOW,
+    )
+    asked = asking(asks)
+    assert known.asked_by(asked) == allowed
+    waits = known.why_waits(asked)
+    assert waits is None if why is None else why in waits
+
+
+def test_jobs_that_can_last_on_the_same_nodes_are_alike():
+    """However many time limits there are, jobs differ only by the nodes that close too soon for them."""
+    known = Reservations([reserved("a", begins=60), reserved("b", "n2", begins=600)], NOW)
+    assert [known.open_seconds(limit) for limit in (10, 60, 61, 600, 601, None)] == [0.0, 0.0, 600.0, 600.0, inf, inf]
+    assert Reservations([], NOW).open_seconds(None) == 0.0
+
+
+NODES = (node("n1", reservation="r"), node("n2", open_seconds=60.0), node("n3"))
+
+
+@pytest.mark.parametrize(
+    ("more", "where"),
+    [
+        ({}, {"n2", "n3"}),
+        ({"open_seconds": inf}, {"n3"}),
+        ({"reservation": "r"}, {"n1"}),
+        ({"reservation": "x,r", "open_seconds": inf}, {"n1"}),
+        ({"reservation": "r,"}, {"n1", "n2", "n3"}),
+        ({"reservation": "x"}, set()),
+    ],
+)
+def test_a_job_is_placed_only_where_its_reservation_and_its_limit_allow(more, where):
+    """Three alike ask for a node each: as many run as there are nodes for them."""
+    jobs = tuple(job(uid, **more) for uid in "abc")
+    placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, "because") for uid in "abc"]).placed
+    assert {name for found in placed.values() for name in found.nodes} == where
+
+
+@pytest.mark.parametrize("name", ["las", "gavel_las", "gavel_fifo", "ares"])
+@pytest.mark.parametrize(
+    "there", [{"open_seconds": 50.0}, {"reservation": "a"}, {"accepts": False}], ids=["closing", "reserved", "drained"]
+)
+def test_a_job_runs_on_where_it_could_not_start_again(name, there):
+    """Whatever the policy: its nodes will be reserved before another whole run of it could end, are, or are drained."""
+    place = Placement(("n1",), 4, "v100")
+    runs = job("j", open_seconds=60.0, status=Status.RUNNING, placement=place, run=1, run_started=NOW - 60)
+    policy = installed_policies().get(name)
+    shot = Snapshot(NOW, 1, 60.0, (node(**there), Node("n2", None, 0, 16, 64)), (runs,))
+    assert run_round(shot, policy(policy.Parameters()), None).targets == {"j": place}
+
+
+def test_a_job_that_waits_for_its_limit_is_told_so():
+    """Whether the policy sees that no node would do, or placement finds none."""
+    nodes = tuple(node(name, open_seconds=60.0) for name in ("n1", "n2"))
+    shot = Snapshot(NOW, 1, 60.0, nodes, (job("a", open_seconds=inf),))
+    assert (
+        "on 2 nodes that would suit it a reservation begins"
+        in run_round(shot, Fifo(FifoParameters()), None).reasons["a"]
+    )
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = FakeSite(tmp_path)
+    yield made
+    made.close()
+
+
+def nodes_of(site, slurm_job_id):
+    return set(site.slurm.job(slurm_job_id).allocated)
+
+
+def runs(site, *addresses):
+    return lambda: all(site.state(slurm_job_id) is JobState.RUNNING for slurm_job_id in addresses)
+
+
+def test_the_daemon_keeps_to_reservations(site):
+    """Members on reserved nodes alone, others never there; who runs there already stays."""
+    early = site.add("--gres=gpu:4", "-w", "n1")
+    site.run_until(runs(site, early))
+    now = site.slurm.now
+    site.slurm.reserve(Reservation("mine", now, now + 300, frozenset({"n1", "n2"}), frozenset({ME})))
+    site.slurm.reserve(Reservation("maintenance", now + 600, now + 900, frozenset({"n3"})))
+    member = site.add("--gres=gpu:4", "--reservation=mine")
+    long, short = site.add("--gres=gpu:4"), site.add("--gres=gpu:4", "--time=5")
+    last = site.add("--gres=gpu:4")
+    site.run_until(runs(site, member, long, short))
+    assert [nodes_of(site, one) for one in (early, member, long, short)] == [{"n1"}, {"n2"}, {"n4"}, {"n3"}]
+    site.run(30)
+    assert site.state(last) is JobState.PENDING
+    assert len(site.slurm.trainer(early).starts) == 1
+    late = site.add("--gres=gpu:4", "--reservation=mine")  # not behind the last, which cannot have these GPUs
+    site.slurm.cancel(early)
+    site.run_until(runs(site, late))
+    assert nodes_of(site, late) == {"n1"}
+    site.run_until(lambda: site.slurm.now > now + 310)  # the first reservation is over
+    site.slurm.cancel(late)
+    site.run_until(runs(site, last))
+    assert nodes_of(site, last) == {"n1"}
+    assert not [call for call in site.slurm.calls if call[0] == "requeue_hold"]
+
+
+def test_a_job_whose_reservation_does_not_admit_it_is_not_released(site):
+    """It waits with the reason."""
+    now = site.slurm.now
+    site.slurm.reserve(Reservation("bens", now, now + 300, frozenset({"n1"}), frozenset({"ben"})))
+    job = site.add("--gres=gpu:1", "--reservation=bens")
+    site.run(20)
+    assert ("release", job) not in site.slurm.calls
+    assert "does not admit user" in site.controller.reason(site.record(job).uid)

@@ -1,0 +1,573 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.core.model import Job, Node, Placement, Preempt, Status
+from metasched.core.policy import PolicyState
+from metasched.scheduling.engine import run_round
+from metasched.simulator.records import Settings, Submission
+from metasched.simulator.simulation import simulate
+from metasched.throughput.scaling_curve import Curve, ScalingTraining
+from policies.ares.policy import Ares, AresParameters
+from tests.unit.fluid import fluid
+from tests.unit.speeds import ByGpus, job, linear, nodes, running, snapshot
+from tests.unit.strategies import snapshots
+from tests.unit.workloads import workload
+
+HOUR = 3600.0
+FREE = Settings(round_seconds=60.0, min_round_seconds=0.0)
+WORSE = ByGpus(((1, 1.0), (2, 1.9), (4, 3.2), (8, 5.0)))  # 0.95, 0.80 and 0.625 of the speed for each GPU
+
+
+def decided(jobs, the_nodes=None, *, policy=None, state=None, **more):
+    return run_round(snapshot(jobs, the_nodes, **more), policy or Ares(), state)
+
+
+def amounts(jobs, the_nodes=None, **more):
+    return {uid: place.gpus for uid, place in decided(jobs, the_nodes, **more).targets.items()}
+
+
+def curved(uid, curve, gpus, service, *, at=0.0, high=64):
+    """A submission of so many GPU-seconds on ``gpus`` GPUs, of which speeds are known: {GPUs: steps/s}."""
+    points = tuple(sorted(curve.items()))
+    training = ScalingTraining(service / gpus * dict(points)[gpus], {"": Curve(points)})
+    return Submission(
+        Job(
+            uid=uid,
+            slurm_job_id=uid,
+            name=uid,
+            user="ann",
+            submitted=at,
+            gpus=gpus,
+            min_gpus=1,
+            max_gpus=high,
+            cpus_per_unit=0,
+        ),
+        training,
+    )
+
+
+def line_of(gpus):
+    return {n: float(n) for n in range(1, gpus + 1)}
+
+
+def seen(submissions, gpus, policy=None):
+    """What a cluster of one node does: the ends by uid, and every change of what jobs have."""
+    changes = []
+
+    def watch(view, result):
+        changes.append((view.now, {uid: place.gpus for uid, place in result.targets.items()}))
+
+    outcome = simulate(workload(*submissions), (Node("n0", "v100", gpus, 0, 0),), policy or Ares(), FREE, watch=watch)
+    kept = [change for before, change in zip([(None, None), *changes], changes, strict=False) if before[1] != change[1]]
+    return {one.uid: one.finished for one in outcome.jobs}, kept
+
+
+# -- the figures of the paper: their inputs are drawings, so these are instances that give what is printed or told
+
+
+def test_figure_1_jobs_one_by_one_end_earlier_on_average_and_none_later():
+    """Three jobs at 0 on a linear cluster: 6.6 h on average under fair sharing, 4.6 h in the order of its ends.
+
+    Of jobs of a, b and c cluster hours, a <= b <= c, the sums of ends are 5a + 3b + c and 3a + 2b + c. 20 h and 14 h,
+    which the figure prints a third of, cut after one digit, are those of 1.5, 3 and 3.5 hours.
+    """
+    hours = {"a": 1.5, "b": 3.0, "c": 3.5}
+    gpus = 4
+    jobs = [curved(uid, line_of(gpus), 1, time * gpus * HOUR, high=gpus) for uid, time in hours.items()]
+    fair = fluid([(uid, 0.0, time * gpus * HOUR, 1.0) for uid, time in hours.items()], gpus)
+    ends, _ = seen(jobs, gpus)
+    assert int(10 * sum(fair.values()) / 3 / HOUR) == 66
+    assert int(10 * sum(ends.values()) / 3 / HOUR) == 46
+    assert all(ends[uid] <= fair[uid] + 1e-6 for uid in hours)
+
+
+def test_figure_4_the_schedule_of_section_3_3():
+    """Jobs 1 and 3 do not scale beyond four of six GPUs, job 2 does; under fair sharing they end as 1, 3, 2.
+
+    Job 1 has four GPUs and job 2 two; at 2, job 3 comes and preempts job 2; at 3, job 1 ends and job 3 has four; at
+    5.5 it ends, and job 2 has all of them to its end. Nobody ends later than under fair sharing.
+    """
+    poor = {n: float(min(n, 4)) for n in range(1, 7)}
+    work = {"1": 12 * HOUR, "2": 24 * HOUR, "3": 12 * HOUR}
+    jobs = [
+        curved("1", poor, 2, work["1"], high=6),
+        curved("2", line_of(6), 2, work["2"], high=6),
+        curved("3", poor, 2, work["3"], at=2 * HOUR, high=6),
+    ]
+    fair = fluid([(one.job.uid, one.job.submitted, work[one.job.uid], 1.0) for one in jobs], 6)
+    assert sorted(fair, key=fair.get) == ["1", "3", "2"]
+    ends, changes = seen(jobs, 6)
+    assert [(at / HOUR, given) for at, given in changes] == [
+        (0.0, {"1": 4, "2": 2}),
+        (2.0, {"1": 4, "3": 2}),
+        (3.0, {"3": 4, "2": 2}),
+        (pytest.approx(5.5), {"2": 6}),
+    ]
+    assert {uid: end / HOUR for uid, end in ends.items()} == pytest.approx({"1": 3.0, "3": 5.5, "2": 8.0})
+    assert all(ends[uid] <= fair[uid] + 1e-6 for uid in work)
+
+
+# -- Theorem 1 ---------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def instances(draw, alpha):
+    """Jobs that satisfy the assumptions: each GPU keeps alpha of its speed up to all GPUs, a power of two of them.
+
+    So the first in line has them all, and none is stranded.
+    """
+    gpus = draw(st.sampled_from((1, 2, 4, 8)))
+    sizes = [n for n in (1, 2, 4, 8) if n <= gpus]
+    found = []
+    for i in range(draw(st.integers(1, 8))):
+        asked = draw(st.sampled_from(sizes))
+        beyond = [n for n in sizes if n > asked]
+        kept = sorted((draw(st.floats(alpha, 1.0)) for _ in beyond), reverse=True)
+        efficiency = dict.fromkeys(sizes, 1.0) | dict(zip(beyond, kept, strict=True))
+        curve = {n: n * efficiency[n] for n in sizes}
+        at, work = float(draw(st.integers(0, 100))), float(draw(st.integers(1, 400)))
+        found.append((curved(f"j{i}", curve, asked, work, at=at, high=gpus), work))
+    return gpus, found
+
+
+def busy_periods(spans):
+    """Lengths of the unions of spans that touch."""
+    lengths, began, until = [], None, None
+    for low, high in sorted(spans):
+        if until is None or low > until:
+            lengths += [] if until is None else [until - began]
+            began, until = low, high
+        until = max(until, high)
+    return [*lengths, until - began]
+
+
+@settings(deadline=None)
+@given(st.data(), st.sampled_from((0.55, 0.75, 0.9, 1.0)))
+def test_theorem_1_no_job_ends_later_than_under_fair_sharing_by_more_than_the_bound(data, alpha):
+    """Ends differ by at most (1/alpha - 1) x the longest busy period, for random arrivals without costs of restarts."""
+    gpus, jobs = data.draw(instances(alpha))
+    submissions = [one for one, _ in jobs]
+    ends, changes = seen(submissions, gpus, Ares(AresParameters(alpha=alpha)))
+    assert all(sum(given.values()) == gpus for _, given in changes)  # none is stranded
+    fair = fluid([(one.job.uid, one.job.submitted, work, 1.0) for one, work in jobs], gpus)
+    longest = max(busy_periods((one.job.submitted, ends[one.job.uid]) for one in submissions))
+    late = max(ends[uid] - fair[uid] for uid in ends)
+    assert late <= (1 / alpha - 1) * longest + 1e-6 * (1 + longest)
+
+
+def test_theorem_1_does_not_hold_for_a_gang_that_cannot_use_what_is_left():
+    """A job that cannot grow ends when it can, while fair sharing would have given it all GPUs."""
+    ends, _ = seen([curved("a", line_of(4), 1, 400.0, high=1)], 4, Ares(AresParameters(alpha=1.0)))
+    assert ends["a"] - fluid([("a", 0.0, 400.0, 1.0)], 4)["a"] == pytest.approx(300.0)
+
+
+# -- the line ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_fair_end_preempts():
+    """A short job that comes later takes the GPUs of a long one; one that is longer still does not."""
+    long = job("long", 4, left=1000, speed=linear(1.0))
+    first = decided([long])
+    jobs = [running(long, "v100-0"), job("short", 4, left=10, speed=linear(1.0), submitted=10.0)]
+    assert decided(jobs, now=10.0, state=first.state).targets.keys() == {"short"}
+    jobs = [running(long, "v100-0"), job("longer", 4, left=2000, speed=linear(1.0), submitted=10.0)]
+    assert decided(jobs, now=10.0, state=first.state).targets.keys() == {"long"}
+
+
+def test_an_early_long_job_goes_before_a_late_short_one():
+    """No starvation: with time, its fair end is before that of any that comes new."""
+    long, short = job("long", 4, left=1000, speed=linear(1.0)), job("short", 4, left=600, speed=linear(1.0))
+    first = decided([long])
+    state = decided([running(long, "v100-0")], now=500.0, state=first.state).state
+    jobs = [running(long, "v100-0"), replace(short, submitted=500.0)]
+    assert decided(jobs, now=500.0, state=state).targets.keys() == {"long"}
+
+
+def test_virtual_finish_times_are_fixed_at_arrival():
+    """Neither progress nor other jobs nor another speed change them."""
+    one = job("a", 2, left=100, speed=linear(1.0))
+    first = decided([one])
+    progressed = running(replace(one, progress_steps=50.0, speed=linear(3.0)), "v100-0")
+    second = decided([progressed, job("b", 1, left=5, speed=linear(1.0), submitted=9.0)], now=9.0, state=first.state)
+    assert second.state.data["finish"]["a"] == first.state.data["finish"]["a"] == 100
+
+
+def test_a_job_comes_to_the_reference_system_when_it_was_submitted():
+    """However late it is first seen."""
+    first = decided([job("a", 2, left=1000, speed=linear(1.0))])
+    late = [job("a", 2, left=1000, speed=linear(1.0)), job("b", 2, left=1000, speed=linear(1.0), submitted=10.0)]
+    assert decided(late, now=60.0, state=first.state).state.data["finish"]["b"] == 10 * 4 + 1000
+
+
+def test_a_heavier_job_goes_first():
+    """Of two alike, the one with the larger weight ends first under fair sharing."""
+    light = job("a", 4, left=100, speed=linear(1.0), weight=0.5)
+    assert decided([light, job("b", 4, left=100, speed=linear(1.0))]).targets.keys() == {"b"}
+
+
+# -- scaling control ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("alpha", "gpus"), [(1.0, 1), (0.9, 2), (0.8, 4), (0.75, 4), (0.625, 8)])
+def test_gpus_are_doubled_while_they_stay_efficient(alpha, gpus):
+    """Halting where the speed for each GPU, beside that on those it asked for, falls below alpha."""
+    one = job("a", 1, high=8, left=100, speed=WORSE)
+    assert amounts([one], nodes(1, 8), policy=Ares(AresParameters(alpha=alpha))) == {"a": gpus}
+
+
+def test_efficiency_is_relative_to_what_was_asked_for():
+    """A job that asked for two has an efficiency of 1 there."""
+    assert amounts([job("a", 2, 1, 8, left=100, speed=WORSE)], nodes(1, 8)) == {"a": 4}
+
+
+def test_without_a_profile_nothing_is_doubled():
+    """A job has what it asked for where no speed is known, or none of the next size."""
+    blind = job("a", 2, 1, 8, expected_service=100.0)
+    assert amounts([blind], nodes(1, 8)) == {"a": 2}
+    half = job("a", 2, 1, 8, left=100, speed=ByGpus(((2, 2.0),)))
+    assert amounts([half], nodes(1, 8)) == {"a": 2}
+
+
+def leaving(leftovers):
+    return Ares(AresParameters(leftovers=leftovers))
+
+
+def known_at(*gpus):
+    """A speed that is proportional to the GPUs, and known on so many only."""
+    return ByGpus(tuple((n, float(n)) for n in gpus))
+
+
+def test_what_nobody_can_use_goes_to_who_learns_there_how_fast_it_is():
+    """Twice the GPUs, and when that is known, twice those, as long as scaling control allows what is known."""
+    for known, gpus in ((1,), 2), ((1, 2), 4), ((1, 2, 4), 8), ((1, 2, 4, 8), 8):
+        one = job("a", 1, high=8, left=100, speed=known_at(*known), learns_speed=True)
+        assert amounts([one], nodes(1, 8)) == {"a": gpus}
+    poor = ByGpus(((1, 1.0), (2, 1.1)))
+    assert amounts([job("a", 1, high=8, left=100, speed=poor, learns_speed=True)], nodes(1, 8)) == {"a": 1}
+    result = decided([job("a", 1, high=8, left=100, speed=known_at(1), learns_speed=True)], nodes(1, 8))
+    assert "to learn how fast it is" in result.reasons["a"]
+
+
+def test_a_job_that_is_tried_at_smaller_sizes_begins_on_all_that_is_left():
+    """Its trials tell the rest, its demand as well; but nothing can tell that of one without a total."""
+    nothing = {"speed": ByGpus(()), "learns_speed": True}
+    assert amounts([job("a", 1, high=8, left=100, profiled=True, **nothing)], nodes(1, 8)) == {"a": 8}
+    assert amounts([job("a", 1, high=8, expected_service=9.0, profiled=True, **nothing)], nodes(1, 7)) == {"a": 4}
+    assert amounts([job("a", 1, high=8, profiled=True, **nothing)], nodes(1, 8)) == {"a": 1}
+    assert amounts([job("a", 1, high=8, left=100, **nothing)], nodes(1, 8)) == {"a": 1}
+    slow = ByGpus(((1, 1.0), (4, 0.5)))
+    assert amounts([job("a", 1, high=8, left=9, speed=slow, learns_speed=True, profiled=True)], nodes(1, 8)) == {"a": 2}
+
+
+def test_nobody_has_less_for_what_another_one_learns():
+    """All are served before, and the earlier in line learns first."""
+    jobs = [job(uid, 1, high=4, left=left, speed=known_at(1), learns_speed=True) for uid, left in (("a", 1), ("b", 9))]
+    assert amounts(jobs, nodes(1, 2)) == {"a": 1, "b": 1}
+    assert amounts(jobs, nodes(1, 3)) == {"a": 2, "b": 1}
+    assert amounts([*jobs, job("u", 2)], nodes(1, 4)) == {"a": 1, "b": 1, "u": 2}
+
+
+def test_a_job_that_could_not_go_back_learns_nothing():
+    """One that is never preempted would keep those GPUs; and it can be switched off."""
+    facts = {"high": 4, "left": 100, "speed": known_at(1), "learns_speed": True}
+    assert amounts([job("a", 1, preempt=Preempt.NO, **facts)]) == {"a": 1}
+    assert amounts([job("a", 1, **facts)], policy=Ares(AresParameters(explore=False))) == {"a": 1}
+
+
+def test_what_is_left_goes_to_amounts_between_doublings():
+    """In line, as far as scaling control allows; or stays idle, if so configured."""
+    jobs = [job("a", 4, high=8, left=10, speed=linear(1.0)), job("b", 1, high=1, left=90, speed=linear(1.0))]
+    assert amounts(jobs, nodes(1, 7)) == {"a": 6, "b": 1}
+    assert amounts(jobs, nodes(1, 7), policy=leaving("none")) == {"a": 4, "b": 1}
+
+
+def test_what_is_left_then_goes_where_it_helps_at_all_if_so_configured():
+    """Beyond scaling control, in line, as long as a job becomes faster."""
+    jobs = [job("a", 1, high=8, left=10, speed=WORSE), job("b", 1, high=1, left=90, speed=linear(1.0))]
+    assert amounts(jobs, nodes(1, 16)) == {"a": 4, "b": 1}
+    assert amounts(jobs, nodes(1, 16), policy=leaving("faster")) == {"a": 8, "b": 1}
+    flat = ByGpus(((1, 1.0), (2, 1.2), (4, 1.2), (8, 9.0)))
+    assert amounts([job("a", 1, high=8, left=10, speed=flat)], nodes(1, 16), policy=leaving("faster")) == {"a": 2}
+
+
+def test_a_job_has_less_than_it_asked_for_where_no_more_is_left():
+    """Halves of it, down to its least; a gang that cannot waits."""
+    first = job("a", 2, left=1, speed=linear(1.0))
+    assert amounts([first, job("b", 4, 1, 4, left=90, speed=linear(1.0))]) == {"a": 2, "b": 2}
+    assert amounts([first, job("b", 4, left=90, speed=linear(1.0))]) == {"a": 2}
+
+
+def test_jobs_grow_by_amounts_that_nodes_hold():
+    """Beyond a node, by whole nodes."""
+    assert amounts([job("a", 2, high=64, left=9, speed=linear(1.0))], nodes(3)) == {"a": 12}
+
+
+# -- types, nodes, and what cannot be moved ----------------------------------------------------------------------------
+
+
+TWO = (*nodes(1, 4), *nodes(1, 4, "a100"))
+
+
+def typed(slow, fast):
+    """Speeds by type."""
+
+    class Typed:
+        def steps_per_second(self, gpu_type, spread):
+            return sum(spread) * {"v100": slow, "a100": fast}[gpu_type]
+
+        def steps_per_second_with(self, other, gpu_type, spread):
+            return None
+
+    return Typed()
+
+
+def test_the_first_in_line_chooses_its_type():
+    """The fastest; the next one has the other."""
+    jobs = [job(uid, 4, left=left, speed=typed(1.0, 3.0)) for uid, left in (("a", 90), ("b", 10))]
+    targets = decided(jobs, TWO).targets
+    assert {uid: place.gpu_type for uid, place in targets.items()} == {"a": "v100", "b": "a100"}
+
+
+def test_among_equals_a_job_stays_on_its_type():
+    """Though the other's name comes first."""
+    one = running(job("a", 2, left=90, speed=typed(1.0, 1.0)), "v100-0")
+    assert decided([one], TWO).targets["a"].gpu_type == "v100"
+
+
+def test_demand_counts_in_gpus_of_average_power():
+    """Section 3.5: 4 GPUs of speed 1 and 4 of speed 3 are 8 of speed 2."""
+    state = decided([job("a", 2, left=800, speed=typed(1.0, 3.0))], TWO).state
+    assert state.data["finish"]["a"] == pytest.approx(2 * 800 / (2 * 2))
+
+
+def test_a_job_does_not_go_where_it_cannot_run():
+    """A speed of 0 on a type is known."""
+    jobs = [job("a", 4, left=9, speed=typed(1.0, 0.0)), job("b", 4, left=90, speed=typed(1.0, 0.0))]
+    result = decided(jobs, TWO)
+    assert {uid: place.gpu_type for uid, place in result.targets.items()} == {"a": "v100"}
+
+
+def test_what_cannot_be_preempted_keeps_its_gpus():
+    """It neither grows nor leaves, whoever comes."""
+    kept = running(job("f", 2, 1, 4, left=1e9, speed=linear(1.0), preempt=Preempt.NO), "v100-0")
+    assert amounts([kept, job("a", 1, 1, 4, left=10, speed=linear(1.0), submitted=1.0)]) == {"f": 2, "a": 2}
+
+
+def test_a_job_on_a_node_that_is_drained_keeps_it():
+    """There is nothing else for it."""
+    drained = (replace(nodes(1, 4)[0], accepts=False),)
+    for one in (job("a", 2, left=90, speed=linear(1.0)), job("a", 2)):
+        assert amounts([running(one, "v100-0")], drained) == {"a": 2}
+
+
+def test_a_job_without_gpus_goes_on_where_nothing_may_start():
+    """As one with GPUs does; another one has no place there."""
+    cpu = job("c", 0, nodes=1).evolve(status=Status.RUNNING, placement=Placement(("v100-0",), 0, None), run=1)
+    result = decided([cpu, job("d", 0, nodes=1, submitted=1.0)], (replace(nodes(1, 4)[0], accepts=False),))
+    assert result.targets == {"c": cpu.placement}
+
+
+def test_jobs_without_gpus_have_the_cpus_that_are_left():
+    """By submission; they take no part in the line."""
+    jobs = [job(f"c{i}", 0, cpus_per_unit=40, submitted=float(i)) for i in range(2)]
+    result = decided([*jobs, job("a", 2, left=1, speed=linear(1.0))], nodes(1, 4))
+    assert set(result.targets) == {"a", "c0"}
+    assert "CPUs" in result.reasons["c1"]
+
+
+def test_a_job_that_no_node_could_hold_says_so():
+    """It waits, and holds nobody back."""
+    result = decided([job("big", 16, left=1, speed=linear(1.0)), job("a", 4, left=9, speed=linear(1.0))])
+    assert result.targets.keys() == {"a"}
+    assert "even empty" in result.reasons["big"]
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_of_unknown_demand_have_their_part_of_the_gpus():
+    """Half of the jobs have half of the GPUs, though the known ones could use more."""
+    known = [job(f"k{i}", 1, high=8, left=10, speed=linear(1.0)) for i in range(2)]
+    given_to = amounts([*known, job("u0", 8, 1, 8), job("u1", 8, 1, 8)], nodes(1, 8))
+    assert sum(given_to.get(uid, 0) for uid in ("u0", "u1")) == 4
+    assert sum(given_to.values()) == 8
+
+
+def test_what_the_pool_does_not_use_others_have():
+    """And the other way round."""
+    jobs = [job("k", 1, high=8, left=10, speed=linear(1.0)), job("u", 2)]
+    assert amounts(jobs, nodes(1, 8)) == {"k": 6, "u": 2}
+    assert amounts([job("k", 1, left=10, speed=linear(1.0)), job("u", 7, 1, 7)], nodes(1, 8)) == {"k": 1, "u": 7}
+    assert amounts([job("u", 7, 1, 7)], nodes(1, 8)) == {"u": 7}
+
+
+def run_rounds(gpus, jobs, rounds, seconds=600.0):
+    """GPU-seconds that each job has in so many rounds without costs; nobody ends."""
+    had = dict.fromkeys((one.uid for one in jobs), 0.0)
+    state = None
+    for number in range(rounds):
+        now = number * seconds
+        result = run_round(snapshot(jobs, nodes(1, gpus), now=now), Ares(), state)
+        state = PolicyState(result.state.version, json.loads(json.dumps(dict(result.state.data))))
+        for uid, place in result.targets.items():
+            had[uid] += place.gpus * seconds
+        jobs = [
+            replace(
+                one,
+                status=Status.RUNNING if one.uid in result.targets else Status.HELD,
+                placement=result.targets.get(one.uid),
+                run_started=now if one.placement is None else one.run_started,
+                attained={"v100": had[one.uid]},
+            )
+            for one in jobs
+        ]
+    return had
+
+
+@pytest.mark.parametrize("known", [0, 1, 3])
+def test_gangs_of_unknown_demand_take_turns_and_have_equal_service(known):
+    """Wide or narrow; and where others can use what they leave, as much as under fair sharing."""
+    jobs = [job("u0", 4), job("u1", 4), job("u2", 2)]
+    jobs += [job(f"k{i}", 1, high=4, left=1e12, speed=linear(1.0)) for i in range(known)]
+    had = run_rounds(4, jobs, 600)
+    unknown = [had[uid] for uid in ("u0", "u1", "u2")]
+    assert max(unknown) <= 1.1 * min(unknown)
+    if known:
+        assert unknown == pytest.approx([600 * 600.0 * 4 / len(jobs)] * 3, rel=0.1)
+
+
+def test_a_pinned_job_of_unknown_demand_does_not_keep_the_others_from_their_turns():
+    """Though it has more than the pool has."""
+    pinned = running(job("p", 4, preempt=Preempt.NO), "v100-0")
+    known = [job(f"k{i}", 4, left=1e9, speed=linear(1.0), submitted=2.0) for i in range(6)]
+    assert amounts([pinned, job("u", 4, submitted=1.0), *known], nodes(1, 8)) == {"p": 4, "u": 4}
+
+
+def test_a_narrow_job_of_unknown_demand_does_not_keep_a_gang_waiting():
+    """It can never use its fair part, so it is always owed something; the gang has its turns all the same."""
+    had = run_rounds(4, [job("narrow", 1), job("gang", 4, submitted=1.0)], 600)
+    assert min(had.values()) > 0.9 * max(had.values())
+
+
+def test_a_job_whose_speed_becomes_known_joins_the_line_where_it_would_be_had_it_been_known():
+    """Its place is by its arrival and all of its work; one that would have ended by now takes no part any more."""
+    unknown, other = job("a", 2, left=100), job("k", 2, left=1e6, speed=linear(1.0))
+    first = decided([unknown, other])
+    assert first.state.data["since"].keys() == {"a"}
+    measured = running(unknown.evolve(progress_steps=40.0, steps_per_second=2.0, attained={"v100": 40.0}), "v100-0")
+    for now, takes_part in ((20.0, {"a", "k"}), (200.0, {"k"})):
+        data = decided([measured, other], now=now, state=first.state).state.data
+        assert data["finish"]["a"] == pytest.approx(40 + 60)
+        assert not data["since"]
+        assert {uid for _, uid, _ in data["gps"]["active"]} == takes_part
+        assert data["gps"]["virtual"] == now * 4 / 2
+
+
+def test_demand_may_be_expected_by_the_history_of_others():
+    """A job of expected service is in line; once it has had twice that, it is one of unknown demand."""
+    one = job("a", 2, expected_service=100.0)
+    first = decided([one])
+    assert first.state.data["finish"] == {"a": 100}
+    going = running(replace(one, attained={"v100": 150.0}), "v100-0")
+    assert decided([going], now=75.0, state=first.state).state.data["finish"].keys() == {"a"}
+    over = running(replace(one, attained={"v100": 200.0}), "v100-0")
+    data = decided([over], now=20.0, state=first.state).state.data
+    assert data["since"].keys() == {"a"}
+    assert (data["gps"]["weight"], data["gps"]["others"], data["gps"]["active"]) == (0.0, 1.0, [])
+
+
+# -- state, and any snapshot -------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_ended_goes_on_in_the_reference_system():
+    """Its virtual finish time slows the others down there, as if it were still there."""
+    jobs = [job("a", 4, left=10, speed=linear(1.0)), job("b", 4, left=1000, speed=linear(1.0))]
+    first = decided(jobs)
+    second = decided([jobs[1]], now=10.0, state=first.state)
+    assert second.state.data["gps"]["virtual"] == pytest.approx(10 + (10.0 - 5.0) * 4 - 0.0)
+    assert second.state.data["finish"].keys() == {"b"}
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["cancelled", "blocked and back"])
+def test_a_job_that_goes_with_much_to_do_leaves_the_reference_system(left):
+    """It slows nobody down there any more; one that comes back is there once."""
+    long, other = job("a", 1, left=1e9, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))
+    state = decided([long, other]).state
+    for now in (10.0, 20.0, 30.0):
+        state = decided([other], now=now, state=state).state
+        before = state.data["gps"]
+        assert [uid for _, uid, _ in before["active"]] == ["b"]
+        if not left:
+            state = decided([long, other], now=now, state=state).state
+            assert sorted(uid for _, uid, _ in state.data["gps"]["active"]) == ["a", "b"]
+            assert state.data["gps"]["weight"] == 2.0
+    assert before["virtual"] == pytest.approx(30 * 4)
+
+
+def test_a_job_that_a_state_of_old_knows_leaves_the_reference_system():
+    """Such a state does not say what jobs had to do."""
+    long, other = job("a", 1, left=1e9, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))
+    state = decided([long, other]).state
+    old = PolicyState(state.version, {name: data for name, data in state.data.items() if name != "rest"})
+    state = decided([long, other], now=10.0, state=old).state
+    state = decided([other], now=20.0, state=state).state
+    assert [uid for _, uid, _ in state.data["gps"]["active"]] == ["b"]
+
+
+@pytest.mark.parametrize(("had", "stays"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
+def test_a_job_that_reports_no_progress_has_less_to_do_by_what_it_has_had(had, stays):
+    """It declared its total, and has ended here once that time is over."""
+    silent = job("a", 1, total_steps=1e5, speed=linear(1.0))
+    state = decided([silent]).state
+    state = decided([silent.evolve(attained={"v100": had})], now=10.0, state=state).state
+    state = decided([], now=20.0, state=state).state
+    assert [uid for _, uid, _ in state.data["gps"]["active"]] == stays
+
+
+def test_a_job_that_comes_back_with_little_to_do_is_there_once():
+    """It was taken to have ended, and enters anew."""
+    jobs = [job("a", 1, left=100, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))]
+    away = decided(jobs[1:], now=10.0, state=decided(jobs).state).state
+    assert away.data["gps"]["weight"] == 2.0
+    back = decided(jobs, now=20.0, state=away).state.data
+    assert back["gps"]["weight"] == 2.0
+    assert back["finish"]["a"] == away.data["gps"]["virtual"] + 100
+
+
+@pytest.mark.parametrize("data", [{"gps": 3}, {"gps": {}, "finish": {}, "since": {}}, {"finish": {}}])
+def test_a_state_of_something_else_is_begun_anew(data):
+    """Neither another version nor another layout stops it."""
+    for version in (1, 99):
+        assert decided([job("a", 1, left=1, speed=linear(1.0))], state=PolicyState(version, data)).targets
+
+
+@settings(deadline=None)
+@given(snapshots(blocked=True, free=True), st.sampled_from(("none", "efficient", "faster")), st.data())
+def test_it_keeps_the_contract_in_any_situation_and_is_pure(view, leftovers, data):
+    """Whatever jobs and nodes look like, twice; its state is JSON, and is not changed by a later look."""
+    if data.draw(st.booleans()):
+        speeds, trials = st.sampled_from((ByGpus(()), known_at(1), WORSE)), data.draw(st.booleans())
+        jobs = tuple(one.evolve(speed=data.draw(speeds), learns_speed=True, profiled=trials) for one in view.jobs)
+        view = replace(view, jobs=jobs)
+    policy = Ares(AresParameters(leftovers=leftovers))
+    first = run_round(view, policy, None)
+    text = json.dumps(dict(first.state.data))
+    again = run_round(view, policy, None)
+    assert (again.decision, again.targets) == (first.decision, first.targets)
+    later = replace(view, now=view.now + 60.0, round=view.round + 1)
+    run_round(later, policy, PolicyState(first.state.version, json.loads(text)))
+    run_round(later, policy, first.state)
+    assert json.dumps(dict(first.state.data)) == text
+
+
+def test_a_job_has_fewer_gpus_rather_than_the_same_further_apart():
+    """One that cannot have fewer takes what there is."""
+    pinned = [running(job(f"p{i}", 2, left=1e6, speed=linear(1.0), preempt=Preempt.NO), f"v100-{i}") for i in range(2)]
+    assert amounts([*pinned, job("a", 4, 1, 4, left=9, speed=linear(1.0))], nodes(2))["a"] == 2
+    assert amounts([*pinned, job("a", 4, left=9, speed=linear(1.0))], nodes(2))["a"] == 4

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.ares.reference_system import Gps
+from tests.unit.fluid import fluid
+
+ARRIVALS = st.lists(
+    st.tuples(st.integers(0, 200), st.integers(1, 500), st.sampled_from((0.25, 0.5, 1.0))), min_size=1, max_size=15
+)
+
+
+def jobs_of(drawn):
+    return [(f"j{i:02}", float(at), float(work), weight) for i, (at, work, weight) in enumerate(sorted(drawn))]
+
+
+def ends_of(jobs, gpus, looks=()):
+    """When jobs end in the reference system, which is looked at in between."""
+    gps = Gps(gpus, 0.0)
+    ends = {}
+    for at, uid, work, weight in sorted(
+        [(at, uid, work, w) for uid, at, work, w in jobs] + [(t, *"---") for t in looks]
+    ):
+        ends |= dict(gps.advance(at))
+        if uid != "-":
+            gps.arrive(uid, work, weight)
+    return ends | dict(gps.advance(math.inf))
+
+
+@given(ARRIVALS, st.integers(1, 64))
+def test_jobs_end_when_they_would_under_processor_sharing(drawn, gpus):
+    """In virtual time as job by job, for any arrivals, works and weights."""
+    jobs = jobs_of(drawn)
+    assert ends_of(jobs, gpus) == pytest.approx(fluid(jobs, gpus))
+
+
+@given(ARRIVALS, st.integers(1, 8), st.lists(st.integers(0, 300), max_size=20))
+def test_looking_changes_nothing(drawn, gpus, looks):
+    """Ends are the same however often time is advanced."""
+    jobs = jobs_of(drawn)
+    assert ends_of(jobs, gpus, map(float, looks)) == pytest.approx(ends_of(jobs, gpus))
+
+
+@given(ARRIVALS, st.integers(1, 8))
+def test_virtual_time_never_goes_back_and_finish_times_tell_the_order_of_ends(drawn, gpus):
+    """Fixed at arrival, they order the ends of all that ever come."""
+    gps = Gps(gpus, 0.0)
+    finish, ended, before = {}, [], 0.0
+    for uid, at, work, weight in jobs_of(drawn):
+        ended += gps.advance(at)
+        assert gps.virtual >= before
+        before = gps.virtual
+        finish[uid] = gps.arrive(uid, work, weight)
+        assert finish[uid] >= gps.virtual
+    ended += gps.advance(math.inf)
+    order = [finish[uid] for uid, _ in ended]
+    assert order == sorted(order)
+    assert len(ended) == len(finish)
+    assert gps.weight == 0
+
+
+def test_virtual_time_is_the_service_of_one_job():
+    """It grows by M/N: Equation 2."""
+    gps = Gps(8, 0.0)
+    gps.advance(5.0)
+    assert gps.virtual == 0  # nobody is there
+    gps.arrive("a", 1000.0)
+    gps.advance(15.0)
+    assert gps.virtual == 80
+    gps.arrive("b", 1000.0)
+    gps.advance(25.0)
+    assert gps.virtual == 120
+
+
+def test_finish_time_is_virtual_time_at_arrival_and_work():
+    """Equation 3; by weight, work counts so many times."""
+    gps = Gps(4, 0.0)
+    assert gps.arrive("a", 100.0) == 100
+    gps.advance(10.0)
+    assert gps.arrive("b", 100.0, weight=0.5) == 40 + 200
+
+
+def test_jobs_whose_end_is_not_known_have_their_part():
+    """One of them halves the share of a known one."""
+    gps = Gps(4, 0.0)
+    gps.others = 1.0
+    gps.arrive("a", 100.0)
+    assert gps.advance(math.inf) == [("a", 50.0)]
+
+
+def test_without_gpus_time_passes_and_virtual_time_does_not():
+    """A cluster that is down serves nobody."""
+    gps = Gps(0, 0.0)
+    gps.arrive("a", 10.0)
+    assert gps.advance(100.0) == []
+    assert (gps.now, gps.virtual) == (100.0, 0.0)
+    gps.gpus = 1
+    assert gps.advance(200.0) == [("a", 110.0)]
+
+
+@given(ARRIVALS, st.integers(1, 8), st.integers(0, 14))
+def test_it_goes_on_after_json(drawn, gpus, cut):
+    """What is stored and read again ends as if nothing had been."""
+    jobs = jobs_of(drawn)
+    gps = Gps(gpus, 0.0)
+    ends = {}
+    for i, (uid, at, work, weight) in enumerate(jobs):
+        if i == cut:
+            gps = Gps.of(json.loads(json.dumps(gps.data())))
+        ends |= dict(gps.advance(at))
+        gps.arrive(uid, work, weight)
+    assert ends | dict(gps.advance(math.inf)) == ends_of(jobs, gpus)
+
+
+class Counted(float):
+    """A number that counts how often it is compared."""
+
+    count = 0
+
+    def __lt__(self, other):
+        Counted.count += 1
+        return float(self) < float(other)
+
+    __hash__ = float.__hash__
+
+    def __eq__(self, other):
+        return float(self) == float(other)
+
+
+class CountedWork(float):
+    """Work from which counted finish times come."""
+
+    def __truediv__(self, other):
+        return CountedWork(float(self) / other)
+
+    def __radd__(self, other):
+        return Counted(other + float(self))
+
+
+@pytest.mark.parametrize("active", [2**6, 2**10, 2**14])
+def test_an_event_costs_the_logarithm_of_the_active_jobs(active):
+    """Comparisons in the heap for an arrival and for an end: a small multiple of log2 n, whatever n."""
+    chance = random.Random(active)  # noqa: S311  no secret
+    gps = Gps(1, 0.0)
+    for i in range(active):
+        gps.arrive(f"{i}", CountedWork(chance.uniform(1e6, 2e6)))
+    Counted.count = 0
+    for i in range(100):
+        gps.arrive(f"new{i}", CountedWork(chance.uniform(0, 3e6)))
+    arrivals = Counted.count / 100
+    Counted.count = 0
+    ended = 0
+    while ended < 100:
+        ended += len(gps.advance(gps.next_end))
+    ends = Counted.count / ended
+    assert 0 < arrivals <= math.log2(active) + 2
+    assert 0 < ends <= 2 * math.log2(active) + 4

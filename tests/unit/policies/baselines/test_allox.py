@@ -1,0 +1,117 @@
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.core.model import Snapshot
+from metasched.scheduling.engine import run_round
+from policies.baselines.allox import IMPOSSIBLE, AlloX, AlloXParameters, match
+from tests.unit.gavel_tables import cluster, known_job, small_table
+from tests.unit.rounds import ROUND, Rounds
+from tests.unit.strategies import snapshots
+
+TABLE = small_table()
+
+
+def started(policy, jobs, nodes):
+    """Who has all of the time, and on which type."""
+    result = run_round(Snapshot(0.0, 1, ROUND, nodes, tuple(jobs)), policy, None)
+    return {"+".join(who): max(share, key=share.get) for who, share in result.state.data["ledger"]["shares"]}
+
+
+def known(uid, steps, model="quick", gpus=1, **more):
+    """A job of known length."""
+    return known_job(uid, model, gpus, table=TABLE, total_steps=steps, **more)
+
+
+def cost(seconds, widths, positions):
+    """What the matching minimises."""
+    return sum(seconds[i, j] * (1 + (k - 1) * widths[i]) for i, (j, k) in enumerate(positions))
+
+
+def test_the_shortest_job_starts_first():
+    """On one GPU the least sum of completion times is shortest first."""
+    jobs = [known("a", 3000), known("b", 1000), known("c", 2000)]
+    assert started(AlloX(), jobs, cluster(v100=1)) == {"b": "v100"}
+
+
+def test_jobs_start_where_their_order_costs_least():
+    """`quick` loses ten times its speed on a K80, `steady` half of it: so they get a GPU each."""
+    jobs = [known("q", 1000), known("s", 400, "steady")]
+    assert started(AlloX(), jobs, cluster(v100=1, k80=1)) == {"q": "v100", "s": "k80"}
+
+
+def test_who_has_started_goes_on():
+    """A shorter job that comes later waits for the end of the running one."""
+    jobs = {0: [known("a", 10**6)], 1: [known("b", 10)]}
+    rounds = Rounds(AlloX(), cluster(v100=1), jobs).run(4)
+    assert [set(targets) for targets in rounds.history] == [{"a"}] * 4
+
+
+def test_only_the_first_to_come_are_matched_with_a_small_alpha():
+    """So long jobs do not starve: of four on one GPU, the first half is looked at."""
+    jobs = [
+        known(uid, steps, submitted=at) for at, (uid, steps) in enumerate(zip("abcd", (900, 800, 20, 10), strict=True))
+    ]
+    assert started(AlloX(AlloXParameters(alpha=0.5)), jobs, cluster(v100=1)) == {"b": "v100"}
+    assert started(AlloX(), jobs, cluster(v100=1)) == {"d": "v100"}
+
+
+def test_a_gang_starts_whole_and_is_not_overtaken():
+    """It is the first by work; the one behind it does not take a GPU that it waits for."""
+    jobs = [known("a", 16, gpus=2), known("b", 10_000), known("c", 10_000, "steady")]
+    assert started(AlloX(), jobs, cluster(v100=2)) == {"a": "v100"}
+
+
+def test_a_job_of_unknown_length_counts_as_an_average_one():
+    """It comes between a short and a long one."""
+    jobs = [known("long", 5000), known_job("unknown"), known("short", 10)]
+    assert list(started(AlloX(), jobs, cluster(v100=2))) == ["unknown", "short"]
+
+
+def test_the_reason_says_what_it_has():
+    """In words."""
+    jobs = (known("a", 10), known("b", 100))
+    result = run_round(Snapshot(0.0, 1, ROUND, cluster(v100=1), jobs), AlloX(), None)
+    assert "100% of v100" in result.reasons["a"]
+    assert "not its turn" in result.reasons["b"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_the_matching_is_the_cheapest(data):
+    """No assignment of jobs to positions has a lower sum, and no position has more jobs than there are machines."""
+    machines = data.draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))
+    jobs = data.draw(st.integers(1, 3))
+    second = st.integers(1, 50).map(float) | st.just(IMPOSSIBLE)
+    seconds = np.array(data.draw(st.lists(st.lists(second, min_size=len(machines), max_size=len(machines)),
+                                          min_size=jobs, max_size=jobs)))  # fmt: skip
+    widths = np.array(data.draw(st.lists(st.sampled_from((0.5, 1.0, 2.0)), min_size=jobs, max_size=jobs)))
+    found = match(seconds, widths, machines)
+    assert all(sum(1 for other in found if other == one) <= machines[one[0]] for one in found)
+    slots = [(j, k) for j, count in enumerate(machines) for k in range(1, jobs + 1) for _ in range(count)]
+    least = min(cost(seconds, widths, positions) for positions in itertools.permutations(slots, jobs))
+    assert cost(seconds, widths, found) == pytest.approx(least)
+
+
+def test_as_published_a_gang_takes_one_machine_and_a_part_of_the_time():
+    """Four jobs on four GPUs start at once, whatever their width; a gang of two has half of the time."""
+    jobs = [known("a", 100, gpus=2), *(known(uid, 100) for uid in "bcd")]
+    result = run_round(
+        Snapshot(0.0, 1, ROUND, cluster(v100=4), tuple(jobs)), AlloX(AlloXParameters(as_published=True)), None
+    )
+    found = {who[0]: share["v100"] for who, share in result.state.data["ledger"]["shares"]}
+    assert found == {"a": 0.5, "b": 1.0, "c": 1.0, "d": 1.0}
+
+
+@settings(deadline=None, max_examples=40)
+@given(snapshots(), st.booleans())
+def test_any_cluster_and_queue_gets_a_valid_decision_twice(view, as_published):
+    """The engine finds no fault with it, the state is JSON, and the same input gives the same answer."""
+    policy = AlloX(AlloXParameters(as_published=as_published))
+    first = run_round(view, policy, None)
+    assert json.loads(json.dumps(dict(first.state.data))) == first.state.data
+    assert run_round(view, policy, first.state) == run_round(view, policy, first.state)

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.scheduling.engine import run_round
+from policies.baselines.fifo import Fifo, FifoParameters
+from policies.baselines.gpu_allocator import ordinal
+from tests.unit.rounds import ROUND, Rounds
+
+
+def nodes(count=1, **more):
+    return tuple(Node(f"n{i}", "v100", 4, 16, 64, **more) for i in range(count))
+
+
+def job(uid, gpus=1, low=None, high=None, submitted=0.0, **more):
+    low, high = low if low is not None else gpus, high if high is not None else gpus
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=submitted,
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=high,
+        **more,
+    )
+
+
+def running(uid, gpus=1, where="n0", **more):
+    return job(uid, gpus, status=Status.RUNNING, placement=Placement((where,), gpus, "v100"), **more)
+
+
+def decide(jobs, cluster=None, **parameters):
+    jobs = sorted(jobs, key=lambda job: (job.submitted, job.uid))
+    shot = Snapshot(100.0, 1, ROUND, cluster or nodes(), tuple(jobs))
+    return run_round(shot, Fifo(FifoParameters(**parameters)), None)
+
+
+def amounts(result):
+    return {uid: place.gpus for uid, place in result.targets.items()}
+
+
+def test_jobs_are_served_in_the_order_of_their_first_submission():
+    """Whoever came first runs, whatever its uid."""
+    result = decide([job("a", 4, submitted=2.0), job("b", 4, submitted=1.0)])
+    assert amounts(result) == {"b": 4}
+    assert result.reasons["b"] == "1st of 2 in line"
+    assert result.reasons["a"] == "2nd of 2 in line; waits for 4 GPUs, 0 are free"
+
+
+def test_nobody_overtakes_the_head_of_the_line():
+    """A job that does not fit keeps the GPUs that it waits for from later ones, and they are told behind whom."""
+    result = decide([running("r", 2), job("big", 4, submitted=1.0), job("small", submitted=2.0)])
+    assert amounts(result) == {"r": 2}
+    assert result.reasons["small"] == "3rd of 3 in line; waits behind job big, which needs the same resources"
+
+
+def test_cpus_that_are_gone_keep_gpu_jobs_waiting():
+    """A GPU job needs its CPUs too, so it waits in line like any other when they are taken."""
+    result = decide([job("a", 0, cpus_per_unit=14), job("b", 1, submitted=1.0, cpus_per_unit=4)])
+    assert set(result.targets) == {"a"}
+    assert result.reasons["b"] == "2nd of 2 in line; waits for 1 GPU, 4 are free, with 2 of 4 CPUs"
+
+
+def test_with_backfill_later_jobs_use_what_the_head_cannot():
+    """They overtake it where it does not fit."""
+    result = decide([running("r", 2), job("big", 4, submitted=1.0), job("small", submitted=2.0)], backfill=True)
+    assert amounts(result) == {"r": 2, "small": 1}
+    assert result.reasons["big"] == "2nd of 3 in line; needs 4 GPUs of type v100; 1 is free"
+
+
+def test_the_head_holds_back_only_those_that_need_the_same():
+    """A job for another GPU type, or without GPUs, passes a head that waits for v100."""
+    cluster = (*nodes(), Node("a0", "a100", 4, 16, 64))
+    head = [running("r", 2), job("big", 4, submitted=1.0, gpu_types=("v100",))]
+    result = decide([*head, job("a", submitted=2.0, gpu_types=("a100",)), job("c", 0, submitted=2.0)], cluster)
+    assert amounts(result) == {"r": 2, "a": 1, "c": 0}
+
+
+def test_a_job_that_can_never_run_holds_nobody_back():
+    """It is told that the cluster lacks what it asks for."""
+    result = decide([job("huge", 64), job("small", submitted=1.0)])
+    assert amounts(result) == {"small": 1}
+    assert (
+        result.reasons["huge"] == "1st of 2 in line; even empty, the nodes that accept jobs could not give it 64 GPUs"
+    )
+
+
+def test_a_running_job_is_not_stopped_for_one_that_came_earlier():
+    """FIFO does not preempt, also after another policy started jobs out of order."""
+    result = decide([job("early", 4), running("late", 4, submitted=1.0)])
+    assert amounts(result) == {"late": 4}
+
+
+def test_elastic_jobs_get_their_minimum_first_and_grow_in_order():
+    """Minimums for all, then requests, then maximums, each in order."""
+    first, second = job("a", 2, 1, 8), job("b", 2, 1, 8, submitted=1.0)
+    assert amounts(decide([first])) == {"a": 4}
+    assert amounts(decide([first, second])) == {"a": 2, "b": 2}
+    assert amounts(decide([first, second], nodes(2))) == {"a": 4, "b": 4}
+    assert amounts(decide([first, second, job("c", 2, submitted=2.0)])) == {"a": 1, "b": 1, "c": 2}
+
+
+def test_without_elasticity_everybody_gets_what_it_asked_for():
+    """Neither fewer nor more."""
+    result = decide([job("a", 2, 1, 8), job("b", 3, 1, 8, submitted=1.0)], elastic=False)
+    assert amounts(result) == {"a": 2}
+
+
+def test_growth_keeps_to_compact_sizes():
+    """Beyond one node a job grows by whole nodes: on nodes of four from four to eight, not to five or seven."""
+    assert amounts(decide([job("a", 4, 1, 8)], nodes(2))) == {"a": 8}
+    assert amounts(decide([job("a", 4, 1, 7)], nodes(2))) == {"a": 4}
+    assert amounts(decide([job("a", 4, 1, 7, nodes=2)], nodes(2))) == {"a": 6}
+
+
+def test_a_job_stays_on_its_type_of_gpu():
+    """The type that it runs on comes before the one that it would rather have."""
+    cluster = (*nodes(), Node("a0", "a100", 4, 16, 64))
+    result = decide([running("a", 2, gpu_types=("a100", "v100"))], cluster)
+    assert result.targets["a"].gpu_type == "v100"
+    assert decide([job("a", 2, gpu_types=("a100", "v100"))], cluster).targets["a"].gpu_type == "a100"
+
+
+def test_what_cannot_be_preempted_is_counted_first():
+    """A pinned job keeps its GPUs, wherever it stands in line."""
+    result = decide([job("a", 4), running("p", 2, submitted=5.0, preempt=Preempt.NO)])
+    assert amounts(result) == {"p": 2}
+
+
+def test_a_job_on_a_draining_node_runs_on():
+    """Its GPUs are not part of what can be given away, and not charged either."""
+    cluster = (replace(nodes()[0], accepts=False), Node("n1", "v100", 4, 16, 64))
+    result = decide([running("a", 4), job("b", 4, submitted=1.0)], cluster)
+    assert result.targets == {"a": Placement(("n0",), 4, "v100"), "b": Placement(("n1",), 4, "v100")}
+
+
+def test_an_elastic_job_on_a_draining_node_keeps_all_that_it_has():
+    """Nobody else could use what it gave back, and it takes nothing from those that run elsewhere."""
+    cluster = (replace(nodes()[0], accepts=False), Node("n1", "v100", 4, 16, 64))
+    result = decide([running("a", 4, low=1), running("b", 4, where="n1", submitted=1.0)], cluster)
+    assert amounts(result) == {"a": 4, "b": 4}
+
+
+def test_cpu_only_jobs_share_the_cpus():
+    """They are served while CPUs last."""
+    jobs = [job(uid, 0, cpus_per_unit=8, submitted=i) for i, uid in enumerate("abc")]
+    result = decide(jobs)
+    assert set(result.targets) == {"a", "b"}
+    assert result.reasons["c"] == "3rd of 3 in line; waits for 1 node with 8 CPUs, 0 CPUs are free"
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from((1, 2, 4, 8))), min_size=1, max_size=12))
+def test_every_job_that_fits_the_cluster_finishes_without_preemption(arrivals):
+    """FIFO starts rigid jobs in order of submission and never stops one before its end."""
+    jobs = [job(f"j{i:02}", gpus) for i, (_, gpus) in enumerate(arrivals)]
+    by_round: dict[int, list[Job]] = {}
+    for (when, _), one in zip(arrivals, jobs, strict=True):
+        by_round.setdefault(when, []).append(one)
+    work = {one.uid: 2.0 * ROUND * one.gpus for one in jobs}
+    rounds = Rounds(Fifo(), nodes(2), by_round, work).run(9 + 2 * len(jobs))
+    assert rounds.finished.keys() == work.keys()
+    ran = [[r for r, targets in enumerate(rounds.history) if one.uid in targets] for one in jobs]
+    assert all(len(when) == 2 and when[1] == when[0] + 1 for when in ran)
+    line = sorted((when, one.uid, rounds_of[0]) for (when, _), one, rounds_of in zip(arrivals, jobs, ran, strict=True))
+    assert [start for *_, start in line] == sorted(start for *_, start in line)
+
+
+def test_ordinals_are_english():
+    """1st, 2nd, 3rd, 4th, 11th, 21st, 112th."""
+    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 21, 112)] == ["1st", "2nd", "3rd", "4th", "11th", "21st", "112th"]

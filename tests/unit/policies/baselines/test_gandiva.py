@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pydantic import ValidationError
+
+from metasched.scheduling.engine import run_round
+from metasched.throughput.throughput_table import Table
+from policies.baselines.gandiva import Gandiva, GandivaParameters
+from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
+from tests.unit.gavel_tables import cluster, known_job, small_table
+from tests.unit.policies.baselines.test_isolated import shares, snapshot
+
+
+def test_while_jobs_fit_nobody_shares_gpus():
+    """Equal shares, each alone."""
+    table = small_table()
+    jobs = [known_job(uid, table=table) for uid in "ab"]
+    assert shares(Gandiva(), jobs, cluster(v100=2), sharing=True).keys() == {"a", "b"}
+
+
+def test_beyond_that_jobs_of_one_size_are_paired():
+    """The first in a pair is who came first; a job without a partner of its size stays alone."""
+    table = small_table()
+    jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
+    found = shares(Gandiva(GandivaParameters(seed=1)), jobs, cluster(v100=2), sharing=True)
+    assert found in ({"a+c": {"v100": 1.0}, "b": {"v100": 0.5}}, {uid: pytest.approx({"v100": 2 / 3}) for uid in "ac"})
+    everybody = [shares(Gandiva(GandivaParameters(seed=s)), jobs, cluster(v100=2), sharing=True) for s in range(20)]
+    assert {"a+c": {"v100": 1.0}, "b": {"v100": 0.5}} in everybody
+
+
+def test_a_pair_runs_on_the_same_gpus():
+    """Both are placed together, and each is told with whom."""
+    table = small_table()
+    jobs = [known_job("a", table=table), known_job("b", "steady", table=table)]
+    result = run_round(snapshot(jobs, cluster(v100=1), sharing=True), Gandiva(), None)
+    assert result.targets["a"] == result.targets["b"]
+    assert result.co_runners == {"a": "b", "b": "a"}
+    assert result.reasons["b"] == "its turn on v100: its share of time is 100% of v100, with job a on the same GPUs"
+
+
+def test_without_sharing_it_is_isolated():
+    """A cluster that cannot share GPUs gets no pairs."""
+    table = small_table()
+    jobs = [known_job(uid, table=table) for uid in "ab"]
+    assert shares(Gandiva(), jobs, cluster(v100=1)) == {"a": {"v100": 0.5}, "b": {"v100": 0.5}}
+
+
+def test_jobs_without_a_type_in_common_are_not_paired():
+    """Nor kept together; what else one of them could run on is no reason to part two."""
+    jobs = [known_job("a", gpu_types=("v100",)), known_job("b", gpu_types=("k80",)), known_job("c")]
+    results = [
+        run_round(snapshot(jobs, cluster(v100=1, k80=1), sharing=True), Gandiva(GandivaParameters(seed=seed)), None)
+        for seed in range(10)
+    ]
+    assert {str(result.state.data["memory"]["pairs"]) for result in results} <= {"[]", "[['a', 'c']]", "[['b', 'c']]"}
+    state = next(result.state for result in results if result.state.data["memory"]["pairs"] == [["a", "c"]])
+    for types, pairs in (((), [["a", "c"]]), (("p100",), [])):
+        later = [*jobs[:2], jobs[2].evolve(gpu_types=types), known_job("d", gpus=2)]
+        view = snapshot(later, cluster(v100=1, k80=1, p100=1), now=1.0, sharing=True)
+        assert run_round(view, Gandiva(), state).state.data["memory"]["pairs"] == pairs
+
+
+def test_whose_partner_has_ended_has_a_share_at_once():
+    """Though new shares come late."""
+    policy = Gandiva(GandivaParameters(recompute_rounds=10))
+    jobs = [known_job(uid) for uid in "abc"]
+    state = None
+    for number in range(12):
+        view = replace(snapshot(jobs, cluster(v100=1), now=60.0 * number, sharing=True), round=number)
+        state = run_round(view, policy, state).state
+    (pair,) = state.data["memory"]["pairs"]
+    rest = [job for job in jobs if job.uid != pair[0]]
+    state = run_round(replace(view, jobs=tuple(rest), now=720.0, round=12), policy, state).state
+    assert [[pair[1]], {"v100": 0.5}] in state.data["ledger"]["shares"]
+
+
+def trial(beside, least_gain=1.0, seed=2):
+    """The pairs of four jobs, and those after a fifth has come, where two on one GPU have such a speed each, not 10."""
+    alone = {("m", 1): 10.0}
+    table = Table({"v100": alone}, {"v100": {("m", 1): {("m", 1): beside}}})
+    policy = Gandiva(GandivaParameters(seed=seed, least_gain=least_gain))
+    jobs = [known_job(uid, "m", table=table) for uid in "abcd"]
+    first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), policy, None)
+    jobs.append(known_job("e", "m", table=table))
+    second = run_round(snapshot(jobs, cluster(v100=1), now=1.0, sharing=True), policy, first.state)
+    return [[tuple(pair) for pair in result.state.data["memory"]["pairs"]] for result in (first, second)]
+
+
+def test_pairs_that_pay_stay_together():
+    """What is as good as taking turns is kept, and so is what gains as much as is asked for."""
+    for seed in range(5):
+        assert all(before == after for before, after in (trial(5.0, seed=seed), trial(4.0, 0.8, seed=seed)))
+
+
+def test_pairs_that_do_not_pay_are_parted():
+    """They are tried otherwise, by chance; what does not run together at all is never kept."""
+    assert any(before != after for before, after in (trial(4.0, seed=seed) for seed in range(5)))
+    assert any(before != after for before, after in (trial(0.0, 0.0, seed=seed) for seed in range(5)))
+
+
+def test_what_is_not_known_of_a_pair_is_no_reason_to_part_it():
+    """Jobs of unknown speed are paired, too."""
+    jobs = [known_job(uid) for uid in "ab"]
+    first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), Gandiva(), None)
+    jobs.append(known_job("c"))
+    second = run_round(snapshot(jobs, cluster(v100=1), now=1.0, sharing=True), Gandiva(), first.state)
+    assert second.state.data["memory"]["pairs"] == first.state.data["memory"]["pairs"] == [["a", "b"]]
+
+
+@pytest.mark.parametrize(("beside", "since"), [(5.0, 0.0), (5.2, 0.0), (1.0, 60.0)])
+def test_shares_are_made_anew_when_a_pair_fares_otherwise_than_it_was_known_to(beside, since):
+    """By more than 5 %; nobody has come or gone."""
+    results = []
+    for speed in (5.0, beside):
+        table = Table({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): speed}}})
+        jobs = [known_job(uid, "m", table=table) for uid in "ab"]
+        state = results[-1].state if results else None
+        results.append(run_round(snapshot(jobs, cluster(v100=1), 60.0 * len(results), sharing=True), Gandiva(), state))
+    assert results[-1].state.data["ledger"]["since"] == since
+
+
+def fifo(jobs, nodes, **parameters):
+    return shares(GavelFifo(GavelFifoParameters(**parameters)), jobs, nodes)
+
+
+def test_aware_fifo_gives_each_job_the_fastest_type_with_room():
+    """In the order of arrival; who finds none waits, and nobody overtakes."""
+    table = small_table()
+    jobs = [known_job(uid, "quick", table=table) for uid in "abc"]
+    assert fifo(jobs, cluster(v100=1, k80=1)) == {"a": {"v100": 1.0}, "b": {"k80": 1.0}}
+    jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
+    assert fifo(jobs, cluster(v100=2)) == {"a": {"v100": 1.0}}
+
+
+def test_who_finds_room_only_where_it_does_not_run_is_passed_over():
+    """It waits for its own type, and the next in line may have the other."""
+    table = small_table()
+    jobs = [
+        known_job("a", "quick", table=table),
+        known_job("b", "steady", 2, table=table),
+        known_job("c", "quick", table=table),
+    ]
+    assert fifo(jobs, cluster(v100=1, k80=2)) == {"a": {"v100": 1.0}, "c": {"k80": 1.0}}
+
+
+def test_a_fifo_job_without_a_type_waits_even_if_gpus_are_idle():
+    """Left-over GPUs are not filled."""
+    table = small_table()
+    jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
+    result = run_round(snapshot(jobs, cluster(v100=2)), GavelFifo(), None)
+    assert result.targets.keys() == {"a"}
+    assert result.reasons["c"] == "not its turn: it has no share of time now"
+
+
+@pytest.mark.parametrize("more", [{}, {"aware": False}, {"aware": False, "as_published": True}])
+def test_a_fifo_job_that_fits_nowhere_holds_nobody_up(more):
+    """The next in line are served."""
+    jobs = [known_job("huge", gpus=8), known_job("a")]
+    assert fifo(jobs, cluster(v100=1), **more) == {"a": {"v100": 1.0}}
+
+
+def test_agnostic_fifo_jobs_stay_on_the_type_that_chance_gave_them():
+    """A type with room by the seed; and it is the same when others come and go."""
+    jobs = [known_job(uid) for uid in "abc"]
+    policy = GavelFifo(GavelFifoParameters(aware=False, seed=4))
+    nodes = cluster(v100=1, k80=1, p100=1)
+    first = run_round(snapshot(jobs, nodes), policy, None)
+    assert sorted(place.gpu_type for place in first.targets.values()) == ["k80", "p100", "v100"]
+    second = run_round(snapshot([*jobs[1:], known_job("d")], nodes, now=1.0), policy, first.state)
+    before, after = first.state.data["memory"]["taken"], second.state.data["memory"]["taken"]
+    assert after == {"b": before["b"], "c": before["c"], "d": before["a"]}
+    seeds = {str(fifo(jobs, nodes, aware=False, seed=seed)) for seed in range(10)}
+    assert len(seeds) > 1
+
+
+def test_the_published_slip_gives_a_type_to_too_many():
+    """The last type by name is given away while chance strikes another off; the parameter needs aware = false."""
+    jobs = [known_job(uid) for uid in "abcdef"]
+    nodes = cluster(v100=1, p100=1, k80=1)
+    found = [fifo(jobs, nodes, aware=False, as_published=True, seed=seed) for seed in range(10)]
+    assert any(sum(share == {"v100": 1.0} for share in one.values()) > 1 for one in found)
+    with pytest.raises(ValidationError, match="aware = false"):
+        GavelFifoParameters(as_published=True)
+
+
+def test_the_published_slip_forgets_types_that_are_gone():
+    """Who had one, whether it still lives or has ended, and those that follow it are served on the others."""
+    jobs = [known_job(uid) for uid in "abcd"]
+    policy = GavelFifo(GavelFifoParameters(aware=False, as_published=True))
+    first = run_round(snapshot(jobs, cluster(v100=2, k80=2)), policy, None)
+    assert "v100" in first.state.data["memory"]["taken"].values()
+    for live in (jobs, jobs[2:]):
+        second = run_round(snapshot(live, cluster(k80=4), now=1.0), policy, first.state)
+        assert second.targets.keys() == {job.uid for job in live}

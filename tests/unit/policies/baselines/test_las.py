@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.policy import PolicyState
+from metasched.scheduling.engine import run_round
+from policies.baselines.las import Las, LasParameters
+from tests.unit.rounds import ROUND, Rounds
+
+
+def nodes(count=1):
+    return tuple(Node(f"n{i}", "v100", 4, 16, 64) for i in range(count))
+
+
+def job(uid, gpus=4, low=None, high=None, **more):
+    low, high = low if low is not None else gpus, high if high is not None else gpus
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=more.pop("submitted", 0.0),
+        gpus=gpus,
+        min_gpus=low,
+        max_gpus=high,
+        **more,
+    )
+
+
+def las(**parameters):
+    return Las(LasParameters(**parameters))
+
+
+def runs(rounds, uid):
+    return [uid in targets for targets in rounds.history]
+
+
+def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_newcomer():
+    """Past the threshold of GPU-seconds a running job yields to one that has received less."""
+    policy = las(queue_thresholds_gpu_seconds=(2 * 4 * ROUND,), promote_knob=None)
+    rounds = Rounds(policy, nodes(), {0: [job("old")], 1: [job("new")]}).run(5)
+    assert runs(rounds, "old") == [True, True, False, False, True]
+    assert runs(rounds, "new") == [False, False, True, True, False]
+    assert rounds.reasons[2]["old"].startswith(
+        "2nd of 2 in line, in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
+    )
+
+
+def test_service_is_gpus_times_time():
+    """Of two jobs that ran equally long, the one on more GPUs is in the lower queue."""
+    policy = las(queue_thresholds_gpu_seconds=(2 * ROUND,), promote_knob=None)
+    rounds = Rounds(policy, nodes(), {0: [job("big", 2), job("small", 1)], 1: [job("new", 3)]}).run(2)
+    assert set(rounds.history[0]) == {"big", "small"}
+    assert set(rounds.history[1]) == {"small", "new"}
+
+
+def test_within_a_queue_those_that_started_first_go_on():
+    """Equals do not preempt each other in turns."""
+    policy = las(queue_thresholds_gpu_seconds=(1e9,))
+    rounds = Rounds(policy, nodes(), {0: [job("b")], 1: [job("a")]}).run(20)
+    assert all(runs(rounds, "b"))
+
+
+def test_a_starved_job_is_promoted_and_its_service_counts_anew():
+    """After waiting knob times its run time it is in the top queue again, ahead of those that started later."""
+    threshold = 4 * ROUND
+    arrivals = {0: [job("old")]} | {n: [job(f"new{n}")] for n in range(1, 40)}
+    starving = Rounds(las(queue_thresholds_gpu_seconds=(threshold,), promote_knob=None), nodes(), arrivals).run(40)
+    assert runs(starving, "old").count(True) == 1
+    fair = Rounds(las(queue_thresholds_gpu_seconds=(threshold,), promote_knob=5.0), nodes(), arrivals).run(40)
+    assert runs(fair, "old")[:8] == [True, False, False, False, False, False, True, False]
+    assert runs(fair, "old").count(True) == 7
+
+
+def test_what_cannot_be_preempted_keeps_its_gpus():
+    """A job with preempt=no runs on in the lowest queue."""
+    policy = las(queue_thresholds_gpu_seconds=(1.0,))
+    rounds = Rounds(policy, nodes(), {0: [job("old", preempt=Preempt.NO)], 1: [job("new")]}).run(5)
+    assert all(runs(rounds, "old"))
+
+
+def test_elastic_jobs_grow_with_what_is_left():
+    """Alone, a job takes all that it can use; beside another, both get at least their minimum."""
+    policy = las(queue_thresholds_gpu_seconds=(1e9,))
+    rounds = Rounds(policy, nodes(), {0: [job("a", 2, 1, 4)], 1: [job("b", 2, 1, 4)]}).run(2)
+    assert rounds.gpus("a") == [4, 2]
+    assert rounds.gpus("b") == [0, 2]
+    rigid = Rounds(las(elastic=False), nodes(), {0: [job("a", 2, 1, 4)]}).run(1)
+    assert rigid.gpus("a") == [2]
+
+
+def test_the_state_is_json_and_holds_live_jobs_only():
+    """It survives being written and read, and forgets jobs that are gone."""
+    rounds = Rounds(las(), nodes(), {0: [job("a"), job("b", submitted=1.0)]}, {"a": 4 * ROUND}).run(3)
+    assert set(rounds.state.data) == {"b"}
+    assert json.loads(json.dumps(dict(rounds.state.data))) == rounds.state.data
+
+
+@pytest.mark.parametrize(
+    "state", [None, PolicyState(99, {"a": 1}), PolicyState(1, {"a": {"first_start": "x"}, "b": 3, "c": {"no": 1}})]
+)
+def test_it_begins_from_history_where_its_state_is_missing_or_strange(state):
+    """Attained service is in the jobs; the order among those that ran is then the order of submission."""
+    ran = {"attained": {"v100": 100.0}, "ran_seconds": 25.0}
+    jobs = (
+        job("a", submitted=1.0, **ran),
+        job("b", submitted=2.0, **ran),
+        job("c", submitted=3.0, attained={"v100": 1e6}, ran_seconds=1e5),
+        job("d", submitted=4.0),
+    )
+    shot = Snapshot(50.0, 1, ROUND, nodes(), jobs)
+    order = [grant.uid for grant in Las().decide(shot, state or Las().initial_state(shot))[0].grants]
+    assert order == ["a"]
+    assert set(run_round(shot, Las(), state).targets) == {"a"}
+
+
+def test_cpu_only_jobs_take_turns_by_suspension():
+    """Two that need the same CPUs are both served, each where it started."""
+    policy = las(queue_thresholds_gpu_seconds=(ROUND,), promote_knob=1.0)
+    cluster = (Node("c0", None, 0, 16, 64),)
+    two = [job(uid, 0, cpus_per_unit=16, preempt=Preempt.SUSPEND) for uid in "ab"]
+    rounds = Rounds(policy, cluster, {0: two}).run(12)
+    assert 3 <= runs(rounds, "a").count(True) <= 9
+    assert all(len(targets) == 1 for targets in rounds.history)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"queue_thresholds_gpu_seconds": (5.0, 5.0)},
+        {"queue_thresholds_gpu_seconds": (-1.0,)},
+        {"queue_thresholds_gpu_seconds": (float("nan"),)},
+        {"promote_knob": 0.0},
+        {"promote_knob": float("inf")},
+        {"queues": 3},
+    ],
+)
+def test_parameters_that_make_no_sense_are_refused(parameters):
+    """Thresholds increase from above zero, the knob is positive, all are finite, and there are no other keys."""
+    with pytest.raises(ValidationError):
+        LasParameters(**parameters)
+
+
+@st.composite
+def workloads(draw):
+    """Arrivals and work on a cluster of two nodes; every job fits it, and everything ends some day."""
+    arrivals: dict[int, list[Job]] = {}
+    work = {}
+    for i in range(draw(st.integers(1, 12))):
+        gpus = draw(st.sampled_from((0, 1, 2, 3, 4, 8)))
+        low = draw(st.integers(1, gpus)) if gpus else 0
+        preempt = Preempt.CHECKPOINT if gpus else draw(st.sampled_from((Preempt.CHECKPOINT, Preempt.SUSPEND)))
+        one = job(f"j{i:02}", gpus, low, draw(st.sampled_from((gpus, 2 * gpus))), cpus_per_unit=4, preempt=preempt)
+        arrivals.setdefault(draw(st.integers(0, 10)), []).append(one)
+        work[one.uid] = draw(st.integers(1, 5)) * ROUND * max(gpus, 1)
+    return arrivals, work
+
+
+@given(workloads(), st.sampled_from((None, 0.5, 8.0)))
+def test_every_job_finishes(workload, knob):
+    """Each round at least one job advances, so none is left when the work is done."""
+    arrivals, work = workload
+    policy = las(queue_thresholds_gpu_seconds=(2 * ROUND, 8 * ROUND), promote_knob=knob)
+    rounds = Rounds(policy, nodes(2), arrivals, work)
+    rounds.run(11 + int(sum(work.values()) / ROUND))
+    assert rounds.finished.keys() == work.keys()
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.sampled_from((1.0, 4.0)))
+def test_no_job_starves_under_an_endless_stream(gpus, stream, knob):
+    """While ever new short jobs arrive that alone fill the cluster, a promoted long job keeps getting its share."""
+    count = 4 // stream
+    arrivals = {n: [job(f"s{n:03}{i}", stream) for i in range(count)] for n in range(1, 90)}
+    arrivals[0] = [job("long", gpus)]
+    work = {one.uid: one.gpus * ROUND for n in range(1, 90) for one in arrivals[n]}
+    policy = las(queue_thresholds_gpu_seconds=(gpus * ROUND,), promote_knob=knob)
+    rounds = Rounds(policy, nodes(), arrivals, work).run(90)
+    ran = [n for n, runs_then in enumerate(runs(rounds, "long")) if runs_then]
+    gaps = [after - before for before, after in zip(ran, [*ran[1:], 90], strict=True)]
+    assert max(gaps) <= 2 * knob + 2
+
+
+def test_a_job_goes_back_to_the_nodes_it_ran_on():
+    """The engine's placement sees the previous run, so a preempted job resumes where its data may still be."""
+    last = Placement(("n1",), 4, "v100")
+    shot = Snapshot(0.0, 1, ROUND, nodes(2), (job("a", last_placement=last, status=Status.HELD),))
+    assert run_round(shot, Las(), None).targets["a"].nodes == ("n1",)
+
+
+def test_within_a_queue_jobs_may_go_by_when_they_entered_it():
+    """In the order of their entry, a job that falls comes after those that fell before it, whoever started first."""
+    arrivals = {0: [job("wide", 2), job("narrow", 1)], 3: [job("new", 2)]}
+    given = {"queue_thresholds_gpu_seconds": (1.5 * ROUND,), "promote_knob": None, "elastic": False}
+    by_entry = Rounds(las(**given, order="entry"), nodes(), arrivals).run(4)
+    queue = [uid for uid, _ in sorted(by_entry.reasons[3].items(), key=lambda item: item[1])]
+    assert queue == ["new", "wide", "narrow"]
+    by_start = Rounds(las(**given), nodes(), arrivals).run(4)
+    assert [uid for uid, _ in sorted(by_start.reasons[3].items(), key=lambda item: item[1])] == [
+        "new",
+        "narrow",
+        "wide",
+    ]

@@ -1,0 +1,131 @@
+import json
+import zlib
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+
+from metasched.cli import main
+from metasched.core.model import Job, Snapshot
+from metasched.core.policy import PolicyParameters, installed_policies
+from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
+from metasched.replay.snapshot_codec import CodecError, decode, encode
+from metasched.throughput.online_speed import MeasuredSpeed
+from policies.baselines.las import Las
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.unit.site import FakeSite
+from tests.unit.strategies import snapshots
+
+
+@given(snapshots(blocked=True))
+def test_a_snapshot_survives_its_bytes(snapshot):
+    """What is read back is equal to what was written."""
+    assert decode(encode(snapshot)) == snapshot
+
+
+def test_what_reports_told_of_speeds_survives_its_bytes():
+    """Jobs with one speed have one object again, since policies put such jobs into one class."""
+    where = ("v100", (1,))
+    speed = MeasuredSpeed("ann/gpt", untried=0.6).after(where, None, 4.0).after(where, "bob/bert", 3.0)
+    jobs = tuple(
+        Job(
+            uid=f"{i}",
+            slurm_job_id=f"{i}",
+            name="j",
+            user="ann",
+            submitted=0.0,
+            gpus=1,
+            min_gpus=1,
+            max_gpus=1,
+            speed=speed,
+        )
+        for i in range(2)
+    )
+    one, other = decode(encode(Snapshot(0.0, 1, 60.0, (), jobs))).jobs
+    assert one.speed is other.speed
+    assert (one.speed.subject, one.speed.alone, one.speed.untried) == ("ann/gpt", {where: 4.0}, 0.6)
+    assert one.speed.beside_subject == {(where, "bob/bert"): 3.0}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"x", zlib.compress(b"[]"), zlib.compress(b'{"format": 2}'), zlib.compress(b'{"format": 1, "snapshot": 3}')],
+)
+def test_other_bytes_are_refused(data):
+    """Neither damage nor another version's bytes become a snapshot."""
+    with pytest.raises(CodecError):
+        decode(data)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A daemon under LAS that has preempted one job for another, and resized a third."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
+    site.parameters = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
+    site.start()
+    site.add("--gres=gpu:4", seconds=60)
+    site.run(40)
+    site.add("--gres=gpu:4", seconds=20)
+    site.add("--gres=gpu:2", tag="min_gpus=1 max_gpus=4", seconds=40)
+    site.run(200)
+    yield site
+    site.close()
+
+
+def test_rounds_are_decided_alike_again(site):
+    """From what was stored, the same engine and policy decide every round as the daemon did."""
+    found = list(replay(site.store, installed_policies(), 1000))
+    assert len(found) > 10
+    assert sum(one.jobs for one in found) > 20
+    assert [one.differences for one in found if one.differences] == []
+
+
+def test_parameters_that_a_policy_refuses_by_now(site, monkeypatch):
+    """An older release took other ones: the error names the round and the key."""
+    monkeypatch.setattr(Las, "Parameters", PolicyParameters)
+    with pytest.raises(OtherParametersError, match=r"round \d+ .*'las' refuses now: .*promote_knob"):
+        list(replay(site.store, installed_policies(), 1000))
+
+
+def test_another_policy_decides_otherwise(site):
+    """Under FIFO, the preemption that LAS decided is a difference, with FIFO's reason."""
+    differences = [d for one in replay(site.store, installed_policies(), 1000, _fifo()) for d in one.differences]
+    assert {d.uid for d in differences} == {job.uid for job in site.records()}
+    assert all(d.reason for d in differences)
+
+
+def test_snapshots_are_kept_within_their_limit(tmp_path):
+    """The newest snapshots stay within the bytes given to them, and a replay says that there are none."""
+    site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)))
+    limit = replace_limit(site, 1500)
+    site.add("--gres=gpu:1", seconds=1000)
+    site.run(100)
+    sizes = [len(data) for one in site.store.recent_rounds(100) if (data := site.store.snapshot(one.round))]
+    assert 1 <= len(sizes) < len(site.store.recent_rounds(100))
+    assert sum(sizes) <= limit
+    replace_limit(site, 0)
+    site.run(20)
+    with pytest.raises(NoSnapshotError, match="snapshots_bytes"):
+        list(replay(site.store, installed_policies(), 100))
+    site.close()
+
+
+def test_command(site, tmp_path):
+    """The command tells differences by round and job, and ends with 3 only where the policy of the time differs."""
+    call = lambda *argv: CliRunner().invoke(main, ["replay", "--state", str(tmp_path / "state"), *argv])  # noqa: E731
+    same, other = call("--last", "1000"), call("--policy", "fifo")
+    assert (same.exit_code, other.exit_code) == (0, 0)
+    assert same.output.endswith(" 0 rounds with differences\n")
+    assert "n1:4 -> waits: " in other.output
+    assert {"round", "at", "policy", "jobs", "differences"} == set(json.loads(call("--json").output)[0])
+
+
+def _fifo():
+    return installed_policies().get("fifo")()
+
+
+def replace_limit(site, limit):
+    history = site.config.history.model_copy(update={"snapshots_bytes": limit})
+    site.config = site.config.model_copy(update={"history": history})
+    site.start()
+    return limit

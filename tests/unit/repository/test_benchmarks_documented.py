@@ -1,0 +1,60 @@
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "researcher" / "BENCHMARKS.md").read_text()
+
+
+def benchmarks():
+    """The programs in contrib/benchmarks and contrib/reproductions; modules that only help them have no main()."""
+    found = [path for name in ("benchmarks", "reproductions") for path in (ROOT / "contrib" / name).glob("*.py")]
+    return [path for path in sorted(found) if "def main(" in path.read_text()]
+
+
+def command(path):
+    """The program's path in the repository, as the page's commands name it."""
+    return f"contrib/{path.parent.name}/{path.name}"
+
+
+def test_the_search_finds_benchmarks():
+    """The search itself works: the known ones are among what it finds."""
+    assert {"preemption", "poll_to_plan", "parity"} <= {path.stem for path in benchmarks()}
+
+
+@pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
+def test_every_benchmark_is_listed_with_its_command(path):
+    """It has a row in the table, a section of its own, and in that the command that runs it."""
+    assert f"| [{path.stem}](#{path.stem}) |" in PAGE
+    _, found, rest = PAGE.partition(f"\n## {path.stem}\n")
+    assert found
+    assert f".venv/bin/python {command(path)}" in rest.partition("\n## ")[0]
+
+
+def test_the_page_lists_no_benchmark_that_is_not_there():
+    """Every program that the page runs exists."""
+    assert set(re.findall(r"contrib/(?:benchmarks|reproductions)/\w+\.py", PAGE)) == {
+        command(path) for path in benchmarks()
+    }
+
+
+@pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
+def test_every_benchmark_explains_itself_and_offers_json(path, monkeypatch, capsys):
+    """--help works without Slurm, and the options on the page, --json among them, are its own."""
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(sys, "argv", [str(path), "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "--json" in said
+    used = {
+        option
+        for line in PAGE.splitlines()
+        if command(path) in line
+        for option in re.findall(r"--[a-z-]+", line.partition("#")[0])
+    }
+    assert used <= set(re.findall(r"--[a-z-]+", said))

@@ -1,0 +1,294 @@
+"""Two jobs on one GPU, on a FakeSlurm that gives away parts of GPUs as the real one does."""
+
+import itertools
+import random
+
+import pytest
+
+from metasched.configuration.config import Sharing
+from metasched.core.model import Grant, Hold
+from metasched.shared_dir import published_status
+from metasched.slurm.client import JobState
+from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.unit.site import DyingClient, FakeSite, Killed
+from tests.unit.strategies import FixedPolicy
+
+
+def shared_site(base, gpus=2, *, nodes=1, parameters=None, **schedule):
+    slurm = FakeSlurm([FakeNode(f"n{i + 1}", gpus=gpus, shards=2) for i in range(nodes)])
+    schedule = {"min_round_seconds": 1.0, "slice_seconds": 5.0, **schedule}
+    site = FakeSite(base, slurm, policy="gandiva", **schedule)
+    site.parameters = parameters or {}
+    site.start()
+    return site
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = shared_site(tmp_path)
+    yield made
+    made.close()
+
+
+def running(site):
+    return [job for job in site.slurm.jobs() if job.state is JobState.RUNNING]
+
+
+def seats(site):
+    """Addresses by (node, GPU)."""
+    there = {}
+    for job in site.slurm.jobs():
+        for node, which in job.gpu_indices.items():
+            for gpu in which:
+                there.setdefault((node, gpu), set()).add(job.slurm_job_id)
+    return there
+
+
+def restarts(site, *jobs):
+    return [site.slurm.job(job).restarts for job in jobs]
+
+
+def test_more_jobs_than_gpus_share_them_in_pairs(site):
+    """Four jobs on two GPUs: two on each, all running, and each beside the one that the policy chose."""
+    jobs = [site.add("--gres=shard:2") for _ in range(4)]
+    site.run_until(lambda: len(running(site)) == 4)
+    assert sorted(map(len, seats(site).values())) == [2, 2]
+    wanted, _ = site.store.target_shares()
+    for couple in seats(site).values():
+        one, other = (site.record(slurm_job_id).uid for slurm_job_id in couple)
+        assert wanted[one] == other
+    site.run(60)
+    assert restarts(site, *jobs) == [0, 0, 0, 0]
+
+
+def test_a_partner_that_ends_leaves_the_other_as_it_is(site):
+    """The job that stays neither restarts nor moves; neither does anybody else."""
+    jobs = [site.add("--gres=shard:2") for _ in range(3)]
+    site.run_until(lambda: len(running(site)) == 3)
+    couple = next(couple for couple in seats(site).values() if len(couple) == 2)
+    ends, stays = sorted(couple)
+    before = site.slurm.job(stays).gpu_indices
+    site.slurm.cancel(ends)
+    site.run(30)
+    assert (site.slurm.job(stays).gpu_indices, site.slurm.job(stays).restarts) == (before, 0)
+    assert site.slurm.job(jobs[2]).restarts == 0
+
+
+def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
+    """Slurm before 23.02 takes a GPU for free when the first of two jobs has ended: ours leaves it."""
+    jobs = [site.add("--gres=shard:2") for _ in range(3)]
+    site.run_until(lambda: len(running(site)) == 3)
+    ends, stays = sorted(next(couple for couple in seats(site).values() if len(couple) == 2))
+    site.slurm.cancel(ends)
+    site.slurm.tick(1)
+    stranger = site.slurm.add("--gres=gpu:1", user="somebody")
+    site.slurm.tick(1)
+    assert site.slurm.job(stranger).gpu_indices == site.slurm.job(stays).gpu_indices
+    site.run_until(lambda: site.slurm.job(stays).restarts == 1)
+    site.run(30)
+    assert {stranger} in seats(site).values()
+    assert site.state(stranger) is JobState.RUNNING
+    assert all(site.state(job) is not JobState.FAILED for job in jobs)
+
+
+def couples_as_wanted(site):
+    """Whether those who are to share sit together, and the others alone."""
+    wanted, _ = site.store.target_shares()
+    slurm_job_id = {record.uid: record.slurm_job_id for record in site.store.live_jobs()}
+    expected = {
+        frozenset((slurm_job_id[one], slurm_job_id[other]))
+        for one, other in wanted.items()
+        if {one, other} <= set(slurm_job_id)
+    }
+    return {frozenset(couple) for couple in seats(site).values() if len(couple) > 1} == expected
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_comes_and_goes_pairs_find_each_other(tmp_path, seed):
+    """Jobs come and end in any order: never three on a GPU, and in the end those who are to share sit together."""
+    chance = random.Random(seed)  # noqa: S311  nothing secret
+    site = shared_site(tmp_path, gpus=3, nodes=2, parameters={"seed": seed})
+    jobs = []
+    for _ in range(25):
+        if len(jobs) < 10 and chance.random() < 0.6:
+            jobs.append(site.add(chance.choice(("--gres=shard:2", "--gres=shard:1", "--gres=gpu:1"))))
+        elif jobs:
+            site.slurm.cancel(jobs.pop(chance.randrange(len(jobs))))
+        site.run(chance.choice((1, 4, 15)))
+        whole = {job.slurm_job_id for job in running(site) if job.gpu_indices and not job.shards}
+        assert all(len(couple) <= 2 and (len(couple) == 1 or not couple & whole) for couple in seats(site).values())
+    while len(jobs) < 8:
+        jobs.append(site.add("--gres=shard:2"))
+    site.run_until(lambda: len(running(site)) >= 6 and couples_as_wanted(site), 400)
+    site.close()
+
+
+def turns(tmp_path, **trainer):
+    site = shared_site(tmp_path, gpus=1, parameters={"time_slices": True})
+    jobs = [site.add("--gres=shard:2", **trainer) for _ in range(2)]
+    site.run_until(lambda: all(site.state(job) in (JobState.RUNNING, JobState.SUSPENDED) for job in jobs))
+    site.run_until(lambda: JobState.SUSPENDED in map(site.state, jobs))
+    return site, jobs
+
+
+def test_a_pair_takes_turns_without_a_checkpoint(tmp_path):
+    """One runs at a time, each has about half of the time, and neither is asked to stop or restarts."""
+    site, jobs = turns(tmp_path)
+    seen = []
+    for _ in range(60):
+        site.run(1)
+        states = list(map(site.state, jobs))
+        assert sorted(state.value for state in states) == ["RUNNING", "SUSPENDED"]
+        seen.append(states.index(JobState.RUNNING))
+    assert 20 <= sum(seen) <= 40
+    changes = sum(one != other for one, other in itertools.pairwise(seen))
+    assert 8 <= changes <= 13
+    assert restarts(site, *jobs) == [0, 0]
+    assert all(site.slurm.trainer(job).signals == [] for job in jobs)
+    site.close()
+
+
+def test_a_job_that_takes_turns_stays_held_for_its_owners_requeue(tmp_path):
+    """Slurm forgets the hold when it resumes; the daemon makes it again."""
+    site, jobs = turns(tmp_path)
+    site.run(30)
+    runs = next(job for job in jobs if site.state(job) is JobState.RUNNING)
+    site.slurm.owner_requeue(runs)
+    site.slurm.tick(1)
+    assert site.slurm.job(runs).hold is Hold.ADMIN
+    site.close()
+
+
+def test_attained_service_leaves_out_the_turns_of_the_other(tmp_path):
+    """A job that rests receives nothing."""
+    site, jobs = turns(tmp_path)
+    site.run(60)
+    service = [sum(site.record(job).attained_at(site.slurm.now).values()) for job in jobs]
+    assert sum(service) == pytest.approx(60, abs=12)
+    site.close()
+
+
+def test_who_rests_goes_on_when_the_other_ends(tmp_path):
+    """Nobody stays suspended without a partner, also when the daemon was dead in the meantime."""
+    site, jobs = turns(tmp_path)
+    rests, runs = sorted(jobs, key=lambda job: site.state(job) is JobState.RUNNING)
+    site.slurm.cancel(runs)
+    site.slurm.tick(20)  # nobody polls
+    site.start()
+    site.run(5)
+    assert site.state(rests) is JobState.RUNNING
+    assert site.slurm.job(rests).restarts == 0
+    site.close()
+
+
+def test_a_suspended_job_is_resumed_before_it_is_stopped(tmp_path):
+    """A stop reaches a trainer that can act on it: it checkpoints, and no run is lost."""
+    site, jobs = turns(tmp_path)
+    site.policy, site.parameters = "fifo", {}
+    blocker = site.slurm.add("--gres=shard:2", user="somebody")
+    site.slurm.node_drain("n1")
+    site.start()
+    rests = next(job for job in jobs if site.state(job) is JobState.SUSPENDED)
+    site.run(30)
+    kinds = [action.kind for action in site.store.recent_actions(100, site.record(rests).uid)][::-1]
+    assert kinds.index("resume") > kinds.index("suspend")
+    assert site.state(blocker) is JobState.PENDING
+    site.close()
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", range(1, 14))
+def test_killed_at_any_write_the_next_daemon_goes_on(tmp_path, at, after):
+    """Around starts and turns: afterwards exactly one of the two runs, and both sit on the GPU."""
+    site = shared_site(tmp_path, gpus=1, parameters={"time_slices": True})
+    jobs = [site.add("--gres=shard:2") for _ in range(2)]
+    site.start(DyingClient(site.slurm, at, after=after))
+    with pytest.raises(Killed):
+        site.run(120)
+    site.start()
+    site.run(40)
+    states = sorted(site.state(job).value for job in jobs)
+    assert states == ["RUNNING", "SUSPENDED"]
+    assert [len(couple) for couple in seats(site).values()] == [2]
+    site.close()
+
+
+def test_a_job_that_asked_for_a_gpu_is_never_put_beside_another(site):
+    """Its request cannot be turned into one for shards; the others share."""
+    whole = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(whole) is JobState.RUNNING)
+    shared = {site.add("--gres=shard:2") for _ in range(3)}
+
+    def paired():
+        assert all(couple == {whole} for couple in seats(site).values() if whole in couple)
+        return any(couple <= shared and len(couple) == 2 for couple in seats(site).values())
+
+    site.run_until(paired)
+    site.run(60)
+    assert paired() or len(running(site)) == 2
+
+
+def test_without_shards_nobody_shares(tmp_path):
+    """The snapshot says so, and a job that asks for shards is told."""
+    site = FakeSite(tmp_path, FakeSlurm([FakeNode("n1", gpus=1)]), policy="gandiva")
+    for _ in range(3):
+        site.add("--gres=gpu:1")
+    site.run(60)
+    assert not site.controller.look().sharing
+    assert all(len(couple) == 1 for couple in seats(site).values())
+    site.close()
+
+
+def test_a_round_that_keeps_a_job_renews_its_lease(site):
+    """The run counts the rounds; a new run counts from 0."""
+    job = site.add("--gres=gpu:1")
+    site.run_until(lambda: site.state(job) is JobState.RUNNING)
+    site.run(45)
+    run = site.record(job).current
+    assert 3 <= run.renewals <= 5
+    (shown,) = published_status.read(site.base / "shared").jobs
+    assert (shown.renewals, shown.runs) == (run.renewals, 1)
+    site.slurm.owner_requeue(job)
+    site.run_until(lambda: site.record(job).run == 2 and site.state(job) is JobState.RUNNING)
+    assert site.record(job).current.renewals == 0
+    assert site.store.runs(site.record(job).uid)[0].renewals >= 3
+
+
+def test_each_of_a_pair_has_half_of_the_shards_however_many_there_are(tmp_path):
+    """With four of each GPU, two; nodes that differ from most are not used for such jobs."""
+    nodes = [FakeNode("n1", gpus=1, shards=4), FakeNode("n2", gpus=1, shards=4), FakeNode("n3", gpus=4, shards=2)]
+    site = FakeSite(tmp_path, FakeSlurm(nodes), policy="gandiva")
+    blocked = [site.slurm.add("--gres=gpu:4", "-w", "n3", user="somebody")]
+    site.slurm.tick(1)
+    jobs = [site.add("--gres=shard:4") for _ in range(3)]
+    site.run_until(lambda: all(site.state(job) is JobState.RUNNING for job in jobs))
+    assert sorted(job.shards[node] for job in running(site) for node in job.shards) == [2, 2, 4]
+    assert {node for node, _ in seats(site) if blocked[0] not in seats(site)[node, 0]} == {"n1", "n2"}
+    site.close()
+
+
+def test_the_configuration_can_switch_it_off(site):
+    """Jobs that ask for shards then have all of a GPU; the status says why."""
+    site.config = site.config.model_copy(update={"sharing": Sharing(enabled=False)})
+    site.start()
+    jobs = [site.add("--gres=shard:1") for _ in range(3)]
+    site.run(30)
+    assert sum(site.state(job) is JobState.RUNNING for job in jobs) == 2
+    assert {job.shards["n1"] for job in running(site)} == {2}
+    shown = published_status.read(site.base / "shared")
+    assert (shown.sharing, shown.sharing_note) == (False, "[sharing] enabled is false")
+
+
+def test_a_policy_that_pairs_jobs_of_whole_gpus_is_refused(site):
+    """Its round is not carried out, and an event says why."""
+
+    def pair(view):
+        one, other = (job.uid for job in view.jobs)
+        return (Grant(one, 1, "first"), Grant(other, 1, "second", co_runner=one)), ()
+
+    for _ in range(2):
+        site.add("--gres=gpu:1")
+    site.controller.policy = FixedPolicy(pair)
+    site.run(5)
+    assert not running(site)
+    assert any("asked for whole ones" in event.text for event in site.store.recent_events(10))

@@ -1,0 +1,186 @@
+"""Limits of Slurm's associations and QOS on what a policy has decided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metasched.core.model import Grant, Job, Node, Placement, Preempt, Quota, Snapshot, Status
+from metasched.core.policy import installed_policies
+from metasched.replay.snapshot_codec import decode, encode
+from metasched.scheduling.engine import run_round
+from tests.unit.strategies import FixedPolicy
+
+NODES = (Node("n1", "v100", 4, 64, 640), Node("n2", "v100", 4, 64, 640), Node("n3", "a100", 4, 64, 640))
+
+
+def job(uid, low=1, high=4, **more):
+    return Job(
+        uid=uid, slurm_job_id=uid, name=uid, user="ann", submitted=0.0, gpus=low, min_gpus=low, max_gpus=high, **more
+    )
+
+
+def running(uid, nodes, gpus, **more):
+    place = Placement(nodes, gpus, "v100")
+    return job(uid, status=Status.RUNNING, placement=place, **more)
+
+
+def snapshot(jobs, *limits, nodes=NODES):
+    return Snapshot(0.0, 1, 60.0, nodes, tuple(sorted(jobs, key=lambda job: job.uid)), quotas=limits)
+
+
+def limit(left, *members, name="QOS q", **more):
+    return Quota(name, frozenset(members), left, **more)
+
+
+def decide(shot, *grants, fallback=()):
+    """GPUs by uid, and reasons, under a policy that grants this."""
+    full = [grant if isinstance(grant, Grant) else Grant(*grant, "granted") for grant in grants]
+    rest = [Grant(*grant, "next in line") for grant in fallback]
+    result = run_round(shot, FixedPolicy(lambda _: (tuple(full), tuple(rest))), None)
+    return {uid: place.gpus for uid, place in result.targets.items()}, result.reasons
+
+
+def test_grants_use_a_limit_up_in_the_order_of_the_decision():
+    """The first has all, the second is cut to what is left, the third goes without; the others have the rest."""
+    shot = snapshot([job(uid) for uid in "abcd"], limit(5, "a", "b", "c", name="account x: GrpTRES gres/gpu=5"))
+    gpus, reasons = decide(shot, ("a", 4), ("b", 4), ("c", 2), fallback=[("d", 4)])
+    assert gpus == {"a": 4, "b": 1, "d": 4}
+    assert reasons["b"] == "granted; of 4 GPUs the limit account x: GrpTRES gres/gpu=5 leaves it 1"
+    assert reasons["c"].startswith("granted; the limit account x: GrpTRES gres/gpu=5 leaves it 0 GPUs")
+
+
+def test_a_job_that_takes_no_fewer_goes_without():
+    """A rigid job is not cut; one behind it that fits into the limit runs."""
+    gpus, _ = decide(snapshot([job("a", 4, 4), job("b")], limit(3, "a", "b")), ("a", 4), ("b", 3))
+    assert gpus == {"b": 3}
+
+
+def test_running_jobs_are_limited_too():
+    """A limit of jobs stops the one that comes last, wherever it runs; what cannot be stopped counts first."""
+    jobs = [running("a", ("n1",), 2), running("b", ("n2",), 2), running("c", ("n2",), 2, preempt=Preempt.NO)]
+    gpus, reasons = decide(
+        snapshot(jobs, limit(2, "a", "b", "c", of_jobs=True, name="QOS q: GrpJobs=2")), ("b", 2), ("a", 2)
+    )
+    assert gpus == {"b": 2, "c": 2}
+    assert reasons["a"] == "granted; the limit QOS q: GrpJobs=2 is reached"
+
+
+def test_a_blocked_job_that_runs_uses_its_limit_up():
+    """The policy does not see it, but the limit does."""
+    jobs = [running("a", ("n1",), 4, blocked="waits for job 7"), job("b")]
+    assert decide(snapshot(jobs, limit(5, "a", "b")), ("b", 4))[0] == {"a": 4, "b": 1}
+
+
+def test_a_limit_of_one_type_leaves_the_other_types():
+    """A job that takes any type is given one of which it may have enough."""
+    shot = snapshot([job("a", 4), job("b", 4)], limit(4, "a", "b", gpu_type="v100"))
+    result = run_round(shot, FixedPolicy(lambda _: ((Grant("a", 4, "x"), Grant("b", 4, "x")), ())), None)
+    assert {place.gpu_type for place in result.targets.values()} == {"v100", "a100"}
+
+
+def test_what_finds_no_place_uses_nothing_up():
+    """Neither a job that cannot be placed nor one that finds fewer GPUs keeps others from their limit."""
+    jobs = [job("a", 8, 8, nodes=1), job("b", 1, 4, gpu_types=("a100",)), job("c", 3, 3), job("d")]
+    shot = snapshot(jobs, limit(8, "a", "b", "c"), nodes=(*NODES[:2], replace(NODES[2], gpus=2)))
+    gpus, reasons = decide(shot, ("a", 8), Grant("b", 4, "granted", at_least=1), ("c", 3), ("d", 4))
+    assert gpus == {"b": 2, "c": 3, "d": 4}
+    assert reasons["a"].startswith("granted; needs 8 GPUs")
+    assert reasons["c"] == "granted"
+
+
+def test_a_prescribed_place_is_given_up_where_it_is_too_large():
+    """Its job takes what is left once those with places of their own have theirs."""
+    place = Placement(("n1",), 4, "v100")
+    shot = snapshot([job("a"), job("b")], limit(2, "a"), nodes=NODES[:1])
+    grants = [Grant("a", 4, "granted", gpu_type="v100", exact=place), Grant("b", 3, "granted", gpu_type="v100")]
+    assert decide(shot, *grants)[0] == {"a": 1, "b": 3}
+    shot = replace(shot, nodes=NODES[:2])
+    assert decide(shot, *grants)[0] == {"a": 2, "b": 3}
+
+
+@pytest.mark.parametrize(("left", "expected"), [(4, {"a": 2, "b": 2}), (3, {"a": 2})])
+def test_both_of_a_pair_count(left, expected):
+    """A guest uses up its limit like its host, and goes without where it cannot have all."""
+    shot = replace(snapshot([job("a", 2), job("b", 2)], limit(left, "a", "b")), sharing=True)
+    assert decide(shot, ("a", 2), Grant("b", 2, "granted", co_runner="a"))[0] == expected
+
+
+def test_limits_are_part_of_what_is_kept_of_a_round():
+    """A round with limits can be decided again."""
+    shot = snapshot([job("a", fair_share=0.25)], limit(3, "a", gpu_type="v100"), limit(-1, "a", of_jobs=True))
+    assert decode(encode(shot)) == shot
+
+
+@pytest.mark.parametrize("name", ["fifo", "gavel_fifo", "slurm"])
+def test_nobody_waits_behind_a_job_that_waits_for_its_limit(name):
+    """Not in a strict order either: it is of those alone whom limits leave something."""
+    policy = installed_policies().get(name)
+    jobs = [job(f"a{i}", 4) for i in range(9)]
+    held = limit(4, *(each.uid for each in jobs), name="GrpTRES gres/gpu=4")
+    shot = snapshot([*jobs, job("b", 4)], held, nodes=NODES[:2])
+    result = run_round(shot, policy(policy.Parameters()), None)
+    assert sorted(result.targets) == ["a0", "b"]
+    assert result.reasons["a5"] == "the limit GrpTRES gres/gpu=4 leaves it 0 GPUs"
+
+
+KINDS = st.sampled_from([(), ("v100",), ("a100",), ("v100", "a100")])
+
+
+@st.composite
+def queues(draw):
+    """Elastic jobs of all types, some of which run."""
+    free, found = {node.name: node.gpus for node in NODES}, []
+    for i in range(draw(st.integers(1, 7))):
+        low, node = draw(st.integers(1, 3)), draw(st.sampled_from(NODES))
+        made = job(f"j{i}", low, draw(st.integers(low, 6)), gpu_types=draw(KINDS))
+        if draw(st.booleans()) and made.matches(node) and free[node.name] >= low:
+            free[node.name] -= low
+            made = replace(made, status=Status.RUNNING, placement=Placement((node.name,), low, node.gpu_type))
+        found.append(made)
+    return found
+
+
+@st.composite
+def granted(draw, made):
+    """A grant for a job that keeps to the contract."""
+    gpus = draw(st.integers(made.min_gpus, made.max_gpus))
+    low, kind = draw(st.sampled_from((None, made.min_gpus))), draw(st.sampled_from((None, *made.gpu_types)))
+    return Grant(made.uid, gpus, "granted", low, kind)
+
+
+def used(limit, targets):
+    places = [place for uid, place in targets.items() if uid in limit.members]
+    if limit.of_jobs:
+        return len(places)
+    return sum(place.gpus for place in places if limit.gpu_type in (None, place.gpu_type))
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_limits_are_kept_and_nobody_waits_on_one_that_has_room(data):
+    """No limit is exceeded; and whom limits deny GPUs could not have the fewest of its grant's type without that."""
+    draw = data.draw
+    jobs = draw(queues())
+    some = st.frozensets(st.sampled_from([job.uid for job in jobs]), min_size=1)
+    limits = st.builds(Quota, st.just("q"), some, st.integers(-1, 8), st.booleans(), st.sampled_from((None, "v100")))
+    shot = snapshot(jobs, *draw(st.lists(limits, min_size=1, max_size=3)))
+    grants = {made.uid: draw(granted(made)) for made in draw(st.permutations(jobs))}
+    order, cut = tuple(grants.values()), draw(st.integers(0, len(grants)))
+    result = run_round(shot, FixedPolicy(lambda _: (order[:cut], order[cut:])), None)
+
+    assert all(used(limit, result.targets) <= max(limit.left, 0) for limit in shot.quotas)
+    free = {node.name: node.gpus for node in NODES}
+    for place in result.targets.values():
+        for name, gpus in place.node_gpus:
+            free[name] -= gpus
+    for made in jobs:
+        if "the limit" in result.reasons[made.uid] and made.uid not in result.targets:
+            for node in NODES:
+                fits = made.matches(node) and free[node.name] >= made.min_gpus
+                if fits and grants[made.uid].gpu_type in (None, node.gpu_type):
+                    with_it = {**result.targets, made.uid: Placement((node.name,), made.min_gpus, node.gpu_type)}
+                    assert any(made.uid in limit.members and used(limit, with_it) > limit.left for limit in shot.quotas)

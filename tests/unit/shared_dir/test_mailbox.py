@@ -1,0 +1,266 @@
+"""The daemon's side of the mailbox."""
+
+import errno
+import json
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from metasched.shared_dir.mailbox import (
+    BadLeaseError,
+    BadNameError,
+    Lease,
+    Mailbox,
+    MailboxError,
+    NoLeaseError,
+    NotOursError,
+)
+
+UID = "0123456789abcdef"
+LEASE = Lease(
+    uid=UID,
+    slurm_job_id="123",
+    run=2,
+    round=17,
+    round_end=1732118400.0,
+    gpus=4,
+    gpu_type="v100",
+    nodes={"n1": 2, "n2": 2},
+)
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def mailbox(tmp_path):
+    before = os.umask(0o077)
+    try:
+        yield Mailbox(tmp_path / "shared")
+    finally:
+        os.umask(before)
+
+
+@pytest.fixture
+def shared(mailbox, tmp_path):
+    return tmp_path / "shared"
+
+
+def test_trees_have_the_modes_of_the_protocol(mailbox, shared):
+    """Whatever the umask: jobs can read the mailbox, and add to the reports without touching each other's."""
+    mailbox.write_address("123_4", UID)
+    mailbox.write_lease(LEASE)
+    assert mode(shared / "mailbox") == mode(shared / "mailbox" / "address") == mode(shared / "mailbox" / UID) == 0o755
+    assert mode(shared / "reports") == 0o3777
+    assert mailbox.reports == shared / "reports"
+    assert mode(shared / "mailbox" / UID / "lease.json") == mode(shared / "mailbox" / "address" / "123_4") == 0o644
+    Mailbox(shared)
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link", "nothing"])
+def test_anothers_reports_are_moved_aside(mailbox, tmp_path, kind):
+    """What another user put in the place of a job's reports is there under another name; what is its owner's stays."""
+    path, me = mailbox.reports / UID, os.geteuid()
+    make = {"directory": path.mkdir, "file": path.touch, "link": lambda: path.symlink_to(tmp_path)}
+    make.get(kind, bool)()
+    assert mailbox.free_reports(UID, me) is None
+    assert os.path.lexists(path) == (kind != "nothing")
+    assert mailbox.free_reports(UID, me + 1) == (None if kind == "nothing" else me)
+    assert not os.path.lexists(path)
+    assert len(list(mailbox.reports.iterdir())) == (kind != "nothing")
+
+
+def test_reports_that_their_owner_made_in_between_are_put_back(mailbox, monkeypatch):
+    """Who takes away what they had put there, just as it is moved aside, does not have the owner's moved instead."""
+    path, me = mailbox.reports / UID, os.geteuid()
+    look = Path.lstat
+    path.mkdir()
+    (path / "incarnation-1.jsonl").touch()
+
+    def late(self):
+        return SimpleNamespace(st_uid=me + 1) if self == path else look(self)
+
+    monkeypatch.setattr(Path, "lstat", late)
+    assert mailbox.free_reports(UID, me) is None
+    assert (path / "incarnation-1.jsonl").exists()
+
+
+def test_lease_is_what_the_protocol_says(mailbox, shared):
+    """The file has the protocol's keys, and reads back as the record."""
+    assert mailbox.write_lease(LEASE)
+    assert json.loads((shared / "mailbox" / UID / "lease.json").read_text()) == {
+        "format": 1,
+        "uid": UID,
+        "address": "123",
+        "run": 2,
+        "round": 17,
+        "round_end": 1732118400.0,
+        "gpus": 4,
+        "gpu_type": "v100",
+        "nodes": {"n1": 2, "n2": 2},
+        "requeue": {"by": "slurm", "exit_code": 85},
+        "signal": "SIGUSR2",
+        "trials": None,
+        "stop": None,
+    }
+    assert mailbox.read_lease(UID) == LEASE
+    assert mailbox.read_lease("f" * 16) is None
+
+
+def test_equal_lease_is_not_written_again(mailbox, shared):
+    """A lease that says the same costs no write; a renewed one replaces the file at once and leaves nothing behind."""
+    path = shared / "mailbox" / UID / "lease.json"
+    mailbox.write_lease(LEASE)
+    first = path.stat().st_ino
+    assert not mailbox.write_lease(LEASE)
+    assert path.stat().st_ino == first
+    with path.open() as reader:
+        assert mailbox.write_lease(replace(LEASE, round=18, round_end=1732118460.0))
+        assert json.load(reader)["round"] == 17
+    assert [file.name for file in path.parent.iterdir()] == ["lease.json"]
+
+
+def test_stop_is_for_one_run_and_said_once(mailbox):
+    """A stop keeps the rest of the lease, and a second request for the run changes nothing."""
+    mailbox.write_lease(LEASE)
+    assert mailbox.request_stop(UID, 2, 100.0, 160.0, "others wait")
+    assert not mailbox.request_stop(UID, 2, 130.0, 190.0, "again")
+    lease = mailbox.read_lease(UID)
+    assert (lease.stop.run, lease.stop.requested, lease.stop.deadline, lease.stop.reason) == (
+        2,
+        100,
+        160,
+        "others wait",
+    )
+    assert replace(lease, stop=None) == LEASE
+
+
+def test_stop_without_a_lease_is_an_error(mailbox):
+    """A stop for a run that the lease is not about is not written."""
+    with pytest.raises(NoLeaseError, match=UID):
+        mailbox.request_stop(UID, 2, 100.0, 160.0, "others wait")
+    mailbox.write_lease(LEASE)
+    with pytest.raises(NoLeaseError, match="run 1"):
+        mailbox.request_stop(UID, 1, 100.0, 160.0, "others wait")
+    assert mailbox.read_lease(UID) == LEASE
+
+
+def test_addresses_are_written_replaced_and_removed(mailbox, shared):
+    """An slurm_job_id names the job that has it now, and only that job takes it away."""
+    path = shared / "mailbox" / "address" / "123"
+    mailbox.write_address("123", "f" * 16)
+    mailbox.write_address("123", f"{UID}_4")
+    assert path.read_text() == f"{UID}_4\n"
+    mailbox.remove_address("123", "f" * 16)
+    assert path.exists()
+    mailbox.remove_address("123", f"{UID}_4")
+    mailbox.remove_address("123", f"{UID}_4")
+    assert not path.exists()
+
+
+def test_clear_removes_a_job(mailbox, shared):
+    """A cleared job has no lease and no directory, half-written files included; clearing again is no error."""
+    mailbox.write_lease(LEASE)
+    (shared / "mailbox" / UID / ".lease.json.new").write_text("{")
+    mailbox.clear(UID)
+    mailbox.clear(UID)
+    assert not (shared / "mailbox" / UID).exists()
+
+
+def test_half_written_file_of_a_crash_does_no_harm(mailbox, shared):
+    """What a killed daemon left beside a lease is overwritten by the next write."""
+    mailbox.write_lease(LEASE)
+    (shared / "mailbox" / UID / ".lease.json.new").write_text("{" * 10_000)
+    mailbox.write_lease(replace(LEASE, run=3))
+    assert mailbox.read_lease(UID).run == 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1, "stop": 3}'])
+def test_bad_lease_is_named_and_replaced(mailbox, shared, content):
+    """A lease that the daemon cannot have written is an error to read, and the next write replaces it."""
+    mailbox.write_lease(LEASE)
+    (shared / "mailbox" / UID / "lease.json").write_text(content)
+    with pytest.raises(BadLeaseError, match=r"lease\.json"):
+        mailbox.read_lease(UID)
+    assert mailbox.write_lease(LEASE)
+    assert mailbox.read_lease(UID) == LEASE
+
+
+@pytest.mark.parametrize("name", ["../../etc", "", "x", "ABCDEF0123456789", f"{UID}/..", f"{UID}\n", "."])
+def test_no_name_leaves_the_tree(mailbox, name):
+    """What is no uid and no slurm_job_id never becomes a path."""
+    for call in (mailbox.read_lease, mailbox.clear):
+        with pytest.raises(BadNameError):
+            call(name)
+    for call in (mailbox.write_address, mailbox.remove_address):
+        for slurm_job_id, uid in (("123", name), (name, UID)):
+            with pytest.raises(BadNameError):
+                call(slurm_job_id, uid)
+
+
+@pytest.mark.parametrize("name", ["mailbox", "mailbox/address", "reports"])
+def test_planted_link_is_refused(tmp_path, name):
+    """A link in place of one of the trees is named, and nothing is made where it leads."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    planted = tmp_path / "shared" / name
+    planted.parent.mkdir(parents=True)
+    planted.symlink_to(elsewhere)
+    with pytest.raises(NotOursError, match=name):
+        Mailbox(tmp_path / "shared")
+    assert list(elsewhere.iterdir()) == []
+    assert mode(elsewhere) == 0o700
+
+
+def test_planted_link_for_a_job_is_refused(mailbox, shared, tmp_path):
+    """A link in place of a job's directory, or of the file being written, is not followed."""
+    (shared / "mailbox" / UID).symlink_to(tmp_path)
+    with pytest.raises(NotOursError):
+        mailbox.write_lease(LEASE)
+    assert not (tmp_path / "lease.json").exists()
+    other = replace(LEASE, uid="f" * 16)
+    mailbox.write_lease(other)
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (shared / "mailbox" / other.uid / ".lease.json.new").symlink_to(victim)
+    with pytest.raises(MailboxError, match=r"lease\.json"):
+        mailbox.write_lease(replace(other, run=3))
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_tree_of_another_user_is_refused(tmp_path):
+    """A reports directory that belongs to somebody else is not trusted."""
+    (tmp_path / "reports").mkdir()
+    os.chown(tmp_path / "reports", 65534, 65534)
+    with pytest.raises(NotOursError, match="reports"):
+        Mailbox(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "mount it writable"), (errno.EIO, "check")]
+)
+def test_what_the_file_system_refuses_is_named(mailbox, monkeypatch, number, fix):
+    """A full or read-only tree is an error with path and fix, and the lease before it stays whole."""
+    mailbox.write_lease(LEASE)
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(MailboxError, match=rf"lease\.json.*{fix}"):
+        mailbox.write_lease(replace(LEASE, run=3))
+    monkeypatch.undo()
+    assert mailbox.read_lease(UID) == LEASE
+
+
+def test_shared_root_that_cannot_be_made(tmp_path):
+    """A root below a file is an error that names it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MailboxError, match="file/shared"):
+        Mailbox(tmp_path / "file" / "shared")

@@ -1,0 +1,139 @@
+import pytest
+
+from metasched.core.model import Placement, Preempt
+from metasched.simulator.learned_speeds import curves
+from metasched.simulator.traces.errors import TraceError
+from metasched.simulator.traces.history import read_history
+from metasched.simulator.traces.sacct import read_sacct
+from metasched.store import EndCause, JobRecord, Store
+
+UID = "0123456789abcdef"
+ONE, TWO = Placement(("n1",), 1, "v100"), Placement(("n1",), 2, "v100")
+NEEDS = {
+    "gpus": 2,
+    "min_gpus": 1,
+    "max_gpus": 4,
+    "gpu_types": ["v100"],
+    "weight": 0.5,
+    "preempt": "no",
+    "slo_seconds": 9.0,
+}
+
+SACCT = "JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES\n"
+
+
+def ended(store, uid, submitted, runs, *, steps=None, needs=NEEDS):
+    """A job that ran for so many seconds on each placement."""
+    store.add_job(
+        JobRecord(uid, uid[:3], "net", "ann", submitted, account="lab", requirements=needs, progress_steps=steps)
+    )
+    for number, (placement, seconds) in enumerate(runs, start=1):
+        store.release(uid, number, placement, submitted)
+        store.run_started(uid, number, submitted + 10, placement)
+        store.run_ended(uid, number, submitted + 10 + seconds, EndCause.FINISHED)
+    store.finish_job(uid, submitted + 1000, "COMPLETED", 0)
+
+
+def reported(store, run, steps, seconds):
+    """What the trainer of a run, on as many GPUs as its number, said of its speed."""
+    with store.transaction():
+        store._write(
+            "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, world_size,"
+            " global_batch, per_gpu_batch, accumulation) VALUES (?, ?, 1, 0, ?, ?, 8, ?, ?, 8, 8, 1)",
+            [UID, run, steps, steps, seconds, run],
+        )
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "metasched.db") as made:
+        yield made
+
+
+def test_speeds_are_measured_by_size_and_extended_by_rule(store):
+    """All reports of a size count together; beyond the measured sizes the rule holds."""
+    ended(store, UID, 0.0, [(ONE, 100), (TWO, 100)], steps=500)
+    reported(store, 1, 100, 50.0)
+    reported(store, 1, 100, 150.0)
+    reported(store, 2, 300, 100.0)
+    curve = curves(store, UID, 0.5)["v100"]
+    assert [curve.at(1), curve.at(2)] == [1.0, 3.0]
+    assert curve.at(8) == pytest.approx(6.0)
+
+
+def test_history_becomes_a_workload(store, tmp_path):
+    """Jobs that ran are there with their requests and the work that they did; the clock begins at the first."""
+    ended(store, UID, 5000.0, [(ONE, 100), (TWO, 100)], steps=400)
+    reported(store, 1, 100, 100.0)
+    reported(store, 2, 300, 100.0)
+    ended(store, "f" * 16, 4000.0, [(TWO, 300)])
+    ended(store, "e" * 16, 6000.0, [])
+    first, second = read_history(tmp_path / "metasched.db").submissions
+    assert (first.job.uid, first.job.submitted, second.job.submitted) == ("f" * 16, 0.0, 1000.0)
+    assert first.training.pace(0.0, TWO).steps_per_second * 300 == first.training.total
+    assert second.training.total == 400
+    assert second.training.pace(0.0, TWO).steps_per_second == 3.0
+    assert (second.job.gpus, second.job.min_gpus, second.job.max_gpus, second.job.weight) == (2, 1, 4, 0.5)
+    assert (second.job.preempt, second.job.slo_seconds) == (Preempt.NO, 9.0)
+
+
+def test_jobs_without_gpus_have_the_speed_that_they_reported(store, tmp_path):
+    """However many processes they were, so that their simulation ends."""
+    spot = Placement(("n1",), 0, None)
+    ended(store, UID, 0.0, [(spot, 100)], steps=400, needs={"gpus": 0, "min_gpus": 0, "max_gpus": 0})
+    reported(store, 1, 300, 100.0)
+    (found,) = read_history(tmp_path / "metasched.db").submissions
+    assert found.training.pace(0.0, spot).steps_per_second == 3.0
+
+
+def test_a_broken_request_is_refused(store, tmp_path):
+    """A row that says no number of GPUs is named, as is a job that no cluster of this size can run."""
+    ended(store, UID, 0.0, [(ONE, 100)], needs={})
+    with pytest.raises(TraceError, match=f"jobs.requirements.*{UID}"):
+        read_history(tmp_path / "metasched.db")
+    store.update_job(UID, requirements={**NEEDS, "preempt": "maybe"})
+    with pytest.raises(TraceError, match="maybe"):
+        read_history(tmp_path / "metasched.db")
+    store.update_job(UID, requirements={**NEEDS, "min_gpus": 9, "gpus": 9, "max_gpus": 9})
+    with pytest.raises(TraceError, match="9 GPUs at least"):
+        read_history(tmp_path / "metasched.db", most_gpus=8)
+
+
+def test_sacct(tmp_path):
+    """GPU jobs that ran are there by submission; steps, CPU jobs and jobs that never ran are not."""
+    path = tmp_path / "jobs.txt"
+    path.write_text(
+        SACCT
+        + "8|late|bob|ml|2025-03-01T10:00:30|60|billing=4,cpu=4,gres/gpu=2,gres/gpu:v100=2,node=1\n"
+        + "7|early|ann||2025-03-01T10:00:00|3600|cpu=4,gres/gpu:v100=1,gres/gpu=1\n"
+        + "7.batch|batch|||2025-03-01T10:00:00|3600|cpu=4,gres/gpu=1\n"
+        + "9|cpu|ann|ml|2025-03-01T10:00:00|3600|cpu=4\n"
+        + "10|never|ann|ml|2025-03-01T10:00:00|0|cpu=4,gres/gpu=1\n"
+        + "11|typed|bob|ml|2025-03-01T10:01:00|60|cpu=4,gres/gpu:a100=2,gres/gpu:v100=1\n"
+    )
+    found = read_sacct(path).submissions
+    assert [(one.job.name, one.job.submitted, one.job.gpus, one.job.account) for one in found] == [
+        ("7", 0.0, 1, None),
+        ("8", 30.0, 2, "ml"),
+        ("11", 60.0, 3, "ml"),
+    ]
+    assert found[0].training.pace(0.0, ONE).steps_per_second * 3600 == found[0].training.total
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("1|a|b|c|yesterday|60|gres/gpu=1", "line 2, column 'Submit'"),
+        ("1|a|b|c|2025-03-01T10:00:00|-1|gres/gpu=1", "line 2, column 'ElapsedRaw'"),
+        ("1|a|b|c|2025-03-01T10:00:00|60|gres/gpu=many", "line 2, column 'AllocTRES'"),
+        ("1|a|b|c|2025-03-01T10:00:00|60|gres/gpu:v100=2G", "line 2, column 'AllocTRES'"),
+        ("1|a|b|c|2025-03-01T10:00:00|60|gres/gpu=16", "cluster can give one job 8"),
+        ("1|a|b", "line 2"),
+    ],
+)
+def test_bad_accounting_is_refused(tmp_path, line, told):
+    """What makes no sense is refused by line and column."""
+    path = tmp_path / "jobs.txt"
+    path.write_text(SACCT + line + "\n")
+    with pytest.raises(TraceError, match=told):
+        read_sacct(path, most_gpus=8)

@@ -1,0 +1,193 @@
+import pytest
+
+from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
+from metasched.core.policy import PolicyState
+from metasched.simulator.records import Settings
+from metasched.simulator.what_if import Estimate, estimate_all, forecast
+from metasched.store import Store
+from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.scaling_curve import ran
+from policies.baselines.fifo import Fifo
+from policies.baselines.gandiva import Gandiva
+from policies.baselines.las import Las
+
+NOW = 10_000.0
+NODE = Node("n1", "v100", 4, 64, 1 << 40)
+SETTINGS = Settings(round_seconds=100.0, min_round_seconds=0.0)
+
+
+def job(uid, submitted, gpus=4, **facts):
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=uid,
+        user="ann",
+        submitted=submitted,
+        gpus=gpus,
+        min_gpus=gpus,
+        max_gpus=gpus,
+        **facts,
+    )
+
+
+def running(uid, submitted, seconds, gpus=4, **facts):
+    """A job that has run for so long."""
+    return job(
+        uid,
+        submitted,
+        gpus,
+        status=Status.RUNNING,
+        placement=Placement(("n1",), gpus, "v100"),
+        run=1,
+        run_started=NOW - seconds,
+        attained={"v100": gpus * seconds},
+        ran_seconds=seconds,
+        **facts,
+    )
+
+
+def look(*jobs):
+    return Snapshot(NOW, 7, 100.0, (NODE,), jobs)
+
+
+def known(**left):
+    """Seconds that are left of each job at its size, after 1000."""
+    return {uid: Estimate(ran(1000.0 + seconds, 4), 1000.0, "known") for uid, seconds in left.items()}
+
+
+def pair_size(**left):
+    """The same for jobs of two GPUs."""
+    return {uid: Estimate(ran(1000.0 + seconds, 2), 1000.0, "known") for uid, seconds in left.items()}
+
+
+def test_a_running_job_goes_on_and_the_next_follows():
+    """What runs ends when its work does, without a restart; who waits starts then."""
+    found = forecast(look(running("a", 0.0, 1000.0), job("b", 5.0)), known(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
+    assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + 500.0]
+    assert [one.preemptions["f"] for one in found] == [0, 0]
+
+
+def test_policies_differ():
+    """Under LAS the job that has had much is stopped for one that has had nothing; under FIFO it is not."""
+    policies = {"f": Fifo(), "l": Las(Las.Parameters(queue_thresholds_gpu_seconds=(100.0,)))}
+    old = running("a", 0.0, 1000.0, preemptions=2)
+    one, other = forecast(look(old, job("b", 5.0)), known(a=300.0, b=50.0), policies, SETTINGS)
+    assert (one.preemptions, other.ends) == ({"f": 0, "l": 1}, {"f": NOW + 350.0, "l": NOW + 50.0})
+    assert one.ends["l"] == NOW + 350.0
+
+
+def test_a_restart_costs():
+    """Who is started pays for it; who goes on does not."""
+    settings = Settings(round_seconds=100.0, min_round_seconds=0.0, start_seconds=60.0, restart_seconds=60.0)
+    jobs = look(running("a", 0.0, 1000.0), job("b", 5.0))
+    found = forecast(jobs, known(a=300.0, b=200.0), {"f": Fifo()}, settings)
+    assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + 560.0]
+
+
+def test_blocked_jobs_are_left_out_unless_they_run():
+    """A job that must not start is no part of the forecast; one that runs keeps its GPUs to its end."""
+    blocked = "it waits for job 3"
+    jobs = look(running("a", 0.0, 1000.0, blocked=blocked), job("b", 5.0), job("c", 6.0, blocked=blocked))
+    found = forecast(jobs, known(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
+    assert {one.job.uid: one.ends["f"] for one in found} == {"a": NOW + 300.0, "b": NOW + 500.0}
+
+
+def test_what_somebody_else_suspended_stays_suspended():
+    """It holds its GPUs and does not go on, whatever we had asked of it; who needs them waits."""
+    asleep = running("a", 0.0, 1000.0, gpus=2).evolve(status=Status.SUSPENDED, stop_requested=NOW - 1.0)
+    jobs = look(asleep, running("b", 0.0, 1000.0, gpus=2), job("c", 6.0))
+    found = forecast(jobs, pair_size(a=300.0, b=300.0) | known(c=100.0), {"f": Fifo()}, SETTINGS)
+    assert {one.job.uid: one.ends["f"] for one in found} == {"a": None, "b": NOW + 300.0, "c": None}
+
+
+@pytest.mark.parametrize("limit", [Quota("gpus", frozenset("ab"), 2), Quota("jobs", frozenset("ab"), 1, of_jobs=True)])
+def test_limits_hold_in_the_forecast(limit):
+    """Two jobs for which there is room run one after the other where a limit allows no more."""
+    jobs = look(running("a", 0.0, 1000.0, gpus=2), job("b", 5.0, gpus=2))
+    for limits, second in (((), 200.0), ((limit,), 500.0)):
+        view = Snapshot(NOW, 7, 100.0, (NODE,), jobs.jobs, quotas=limits)
+        found = forecast(view, pair_size(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
+        assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + second]
+
+
+def test_a_job_on_a_node_that_is_not_listed_goes_on_there():
+    """As the daemon leaves it where it is; nobody else gets anything there."""
+    away = running("a", 0.0, 1000.0).evolve(placement=Placement(("gone",), 4, "v100"))
+    found = forecast(
+        look(away, job("b", 5.0), job("c", 6.0)), known(a=300.0, b=200.0, c=100.0), {"f": Fifo()}, SETTINGS
+    )
+    assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + 200.0, NOW + 300.0]
+
+
+class Curious(Fifo):
+    """Remembers what it was shown."""
+
+    steady = False
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def decide(self, snapshot, state):
+        facts = {job.uid: (job.total_steps, job.progress_steps) for job in snapshot.jobs}
+        self.seen.append((snapshot.round, dict(state.data), facts))
+        return super().decide(snapshot, state)
+
+
+def test_a_policy_goes_on_from_its_state_and_knows_what_it_knows_now():
+    """The number of the round and the state are carried on; how much work is assumed is not told."""
+    policies = {"now": Curious(), "new": Curious()}
+    estimates = {
+        **pair_size(a=300.0),
+        **known(c=100.0),
+        "b": Estimate(ran(500.0, 2), 200.0, "its own reports", declared=True),
+    }
+    jobs = look(running("a", 0.0, 1000.0, gpus=2), running("b", 0.0, 1000.0, gpus=2), job("c", 5.0))
+    forecast(jobs, estimates, policies, SETTINGS, {"now": PolicyState(1, {"known": 5})})
+    facts = {"a": (None, None), "b": (500.0, 200.0), "c": (None, None)}
+    assert policies["now"].seen[0] == (8, {"known": 5}, facts)
+    assert policies["new"].seen[0] == (8, {}, facts)
+    assert [facts["a"] for _, _, facts in policies["now"].seen if "a" in facts] == [(None, None)] * 3
+
+
+@pytest.mark.parametrize(
+    ("facts", "seconds", "how"),
+    [
+        ({}, 14400.0, "assumed"),
+        ({"time_limit_seconds": 1800.0}, 1800.0, "its time limit"),
+        ({"time_limit_seconds": 1e6}, 14400.0, "assumed"),
+        ({"total_steps": 100, "whole_gpus": True}, 14400.0, "assumed"),
+        ({"total_steps": 100}, 50.0, "its own reports"),
+    ],
+)
+def test_what_is_known_of_a_job_that_has_not_run(tmp_path, facts, seconds, how):
+    """An assumption, within its time limit; where it can share GPUs, what the daemon has learned of it alone counts."""
+    learned = MeasuredSpeed("ann/x", {("v100", (4,)): 2.0}, {(("v100", (4,)), "ann/y"): 1.0})
+    with Store.open(tmp_path / "metasched.db") as store:
+        found = estimate_all(store, [job("a", 0.0, speed=learned, **facts)], 14400.0, 0.9)["a"]
+    speed = found.training.pace(0.0, Placement(("n1",), 4, "v100")).steps_per_second
+    assert (found.training.total / speed, found.how, found.declared) == (seconds, how, how == "its own reports")
+
+
+def test_a_job_that_fits_nowhere_never_ends():
+    """It is shown without an end."""
+    found = forecast(look(job("a", 0.0, gpus=8)), known(a=300.0), {"f": Fifo()}, SETTINGS)
+    assert found[0].ends == {"f": None}
+
+
+def test_a_policy_that_never_lets_jobs_start_is_given_up():
+    """Where jobs are moved about faster than they restart, the simulation ends, and the jobs do not."""
+    settings = Settings(round_seconds=3.0, min_round_seconds=0.0, restart_seconds=60.0)
+    policy = Las(Las.Parameters(queue_thresholds_gpu_seconds=(1.0,), promote_knob=1.0))
+    jobs = look(running("a", 0.0, 5.0), job("b", NOW))
+    found = forecast(jobs, known(a=3000.0, b=3000.0), {"l": policy}, settings)
+    assert None in {one.ends["l"] for one in found}
+
+
+def test_two_on_the_same_gpus_stay_together():
+    """Where the live cluster shares GPUs; nobody is stopped for it."""
+    pair = [running(uid, 0.0, 1000.0, co_runner=other) for uid, other in ("ab", "ba")]
+    view = Snapshot(NOW, 7, 100.0, (NODE,), tuple(pair), sharing=True)
+    found = forecast(view, known(a=300.0, b=300.0), {"g": Gandiva()}, SETTINGS)
+    assert [one.preemptions["g"] for one in found] == [0, 0]
+    assert all(one.ends["g"] is not None for one in found)

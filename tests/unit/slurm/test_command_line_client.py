@@ -1,0 +1,345 @@
+"""The command-line client against stand-ins for Slurm's commands: caching, errors, and a scontrol that misbehaves."""
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.errors import (
+    InvalidArgumentError,
+    MalformedOutputError,
+    NoSuchJobError,
+    SlurmCommandError,
+    SlurmPermissionError,
+    SlurmTimeoutError,
+    SlurmTooOldError,
+    SlurmUnavailableError,
+    WrongJobStateError,
+)
+from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
+from tests.unit.slurm.test_json_parser import NODE_22, PENDING_22, RUNNING_22
+
+# Prints what the file of its name holds (on standard error if there is one that ends in .err), and counts its calls.
+SAY = """#!/bin/bash
+echo "$*" >> {base}/$(basename $0).calls
+name=$(basename $0); [[ "$*" == *--json* ]] && name=$name.json
+[[ -f {base}/$name.err ]] && {{ cat {base}/$name.err >&2; exit 1; }}
+cat {base}/$name.out
+"""
+# A scontrol on a pipe: knows a few words.
+SCONTROL = """#!/bin/bash
+[[ $# -gt 0 ]] && {{ echo "argv $*" >> {base}/scontrol.calls; exit 0; }}
+echo start >> {base}/scontrol.calls
+while IFS= read -r line; do
+  echo "scontrol: $line"
+  case "$line" in
+    metasched-end-*) echo "invalid keyword: $line" >&2 ;;
+    hold\\ 13) exit 3 ;;
+    hold\\ 14) echo "last words" >&2; exit 3 ;;
+    hold\\ 15) sleep 30 ;;
+    hold\\ 9) echo "Invalid job id specified for job 9" >&2; echo "slurm_suspend error: Invalid job id specified" >&2 ;;
+    *) echo "$line" >> {base}/scontrol.calls ;;
+  esac
+done
+"""
+
+
+class Stand:
+    """A directory of stand-ins, first on PATH."""
+
+    def __init__(self, base):
+        self.base = base
+        bin_dir = base / "bin"
+        bin_dir.mkdir()
+        for name, text in (("squeue", SAY), ("sinfo", SAY), ("sbatch", SAY), ("scancel", SAY), ("scontrol", SCONTROL)):
+            path = bin_dir / name
+            path.write_text(text.format(base=base))
+            path.chmod(0o755)
+        self.env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "SQUEUE_FORMAT": "%all", "SLURM_TIME_FORMAT": "relative"}
+        self.says("squeue", "1|PENDING|JobHeldUser|1|0||1|1|0|1|main|N/A\n")
+        self.says("squeue.json", json.dumps({"jobs": [PENDING_22]}))
+
+    def says(self, name, text):
+        (self.base / f"{name}.out").write_text(text)
+
+    def complains(self, name, text):
+        (self.base / f"{name}.err").write_text(text)
+
+    def calls(self, name):
+        path = self.base / f"{name}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def json_reads(self):
+        return sum("--json" in call for call in self.calls("squeue"))
+
+
+@pytest.fixture
+def stand(tmp_path):
+    return Stand(tmp_path)
+
+
+@pytest.fixture
+def client(stand):
+    made = CommandLineClient(stand.env, timeout=2)
+    yield made
+    made.close()
+
+
+def test_an_unchanged_queue_is_not_read_twice(stand, client):
+    """The cheap text is the same, so the jobs are."""
+    first = client.jobs()
+    assert client.jobs() == first
+    assert stand.json_reads() == 1
+
+
+def test_a_changed_queue_is_read_again(stand, client):
+    """Any difference in the cheap text is enough."""
+    client.jobs()
+    stand.says("squeue", "1|RUNNING|None|1|5|n1|1|1|0|1|main|7\n")
+    client.jobs()
+    assert stand.json_reads() == 2
+
+
+def test_slurms_forecast_of_a_start_is_no_change(stand, client):
+    """It moves all the time; the begin time of a job that waits for one does count."""
+    for forecast in ("100", "200"):
+        stand.says("squeue", f"1|PENDING|Resources|1|5||1|1|0|1|main|{forecast}\n")
+        client.jobs()
+    assert stand.json_reads() == 1
+    for begin in ("100", "200"):
+        stand.says("squeue", f"1|PENDING|BeginTime|1|5||1|1|0|1|main|{begin}\n")
+        client.jobs()
+    assert stand.json_reads() == 3
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda client: client.hold("1"),
+        lambda client: client.stamp("1", "metasched:x"),
+        lambda client: client.stamp("1", "with blanks"),
+        lambda client: client.cancel("1"),
+        lambda client: client.set_requeue("1"),
+    ],
+)
+def test_a_write_of_ours_makes_the_next_read_a_full_one(stand, client, write):
+    """What it changed may not show in the cheap text."""
+    stand.says("scancel", "")
+    client.jobs()
+    write(client)
+    client.jobs()
+    assert stand.json_reads() == 2
+
+
+def test_a_failed_read_is_repeated(stand, client):
+    """Nothing is remembered of it."""
+    stand.complains("squeue.json", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    with pytest.raises(SlurmUnavailableError):
+        client.jobs()
+    (stand.base / "squeue.json.err").unlink()
+    assert len(client.jobs()) == 1
+
+
+def test_a_record_that_cannot_be_read_is_left_out_and_named_once(stand, client, caplog):
+    """Every poll would fill the log otherwise."""
+    stand.says("scancel", "")
+    stand.says("squeue.json", json.dumps({"jobs": [RUNNING_22 | {"job_state": "DANCING"}, PENDING_22]}))
+    with caplog.at_level(logging.WARNING):
+        assert [job.job_id for job in client.jobs()] == [22]
+        client.cancel("1")
+        client.jobs()
+    assert caplog.text.count("job 21") == 1
+
+
+def test_nodes_are_read(stand, client):
+    """In one call, after the first, which asks for the release of Slurm."""
+    stand.says("sinfo", "slurm-wlm 22.05.8\n")
+    stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
+    assert [node.name for node in client.nodes()] == ["n1"]
+    client.nodes()
+    assert stand.calls("sinfo") == ["--version", "--json -a", "--json -a"]
+
+
+def test_later_releases_list_nodes_by_another_command(stand, client):
+    """Their sinfo groups nodes that are alike."""
+    stand.says("sinfo", "slurm 23.02.0\n")
+    (stand.base / "bin" / "scontrol").write_text(SAY.format(base=stand.base))
+    stand.says("scontrol.json", json.dumps({"nodes": [NODE_22]}))
+    assert [node.name for node in client.nodes()] == ["n1"]
+    assert stand.calls("scontrol") == ["--all --json show nodes"]
+
+
+@pytest.mark.parametrize("read", [CommandLineClient.settings, CommandLineClient.nodes])
+def test_a_slurm_that_is_too_old_is_refused(stand, client, read):
+    """Before anything else is asked, with both releases in the message."""
+    stand.says("sinfo", "slurm-wlm 21.08.8-2\n")
+    with pytest.raises(SlurmTooOldError, match=r"21\.08.*22\.05"):
+        read(client)
+    assert not stand.calls("scontrol")
+
+
+def test_peoples_format_variables_do_not_reach_the_commands(stand, client):
+    """SQUEUE_FORMAT and their like would change what is read."""
+    stand.says("sbatch", "7\n")
+    (stand.base / "bin" / "sbatch").write_text(f"#!/bin/bash\nenv > {stand.base}/env\necho 7\n")
+    client.submit(Path("job.sh"))
+    seen = dict(line.split("=", 1) for line in (stand.base / "env").read_text().splitlines())
+    assert "SQUEUE_FORMAT" not in seen
+    assert (seen["SLURM_TIME_FORMAT"], seen["SLURM_BITSTR_LEN"], seen["LC_ALL"]) == ("%s", "0", "C")
+
+
+@pytest.mark.parametrize(("answer", "slurm_job_id"), [("7\n", "7"), ("7;cluster\n", "7")])
+def test_submit_tells_the_address(stand, client, answer, slurm_job_id):
+    """On a federation with the cluster's name behind it."""
+    stand.says("sbatch", answer)
+    assert client.submit(Path("job.sh"), ["--hold"]) == slurm_job_id
+    assert stand.calls("sbatch") == [f"--parsable --hold {Path('job.sh').absolute()}"]
+
+
+def test_an_answer_without_a_job_id_is_malformed(stand, client):
+    """A wrapper of the site may print anything."""
+    stand.says("sbatch", "Welcome!\n")
+    with pytest.raises(MalformedOutputError, match="Welcome"):
+        client.submit(Path("job.sh"))
+
+
+@pytest.mark.parametrize(
+    ("complaint", "kind"),
+    [
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            SlurmCommandError,
+        ),
+        ("scancel: error: Kill job error on job id 9: Invalid job id specified", NoSuchJobError),
+        ("Unexpected message received for job 9", SlurmUnavailableError),
+        ("Access/permission denied for job 9", SlurmPermissionError),
+        ("Invalid user id for job 9", SlurmPermissionError),
+        ("Job is no longer pending execution for job 9", WrongJobStateError),
+        ("Job has already finished for job 9", WrongJobStateError),
+        ("Requested operation is presently disabled for job 9", WrongJobStateError),
+        ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", SlurmUnavailableError),
+        ("error: Socket timed out on send/recv operation", SlurmUnavailableError),
+        ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmUnavailableError),
+        ("scontrol: fatal: Unable to process configuration file", SlurmUnavailableError),
+    ],
+)
+def test_complaints_become_typed_errors_with_slurms_words(stand, client, complaint, kind):
+    """What can be done about it depends on the type; people read the words."""
+    stand.complains("scancel", complaint)
+    with pytest.raises(kind, match="scancel") as caught:
+        client.cancel("9")
+    assert type(caught.value) is kind
+    assert complaint in str(caught.value)
+
+
+def test_a_command_that_is_not_there_is_an_unavailable_slurm(tmp_path):
+    """Not a traceback."""
+    client = CommandLineClient({"PATH": str(tmp_path)})
+    with pytest.raises(SlurmUnavailableError, match="squeue"):
+        client.jobs()
+    with pytest.raises(SlurmUnavailableError, match="scontrol"):
+        client.hold("1")
+
+
+def test_a_command_that_hangs_is_ended(stand):
+    """And whether it took effect is not known."""
+    (stand.base / "bin" / "scancel").write_text("#!/bin/bash\nexec sleep 30\n")
+    client = CommandLineClient(stand.env, timeout=0.3)
+    with pytest.raises(SlurmTimeoutError, match="scancel"):
+        client.cancel("1")
+
+
+def test_many_commands_share_one_scontrol(stand, client):
+    """Each is answered before the next."""
+    for number in range(1, 6):
+        client.hold(str(number))
+    assert stand.calls("scontrol") == ["start", *(f"hold {number}" for number in range(1, 6))]
+
+
+def test_a_complaint_belongs_to_its_own_command(stand, client):
+    """The next one has succeeded."""
+    with pytest.raises(NoSuchJobError, match="slurm_suspend error"):
+        client.hold("9")
+    client.hold("1")
+
+
+def test_a_scontrol_that_ended_between_commands_is_started_again(stand, client):
+    """A controller's restart or an admin's kill must not last."""
+    client.hold("1")
+    client._scontrol._process.kill()
+    client._scontrol._process.wait()
+    client.hold("2")
+    assert stand.calls("scontrol") == ["start", "hold 1", "start", "hold 2"]
+
+
+@pytest.mark.parametrize("slurm_job_id", ["13", "14"])
+def test_a_scontrol_that_ends_during_a_command_is_an_error_once(stand, client, slurm_job_id):
+    """Nobody knows whether the command was done; the next one has a new process."""
+    with pytest.raises(SlurmUnavailableError, match=f"hold {slurm_job_id}"):
+        client.hold(slurm_job_id)
+    client.hold("1")
+    assert stand.calls("scontrol")[-2:] == ["start", "hold 1"]
+
+
+def test_a_scontrol_that_hangs_is_ended(stand):
+    """The next command has a new process."""
+    client = CommandLineClient(stand.env, timeout=0.3)
+    began = time.monotonic()
+    with pytest.raises(SlurmTimeoutError, match="hold 15"):
+        client.hold("15")
+    assert time.monotonic() - began < 20
+    client.hold("1")
+    client.close()
+
+
+def test_closing_ends_the_process_and_is_repeatable(stand):
+    """No zombie, no open file."""
+    client = CommandLineClient(stand.env)
+    client.hold("1")
+    process = client._scontrol._process
+    client.close()
+    client.close()
+    assert process.returncode is not None
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda client: client.hold("1"),
+        lambda client: client.stamp("1", "two words"),
+        lambda client: client.cancel("1"),
+        lambda client: client.submit(Path("job.sh")),
+        lambda client: client.launch("1", ["true"], 1),
+    ],
+)
+def test_what_may_not_be_written_is_not_sent(stand, write):
+    """Whichever command it goes by."""
+
+    def refuse():
+        raise RuntimeError("another daemon took over")
+
+    stand.says("squeue", "1 RUNNING 0\n")
+    client = CommandLineClient(stand.env, before_write=refuse)
+    with pytest.raises(RuntimeError):
+        write(client)
+    assert not any(stand.calls(name) for name in ("scontrol", "scancel", "sbatch", "srun"))
+
+
+def test_text_with_blanks_goes_by_a_process_of_its_own(stand, client):
+    """On the pipe, scontrol keeps the quotes that blanks need."""
+    client.stamp("1", "metasched:x bad tag")
+    assert stand.calls("scontrol") == ["argv update JobId=1 AdminComment=metasched:x bad tag"]
+
+
+@pytest.mark.parametrize(
+    "word", ["a b", "a\nb", "a\tb", 'a"b', "a'b", "!!", "a\\b", "", "ü", "a\x00b", "x" * 5000, "a\x1bb"]
+)
+def test_words_that_scontrol_would_read_otherwise_do_not_fit(word):
+    """They could be a second command, or join two arguments."""
+    assert not fits(["update", word])
+    with pytest.raises(InvalidArgumentError):
+        ScontrolPipe({}).command(["update", word], 1)

@@ -1,0 +1,376 @@
+"""Records from Slurm's JSON, of the releases whose forms differ."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.model import Hold
+from metasched.slurm import json_releases
+from metasched.slurm.client import JobState
+from metasched.slurm.errors import MalformedOutputError
+from metasched.slurm.json_parser import parse_jobs, parse_nodes, parse_reservations
+
+MIB = 2**20
+
+CORE = "allocated"
+RUNNING_22 = {
+    "job_id": 21, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "name": "train",
+    "user_name": "ann",
+    "user_id": 1000, "account": "lab", "partition": "main", "qos": "normal", "comment": "metasched",
+    "admin_comment": "",
+    "job_state": "RUNNING", "state_reason": "None", "state_description": "", "priority": 4294901755,
+    "submit_time": 1795191940, "eligible_time": 1795191940, "start_time": 1795191944, "end_time": 1826727944,
+    "time_limit": 60, "node_count": 2, "tasks": 2, "tasks_per_node": 0, "cpus": 6, "max_nodes": 0,
+    "tres_per_node": "", "tres_per_job": "gres:gpu:5", "tres_per_task": "", "tres_per_socket": "", "cpus_per_tres": "",
+    "memory_per_tres": "", "memory_per_node": None, "memory_per_cpu": 500, "features": "v100",
+    "required_nodes": "n[3-4]",
+    "shared": None, "restart_cnt": 1, "requeue": True, "dependency": "", "exit_code": 0, "het_job_id": 0,
+    "batch_flag": True,
+    "tres_req_str": "cpu=6,mem=3000M,node=2,billing=6",
+    "gres_detail": ["gpu:v100:4(IDX:0-3)", "gpu:v100:1(IDX:0)"],
+    "job_resources": {
+        "nodes": "n[3-4]",
+        "allocated_nodes": [
+            {"nodename": "n3", "memory_allocated": 2000, "sockets": {"0": {"cores": {"0": CORE, "1": CORE}}}},
+            {"nodename": "n4", "memory_allocated": 1000, "sockets": {"0": {"cores": {"0": CORE}}}},
+        ],
+    },
+}  # fmt: skip
+PENDING_22 = RUNNING_22 | {
+    "job_id": 22, "job_state": "PENDING", "state_reason": "JobHeldAdmin", "priority": 0, "start_time": 0, "end_time": 0,
+    "tres_per_job": "", "tres_per_node": "gres:gpu:v100:2", "gres_detail": [], "time_limit": None, "eligible_time": 0,
+    "job_resources": {},
+}  # fmt: skip
+RUNNING_24 = RUNNING_22 | {
+    "job_state": ["RUNNING", "CONFIGURING"],
+    "array_job_id": {"set": True, "infinite": False, "number": 20},
+    "array_task_id": {"set": True, "infinite": False, "number": 4},
+    "priority": {"set": True, "infinite": False, "number": 100},
+    "submit_time": {"set": True, "infinite": False, "number": 1795191940},
+    "time_limit": {"set": False, "infinite": True, "number": 0},
+    "cpus": {"set": True, "infinite": False, "number": 6},
+    "memory_per_cpu": {"set": True, "infinite": False, "number": 500},
+    "max_nodes": {"set": True, "infinite": False, "number": 0},
+    "shared": [],
+    "exit_code": {"status": ["SUCCESS"], "return_code": {"set": True, "infinite": False, "number": 0}},
+    "tres_per_job": "gres/gpu:5",
+    "job_resources": {
+        "nodes": {
+            "count": 2,
+            "list": "n[3-4]",
+            "allocation": [
+                {"index": 0, "name": "n3", "cpus": {"count": 4, "used": 0}, "memory": {"used": 0, "allocated": 2000}},
+                {"index": 1, "name": "n4", "cpus": {"count": 2, "used": 0}, "memory": {"used": 0, "allocated": 1000}},
+            ],
+        }
+    },
+}
+NODE_22 = {
+    "name": "n1", "state": "mixed", "state_flags": [], "gres": "gpu:v100:4",
+    "gres_used": "gpu:v100:2(IDX:0-1)", "cpus": 16,
+    "real_memory": 64000, "alloc_cpus": 3, "alloc_memory": 1500, "active_features": "v100,fast",
+    "partitions": ["main", "long"],
+}  # fmt: skip
+NODE_24 = NODE_22 | {"state": ["MIXED", "PLANNED"], "active_features": ["v100", "fast"]}
+
+
+def read(*records):
+    return parse_jobs(json.dumps({"jobs": records}))
+
+
+def job(record, **changes):
+    parsed = read(record | changes)
+    assert not parsed.errors
+    (found,) = parsed.records
+    return found
+
+
+@pytest.mark.parametrize(("record", "slurm_job_id"), [(RUNNING_22, "21"), (RUNNING_24, "20_4")])
+def test_a_running_job_is_read_in_the_form_of_each_release(record, slurm_job_id):
+    """Allocation, request and people are the same."""
+    found = job(record)
+    assert (found.slurm_job_id, found.job_id, found.state, found.user, found.account) == (
+        slurm_job_id, 21, JobState.RUNNING, "ann", "lab",
+    )  # fmt: skip
+    assert (found.allocated, found.allocated_gpu_type) == ({"n3": 4, "n4": 1}, "v100")
+    assert found.allocated_cpus == {"n3": 4, "n4": 2}
+    assert found.allocated_memory == {"n3": 2000 * MIB, "n4": 1000 * MIB}
+    assert (found.gpus_total, found.gpus_per_node, found.gpu_type, found.cpus) == (5, None, None, 6)
+    assert (found.submitted, found.started, found.ended, found.restarts) == (1795191940.0, 1795191944.0, None, 1)
+    assert (found.required_nodes, found.features, found.nodes_max) == (("n3", "n4"), {"v100"}, None)
+    assert (found.hold, found.exit_code, found.exclusive, found.batch) == (Hold.NONE, None, False, True)
+
+
+def test_a_held_job_is_read():
+    """Nothing is known of a run that has not been."""
+    found = job(PENDING_22)
+    assert (found.state, found.hold, found.reason) == (JobState.PENDING, Hold.ADMIN, "JobHeldAdmin")
+    assert (found.gpus_per_node, found.gpu_type, found.time_limit) == (2, "v100", None)
+    assert (found.allocated, found.started, found.eligible, found.exit_code) == ({}, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "hold"),
+    [
+        ({"state_reason": "JobHeldUser"}, Hold.USER),
+        ({"state_reason": "JobHeldAdmin"}, Hold.ADMIN),
+        ({"state_reason": "Dependency"}, Hold.USER),
+        ({"state_reason": "JobHeldUser", "job_state": "SPECIAL_EXIT"}, Hold.USER),
+        ({"state_reason": "JobHeldAdmin", "job_state": ["PENDING", "REQUEUED"]}, Hold.ADMIN),
+        ({"state_reason": "BeginTime", "priority": 5}, Hold.NONE),
+        ({"state_reason": "None", "job_state": "SUSPENDED", "job_resources": {"allocated_nodes": []}}, Hold.NONE),
+    ],
+)
+def test_priority_zero_of_a_pending_job_is_a_hold(changes, hold):
+    """The reason says whose; a suspended job has priority 0 too."""
+    assert job(PENDING_22, **changes).hold is hold
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("PENDING", JobState.PENDING),
+        ("SPECIAL_EXIT", JobState.PENDING),
+        (["PENDING", "REQUEUE_HOLD"], JobState.PENDING),
+        (["RUNNING", "COMPLETING"], JobState.COMPLETING),
+        (["PENDING", "COMPLETING", "REQUEUED"], JobState.COMPLETING),
+        ("COMPLETING", JobState.COMPLETING),
+        ("CONFIGURING", JobState.RUNNING),
+        (["CANCELLED", "COMPLETING"], JobState.COMPLETING),
+        ("NODE_FAIL", JobState.FAILED),
+        ("OUT_OF_MEMORY", JobState.FAILED),
+        ("TIMEOUT", JobState.TIMEOUT),
+        ("PREEMPTED", JobState.CANCELLED),
+    ],
+)
+def test_states_are_reduced_to_what_matters(words, state):
+    """A job that still holds something is COMPLETING, whatever comes after; one that waits to run again is PENDING."""
+    assert job(RUNNING_22, job_state=words).state is state
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (768, 3),
+        (15, 143),
+        (0, 0),
+        ({"status": ["ERROR"], "return_code": {"set": True, "infinite": False, "number": 3}, "signal": {}}, 3),
+        (
+            {
+                "status": ["SIGNALED"],
+                "return_code": {"set": False, "infinite": False, "number": 0},
+                "signal": {"id": {"set": True, "infinite": False, "number": 15}, "name": "SIGTERM"},
+            },
+            143,
+        ),
+    ],
+)
+def test_exit_codes_are_a_shells(value, code):
+    """A signal is 128 more."""
+    assert job(RUNNING_22, job_state="FAILED", exit_code=value).exit_code == code
+
+
+def test_an_ending_job_holds_what_it_asked_for():
+    """Slurm no longer tells its GPUs, though they are not free."""
+    ending = {"job_state": "COMPLETING", "gres_detail": []}
+    assert job(RUNNING_22, **ending, tres_per_job="", tres_per_node="gres:gpu:v100:2").allocated == {"n3": 2, "n4": 2}
+    assert job(RUNNING_22, **ending, tres_per_job="gres:gpu:4").allocated == {"n3": 2, "n4": 2}
+    assert job(RUNNING_22, **ending, tres_per_job="", tres_per_task="gres:gpu:3").allocated == {"n3": 3, "n4": 3}
+    assert job(RUNNING_22, **ending, tres_per_job="").allocated == {"n3": 0, "n4": 0}
+
+
+@pytest.mark.parametrize(
+    ("details", "indices"),
+    [
+        (["shard:1(IDX:1)", "shard:1(IDX:0)"], {"n3": (1,), "n4": (0,)}),
+        (["shard:v100:1(0/2,1/2)", "shard:v100:1(1/2,0/2)"], {"n3": (1,), "n4": (0,)}),  # by the source of 25.05
+    ],
+)
+def test_a_job_of_shards_has_a_part_of_one_gpu_on_each_node(details, indices):
+    """Which one is told; the type is not, where the request names none."""
+    shared = {"gres_detail": details, "tres_per_job": "", "tres_per_node": "gres:shard:1"}
+    found = job(RUNNING_22, **shared)
+    assert (found.allocated, found.shards, found.shards_per_node) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, 1)
+    assert (found.gpu_indices, found.allocated_gpu_type, found.gpus_per_node) == (indices, None, None)
+    ending = job(RUNNING_22, **shared | {"gres_detail": []}, job_state="COMPLETING")
+    assert (ending.allocated, ending.shards, ending.gpu_indices) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, {})
+
+
+def test_untyped_gpus_have_the_type_that_nodes_tell():
+    """The type of a GPU without a type is "" in jobs as in nodes; without GPUs there is none."""
+    untyped = {"gres_detail": ["gpu:2(IDX:0-1)", "gpu:2(IDX:0-1)"], "tres_per_job": "gres:gpu:4"}
+    assert job(RUNNING_22, **untyped).allocated_gpu_type == ""
+    assert job(RUNNING_22, gres_detail=[], tres_per_job="").allocated_gpu_type is None
+
+
+def test_unsplit_array_tasks_become_jobs():
+    """All with their master's id."""
+    parsed = read(PENDING_22 | {"array_job_id": 22, "array_task_string": "1-5:2,9%1"})
+    assert [found.slurm_job_id for found in parsed.records] == ["22_1", "22_3", "22_5", "22_9"]
+    assert {(found.job_id, found.array_job_id) for found in parsed.records} == {(22, 22)}
+    assert [found.array_task_id for found in parsed.records] == [1, 3, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"job_id": None}, "job_id"),
+        ({"job_id": "x"}, "job_id"),
+        ({"job_state": "DANCING"}, "job_state"),
+        ({"job_state": None}, "job_state"),
+        ({"submit_time": None}, "submit_time"),
+        ({"tres_per_node": "gres:gpu:v100:two"}, "tres_per_node"),
+        ({"tres_per_node": 7}, "tres_per_node"),
+        ({"required_nodes": "n[1-"}, "required_nodes"),
+        ({"array_task_string": "1,...", "array_job_id": 21}, "array_task_string"),
+        ({"gres_detail": ["gpu:v100:2"]}, "gres_detail"),
+        ({"gres_detail": ["gpu:what:2:3", ""]}, "gres_detail"),
+        ({"job_resources": None}, "job_resources"),
+        ({"job_resources": []}, "job_resources"),
+        ({"job_resources": {"allocated_nodes": [{"nodename": "n3"}]}}, "job_resources"),
+        ({"cpus": True}, "cpus"),
+        ({"name": 5}, "name"),
+        ({"requeue": "yes"}, "requeue"),
+    ],
+)
+def test_a_wrong_record_is_named_and_hides_no_other(changes, field):
+    """The error names the job and the field."""
+    parsed = read(PENDING_22, RUNNING_22 | changes)
+    assert [found.job_id for found in parsed.records] == [22]
+    (error,) = parsed.errors
+    assert error.field == field
+    assert error.record.startswith("job ")
+    assert field in str(error)
+
+
+def test_hostile_text_is_only_text():
+    """Names and comments are taken as they are; nothing in them reaches another field."""
+    evil = 'a UserId=root(0) "}],\n{"job_id": 1\x1b[31m'
+    found = job(PENDING_22, name=evil, comment=evil)
+    assert (found.name, found.comment, found.user, found.job_id) == (evil, evil, "ann", 22)
+
+
+def test_gpus_of_several_types_are_counted_together():
+    """A job that is not ours may have them, and they are not free; which of them are of which type is not told."""
+    two = {
+        "tres_per_job": "gres:gpu:v100:4,gres:gpu:p100:1",
+        "gres_detail": ["gpu:v100:4(IDX:0-3)", "gpu:p100:1(IDX:0)"],
+    }
+    found = job(RUNNING_22, **two)
+    assert (found.allocated, found.allocated_gpu_type) == ({"n3": 4, "n4": 1}, None)
+    assert (found.gpus_total, found.gpu_type, found.gpu_types) == (5, None, ("p100", "v100"))
+    ending = job(RUNNING_22, **two | {"job_state": "COMPLETING", "gres_detail": []})
+    assert sum(ending.allocated.values()) >= 5
+
+
+@pytest.mark.parametrize("document", ["", "{", "[]", "{}", '{"jobs": 5}', '{"jobs": null}'])
+def test_a_document_that_is_no_list_of_jobs_is_refused(document):
+    """It is not taken for an empty cluster."""
+    with pytest.raises(MalformedOutputError, match="squeue --json"):
+        parse_jobs(document)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda leaf: st.lists(leaf) | st.dictionaries(st.text(), leaf),
+    ),
+    st.sampled_from(sorted(RUNNING_22)),
+)
+def test_whatever_stands_in_a_field_gives_jobs_or_a_named_error(value, field):
+    """Nothing else is ever raised."""
+    parsed = read(RUNNING_22 | {field: value})
+    assert len(parsed.records) + len(parsed.errors) >= 1
+
+
+@pytest.mark.parametrize("record", [NODE_22, NODE_24])
+def test_a_node_is_read_in_the_form_of_each_release(record):
+    """Configured and allocated amounts, names and whether it takes jobs."""
+    (node,) = parse_nodes(json.dumps({"nodes": [record]})).records
+    assert (node.name, node.gpus, node.cpus, node.memory) == ("n1", {"v100": 4}, 16, 64000 * MIB)
+    assert (node.cpus_allocated, node.memory_allocated, node.gpus_allocated) == (3, 1500 * MIB, 2)
+    assert (node.features, node.partitions, node.accepts) == ({"v100", "fast"}, {"main", "long"}, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "accepts"),
+    [
+        ({"state": "idle"}, True),
+        ({"state": "allocated"}, True),
+        ({"state": "idle", "state_flags": ["DRAIN"]}, False),
+        ({"state": "mixed", "state_flags": ["NOT_RESPONDING"]}, False),
+        ({"state": ["IDLE", "MAINTENANCE"]}, True),
+        ({"state": "down"}, False),
+        ({"state": "unknown"}, False),
+        ({"state": ["IDLE", "POWERED_DOWN"]}, False),
+        ({"state": ["IDLE", "something new"]}, False),
+    ],
+)
+def test_only_a_node_known_to_be_well_accepts_jobs(changes, accepts):
+    """A word that is not known is no good sign."""
+    (node,) = parse_nodes(json.dumps({"nodes": [NODE_22 | changes]})).records
+    assert node.accepts is accepts
+
+
+def test_a_wrong_node_is_named():
+    """And hides no other."""
+    parsed = parse_nodes(
+        json.dumps({"nodes": [NODE_22, NODE_22 | {"name": "n2", "cpus": None}, NODE_22 | {"name": None}]})
+    )
+    assert [node.name for node in parsed.records] == ["n1"]
+    assert [error.record for error in parsed.errors] == ["node 'n2'", "node None"]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (5, 5),
+        (None, None),
+        (5.0, 5),
+        (4294967294, None),
+        ({"set": True, "infinite": False, "number": 5}, 5),
+        ({"set": False, "infinite": False, "number": 0}, None),
+        ({"set": True, "infinite": True, "number": 0}, None),
+    ],
+)
+def test_numbers_of_both_forms(value, number):
+    """Unset, infinite and NO_VAL are None."""
+    assert json_releases.number(value) == number
+
+
+@pytest.mark.parametrize(
+    ("changes", "reserved"),
+    [
+        ({"state": "idle"}, False),
+        ({"state": "idle", "state_flags": ["MAINTENANCE", "RESERVED"]}, True),
+        ({"state": ["MIXED", "RESERVED"], "reservation": "x"}, True),
+    ],
+)
+def test_a_node_says_that_it_is_reserved(changes, reserved):
+    """By its flags; later releases name the reservation as well."""
+    (node,) = parse_nodes(json.dumps({"nodes": [NODE_22 | changes]})).records
+    assert node.reserved is reserved
+
+
+RESERVATIONS = """\
+ReservationName=fut StartTime=100 EndTime=160 Duration=00:01:00 Nodes=n[1,3] NodeCnt=2 CoreCnt=32 Features=(null) \
+PartitionName=(null) Flags=MAINT,SPEC_NODES TRES=cpu=32 Users=-nobody,-bin Groups=(null) State=INACTIVE
+ReservationName=core StartTime=1 EndTime=2 Nodes=n3 CoreCnt=4 Flags=   NodeName=n3 CoreIDs=0-3 TRES=cpu=4 \
+Users=ann,ben State=ACTIVE Comment=x Users=eve Nodes=n9
+ReservationName=odd StartTime=never EndTime=2 Nodes=n1
+ReservationName=lic StartTime=1 EndTime=2 Nodes=(null) Flags=ANY_NODES Users=(null) Accounts=a Licenses=x:1
+"""
+
+
+def test_reservations_are_read_line_by_line():
+    """What an admin wrote as a comment forges no field, and a line that cannot be read hides no other."""
+    parsed = parse_reservations(RESERVATIONS)
+    later, cores, licences = parsed.records
+    assert (later.name, later.start, later.end, later.nodes) == ("fut", 100.0, 160.0, {"n1", "n3"})
+    assert (later.users, later.barred_users, later.flags) == (set(), {"nobody", "bin"}, {"MAINT", "SPEC_NODES"})
+    assert (cores.nodes, cores.users, cores.flags) == ({"n3"}, {"ann", "ben"}, set())
+    assert (licences.nodes, licences.users) == (set(), set())
+    assert [(error.record, error.field) for error in parsed.errors] == [("reservation 'odd'", "StartTime")]
+    assert parse_reservations("No reservations in the system\n").records == ()

@@ -1,0 +1,131 @@
+"""The tag in a job's comment."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.model import Preempt
+from metasched.slurm.errors import TagError
+from metasched.slurm.tags import KEYS, MAX_LENGTH, Tag, is_tagged, parse_tag, quote
+
+DOCS = Path(__file__).parents[3] / "docs" / "user" / "TAGS.md"
+
+
+@pytest.mark.parametrize(
+    "comment", ["", " ", "metascheduled", "a metasched", "Metasched", "metasched=1", "metasched,x"]
+)
+def test_other_comments_are_no_tags(comment):
+    """Only the first word, exactly, makes a tag."""
+    assert parse_tag(comment) is None
+
+
+@pytest.mark.parametrize("comment", ["metasched", "  metasched  "])
+def test_the_bare_word_is_a_tag_with_defaults(comment):
+    """Nothing more is needed."""
+    assert parse_tag(comment) == Tag()
+
+
+def test_every_key_is_read():
+    """Each with its own type."""
+    comment = (
+        "metasched min_gpus=1 max_gpus=8 preempt=no weight=0.25 max_nodes=2 gpu_types=v100,a100-80gb total_steps=90000 "
+        "slo=1.5h model=resnet50-b256"
+    )
+    assert parse_tag(comment) == Tag(1, 8, Preempt.NO, 0.25, 2, ("v100", "a100-80gb"), 90000, 5400.0, "resnet50-b256")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("0.5d", 43200)])
+def test_a_time_has_a_unit(text, seconds):
+    """Seconds, minutes, hours or days."""
+    assert parse_tag(f"metasched slo={text}").slo_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("comment", "message"),
+    [
+        ("metasched min_gpu=1", "'min_gpu=1': there is no key 'min_gpu'; did you mean min_gpus?"),
+        ("metasched colour=red", "'colour=red': there is no key 'colour'; known are min_gpus,"),
+        ("metasched MIN_GPUS=1", "there is no key 'MIN_GPUS'"),
+        ("metasched fast", "'fast' is not of the form key=value"),
+        ("metasched min_gpus = 1", "'min_gpus' is not of the form key=value (no spaces around the '=')"),
+        ("metasched min_gpus=1 min_gpus=1", "'min_gpus=1': min_gpus is given twice"),
+        ("metasched min_gpus=", "'min_gpus=': write a whole number from 1"),
+        ("metasched slo=2", "'slo=2': write how long after its submission"),
+        ("metasched slo=0h", "such as slo=90m"),
+        ("metasched slo=-1h", "such as slo=90m"),
+        ("metasched slo=2H", "such as slo=90m"),
+        ("metasched slo=99999999d", "such as slo=90m"),
+        ("metasched slo=1h slo=2h", "slo is given twice"),
+        ("metasched model=", "'model=': write letters, digits"),
+        ("metasched model=a/b", "'model=a/b': write letters, digits"),
+        ("metasched min_gpus=two", "'min_gpus=two': write a whole number"),
+        ("metasched min_gpus=0", "'min_gpus=0': write a whole number from 1"),
+        ("metasched min_gpus=-1", "write a whole number"),
+        ("metasched min_gpus=1.5", "write a whole number"),
+        ("metasched min_gpus=1_0", "write a whole number"),
+        ("metasched min_gpus=٣", "write a whole number"),
+        ("metasched max_gpus=1000001", "from 1 to 1000000"),
+        ("metasched max_gpus=99999999999999999999", "from 1 to 1000000"),
+        (
+            "metasched min_gpus=4 max_gpus=2",
+            "'min_gpus=4' is more than 'max_gpus=2': write the smaller number as min_gpus",
+        ),
+        ("metasched preempt=kill", "'preempt=kill': write one of checkpoint, suspend, no"),
+        ("metasched weight=2", "'weight=2': write a number above 0 and at most 1"),
+        ("metasched weight=0", "above 0"),
+        ("metasched weight=-0.5", "above 0"),
+        ("metasched weight=nan", "above 0"),
+        ("metasched weight=inf", "above 0"),
+        ("metasched weight=1e-3", "above 0"),
+        ("metasched gpu_types=", "'gpu_types=': write names of GPU types"),
+        ("metasched gpu_types=v100,", "write names of GPU types"),
+        ("metasched gpu_types=v100,v100", "a type is named twice"),
+        ("metasched total_steps=0", "from 1 to"),
+        ("metasched\nmin_gpus=1", "unprintable character '\\n'"),
+        ("metasched min_gpus=1\x00", "unprintable character '\\x00'"),
+        ("metasched min_gpus=\x1b[31m1", "unprintable character '\\x1b'"),
+        ("metasched " + "x" * MAX_LENGTH, f"shorten it to at most {MAX_LENGTH}"),
+    ],
+)
+def test_a_malformed_tag_is_an_error_that_says_the_fix(comment, message):
+    """The offending word is quoted."""
+    with pytest.raises(TagError, match=re.escape(message)):
+        parse_tag(comment)
+
+
+@given(st.text(max_size=60))
+def test_whatever_a_user_writes_gives_a_tag_or_a_printable_error(text):
+    """One line, no control characters, of bounded length: it ends on other people's terminals."""
+    message = ""
+    try:
+        parse_tag("metasched " + text)
+    except TagError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert len(message) < 600
+
+
+@given(st.text(max_size=30))
+def test_being_tagged_and_being_parsed_agree(text):
+    """A comment that is tagged is parsed or refused, never passed over."""
+    try:
+        tag = parse_tag(text)
+    except TagError:
+        assert is_tagged(text)
+    else:
+        assert (tag is not None) == is_tagged(text)
+
+
+def test_quotes_are_short_printable_and_ascii():
+    """Whatever is in them."""
+    assert quote("a" * 100) == repr("a" * 57 + "...")
+    assert quote("ü\n") == "'\\xfc\\n'"
+
+
+def test_every_key_is_documented():
+    """A key that docs/user/TAGS.md does not have, and a documented one that is not there, both fail."""
+    documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(), re.MULTILINE)
+    assert documented == list(KEYS)

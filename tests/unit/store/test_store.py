@@ -1,0 +1,406 @@
+"""The store: jobs, rounds, actions, events, transactions and retention."""
+
+import sqlite3
+import threading
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from metasched.core.model import Placement
+from metasched.core.policy import PolicyState
+from metasched.store import EndCause, JobRecord, RoundOrderError, Store, UnknownJobError
+from metasched.store.report_rows import ReportFile
+
+UID = "0123456789abcdef"
+TWO = Placement(("n1",), 2, "v100")
+FOUR = Placement(("n1", "n2"), 2, "v100")
+
+
+def a_job(uid=UID, **changes):
+    return replace(JobRecord(uid=uid, slurm_job_id="12", name="train", user="ann", submitted=100.0), **changes)
+
+
+def uid_of(number):
+    return f"{number:016x}"
+
+
+def commit(store, number, targets=None, reasons=None, state=None, *, at=None, policy="fifo", snapshot=b"", kept=0):
+    store.commit_round(
+        number,
+        at=at or 1000.0 * number,
+        policy=policy,
+        parameters={"a": 1},
+        state=state or PolicyState(),
+        targets=targets or {},
+        reasons=reasons or {},
+        decide_seconds=0.5,
+        summary={"jobs": len(reasons or {})},
+        snapshot=snapshot,
+        keep_snapshots_bytes=kept,
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.open(tmp_path / "state" / "store.sqlite") as opened:
+        yield opened
+
+
+def test_job_comes_back_as_it_was_added(store):
+    """Every field of a record survives the database and a second opening."""
+    job = a_job(
+        account="lab",
+        partition="gpu",
+        requirements={"gpus": 4, "types": ["v100"], "features": frozenset({"ib"})},
+        not_before=50.5,
+        error="unknown key",
+        total_steps=10,
+        attained={"v100": 2.5},
+        last_placement=TWO,
+    )
+    store.add_job(job)
+    expected = replace(job, requirements={"gpus": 4, "types": ["v100"], "features": ["ib"]})
+    assert store.job(UID) == expected
+    with Store.open(store.path, read_only=True) as reader:
+        assert reader.job(UID) == expected
+
+
+def test_live_jobs_are_ordered_and_without_finished_ones(store):
+    """Live jobs come by (submitted, uid); a finished one is gone from them and stays in the store."""
+    for number, submitted in ((3, 10.0), (1, 20.0), (2, 10.0)):
+        store.add_job(a_job(uid_of(number), submitted=submitted))
+    assert [job.uid for job in store.live_jobs()] == [uid_of(2), uid_of(3), uid_of(1)]
+    assert store.finish_job(uid_of(3), 30.0, "COMPLETED", 0)
+    assert [job.uid for job in store.live_jobs()] == [uid_of(2), uid_of(1)]
+    finished = store.job(uid_of(3))
+    assert (finished.finished, finished.end_state, finished.exit_code) == (30.0, "COMPLETED", 0)
+    assert [job.uid for job in store.recent_jobs()] == [uid_of(3)]
+
+
+def test_unstamped_job_is_found_by_address_and_submit_time(store):
+    """An slurm_job_id that Slurm used again does not find the job that had it before."""
+    store.add_job(a_job())
+    assert store.find_unstamped("12", 100.0).uid == UID
+    assert store.find_unstamped("12", 101.0) is None
+    store.finish_job(UID, 110.0, "CANCELLED", None)
+    assert store.find_unstamped("12", 100.0) is None
+
+
+def test_update_changes_what_it_names(store):
+    """An update leaves the rest alone, refuses other fields, and names a job that is not there."""
+    store.add_job(a_job(partition="gpu"))
+    store.update_job(UID, slurm_job_id="13", requirements={"gpus": 2}, error=None)
+    job = store.job(UID)
+    assert (job.slurm_job_id, job.requirements, job.partition) == ("13", {"gpus": 2}, "gpu")
+    with pytest.raises(TypeError, match="ran_seconds"):
+        store.update_job(UID, ran_seconds=5.0)
+    with pytest.raises(UnknownJobError, match="ffff"):
+        store.update_job("f" * 16, status="held")
+
+
+def test_find_jobs_by_uid_address_array_and_name(store):
+    """A person may name a job by uid, slurm_job_id, array id or the beginning of its name; live ones come first."""
+    store.add_job(a_job(uid_of(1), slurm_job_id="12_1", submitted=1.0))
+    store.add_job(a_job(uid_of(2), slurm_job_id="12_2", submitted=2.0))
+    store.add_job(a_job(uid_of(3), slurm_job_id="123", name="50%_off", submitted=3.0))
+    store.finish_job(uid_of(2), 5.0, "FAILED", 1)
+    assert [job.uid for job in store.find_jobs("12")] == [uid_of(1), uid_of(2)]
+    assert [job.uid for job in store.find_jobs("12_2")] == [uid_of(2)]
+    assert [job.uid for job in store.find_jobs(uid_of(3))] == [uid_of(3)]
+    assert [job.uid for job in store.find_jobs("50%_")] == [uid_of(3)]
+    assert store.find_jobs("50__") == []
+
+
+def test_transaction_is_all_or_nothing(store):
+    """An exception inside a transaction undoes everything; an inner failure undoes the inner part alone."""
+
+    def add_and_fail():
+        with store.transaction():
+            store.add_job(a_job())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        add_and_fail()
+    assert store.live_jobs() == []
+    with store.transaction():
+        store.add_job(a_job())
+        with pytest.raises(sqlite3.IntegrityError):
+            store.add_job(a_job())
+        store.event("kept", "outer", UID, at=1.0)
+    assert [job.uid for job in store.live_jobs()] == [UID]
+    assert len(store.recent_events()) == 1
+
+
+def test_store_belongs_to_its_thread(store):
+    """A call from another thread is refused, loudly."""
+    failures = []
+
+    def use():
+        try:
+            store.live_jobs()
+        except sqlite3.ProgrammingError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert "thread" in failures[0]
+
+
+def test_round_is_committed_whole(store):
+    """A round's policy, state, targets and reasons are there together, targets in their order."""
+    for number in (1, 2, 3):
+        store.add_job(a_job(uid_of(number)))
+    assert store.last_round() is None
+    assert store.policy_state("fifo") is None
+    targets = {uid_of(2): TWO, uid_of(1): FOUR}
+    reasons = {uid_of(1): "second", uid_of(2): "first", uid_of(3): "no room"}
+    commit(store, 1, targets, reasons, PolicyState(2, {"virtual_time": 1.5}))
+    last = store.last_round()
+    assert (last.round, last.policy, last.parameters, last.summary) == (1, "fifo", {"a": 1}, {"jobs": 3})
+    assert list(store.targets().items()) == list(targets.items())
+    assert store.policy_state("fifo") == PolicyState(2, {"virtual_time": 1.5})
+    assert {row.uid: (row.granted, row.reason) for row in store.decisions_of(1)} == {
+        uid_of(1): (FOUR, "second"),
+        uid_of(2): (TWO, "first"),
+        uid_of(3): (None, "no room"),
+    }
+
+
+def test_failed_round_leaves_the_one_before(store):
+    """A round that names a job nobody took in changes nothing, not even its number."""
+    store.add_job(a_job())
+    commit(store, 1, {UID: TWO}, {UID: "runs"}, PolicyState(1, {"n": 1}))
+    with pytest.raises(sqlite3.IntegrityError):
+        commit(store, 2, {UID: FOUR}, {UID: "more", "f" * 16: "?"}, PolicyState(1, {"n": 2}))
+    assert store.last_round().round == 1
+    assert store.targets() == {UID: TWO}
+    assert store.policy_state("fifo").data == {"n": 1}
+
+
+def test_round_numbers_only_grow(store):
+    """A round that is not newer than the last one is refused."""
+    commit(store, 4)
+    with pytest.raises(RoundOrderError, match="round 4 cannot be committed after round 4"):
+        commit(store, 4)
+
+
+def test_equal_decisions_are_one_row(store):
+    """A decision costs a row only when target or reason change, and says from which round to which it held."""
+    store.add_job(a_job())
+    for number, target, reason in ((1, None, "wait"), (2, None, "wait"), (5, TWO, "run"), (6, TWO, "run longer")):
+        commit(store, number, {UID: target} if target else {}, {UID: reason})
+    rows = store.recent_decisions(UID)
+    assert [(row.first_round, row.last_round, row.granted, row.reason) for row in rows] == [
+        (6, None, TWO, "run longer"),
+        (5, 5, TWO, "run"),
+        (1, 2, None, "wait"),
+    ]
+    assert [row.reason for row in store.decisions_of(2)] == ["wait"]
+    store.finish_job(UID, 9000.0, "COMPLETED", 0)
+    assert store.recent_decisions(UID, 1)[0].last_round == 6
+    assert store.targets() == {}
+    commit(store, 7)
+    assert store.decisions_of(7) == []
+
+
+def test_policy_states_are_kept_for_replays(store):
+    """A replay of any snapshot that is kept finds the state of the round before; policies do not share theirs."""
+    for number, (value, policy) in enumerate([(1, "fifo"), (1, "fifo"), (3, "fifo"), (9, "las")], start=1):
+        commit(store, number, state=PolicyState(1, {"n": value}), policy=policy, snapshot=b"seen", kept=1000)
+    assert store.policy_state("fifo").data == {"n": 3}
+    assert store.policy_state("fifo", 2).data == {"n": 1}
+    assert store.policy_state("las").data == {"n": 9}
+    assert store.policy_state("las", 3) is None
+    assert store.table_sizes()["policy_state"] == 3
+
+
+def test_policy_states_that_no_replay_needs_go(store, tmp_path):
+    """They are part of the snapshots' bytes; without snapshots, and in a copy, each policy has its newest alone."""
+    commit(store, 1, state=PolicyState(1, {"other": 1}), policy="las")
+    for number in range(2, 12):
+        commit(store, number, state=PolicyState(1, {"n": number}), snapshot=b"seen", kept=4 * len('seen{"n":1}'))
+    kept = [number for number in range(1, 12) if store.snapshot(number)]
+    assert len(kept) in {3, 4}
+    assert [store.policy_state("fifo", number - 1).data["n"] for number in kept] == [number - 1 for number in kept]
+    assert store.table_sizes()["policy_state"] == len(kept) + 2
+    with Store.open(tmp_path / "copy") as copy:
+        copy.fill_from(store.path)
+        assert [copy.policy_state("las").data, copy.policy_state("fifo").data] == [{"other": 1}, {"n": 11}]
+        assert copy.table_sizes()["policy_state"] == 2
+    commit(store, 12, state=PolicyState(1, {"n": 12}))
+    assert store.policy_state("fifo").data == {"n": 12}
+    assert store.table_sizes()["policy_state"] == 2
+
+
+def test_action_without_outcome_is_visible(store):
+    """An action that was begun stays among the unfinished ones until its outcome is recorded, across a restart."""
+    store.add_job(a_job())
+    first = store.begin_action(UID, "start", {"nodes": ["n1"]}, 1, 10.0)
+    second = store.begin_action(UID, "stop", {}, 1, 11.0)
+    store.end_action(first, "ok", 0.25)
+    with Store.open(store.path) as again:
+        assert [action.id for action in again.unfinished_actions()] == [second]
+        done = again.recent_actions(uid=UID)[1]
+    assert (done.kind, done.detail, done.outcome, done.latency_seconds) == ("start", {"nodes": ["n1"]}, "ok", 0.25)
+
+
+def test_events_are_told_newest_first(store):
+    """Events of one job, or of everything."""
+    store.add_job(a_job())
+    store.event("daemon", "started", at=1.0)
+    store.event("job", "taken in", UID, at=2.0)
+    assert [event.text for event in store.recent_events()] == ["taken in", "started"]
+    assert [event.text for event in store.recent_events(10, UID)] == ["taken in"]
+    assert store.recent_events(1)[0].at == 2.0
+
+
+def test_event_is_said_once(store):
+    """Of a kind that a job's owner may cause again and again, the first event is kept."""
+    store.add_job(a_job())
+    for kind, text in (("k", "a"), ("k", "b"), ("j", "c")):
+        store.event_once(kind, text, UID, at=1.0)
+    assert [event.text for event in store.recent_events()] == ["c", "a"]
+
+
+def test_copy_is_a_store_of_its_own(store, tmp_path):
+    """A reader copies the store whole, and what happens to the copy does not touch the original."""
+    store.add_job(a_job())
+    commit(store, 1, {UID: TWO}, {UID: "runs"})
+    with Store.open(store.path, read_only=True) as reader:
+        reader.copy_to(tmp_path / "copy.sqlite")
+    with Store.open(tmp_path / "copy.sqlite") as copy:
+        assert copy.targets() == {UID: TWO}
+        commit(copy, 2)
+    assert store.last_round().round == 1
+
+
+def test_job_that_comes_back_lives_again(store):
+    """A finished job that is requeued keeps its history and is live."""
+    store.add_job(a_job(total_steps=9))
+    store.release(UID, 1, TWO, 110.0)
+    store.run_started(UID, 1, 110.0, TWO)
+    store.finish_job(UID, 120.0, "FAILED", 1)
+    store.revive_job(UID)
+    (job,) = store.live_jobs()
+    assert (job.finished, job.end_state, job.exit_code, job.run, job.ran_seconds) == (None, None, None, 1, 10.0)
+    store.release(UID, 2, TWO, 130.0)
+    with pytest.raises(UnknownJobError):
+        store.revive_job("f" * 16)
+
+
+def test_reasons_in_force_are_told(store):
+    """The reasons of the latest round are there for a daemon that starts anew, without those of finished jobs."""
+    other = uid_of(2)
+    for uid in (UID, other):
+        store.add_job(a_job(uid))
+    commit(store, 1, {}, {UID: "waits", other: "waits too"})
+    commit(store, 2, {}, {UID: "waits", other: "still waits"})
+    assert store.current_reasons() == {UID: "waits", other: "still waits"}
+    store.finish_job(other, 50.0, "CANCELLED", None)
+    assert store.current_reasons() == {UID: "waits"}
+
+
+def test_prune_forgets_what_is_over(store):
+    """What finished before the instant goes, what lives and the last round stay, and rounds go on from there."""
+    done, live = uid_of(1), uid_of(2)
+    for uid in (done, live):
+        store.add_job(a_job(uid))
+        store.release(uid, 1, TWO, 1000.0)
+        store.run_started(uid, 1, 1000.0, TWO)
+    for number in (1, 2, 3, 4):
+        reasons = {live: "later" if number == 4 else "same", **({done: "r"} if number == 1 else {})}
+        commit(store, number, {}, reasons, PolicyState(1, {"n": number}))
+    for uid in (done, live):
+        store.end_action(store.begin_action(uid, "start", {}, 1, 1000.0), "ok", 1.0)
+        store.event("k", "t", uid, at=1000.0)
+        store.commit_reports(ReportFile(uid, 1, offset=9), (), latest=True)
+    store.event("k", "cluster", at=1000.0)
+    store.finish_job(done, 1500.0, "COMPLETED", 0)
+    deleted = store.prune(2500.0)
+    assert (store.report_files(done), list(store.report_files(live))) == ({}, [1])
+    assert deleted["rounds"] == 2
+    assert [row.uid for row in store.recent_actions()] == [live]
+    assert [row.uid for row in store.recent_events()] == [live]
+    assert [row.uid for row in store.decisions_of(3)] == [live]
+    assert store.recent_decisions(done) == []
+    assert store.policy_state("fifo").data == {"n": 4}
+    assert store.last_round().round == 4
+    assert [run.cause for run in store.runs(done)] == [EndCause.FINISHED]
+    assert store.prune(9999.0)["rounds"] == 1
+    assert store.last_round().round == 4
+
+
+def test_details_are_forgotten_in_small_steps(store):
+    """Each deletes a few rows of a table, all of them what `prune` would; live and younger jobs, jobs and runs stay."""
+    for number in range(1, 5):
+        store.add_job(a_job(uid_of(number)))
+        store.release(uid_of(number), 1, TWO, 500.0)
+        store.event("k", "t", uid_of(number), at=500.0)
+        store.event("k", "cluster", at=1000.0 * number)
+        commit(store, number, {}, {uid_of(number): "r"})
+    for number, finished in ((1, 600.0), (2, 600.0), (3, 9000.0)):
+        store.finish_job(uid_of(number), finished, "COMPLETED", 0)
+    sizes = [store.table_sizes()]
+    for _ in range(5):
+        store.forget_some(3500.0, most=2)
+        sizes.append(store.table_sizes())
+    assert max(before[table] - after[table] for before, after in pairwise(sizes) for table in before) == 2
+    assert [event.uid for event in store.recent_events()] == [None, uid_of(4), uid_of(3)]
+    assert [record.round for record in store.recent_rounds()] == [4]
+    assert [row.uid for row in store.decisions_of(4)] == [uid_of(4)]
+    assert store.recent_decisions(uid_of(1)) == []
+    assert len(store.runs(uid_of(1))) == 1
+    assert not any(store.prune(3500.0).values())
+
+
+def test_forgetting_goes_on_where_it_was(store):
+    """Jobs without details are passed in numbers, and once: not again after a restart, unless they lived again."""
+    for number in range(1, 5):
+        store.add_job(a_job(uid_of(number)))
+        store.finish_job(uid_of(number), 100.0 + number, "COMPLETED", 0)
+    store.event("k", "t", uid_of(4), at=104.0)
+    store.forget_some(1000.0, most=3)
+    with Store.open(store.path) as again:
+        again.forget_some(1000.0, most=3)
+        assert again.recent_events() == []
+        again.revive_job(uid_of(1))
+        again.event("k", "t", uid_of(1), at=200.0)
+        again.finish_job(uid_of(1), 200.0, "COMPLETED", 0)
+        again.forget_some(1000.0, most=3)
+        assert again.recent_events() == []
+
+
+@pytest.mark.parametrize("forget", [Store.prune, Store.forget_some])
+def test_snapshots_go_with_their_rounds(store, forget):
+    """With the policy states before them; what that freed is there for others."""
+    for number in range(1, 5):
+        commit(store, number, state=PolicyState(1, {"n": number}), snapshot=b"seen", kept=1000)
+    forget(store, 3500.0)
+    sizes = store.table_sizes()
+    assert (sizes["rounds"], sizes["snapshots"], sizes["policy_state"]) == (1, 1, 2)
+    commit(store, 5, state=PolicyState(1, {"n": 5}), snapshot=b"seen", kept=2 * len('seen{"n":5}'))
+    assert [number for number in range(1, 6) if store.snapshot(number)] == [4, 5]
+
+
+def test_times_in_the_future_hold_nothing_up(store):
+    """Rounds and events of a clock that was ahead stay, and those after them go."""
+    store.event("k", "ahead", at=9e9)
+    commit(store, 1, at=9e9)
+    for number in range(2, 5):
+        commit(store, number)
+        store.event("k", "t", at=1000.0 * number)
+    for _ in range(3):
+        store.forget_some(4500.0, most=1)
+    assert [record.round for record in store.recent_rounds()] == [4, 1]
+    assert [event.text for event in store.recent_events()] == ["ahead"]
+
+
+def test_sizes_are_told(store):
+    """The store says how many rows and bytes it has."""
+    store.add_job(a_job())
+    sizes = store.table_sizes()
+    assert sizes["jobs"] == 1
+    assert sizes["runs"] == 0
+    assert store.file_bytes() > 0

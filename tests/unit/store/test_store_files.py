@@ -1,0 +1,253 @@
+"""The store's file: versions, and everything that can be wrong with it."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from sqlite_utils import Migrations
+
+from metasched.core.policy import PolicyState
+from metasched.store import (
+    DamagedStoreError,
+    FullStoreError,
+    JobRecord,
+    MissingStoreError,
+    NewerStoreError,
+    NotAStoreError,
+    OlderStoreError,
+    ReadOnlyStoreError,
+    Store,
+    StoreError,
+    schema,
+)
+from metasched.store.errors import BusyStoreError, UnreachableStoreError, translated
+
+UID = "0123456789abcdef"
+JOB = JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=100.0)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "store.sqlite"
+
+
+def test_database_is_walled_and_checked(path):
+    """The file is in WAL mode, foreign keys hold, and a busy one is waited for."""
+    with Store.open(path) as store:
+        pragmas = [store._rows(f"PRAGMA {name}")[0][0] for name in ("journal_mode", "foreign_keys", "busy_timeout")]
+    assert pragmas == ["wal", 1, 10_000]
+
+
+def test_newer_database_is_refused_unchanged(path):
+    """A store with a migration that we do not know names file and versions, and no byte of it changes."""
+    with Store.open(path) as store, store.transaction():
+        sql = "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('metasched', '9999_future', '')"
+        store._write(sql)
+    before = path.read_bytes()
+    ours = schema.latest_version()
+    for read_only in (False, True):
+        with pytest.raises(NewerStoreError, match=f"store.sqlite.*version {ours + 1}.*up to {ours}"):
+            Store.open(path, read_only=read_only)
+    assert path.read_bytes() == before
+
+
+def test_migrations_go_on_from_where_a_failed_one_stopped(path, monkeypatch):
+    """A migration that fails leaves the version before it whole; a repaired one is applied at the next opening."""
+    with Store.open(path) as store:
+        store.add_job(JOB)
+    failing = True
+    longer = Migrations("metasched")
+    longer._migrations = list(schema.migrations._migrations)
+
+    @longer(name="9999_more")
+    def _more(db):
+        db.execute("CREATE TABLE more (id INTEGER)")
+        db.execute("UPDATE jobs SET name = 'changed'")
+        if failing:
+            db.execute("INSERT INTO nowhere VALUES (1)")
+
+    monkeypatch.setattr(schema, "migrations", longer)
+    with pytest.raises(OlderStoreError, match=f"version {len(schema.migrations._migrations) - 1}"):
+        Store.open(path, read_only=True)
+    with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+        Store.open(path)
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT name FROM jobs").fetchall() == [("train",)]
+        assert raw.execute("SELECT count(*) FROM sqlite_master WHERE name = 'more'").fetchone() == (0,)
+    raw.close()
+    failing = False
+    with Store.open(path) as store:
+        assert store.job(UID).name == "changed"
+
+
+def test_file_that_is_no_database_is_refused_unchanged(path):
+    """A file of something else is named and left alone."""
+    path.write_text("my thesis, do not delete\n" * 100)
+    with pytest.raises(NotAStoreError, match=r"store\.sqlite"):
+        Store.open(path)
+    assert path.read_text().startswith("my thesis")
+
+
+def test_database_of_something_else_is_refused_unchanged(path):
+    """An SQLite database that is not ours gets no table of ours."""
+    with sqlite3.connect(path) as raw:
+        raw.execute("CREATE TABLE recipes (name TEXT)")
+    raw.close()
+    before = path.read_bytes()
+    with pytest.raises(NotAStoreError, match="something else"):
+        Store.open(path)
+    assert path.read_bytes() == before
+
+
+def test_reader_needs_a_store(path):
+    """A reader of a store that is not there says so and makes none."""
+    with pytest.raises(MissingStoreError, match=r"store\.sqlite"):
+        Store.open(path, read_only=True)
+    assert not path.exists()
+
+
+def test_reader_cannot_write(path):
+    """A read-only store refuses to write, and reads beside the writer."""
+    with Store.open(path) as writer, Store.open(path, read_only=True) as reader:
+        with pytest.raises(ReadOnlyStoreError, match=r"store\.sqlite"):
+            reader.add_job(JOB)
+        writer.add_job(JOB)
+        assert reader.job(UID) == JOB
+
+
+def test_directory_that_cannot_be_made(tmp_path):
+    """A state directory below a file is an error that names the path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReadOnlyStoreError, match=r"file/state/store\.sqlite"):
+        Store.open(tmp_path / "file" / "state" / "store.sqlite")
+
+
+def test_path_that_cannot_be_looked_at(tmp_path):
+    """A reader is told so, with a name that no file has as behind a directory that is closed to them."""
+    with pytest.raises(UnreachableStoreError, match="File name too long"):
+        Store.open(tmp_path / ("x" * 300), read_only=True)
+
+
+def test_path_that_is_a_directory(tmp_path):
+    """A directory in the file's place is an error that names it."""
+    with pytest.raises(UnreachableStoreError, match=tmp_path.name):
+        Store.open(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
+def test_state_directory_that_others_own():
+    """Without write access: a writer gets a typed error, a reader reads what a stopped daemon left."""
+    with tempfile.TemporaryDirectory() as directory:  # pytest's own directories are closed to others
+        Path(directory).chmod(0o755)
+        _check_without_write_access(Path(directory) / "store.sqlite")
+
+
+def _check_without_write_access(path):
+    with Store.open(path) as store:
+        store.add_job(JOB)
+    path.with_name(f"{path.name}-wal").touch()  # as a full disk leaves one that could not be begun
+    script = (
+        "import os, sys; from pathlib import Path; from metasched.store import ReadOnlyStoreError, Store;"
+        "import metasched.store.errors as e; os.setgroups([]); os.setuid(65534); path = Path(sys.argv[1])\n"
+        f"with Store.open(path, read_only=True) as s: assert s.job('{UID}') and s.problems() == []\n"
+        "try: Store.open(path)\n"
+        "except (ReadOnlyStoreError, e.UnreachableStoreError) as error: print(error)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert str(path) in result.stdout, result.stderr
+
+
+def test_full_disk_loses_nothing_that_was_committed(path):
+    """When no space is left the round fails whole, typed, and the store goes on once there is space."""
+    with Store.open(path) as store:
+        store.add_job(JOB)
+        pages = store._rows("PRAGMA page_count")[0][0]
+        store._rows(f"PRAGMA max_page_count = {pages + 2}")
+        round_ = {"at": 1.0, "policy": "fifo", "parameters": {}, "targets": {}, "decide_seconds": 0.1}
+        big = PolicyState(1, {"plan": "x" * 100_000})
+        with pytest.raises(FullStoreError, match=r"store\.sqlite.*free space"):
+            store.commit_round(1, state=big, reasons={UID: "waits"}, **round_)
+        assert store.last_round() is None
+        assert store.job(UID) == JOB
+        store._rows("PRAGMA max_page_count = 1000000")
+        store.commit_round(1, state=big, reasons={UID: "waits"}, **round_)
+        assert store.policy_state("fifo") == big
+
+
+def test_damaged_file_is_named(path):
+    """A file that is damaged inside is a typed error that says so."""
+    with Store.open(path) as store, store.transaction():
+        store.add_job(JOB)
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xff" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(DamagedStoreError, match=r"store\.sqlite"), Store.open(path) as store:
+        store.live_jobs()
+
+
+def test_second_writer_is_told(path, monkeypatch):
+    """A writer that finds the database locked says that only one may write."""
+    monkeypatch.setattr("metasched.store.connection.BUSY_SECONDS", 0.01)
+    with Store.open(path) as first, Store.open(path) as second, first.transaction():
+        first.add_job(JOB)
+        with pytest.raises(BusyStoreError, match="only one daemon"):
+            second.event("k", "t", at=1.0)
+
+
+def test_bugs_are_not_dressed_up():
+    """An SQL error that is a caller's bug has no typed error."""
+    with sqlite3.connect(":memory:") as raw, pytest.raises(sqlite3.OperationalError) as caught:
+        raw.execute("SELECT * FROM nowhere")
+    assert translated(None, caught.value) is None
+
+
+def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
+    """A process killed between any two steps of a round leaves the round before it, or the round itself."""
+    path = tmp_path / "store.sqlite"
+    script = (
+        "import os, sys; from pathlib import Path; from metasched.core.policy import PolicyState;"
+        "from metasched.store import JobRecord, Store; s = Store.open(Path(sys.argv[1])); left = int(sys.argv[2])\n"
+        "plain = s._db.conn\n"
+        "def spend(sql):\n"
+        "    global left\n"
+        "    left -= 1\n"
+        "    if left < 0: os._exit(9)\n"
+        "plain.set_trace_callback(spend)\n"
+        "n = s.last_round().round + 1\n"
+        "s.commit_round(n, at=1.0, policy='p', parameters={}, state=PolicyState(1, {'n': n}), targets={},"
+        f"reasons={{'{UID}': str(n)}}, decide_seconds=0.0)\n"
+    )
+    with Store.open(path) as store:
+        store.add_job(JOB)
+        store.commit_round(
+            1,
+            at=1.0,
+            policy="p",
+            parameters={},
+            state=PolicyState(1, {"n": 1}),
+            targets={},
+            reasons={UID: "1"},
+            decide_seconds=0.0,
+        )
+    codes = set()
+    for steps in range(0, 16, 2):
+        result = subprocess.run([sys.executable, "-c", script, str(path), str(steps)], timeout=60, check=False)
+        codes.add(result.returncode)
+        with Store.open(path) as store:
+            number = store.last_round().round
+            assert store.policy_state("p").data == {"n": number}
+            assert [row.reason for row in store.decisions_of(number)] == [str(number)]
+            assert store._rows("PRAGMA integrity_check") == [("ok",)]
+    assert codes == {0, 9}
+
+
+def test_every_error_is_a_store_error():
+    """Whoever catches StoreError catches them all."""
+    for kind in (NewerStoreError, NotAStoreError, FullStoreError, ReadOnlyStoreError, MissingStoreError):
+        assert issubclass(kind, StoreError)
