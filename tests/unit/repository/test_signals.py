@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -22,9 +21,7 @@ def test_programs_of_tests_in_the_background_hear_sigint(tmp_path):
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, cwd=tmp_path, env=os.environ, timeout=120, check=False
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.returncode == 0, done.stdout
