@@ -49,7 +49,7 @@ test-docker: python ## SLURM=22.05|24.11|26.05 [SUBSET=bounded]: a cluster of se
 	contrib/docker/cluster test $(SLURM) $(if $(SUBSET),-m $(SUBSET))
 
 bench: ## which benchmarks there are, and how to run them
-	@cat docs/BENCHMARKS.md
+	@cat docs/researcher/BENCHMARKS.md
 
 clean: ## remove .venv and everything else that was made here
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -64,7 +64,7 @@ local function default_of(part_list)
   return nil
 end
 
--- A job's identity for all its life (docs/PROTOCOL.md), as the daemon mints it for jobs that come without one. In an
+-- A job's identity for all its life (docs/developer/PROTOCOL.md), as the daemon mints it for jobs that come without one. In an
 -- AdminComment only an administrator of Slurm could write it later; an operator, which is all that the daemon needs to be
 -- with this, could not.
 local minted = 0

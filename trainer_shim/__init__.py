@@ -79,7 +79,7 @@ def init(
 
 
 def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 600.0) -> Companion:
-    """Stand by a framework that owns the training loop, at the top of its script; see docs/INTEGRATIONS.md.
+    """Stand by a framework that owns the training loop, at the top of its script; see docs/user/INTEGRATIONS.md.
 
     Args:
         checkpoint_dir: a directory of this job alone, on a file system that all its nodes share; made if missing.

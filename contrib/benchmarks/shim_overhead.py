@@ -1,6 +1,6 @@
 """What the trainer shim costs: a step beside plain DDP's, a checkpoint beside dd, the stall of one in the background.
 
-Two processes with gloo on this machine. See docs/BENCHMARKS.md.
+Two processes with gloo on this machine. See docs/researcher/BENCHMARKS.md.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@
                 optimizer.zero_grad()
             shim.step(loss)
 
-Copy this file beside the script, or put its directory on PYTHONPATH. docs/INTEGRATIONS.md says what holds and what does
-not.
+Copy this file beside the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says what holds and
+what does not.
 """
 
 from __future__ import annotations

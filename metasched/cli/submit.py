@@ -12,7 +12,7 @@ from metasched.cli.formatting import clean, echo_json, json_option
 from metasched.core.errors import MetaschedError
 from metasched.slurm.tags import FIRST_WORD, parse_tag
 
-# The tag's keys; docs/TAGS.md says more.
+# The tag's keys; docs/user/TAGS.md says more.
 HELP = {
     "min_gpus": "Fewest GPUs that the job can run on.",
     "max_gpus": "Most GPUs that it can use.",

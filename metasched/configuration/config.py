@@ -157,7 +157,7 @@ class PolicyChoice(_Section):
 
     Attributes:
         name: as ``metasched policies`` lists them.
-        parameters: the policy's own; see docs/POLICIES.md.
+        parameters: the policy's own; see docs/researcher/policies/.
     """
 
     name: str = "las"

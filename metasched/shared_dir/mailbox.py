@@ -1,4 +1,4 @@
-"""The daemon's side of the shared tree: addresses, leases and stop requests (``docs/PROTOCOL.md``).
+"""The daemon's side of the shared tree: addresses, leases and stop requests (``docs/developer/PROTOCOL.md``).
 
 The mailbox is written by the daemon alone; a directory or a link that somebody else planted in its place is refused.
 """

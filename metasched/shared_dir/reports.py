@@ -1,7 +1,7 @@
 """Report lines, parsed strictly: what a trainer wrote is hostile until it has passed here.
 
-The format is in ``docs/PROTOCOL.md``. Keys and kinds that are not known are ignored, so that a newer shim can talk to
-an older daemon; a known kind with a missing, mistyped or implausible value is refused.
+The format is in ``docs/developer/PROTOCOL.md``. Keys and kinds that are not known are ignored, so that a newer
+shim can talk to an older daemon; a known kind with a missing, mistyped or implausible value is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8``. docs/TAGS.md documents every key."""
+"""Read the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8``. docs/user/TAGS.md documents every key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """An independent witness of one job's directory: who claimed, who wrote what when, and what was whole at that time.
 
-It shares no code with the shim: it knows the files by what docs/SHIM.md and docs/PROTOCOL.md say of them.
+It shares no code with the shim: it knows the files by what docs/user/SHIM.md and docs/developer/PROTOCOL.md say of
+them.
 """
 
 import ctypes

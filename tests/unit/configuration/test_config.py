@@ -6,7 +6,7 @@ import pytest
 from metasched.configuration.config import ConfigError, differences, load
 from metasched.core.policy import Policy, PolicyParameters, Registry, installed_policies
 
-DOCS = Path(__file__).parents[3] / "docs" / "CONFIG.md"
+DOCS = Path(__file__).parents[3] / "docs" / "admin" / "CONFIG.md"
 
 
 class Knobs(PolicyParameters):
@@ -127,7 +127,7 @@ def test_differences_name_what_a_reload_changes(write, registry):
 
 @pytest.mark.parametrize("number", range(3))
 def test_the_examples_of_the_documentation_are_valid(tmp_path, number):
-    """Each TOML block of docs/CONFIG.md loads, with the policies that are installed."""
+    """Each TOML block of docs/admin/CONFIG.md loads, with the policies that are installed."""
     blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 3
     path = tmp_path / "metasched.toml"

@@ -18,9 +18,9 @@ def test_what_the_page_names_exists():
     assert not {path for path in paths if not (ROOT / path).exists()}
 
 
-def test_the_page_names_every_room():
+def test_the_page_names_every_package():
     """Every module and package right below metasched/ is named in the architecture page."""
     found = {p.name if p.is_file() else f"{p.name}/" for p in (ROOT / "metasched").iterdir()}
-    rooms = {f"metasched/{name}" for name in found if re.search(r"^[a-z]\w*(\.py|/)$", name)}
-    assert rooms
-    assert not rooms - NAMED
+    packages = {f"metasched/{name}" for name in found if re.search(r"^[a-z]\w*(\.py|/)$", name)}
+    assert packages
+    assert not packages - NAMED

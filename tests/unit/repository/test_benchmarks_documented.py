@@ -6,17 +6,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+PAGE = (ROOT / "docs" / "researcher" / "BENCHMARKS.md").read_text()
 
 
 def benchmarks():
-    """The programs in contrib/benchmarks; what only helps them has no main()."""
-    return [path for path in sorted((ROOT / "contrib" / "benchmarks").glob("*.py")) if "def main(" in path.read_text()]
+    """The programs in contrib/benchmarks and contrib/reproductions; modules that only help them have no main()."""
+    found = [path for name in ("benchmarks", "reproductions") for path in (ROOT / "contrib" / name).glob("*.py")]
+    return [path for path in sorted(found) if "def main(" in path.read_text()]
+
+
+def command(path):
+    """The program's path in the repository, as the page's commands name it."""
+    return f"contrib/{path.parent.name}/{path.name}"
 
 
 def test_the_search_finds_benchmarks():
     """The search itself works: the known ones are among what it finds."""
-    assert {"preemption", "poll_to_plan"} <= {path.stem for path in benchmarks()}
+    assert {"preemption", "poll_to_plan", "parity"} <= {path.stem for path in benchmarks()}
 
 
 @pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
@@ -25,12 +31,14 @@ def test_every_benchmark_is_listed_with_its_command(path):
     assert f"| [{path.stem}](#{path.stem}) |" in PAGE
     _, found, rest = PAGE.partition(f"\n## {path.stem}\n")
     assert found
-    assert f".venv/bin/python contrib/benchmarks/{path.name}" in rest.partition("\n## ")[0]
+    assert f".venv/bin/python {command(path)}" in rest.partition("\n## ")[0]
 
 
 def test_the_page_lists_no_benchmark_that_is_not_there():
     """Every program that the page runs exists."""
-    assert set(re.findall(r"contrib/benchmarks/(\w+\.py)", PAGE)) == {path.name for path in benchmarks()}
+    assert set(re.findall(r"contrib/(?:benchmarks|reproductions)/\w+\.py", PAGE)) == {
+        command(path) for path in benchmarks()
+    }
 
 
 @pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
@@ -46,7 +54,7 @@ def test_every_benchmark_explains_itself_and_offers_json(path, monkeypatch, caps
     used = {
         option
         for line in PAGE.splitlines()
-        if f"contrib/benchmarks/{path.name}" in line
+        if command(path) in line
         for option in re.findall(r"--[a-z-]+", line.partition("#")[0])
     }
     assert used <= set(re.findall(r"--[a-z-]+", said))

@@ -27,14 +27,14 @@ def sections(page):
     return {heading.replace("`", ""): text for heading, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-CLI = sections((DOCS / "CLI.md").read_text(encoding="utf-8"))
+CLI = sections((DOCS / "user" / "CLI.md").read_text(encoding="utf-8"))
 COMMANDS = dict(commands(main, "metasched"))
-CONFIG = sections((DOCS / "CONFIG.md").read_text(encoding="utf-8"))
+CONFIG = sections((DOCS / "admin" / "CONFIG.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("path", COMMANDS)
 def test_the_page_mentions_every_command_and_option(path):
-    """Each command has a section in docs/CLI.md that names each of its options and arguments."""
+    """Each command has a section in docs/user/CLI.md that names each of its options and arguments."""
     assert path in CLI
     for parameter in COMMANDS[path].params:
         names = parameter.opts if isinstance(parameter, click.Option) else [parameter.name.upper()]
@@ -43,7 +43,7 @@ def test_the_page_mentions_every_command_and_option(path):
 
 
 def test_the_page_mentions_nothing_else():
-    """No section of docs/CLI.md describes a command that is not there, and no option is invented."""
+    """No section of docs/user/CLI.md describes a command that is not there, and no option is invented."""
     for heading, text in CLI.items():
         if heading.startswith("metasched"):
             known = {name for parameter in COMMANDS[heading].params for name in parameter.opts}
@@ -69,14 +69,14 @@ def shown(field):
 
 @pytest.mark.parametrize(("section", "key", "field"), KEYS, ids=[f"{section}.{key}" for section, key, _ in KEYS])
 def test_every_config_key_is_documented_with_its_default(section, key, field):
-    """Each key has a row in its section of docs/CONFIG.md, with the default that the code has."""
+    """Each key has a row in its section of docs/admin/CONFIG.md, with the default that the code has."""
     rows = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", CONFIG[f"[{section}]"], flags=re.MULTILINE))
     assert key in rows
     assert rows[key].replace("`", "") == shown(field).replace("`", "")
 
 
 def test_no_other_config_key_is_documented():
-    """docs/CONFIG.md names no key that does not exist."""
+    """docs/admin/CONFIG.md names no key that does not exist."""
     for section, model in Config.model_fields.items():
         rows = re.findall(r"^\| `(\w+)` \|", CONFIG[f"[{section}]"], flags=re.MULTILINE)
         assert set(rows) <= set(model.annotation.model_fields)

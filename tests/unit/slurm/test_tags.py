@@ -11,7 +11,7 @@ from metasched.core.model import Preempt
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import KEYS, MAX_LENGTH, Tag, is_tagged, parse_tag, quote
 
-DOCS = Path(__file__).parents[3] / "docs" / "TAGS.md"
+DOCS = Path(__file__).parents[3] / "docs" / "user" / "TAGS.md"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,6 @@ def test_quotes_are_short_printable_and_ascii():
 
 
 def test_every_key_is_documented():
-    """A key that docs/TAGS.md does not have, and a documented one that is not there, both fail."""
+    """A key that docs/user/TAGS.md does not have, and a documented one that is not there, both fail."""
     documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(), re.MULTILINE)
     assert documented == list(KEYS)
