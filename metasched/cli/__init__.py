@@ -1,4 +1,4 @@
-"""The command line: everything that people do with metasched."""
+"""The command line of metasched, one module a command."""
 
 from metasched.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The top command: finds its subcommands only when they are asked for, and turns our errors into one clear message."""
+"""The top command: imports a subcommand only when it is asked for, and shows errors of metasched as one message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from metasched.cli.formatting import clean
-from metasched.cli.paths import Places
+from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
 
 # Each module has one attribute `command`; importing them all would make `metasched status` slow.
@@ -38,21 +38,21 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class Commands(click.Group):
-    """Subcommands by module."""
+    """Group whose subcommands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """Names in the order of the help text."""
+        """Names of the subcommands, in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002  click's signature
-        """Import one."""
+        """Import the module of one subcommand and return its command; None for an unknown name."""
         if name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"metasched.cli.{name.replace('-', '_')}").command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run one; what metasched raises on purpose is shown without a traceback, and the exit code is 1."""
+        """Run one subcommand; errors of metasched are shown without a traceback, with exit code 1."""
         try:
             return super().invoke(ctx)
         except MetaschedError as error:
@@ -79,4 +79,4 @@ def main(ctx: click.Context, config: Path | None) -> None:
     """Schedule deep-learning training on Slurm in rounds, under a policy of your choice."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # users' names need not fit the terminal's encoding
-    ctx.obj = Places(config)
+    ctx.obj = CommandPaths(config)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from metasched.cli.formatting import clean, echo_json, json_option
-from metasched.cli.paths import DATABASE, LOCK, Places
+from metasched.cli.paths import DATABASE, LOCK, CommandPaths
 
 if TYPE_CHECKING:
     from metasched.installation.checks import Finding
@@ -23,9 +23,9 @@ MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 @json_option
 @click.pass_context
 def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
-    """Look at every permission, path and Slurm setting that metasched needs, and say how to mend what is wrong.
+    """Check every permission, path and Slurm setting that metasched needs, and say how to mend what is wrong.
 
-    Run it as the user that the daemon runs as. Nothing is changed. The exit code is 1 where something keeps metasched
+    Run it as the user that the daemon runs as. Nothing is changed. Exit code 1 if a finding keeps metasched
     from working.
     """
     from metasched.configuration.config import load  # noqa: PLC0415  imports for this command alone
@@ -34,8 +34,8 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
     from metasched.installation.facts import gather  # noqa: PLC0415
     from metasched.slurm.command_line_client import CommandLineClient  # noqa: PLC0415
 
-    places = ctx.find_object(Places) or Places()
-    config = load(places.config, installed_policies())
+    command_paths = ctx.find_object(CommandPaths) or CommandPaths()
+    config = load(command_paths.config, installed_policies())
     client = CommandLineClient(timeout=config.slurm.timeout_seconds)
     try:
         facts = gather(config, client, LOCK, DATABASE)

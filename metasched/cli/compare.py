@@ -19,7 +19,7 @@ SBATCH_SECONDS = 60.0
 
 
 class SubmitError(MetaschedError):
-    """sbatch did not take the sweep."""
+    """sbatch refused the sweep."""
 
 
 @click.command("compare", short_help="Simulate a workload under many policies, loads and seeds.")
@@ -74,7 +74,7 @@ def command(
 ) -> None:
     """Simulate every combination of policies, loads and seeds, in parallel processes, and compare.
 
-    Each result is written to DIR as soon as it is there, so that a sweep that was interrupted goes on where it was.
+    Each result is written to DIR as soon as it is complete, so that an interrupted sweep resumes where it stopped.
     DIR/summary.csv has one row for each simulation.
     """
     from metasched.simulator.plots import draw  # noqa: PLC0415  `--help` needs none of this
@@ -108,10 +108,10 @@ def command(
 
 
 def _submit(arguments: list[str], out: Path, count: int, options: list[str]) -> str:
-    """Have Slurm run metasched once for each case; the array's id.
+    """Submit a Slurm array with one task for each case, and return the array's id.
 
     Raises:
-        SubmitError: sbatch says no, or nothing.
+        SubmitError: sbatch refuses the array, or answers nothing.
     """
     line = shlex.join([sys.executable, "-m", "metasched", *arguments])
     script = f'#!/bin/bash\nexec {line} --only "$SLURM_ARRAY_TASK_ID"\n'

@@ -7,20 +7,20 @@ import os
 import click
 
 from metasched.cli.formatting import clean
-from metasched.cli.paths import Places
+from metasched.cli.paths import CommandPaths
 
 
 @click.command("daemon", short_help="Schedule the cluster.")
 @click.option("--dry-run", is_flag=True, help="Print what a round would do now, and do nothing.")
 @click.option("--standby", is_flag=True, help="While another daemon runs, wait for its end, and go on from there.")
 @click.pass_obj
-def command(places: Places, *, dry_run: bool, standby: bool) -> None:
+def command(command_paths: CommandPaths, *, dry_run: bool, standby: bool) -> None:
     """Schedule the cluster until SIGTERM; SIGHUP reads the configuration again. Jobs outlive the daemon."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # its matrices are small: threads cost more than they bring
     from metasched.daemon import process  # noqa: PLC0415  the scheduler's imports are for this command alone
 
     if dry_run:
-        for line in process.dry_run(places.config) or ["nothing to do: no job is here"]:
+        for line in process.dry_run(command_paths.config) or ["nothing to do: no job is here"]:
             click.echo(clean(line))
     else:
-        process.run(places.config, standby=standby)
+        process.run(command_paths.config, standby=standby)

@@ -1,4 +1,4 @@
-"""`metasched db`: the daemon's database, looked at from outside; only `import` and `prune` write."""
+"""`metasched db`: the daemon's database, read from outside; only `import` and `prune` write."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 
 from metasched.cli import history_tables, status_tables
 from metasched.cli.formatting import COUNT, clean, counted, echo_json, json_option, listed, size
-from metasched.cli.paths import DATABASE, LOCK, Places, shared_option, state_option
+from metasched.cli.paths import DATABASE, LOCK, CommandPaths, shared_option, state_option
 from metasched.core.errors import MetaschedError
 from metasched.daemon.failover import COPIES, COPY, term_of_copy
 from metasched.shared_dir.lock import DaemonLock
@@ -30,11 +30,11 @@ limit_option = click.option("--limit", type=COUNT, default=50, show_default=True
 
 
 class UnknownStoredJobError(MetaschedError):
-    """No job, or several, of that slurm_job_id, uid or name are in the database."""
+    """The database has no job, or several jobs, of that Slurm job id, uid or name."""
 
 
 class SupersededStoreError(MetaschedError):
-    """A daemon on another host has gone on since this host's one: what is written to this one's database is lost."""
+    """A daemon on another host has taken over: what is written to this host's database would be lost."""
 
     def __init__(self, path: Path, copy: Path) -> None:
         super().__init__(
@@ -45,22 +45,22 @@ class SupersededStoreError(MetaschedError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Database:
-    """Where the database is, and what knows where the shared directory is, by --shared or without it."""
+    """Path of the database, and the source of the path of the shared directory."""
 
     path: Path
-    places: Places
+    command_paths: CommandPaths
     given_shared: Path | None
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
-        """Open the store to read."""
+        """Open the store for reading."""
         with Store.open(self.path, read_only=True) as store:
             yield store
 
     @contextmanager
     def writing(self) -> Iterator[Store]:
-        """Open the store to write, as long as no daemon does, and none elsewhere has gone on from it."""
-        shared = self.places.shared(self.given_shared)
+        """Open the store for writing; refused while a daemon writes, or after a daemon elsewhere has taken over."""
+        shared = self.command_paths.shared(self.given_shared)
         with self.reading():
             pass  # a database that is not there must not be made
         with DaemonLock(shared / LOCK), Store.open(self.path) as store:
@@ -74,16 +74,16 @@ class Database:
 @shared_option
 @click.pass_context
 def command(ctx: click.Context, state: Path | None, shared: Path | None) -> None:
-    """Look into the daemon's database (on its host); only `import` and `prune` write."""
-    places = ctx.find_object(Places) or Places()
-    ctx.obj = Database(places.state(state) / DATABASE, places, shared)
+    """Read the daemon's database (on its host); only `import` and `prune` write."""
+    command_paths = ctx.find_object(CommandPaths) or CommandPaths()
+    ctx.obj = Database(command_paths.state(state) / DATABASE, command_paths, shared)
 
 
 @command.command("path")
 @json_option
 @click.pass_obj
 def path(database: Database, *, as_json: bool) -> None:
-    """Print where the database is."""
+    """Print the path of the database."""
     if as_json:
         echo_json({"path": str(database.path), "exists": exists(database.path)})
     else:
@@ -94,7 +94,7 @@ def path(database: Database, *, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def sizes(database: Database, *, as_json: bool) -> None:
-    """Print the rows of each table and the size of the file."""
+    """Print the number of rows of each table, and the size of the file."""
     with database.reading() as store:
         rows, total = store.table_sizes(), store.file_bytes()
     if as_json:
@@ -128,7 +128,7 @@ def check(database: Database, *, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def events(database: Database, *, job: str | None, limit: int, as_json: bool) -> None:
-    """List what happened, the latest first."""
+    """List the recorded events, the latest first."""
     with database.reading() as store:
         found = store.recent_events(limit, None if job is None else _job(store, job).uid)
     if as_json:
@@ -142,7 +142,7 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
 @json_option
 @click.pass_obj
 def runs(database: Database, *, job: str, as_json: bool) -> None:
-    """List the runs of JOB (Slurm's id, uid or name): when, where, how long, and why each ended."""
+    """List the runs of JOB (Slurm's id, uid or name): start, placement, duration, and why each ended."""
     with database.reading() as store:
         record = _job(store, job)
         found = store.runs(record.uid)
@@ -161,9 +161,9 @@ def runs(database: Database, *, job: str, as_json: bool) -> None:
 def import_(
     database: Database, *, file: Path | None, since: datetime | None, until: datetime | None, as_json: bool
 ) -> None:
-    """Take past GPU jobs from Slurm's accounting, or from FILE with the output of sacct, as history.
+    """Import past GPU jobs from Slurm's accounting, or from FILE with the output of sacct.
 
-    Each is taken once. Refused while the daemon runs.
+    Each job is imported once. Refused while the daemon runs.
     """
     from metasched.accounting.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
 
@@ -194,9 +194,9 @@ def import_(
 @json_option
 @click.pass_obj
 def prune(database: Database, *, before: float, as_json: bool) -> None:
-    """Forget the details (rounds, actions, events, reports) of what ended long ago; jobs and runs stay.
+    """Delete the details (rounds, actions, events, reports) of jobs that ended long ago; jobs and runs stay.
 
-    Imported jobs go whole, and so do speeds that nobody has measured since. Refused while the daemon runs.
+    Imported jobs are deleted whole, as are speeds that no job has measured since. Refused while the daemon runs.
     """
     with database.writing() as store:
         deleted = store.prune(time.time() - before * _DAY)
@@ -221,10 +221,10 @@ def _base64(data: bytes) -> str:
 
 
 def _job(store: Store, asked: str) -> JobRecord:
-    """The one job that is meant; the latest, where Slurm used an id again.
+    """The job of that Slurm job id, uid or name; the latest job where Slurm used an id again.
 
     Raises:
-        UnknownStoredJobError: there is none, or several are named so.
+        UnknownStoredJobError: no job, or more than one job, has that name.
     """
     found = store.find_jobs(asked)
     exact = [job for job in found if asked in (job.uid, job.slurm_job_id)]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from metasched.demo.result import Outcome
 
 
-class BrokenPromiseError(MetaschedError):
-    """The demo ran to its end, and something that it should show did not happen."""
+class DemoShortfallError(MetaschedError):
+    """The demo ended without showing all that it should show."""
 
 
 @click.command("demo", short_help="Watch real training jobs share a private cluster.")
@@ -60,12 +60,12 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     if played.problems:
         for log in played.logs:
             click.echo("\n".join(clean(line) for line in log.split("\n")), err=True)
-        raise BrokenPromiseError("the demo did not show what it should: " + "; ".join(played.problems))
+        raise DemoShortfallError("the demo did not show what it should: " + "; ".join(played.problems))
 
 
 @contextmanager
 def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
-    """Everything, over and over, on a terminal; else a line for each change."""
+    """Context manager: redraws the status on a terminal; elsewhere prints a line for each change."""
     if not out.is_terminal:
         yield Lines().show
         return
@@ -78,14 +78,14 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
 
 
 class Lines:
-    """Prints what changes from one status to the next."""
+    """Prints the differences from one published status to the next."""
 
     def __init__(self) -> None:
         self._before: dict[str, str] = {}
         self._began = time.monotonic()
 
     def show(self, status: Status) -> None:
-        """Say what is new."""
+        """Print what has changed since the last status."""
         for job in (*status.jobs, *status.finished):
             situation = _situation(job)
             if self._before.get(job.uid) != situation:

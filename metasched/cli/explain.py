@@ -1,4 +1,4 @@
-"""`metasched explain`: in words, why a job runs or waits."""
+"""`metasched explain`: why a job runs or waits, in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from metasched.cli.formatting import clean, echo_json, json_option, listed
 from metasched.cli.job_explanation import explanation, history
-from metasched.cli.paths import DATABASE, Places, shared_option, state_option
+from metasched.cli.paths import DATABASE, CommandPaths, shared_option, state_option
 from metasched.core.errors import MetaschedError
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status
@@ -22,7 +22,7 @@ _LATEST = 10
 
 
 class NoSuchJobError(MetaschedError):
-    """No job of that slurm_job_id, uid or name."""
+    """No job has that Slurm job id, uid or name."""
 
     def __init__(self, asked: str) -> None:
         super().__init__(
@@ -31,14 +31,14 @@ class NoSuchJobError(MetaschedError):
 
 
 class AmbiguousJobError(MetaschedError):
-    """Several jobs have that name."""
+    """More than one job has that name."""
 
     def __init__(self, asked: str, addresses: Sequence[str]) -> None:
         super().__init__(f"several jobs are named {asked!r}: ask by Slurm's id, one of {listed(addresses, 20)}")
 
 
 class ArrayError(MetaschedError):
-    """An array was asked for, whose tasks are jobs of their own."""
+    """The id is that of an array, whose tasks are jobs of their own."""
 
     def __init__(self, asked: str, addresses: Sequence[str]) -> None:
         super().__init__(f"job {asked} is an array: ask by task, one of {listed(addresses, 20)}")
@@ -46,7 +46,7 @@ class ArrayError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the database knows of one job; runs in order, the rest latest first."""
+    """Records of one job in the database: runs in order, all others latest first."""
 
     runs: Sequence[RunRecord]
     decisions: Sequence[DecisionRecord]
@@ -60,14 +60,14 @@ class Past:
 @state_option
 @json_option
 @click.pass_obj
-def command(places: Places, *, job: str, shared: Path | None, state: Path | None, as_json: bool) -> None:
+def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state: Path | None, as_json: bool) -> None:
     """Say in words why JOB (Slurm's id, uid or name) runs or waits, what it waits for, and what happened to it.
 
     On the daemon's host, for those who may read its database, the latest decisions, actions and events follow.
     """
-    status = published.read(places.shared(shared))
+    status = published.read(command_paths.shared(shared))
     found = find(status, job)
-    past = _past(places, state, found.uid)
+    past = _past(command_paths, state, found.uid)
     now = time.time()
     sentences = [*explanation(found, status, now), *history(found, now)]
     if as_json:
@@ -81,7 +81,7 @@ def command(places: Places, *, job: str, shared: Path | None, state: Path | None
 
 
 def find(status: Status, asked: str) -> JobStatus:
-    """The job of that slurm_job_id or uid, else of that name; a live one before a finished one.
+    """The job of that Slurm job id or uid, else of that name; a live job before a finished one.
 
     Raises:
         NoSuchJobError, AmbiguousJobError, ArrayError: as named.
@@ -103,10 +103,10 @@ def find(status: Status, asked: str) -> JobStatus:
     raise NoSuchJobError(asked)
 
 
-def _past(places: Places, given: Path | None, uid: str) -> Past | None:
-    """What the database says; None where there is none for us to read, unless it was asked for by --state."""
+def _past(command_paths: CommandPaths, given: Path | None, uid: str) -> Past | None:
+    """Records of the job in the database; None where the database cannot be read and --state was not given."""
     try:
-        with Store.open(places.state(given) / DATABASE, read_only=True) as store:
+        with Store.open(command_paths.state(given) / DATABASE, read_only=True) as store:
             return Past(
                 runs=store.runs(uid),
                 decisions=store.recent_decisions(uid, _LATEST),

@@ -1,4 +1,4 @@
-"""Words and numbers for people. What users wrote goes to a terminal only through `clean`."""
+"""Text and numbers for people. Text of users reaches a terminal only through `clean`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(instant: float) -> str:
-    """Local date and time."""
+    """Local date and time of an instant (unix seconds)."""
     return datetime.fromtimestamp(instant, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -76,5 +76,5 @@ def where(nodes: Mapping[str, int]) -> str:
 
 
 def echo_json(data: Any) -> None:
-    """Print one JSON document."""
+    """Print a value as one JSON document."""
     click.echo(json.dumps(data, indent=1, default=str))

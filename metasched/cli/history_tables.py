@@ -1,4 +1,4 @@
-"""What the database remembers, as rich tables."""
+"""Records of the database as rich tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
 
 
 def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
-    """The runs of one job, the first one first."""
+    """Table of the runs of one job, the first run first."""
     numbers = ("RUN", "RAN", "RENEWED", "INIT")
     made = table("RUN", "STARTED", "RAN", "WHERE", "RENEWED", "ENDED", "INIT", title="Runs", right=numbers)
     for run in runs:
@@ -27,7 +27,7 @@ def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
 
 
 def decisions_table(decisions: Sequence[DecisionRecord]) -> Table:
-    """What was decided for one job."""
+    """Table of the decisions on one job."""
     made = table("ROUNDS", "GRANTED", "REASON", title="Latest decisions")
     for decision in decisions:
         last = "now" if decision.last_round is None else decision.last_round
@@ -43,7 +43,7 @@ def decisions_table(decisions: Sequence[DecisionRecord]) -> Table:
 
 
 def actions_table(actions: Sequence[ActionRecord]) -> Table:
-    """What was done to one job."""
+    """Table of the actions on one job."""
     made = table("AT", "ACTION", "OUTCOME", "TOOK", title="Latest actions", right=("TOOK",))
     for action in actions:
         took = None if action.latency_seconds is None else f"{1000 * action.latency_seconds:.0f} ms"
@@ -52,7 +52,7 @@ def actions_table(actions: Sequence[ActionRecord]) -> Table:
 
 
 def events_table(events: Sequence[EventRecord], title: str | None = None) -> Table:
-    """What happened."""
+    """Table of events, the latest first."""
     made = table("AT", "JOB", "EVENT", "", title=title)
     for event in events:
         row(made, clock(event.at), event.uid, event.kind, event.text)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from metasched.cli.paths import Places
+from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
 
 DEFAULT_STATE = Path("/var/lib/metasched")
 
 
 class CannotWriteError(MetaschedError):
-    """The configuration cannot be written."""
+    """The configuration file cannot be written."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         fix = "remove it, or name another file" if isinstance(error, FileExistsError) else "name another file"
@@ -38,8 +38,8 @@ class CannotWriteError(MetaschedError):
     help="Directory on this host's own disk, for the database.",
 )
 @click.pass_obj
-def command(places: Places, shared: Path, state: Path) -> None:
-    """Ask Slurm, and write a configuration with every key explained; a file that is there already is never changed."""
+def command(command_paths: CommandPaths, shared: Path, state: Path) -> None:
+    """Read Slurm's settings and write a configuration with every key explained; an existing file is never changed."""
     from metasched.installation.template import template  # noqa: PLC0415  imports for this command alone
     from metasched.slurm.command_line_client import CommandLineClient  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def command(places: Places, shared: Path, state: Path) -> None:
         text = template(client.settings(), client.nodes(), state.absolute(), shared.absolute())
     finally:
         client.close()
-    path = places.config
+    path = command_paths.config
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as file:

@@ -1,4 +1,4 @@
-"""Why a job runs or waits, in sentences: evidence in, words out, nothing read from anywhere."""
+"""Why a job runs or waits, as sentences made from the published status. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _WAITING = ("held", "queued")
 
 
 def is_stale(status: Status, now: float) -> bool:
-    """Whether the daemon has published nothing for longer than its polls can take."""
+    """Whether the published status is older than the daemon's longest poll."""
     return now - status.published > max(STALE_SECONDS, 3 * status.poll_seconds)
 
 
 def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
-    """What the job does now, why, and what it waits for."""
+    """Sentences on the job's state, the reason for it, and what the job waits for."""
     lines = [f"Job {job.slurm_job_id} ({job.name}, of {job.user}) {_state(job, now)}."]
     if job.error is not None:
         return [*lines, f"Its tag cannot be used: {job.error}. Cancel it and submit it again with the tag corrected."]
@@ -27,7 +27,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
-    lines += [*_company(job), *_promises(job, now)]
+    lines += [*_co_runner_lines(job), *_promises(job, now)]
     if is_stale(status, now):
         lines.append(
             f"But the daemon published nothing for {duration(now - status.published)}: nobody decides until it is back."
@@ -40,7 +40,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
 
 
 def history(job: JobStatus, now: float) -> list[str]:
-    """What happened to the job until now, and how far it is."""
+    """Sentences on the job's past runs and its progress."""
     ran = f"ran {duration(job.ran_seconds)} in {counted(job.runs, 'run')}"
     preempted = f"preempted {counted(job.preemptions, 'time')}"
     waited = f"waited {duration(job.waited_seconds)}"
@@ -79,8 +79,8 @@ def _state(job: JobStatus, now: float) -> str:
     return states.get(job.status, f"is {job.status}")
 
 
-def _company(job: JobStatus) -> list[str]:
-    """Who is on the same GPUs, and since when nothing has changed."""
+def _co_runner_lines(job: JobStatus) -> list[str]:
+    """Sentences on the co-runner and on renewed leases."""
     lines = []
     if job.co_runner is not None and job.time_slicing:
         other = job.co_runner
@@ -93,7 +93,7 @@ def _company(job: JobStatus) -> list[str]:
 
 
 def _promises(job: JobStatus, now: float) -> list[str]:
-    """By when it should be done."""
+    """Sentence on the job's deadline, if its user has declared one."""
     if job.slo_seconds is None:
         return []
     left = job.submitted + job.slo_seconds - now
@@ -128,25 +128,25 @@ def gpus(job: JobStatus) -> str:
     return f"{held} of {span}" if held and job.min_gpus != job.max_gpus else span
 
 
-def beside(job: JobStatus) -> str:
-    """Who is on the same GPUs; empty for nobody."""
+def co_runner_text(job: JobStatus) -> str:
+    """The co-runner's id with the way of sharing; empty for none."""
     if job.co_runner is None:
         return ""
     return f"in turns with {job.co_runner}" if job.time_slicing else f"with {job.co_runner}"
 
 
 def runs(job: JobStatus) -> str:
-    """``2``, or ``2 (renewed 5 rounds)`` for a run that was kept so often."""
+    """Number of runs; ``2 (renewed 5 rounds)`` where rounds renewed the present run."""
     return f"{job.runs} (renewed {counted(job.renewals, 'round')})" if job.renewals else str(job.runs)
 
 
 def sizes(world_sizes: Sequence[int]) -> str:
-    """World sizes of the runs, in order."""
+    """World sizes of the runs, in order: ``4 → 2``."""
     return " → ".join(map(str, world_sizes))
 
 
 def progress(job: JobStatus) -> str:
-    """Steps done, of how many, and how long the rest takes at the present speed."""
+    """Steps done and needed, and the time that the remaining steps take at the present speed."""
     if job.progress_steps is None:
         return ""
     if not job.total_steps:
@@ -157,7 +157,7 @@ def progress(job: JobStatus) -> str:
 
 
 def remaining_seconds(job: JobStatus) -> float | None:
-    """How long the rest takes at the present speed, while it runs; None if that is not known."""
+    """Seconds that the remaining steps take at the present speed; None if not known, or if the job does not run."""
     if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
         return None
     return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second

@@ -1,4 +1,4 @@
-"""Where the files are: the configuration, and from it the shared and the state directory."""
+"""Paths of the configuration, the shared directory and the state directory."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ _Command = TypeVar("_Command", bound=Any)
 
 
 class NoDirectoryError(MetaschedError):
-    """Nothing says which directory is meant."""
+    """No option, variable or configuration names the directory."""
 
     def __init__(self, key: str, config: Path, why: str) -> None:
         super().__init__(f"{config}: {why}; pass --{key} DIR, or a configuration with [paths] {key} by --config FILE")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
-    """What the command line says about files; ``given`` is --config."""
+class CommandPaths:
+    """Paths as the command line gives them; ``given`` is --config."""
 
     given: Path | None = None
 
     @property
     def config(self) -> Path:
-        """The configuration file."""
+        """Path of the configuration file."""
         return self.given or Path(os.environ.get("METASCHED_CONFIG") or DEFAULT_CONFIG)
 
     def shared(self, given: Path | None) -> Path:
-        """The shared directory: ``given``, else that of --config, of $METASCHED_SHARED, of the default configuration.
+        """Path of the shared directory: ``given``, else of --config, $METASCHED_SHARED, or the default configuration.
 
         Raises:
-            NoDirectoryError: none of them says.
+            NoDirectoryError: none of them names it.
         """
         if given is None and self.given is None and (variable := os.environ.get("METASCHED_SHARED")):
             return Path(variable)
         return given or self._path("shared")
 
     def state(self, given: Path | None = None) -> Path:
-        """The state directory: ``given``, else that of the configuration.
+        """Path of the state directory: ``given``, else that of the configuration.
 
         Raises:
-            NoDirectoryError: neither says.
+            NoDirectoryError: neither names it.
         """
         return given or self._path("state")
 
     def _path(self, key: str) -> Path:
-        """One of [paths], read without the checks (and the imports) that the daemon needs."""
+        """A path of section [paths], read without the checks (and the imports) that the daemon needs."""
         try:
             with self.config.open("rb") as file:
                 value: object = tomllib.load(file)["paths"][key]
@@ -72,7 +72,7 @@ class Places:
 
 
 def shared_option(command: _Command) -> _Command:
-    """--shared."""
+    """Decorator that adds the option --shared."""
     option = click.option(
         "--shared",
         type=click.Path(path_type=Path),
@@ -84,7 +84,7 @@ def shared_option(command: _Command) -> _Command:
 
 
 def state_option(command: _Command) -> _Command:
-    """--state."""
+    """Decorator that adds the option --state."""
     option = click.option(
         "--state",
         type=click.Path(path_type=Path),

@@ -1,4 +1,4 @@
-"""`metasched policies`: what can be put under [policy] name, with its parameters."""
+"""`metasched policies`: the names for key `name` of section [policy], with their parameters."""
 
 from __future__ import annotations
 

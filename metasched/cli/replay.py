@@ -1,4 +1,4 @@
-"""`metasched replay`: decide past rounds again, and say what would be different."""
+"""`metasched replay`: decide recorded rounds again, and show the differences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option
-from metasched.cli.paths import DATABASE, Places, state_option
+from metasched.cli.paths import DATABASE, CommandPaths, state_option
 from metasched.core.policy import Policy, installed_policies
 from metasched.replay.replay import Replayed, replay
 from metasched.store import Store
@@ -22,15 +22,15 @@ DIFFERENT = 3
 @click.option("--policy", "name", metavar="NAME", help="Decide by this policy, with its default parameters, instead.")
 @json_option
 @click.pass_obj
-def command(places: Places, *, state: Path | None, last: int, name: str | None, as_json: bool) -> None:
-    """Decide the latest rounds again, from what the daemon saw in them, and compare with what it decided.
+def command(command_paths: CommandPaths, *, state: Path | None, last: int, name: str | None, as_json: bool) -> None:
+    """Decide the latest rounds again from their recorded snapshots, and compare with the recorded decisions.
 
-    Nothing is changed. Under the policy of the time a difference means that metasched decides otherwise today (another
-    version): the exit code is then 3. Under --policy it shows what that policy would have done.
+    Nothing is changed. Under the recorded policy a difference means that this version of metasched decides otherwise:
+    the exit code is then 3. With --policy the differences show what that policy would have done.
     """
     registry = installed_policies()
     other: Policy | None = registry.get(name)() if name else None
-    with Store.open(places.state(state) / DATABASE, read_only=True) as store:
+    with Store.open(command_paths.state(state) / DATABASE, read_only=True) as store:
         rounds = list(replay(store, registry, last, other))
         names = {d.uid: store.find_jobs(d.uid, limit=1) for found in rounds for d in found.differences}
     if as_json:

@@ -31,7 +31,7 @@ from metasched.cli.simulation_options import chosen, seed_option, show_metrics
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Draw plots into DIR.")
 @json_option
 def command(*, scenario: Path, policy: str, load: float, seed: int, plots: Path | None, as_json: bool) -> None:
-    """Run the workload of a scenario file on its cluster, under the daemon's own engine, and print what came of it."""
+    """Run the workload of a scenario file on its simulated cluster with the daemon's engine, and print the metrics."""
     from metasched.simulator.plots import draw  # noqa: PLC0415  `--help` needs none of this
     from metasched.simulator.scenario import load_scenario  # noqa: PLC0415
     from metasched.simulator.sweep import run_case  # noqa: PLC0415

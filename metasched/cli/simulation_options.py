@@ -1,4 +1,4 @@
-"""What the commands of the simulator share."""
+"""Options and output that the simulator's commands share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SHOWN: Mapping[str, tuple[str, float]] = {
 
 
 def seed_option(command: _Command) -> _Command:
-    """--seed, once."""
+    """Decorator that adds the option --seed."""
     option = click.option("--seed", default=0, show_default=True, help="Of the generator, of failures, of all chance.")
     decorated: _Command = option(command)
     return decorated
@@ -51,7 +51,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """A policy's name and parameters from ``NAME[:KEY=VALUE,...]``; values are JSON, or words as they are.
 
     Raises:
-        click.BadParameter: it is not of this form, or no policy takes that.
+        click.BadParameter: the text has another form, or the policy refuses a parameter.
     """
     name, _, rest = text.partition(":")
     parameters = {}
@@ -74,7 +74,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that are in no brackets."""
+    """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for char in text:
         depth += (char in "[{") - (char in "]}")
@@ -86,7 +86,7 @@ def _split(text: str) -> list[str]:
 
 
 def chosen(policy: str, load: float, seed: int) -> Case:
-    """The case of one policy."""
+    """The sweep's case for one policy."""
     from metasched.simulator.sweep import Case  # noqa: PLC0415  `--help` needs none of this
 
     name, parameters = parsed(policy)

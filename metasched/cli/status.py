@@ -1,4 +1,4 @@
-"""`metasched status`: the cluster, its nodes and jobs, from what the daemon publishes."""
+"""`metasched status`: the cluster, its nodes and jobs, from the published status."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from metasched.cli.formatting import echo_json, json_option
 from metasched.cli.job_explanation import is_stale
-from metasched.cli.paths import Places, shared_option
+from metasched.cli.paths import CommandPaths, shared_option
 from metasched.shared_dir import published_status as published
 
 
@@ -27,9 +27,9 @@ from metasched.shared_dir import published_status as published
 )
 @json_option
 @click.pass_obj
-def command(places: Places, *, shared: Path | None, user: str | None, limit: int, as_json: bool) -> None:
-    """Show the cluster, its nodes and every job: who runs where, who waits, and why."""
-    status = published.read(places.shared(shared))
+def command(command_paths: CommandPaths, *, shared: Path | None, user: str | None, limit: int, as_json: bool) -> None:
+    """Show the cluster, its nodes and every job: which jobs run where, which jobs wait, and why."""
+    status = published.read(command_paths.shared(shared))
     if user is not None:
         status = dataclasses.replace(
             status,

@@ -1,4 +1,4 @@
-"""The published status as rich tables; the status command and the demo show the same ones."""
+"""The published status as rich tables, for the status command and the demo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metasched.cli.formatting import clean, duration, where
-from metasched.cli.job_explanation import beside, gpus, is_stale, progress, runs, sizes
+from metasched.cli.job_explanation import co_runner_text, gpus, is_stale, progress, runs, sizes
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
 
 _PIPE_WIDTH = 200
@@ -18,13 +18,13 @@ _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspende
 
 
 def console() -> Console:
-    """Standard output; wide where it is not a terminal, so that nothing that a script reads is folded early."""
+    """Console on standard output; wide where it is no terminal, so that lines for scripts are not folded."""
     probe = Console()
     return probe if probe.is_terminal or "COLUMNS" in probe._environ else Console(width=_PIPE_WIDTH)  # noqa: SLF001
 
 
 def table(*headings: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """An empty table; the columns in ``right`` are numbers."""
+    """An empty table; columns named in ``right`` are aligned to the right."""
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
@@ -32,7 +32,7 @@ def table(*headings: str, title: str | None = None, right: Sequence[str] = ()) -
 
 
 def row(made: Table, *cells: object, style: str | None = None) -> None:
-    """Add a row; every cell is shown as it is, cleaned, without markup. None is empty."""
+    """Add a row; cells are cleaned and shown without markup, None as an empty cell."""
     made.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in cells), style=style)
 
 
@@ -41,7 +41,7 @@ def _cell(value: object) -> str:
 
 
 def overview(status: Status, now: float, limit: int) -> RenderableType:
-    """Everything, with ``limit`` live jobs at most: those that hold resources first."""
+    """Headline and tables of nodes and jobs, with at most ``limit`` live jobs: those with an allocation first."""
     parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), Text()]
     if status.jobs:
         parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit]))
@@ -55,7 +55,7 @@ def overview(status: Status, now: float, limit: int) -> RenderableType:
 
 
 def headline(status: Status, now: float) -> Text:
-    """Who decides, when next, and whether anybody is there at all."""
+    """Lines on the policy, the next round, and whether daemon and Slurm answer."""
     line = Text(f"{clean(status.cluster)}: policy {clean(status.policy)}, round {status.round}")
     age = max(now - status.published, 0.0)
     if is_stale(status, now):
@@ -78,7 +78,7 @@ def headline(status: Status, now: float) -> Text:
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
-    """GPUs held by our jobs, of those that they may use."""
+    """Table of nodes: GPUs that jobs of metasched hold, of those that they may use."""
     made = table("NODE", "TYPE", "GPUS USED", "", right=("GPUS USED",))
     for node in nodes:
         note = None if node.accepts else "takes no new jobs"
@@ -89,7 +89,7 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus]) -> Table:
-    """Live jobs."""
+    """Table of the live jobs."""
     numbers = ("WAITED", "RAN", "RUNS")
     made = table("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *numbers, "PROGRESS", "REASON", right=numbers)
     for job in jobs:
@@ -100,7 +100,7 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
             clean(job.user, _NAME_WIDTH),
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
             gpus(job),
-            " ".join(part for part in (where(job.nodes), job.gpu_type, beside(job)) if part),
+            " ".join(part for part in (where(job.nodes), job.gpu_type, co_runner_text(job)) if part),
             duration(job.waited_seconds),
             duration(job.ran_seconds),
             runs(job),
@@ -111,7 +111,7 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
 
 
 def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
-    """Jobs that ended."""
+    """Table of the jobs that ended last."""
     numbers = ("WAITED", "RAN", "RUNS", "PREEMPTED")
     made = table("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS", right=(*numbers, "LOSS"))
     for job in jobs:

@@ -37,7 +37,7 @@ _SHORT_FLAGS = "hHkOQsvVW"
 
 
 class SubmitError(MetaschedError):
-    """Slurm did not take the job."""
+    """Slurm refused the job."""
 
 
 def _tag_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -51,7 +51,7 @@ def _tag_options(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 @click.argument("sbatch", nargs=-1, required=True, metavar="-- [SBATCH OPTION]... SCRIPT [ARGUMENT]...")
 def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> None:
-    """Submit a job for metasched: what follows `--` goes to sbatch, with the tag as its comment.
+    """Submit a job for metasched: arguments after `--` go to sbatch, with the tag as its comment.
 
     The tag is checked before sbatch is called. Prints the job's id.
     """
@@ -80,10 +80,10 @@ def _options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _sbatch(argv: list[str]) -> str:
-    """The new job's id; a script on standard input reaches sbatch.
+    """Call sbatch and return the new job's id; a script on standard input reaches sbatch.
 
     Raises:
-        SubmitError: with sbatch's own words.
+        SubmitError: sbatch fails; the message quotes it.
     """
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from metasched.cli.formatting import duration, echo_json, json_option
-from metasched.cli.paths import Places
+from metasched.cli.paths import CommandPaths
 from metasched.cli.simulation_options import parsed
 
 
@@ -45,7 +45,7 @@ from metasched.cli.simulation_options import parsed
 @json_option
 @click.pass_obj
 def command(
-    places: Places,
+    command_paths: CommandPaths,
     *,
     policies: tuple[str, ...],
     assume_hours: float,
@@ -53,10 +53,10 @@ def command(
     restart_seconds: float,
     as_json: bool,
 ) -> None:
-    """Simulate the queue and the cluster as they are, from here on: under the configured policy, and under others.
+    """Simulate the present queue and cluster from now on, under the configured policy and under others.
 
-    Nothing is changed. For each job it shows when it would end, and where the estimate of its work comes from: its own
-    reports, earlier jobs of its user and name, its time limit, or an assumption.
+    Nothing is changed. For each job the table shows when it would end, and the source of the estimate of its work: its
+    own reports, earlier jobs of its user and name, its time limit, or an assumption.
     """
     from metasched.core.policy import installed_policies  # noqa: PLC0415
     from metasched.daemon import process  # noqa: PLC0415  `--help` needs none of this
@@ -69,7 +69,7 @@ def command(
         name, parameters = parsed(text)
         found = registry.get(name)
         chosen[text] = found(found.Parameters.model_validate(parameters))
-    with process.onlooker(places.config) as (controller, store):
+    with process.onlooker(command_paths.config) as (controller, store):
         snapshot, current, schedule = controller.look(), controller.policy, controller.config.schedule
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
         settings = Settings(

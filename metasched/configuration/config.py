@@ -33,7 +33,7 @@ class _Section(BaseModel):
 
 
 class Paths(_Section):
-    """Where the daemon keeps its files.
+    """Directories of the daemon.
 
     Attributes:
         state: directory on the daemon host's local disk, for the database (SQLite is not safe on NFS, Lustre or GPFS).
@@ -53,11 +53,11 @@ class Paths(_Section):
 
 
 class Intake(_Section):
-    """Which jobs are ours besides those whose comment begins with ``metasched``.
+    """Which jobs metasched takes in besides those whose comment begins with ``metasched``.
 
     Attributes:
-        partitions: every job of these partitions is ours.
-        qos: every job of these QOS is ours.
+        partitions: metasched takes in every job of these partitions.
+        qos: metasched takes in every job of these QOS.
     """
 
     partitions: _Names = ()
@@ -65,14 +65,14 @@ class Intake(_Section):
 
 
 class SlurmOptions(_Section):
-    """How to talk to Slurm.
+    """Access to Slurm.
 
     Attributes:
-        client: ``cli`` for Slurm's commands, ``pyslurm`` to write by that, ``auto`` to do so where one works.
+        client: ``cli`` for Slurm's commands, ``pyslurm`` for writes by pyslurm, ``auto`` for pyslurm where it works.
         timeout_seconds: longest wait for one command.
-        signal: what asks a trainer to checkpoint and stop (NCCL uses SIGUSR1).
-        exit_code: what a trainer that has checkpointed exits with; best listed in Slurm's RequeueExitHold.
-        settle_seconds: after the controller was out of reach, watch this long before acting again.
+        signal: signal that asks a trainer to checkpoint and stop (NCCL uses SIGUSR1).
+        exit_code: exit code of a trainer that has checkpointed; best listed in Slurm's RequeueExitHold.
+        settle_seconds: time from an outage of the controller until the daemon acts again.
     """
 
     client: Literal["auto", "cli", "pyslurm"] = "auto"
@@ -83,16 +83,16 @@ class SlurmOptions(_Section):
 
 
 class Schedule(_Section):
-    """The rhythm.
+    """Times of rounds, polls and actions.
 
     Attributes:
         round_seconds: time between decisions.
-        min_round_seconds: an arrival or completion may bring the next round forward, but no closer than this.
-        poll_seconds: time between looks at Slurm.
-        busy_poll_seconds: the same while runs are being stopped or started; never less than a look itself takes.
-        grace_seconds: how long a trainer may take to checkpoint before its job is requeued without its consent.
-        start_seconds: how long a released job may wait for Slurm to start it, beyond the grace of those it replaces.
-        slice_seconds: how long each of two jobs runs that take turns on a GPU.
+        min_round_seconds: shortest time between decisions, where an arrival or completion brings a round forward.
+        poll_seconds: time between polls of Slurm.
+        busy_poll_seconds: time between polls while runs are being stopped or started; at least what a poll takes.
+        grace_seconds: time that a trainer has to checkpoint before the daemon requeues its job.
+        start_seconds: time for Slurm to start a released job, beyond the grace of the jobs that it replaces.
+        slice_seconds: length of a time slice where two jobs alternate on a GPU.
     """
 
     round_seconds: Seconds = 360.0
@@ -105,14 +105,14 @@ class Schedule(_Section):
 
 
 class Sharing(_Section):
-    """How two jobs share a GPU, where Slurm is set up for it.
+    """Two jobs on one GPU, where Slurm is set up for it.
 
     Attributes:
-        enabled: whether they do.
-        untried_part: of its speed alone, what a job is taken to keep beside one beside which it has never run. The
-            higher, the sooner policies that ask for a gain try it; what is measured then takes its place, and what is
-            estimated from others' measurements goes before it.
-        reference_table: absolute path of a file with speeds of models beside each other, measured in advance, for these
+        enabled: whether two jobs may share a GPU.
+        untried_part: assumed fraction of its speed alone that a job keeps with a co-runner, until a measurement, or
+            an estimate from measurements of other jobs, replaces it. A higher value lets policies that ask for a gain
+            try a pair sooner.
+        reference_table: absolute path of a file with co-located speeds of models, measured in advance, for these
             estimates; empty for none.
     """
 
@@ -138,26 +138,26 @@ class Sharing(_Section):
 
     @property
     def table(self) -> Table | None:
-        """What the file of the reference table had when the configuration was read."""
+        """The reference table as it was when the configuration was read; None without a file."""
         return self._table
 
 
 class AccountingOptions(_Section):
-    """What is heeded of Slurm's associations and QOS: shares of accounts, and limits on GPUs and running jobs.
+    """Use of Slurm's associations and QOS: fair shares of accounts, and limits on GPUs and running jobs.
 
     Attributes:
-        refresh_seconds: time between looks at them; 0 for never, and then nothing of it is heeded.
+        refresh_seconds: time between reads of them; 0 for never, and then they are ignored.
     """
 
     refresh_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 60.0
 
 
 class PolicyChoice(_Section):
-    """Which policy decides.
+    """The policy and its parameters.
 
     Attributes:
-        name: as ``metasched policies`` lists them.
-        parameters: the policy's own; see docs/researcher/policies/.
+        name: name of the policy, as ``metasched policies`` lists them.
+        parameters: parameters of the policy; see docs/researcher/policies/.
     """
 
     name: str = "las"
@@ -165,12 +165,12 @@ class PolicyChoice(_Section):
 
 
 class History(_Section):
-    """What is kept of the past.
+    """Retention of records.
 
     Attributes:
-        snapshots_bytes: of what the rounds saw, the newest, for ``metasched replay``; 0 keeps none.
-        days: how long details are kept of what is over: rounds, with what they saw and decided, actions, events, and
-            reports, also those of speeds, which simulations of past jobs use; 0 for ever.
+        snapshots_bytes: size of the rounds' newest snapshots to keep for ``metasched replay``; 0 keeps none.
+        days: days to keep details of what is over: rounds with snapshots and decisions, actions, events, and
+            reports, which simulations of past jobs use; 0 for ever.
     """
 
     days: Annotated[float, Field(ge=0, lt=1e6)] = 90.0
@@ -178,7 +178,7 @@ class History(_Section):
 
 
 class Standby(_Section):
-    """What a daemon on another host needs to take over.
+    """Copies of the database, for a daemon on another host that takes over.
 
     Attributes:
         copy_seconds: time between copies of the database into the shared directory; 0 for none.
@@ -188,10 +188,10 @@ class Standby(_Section):
 
 
 class Log(_Section):
-    """What the daemon logs, to standard error.
+    """The daemon's log, on standard error.
 
     Attributes:
-        level: least severity.
+        level: lowest severity that is logged.
         format: ``console`` for people, ``json`` for machines.
     """
 
@@ -200,7 +200,7 @@ class Log(_Section):
 
 
 class Config(_Section):
-    """The whole file."""
+    """The whole configuration file, one field a section."""
 
     paths: Paths
     intake: Intake = Intake()
@@ -215,7 +215,7 @@ class Config(_Section):
 
     @property
     def outage_seconds(self) -> float:
-        """After a command that Slurm did not answer, until anything is done again: it has to answer and settle."""
+        """Seconds from a command that Slurm did not answer until the daemon acts again."""
         return self.schedule.poll_seconds + self.slurm.settle_seconds
 
 
@@ -223,7 +223,7 @@ def load(path: Path, registry: Registry) -> Config:
     """Read and check a configuration file.
 
     Raises:
-        ConfigError: with every problem found at once.
+        ConfigError: the file cannot be read, or has problems; the message has all of them.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What keys mean, for people: read from the docstrings of the models that check them."""
+"""Meanings of configuration keys, read from the docstrings of the models that check them."""
 
 from __future__ import annotations
 

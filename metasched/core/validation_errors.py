@@ -1,4 +1,4 @@
-"""What is wrong with a file that people wrote, in words, by key."""
+"""Problems of a file that a person wrote, in words, by key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[str]:
-    """A line for each problem: the key, what is wrong with it, and the key that may have been meant."""
+    """One line for each problem: the key, its problem, and the known key that is nearest to it."""
     problems = []
     for item in error.errors():
         location = tuple(str(part) for part in item["loc"])
@@ -24,7 +24,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, .
 
 
 def _meant(model: type[BaseModel], location: tuple[str, ...]) -> str:
-    """The key that may have been meant: one of a section that was left out, else one of the same section."""
+    """The nearest known key: of a section that was left out, else of the same section."""
     *_, key = location
     sections = [name for name in model.model_fields if len(location) == 1 and key in _keys(model, (name,))]
     return f"; did you mean [{sections[0]}] {key}?" if sections else nearest(key, _keys(model, location[:-1]))
@@ -41,7 +41,7 @@ def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The known word that may have been meant, or all that are known, in words; empty where none is."""
+    """The known word that is nearest, or all known words, as a phrase; empty where there are none."""
     folded = {name.lower(): name for name in known}
     match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
     if match:

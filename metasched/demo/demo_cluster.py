@@ -1,4 +1,4 @@
-"""What the demo runs on: a directory, a cluster, the daemon and the jobs; all of it gone afterwards."""
+"""What the demo runs on: a directory, a private cluster, the daemon and the jobs, removed afterwards."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TAIL_LINES = 15
 
 
 class DemoError(MetaschedError):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """The running pieces below one directory."""
+class DemoCluster:
+    """The running cluster, daemon and jobs below one directory."""
 
     base: Path
     cluster: DevCluster
@@ -37,16 +37,16 @@ class Stage:
 
     @property
     def database(self) -> Path:
-        """The daemon's database."""
+        """Path of the daemon's database."""
         return self.base / "state" / "metasched.db"
 
     @property
     def shared(self) -> Path:
-        """The shared directory."""
+        """Path of the shared directory."""
         return self.base / "shared"
 
     def status(self) -> Status | None:
-        """What the daemon published, None before the first time.
+        """The status that the daemon published last; None before the first.
 
         Raises:
             DemoError: the daemon has ended.
@@ -56,7 +56,7 @@ class Stage:
         return published.read(self.shared) if (self.shared / published.FILE_NAME).exists() else None
 
     def submit(self, job: DemoJob, seconds_per_step: float) -> str:
-        """Submit a job by sbatch, from a directory of its own; Slurm's id.
+        """Submit a job by sbatch from a directory of its own, and return Slurm's id.
 
         Raises:
             DemoError: Slurm refuses it.
@@ -81,13 +81,13 @@ class Stage:
 
     @property
     def logs(self) -> list[Path]:
-        """What the jobs printed over all their runs, and the daemon's log."""
+        """Output of the jobs over all their runs, and the daemon's log."""
         return [*sorted(self.base.glob("jobs/*/output.txt")), self.base / "daemon.log"]
 
 
 @contextmanager
-def stage(base: Path, *, keep: bool) -> Iterator[Stage]:
-    """Set everything up in an empty directory; afterwards nothing runs any more, and unless ``keep`` no file is left.
+def stage(base: Path, *, keep: bool) -> Iterator[DemoCluster]:
+    """Start cluster and daemon in an empty directory; on exit all processes end and, without ``keep``, all files go.
 
     Raises:
         MetaschedError: something cannot be started.
@@ -99,7 +99,7 @@ def stage(base: Path, *, keep: bool) -> Iterator[Stage]:
             config = base / "metasched.toml"
             config.write_text(configuration(base / "state", base / "shared"), encoding="utf-8")
             with _daemon(config, cluster) as daemon:
-                yield Stage(base, cluster, daemon)
+                yield DemoCluster(base, cluster, daemon)
     finally:
         # Without its files the cluster could not be taken down later.
         if not keep and not (base / "cluster").exists():
@@ -128,7 +128,7 @@ def _daemon(config: Path, cluster: DevCluster) -> Iterator[subprocess.Popen[byte
 
 
 def tail(path: Path) -> str:
-    """The end of a file, for an error message."""
+    """The last lines of a file, for an error message."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The demo from curtain to curtain."""
+"""The demo from set-up to clean-up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from metasched.core.policy import installed_policies
-from metasched.demo.demo_cluster import DemoError, Stage, stage, tail
+from metasched.demo.demo_cluster import DemoCluster, DemoError, stage, tail
 from metasched.demo.jobs import JOBS
 from metasched.demo.result import Outcome, outcomes, problems
 from metasched.devcluster.processes import INTERRUPTS, handling
@@ -25,14 +25,14 @@ _ALL_ROUNDS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """How it went.
+class DemoResult:
+    """The demo's result.
 
     Attributes:
         outcomes: a row for each job.
-        rounds: how many were decided, and then replayed on what was recorded of them.
-        problems: what was promised and did not happen, in words.
-        logs: the ends of all logs, if there are problems.
+        rounds: number of rounds that were decided, and replayed from their recorded snapshots.
+        problems: what the demo should show and did not, in words.
+        logs: the last lines of all logs, if there are problems.
     """
 
     outcomes: list[Outcome]
@@ -41,11 +41,11 @@ class Played:
     logs: list[str]
 
 
-def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float) -> Played:
-    """Play it in the empty directory ``base``; ``show`` is called with every new status.
+def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_step: float) -> DemoResult:
+    """Run the demo in the empty directory ``base``, and call ``show`` with every new status.
 
     Raises:
-        MetaschedError: it could not go on to the end; everything is cleaned up.
+        MetaschedError: the demo could not run to its end; everything is cleaned up.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came; everything is cleaned up.
     """
     with _interruptible() as ignore, stage(base, keep=keep) as pieces:
@@ -56,18 +56,18 @@ def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_s
             ignore()
 
 
-def _judge(pieces: Stage, addresses: list[str]) -> Played:
+def _judge(pieces: DemoCluster, addresses: list[str]) -> DemoResult:
     with Store.open(pieces.database, read_only=True) as store:
         found = outcomes(store, addresses)
         replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
     otherwise = [each.record.round for each in replayed if each.differences]
     broken = problems(found, len(JOBS)) + [f"round {number} is decided otherwise by a replay" for number in otherwise]
     logs = [tail(path) for path in pieces.logs] if broken else []
-    return Played(found, len(replayed), broken, logs)
+    return DemoResult(found, len(replayed), broken, logs)
 
 
-def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: float) -> Mapping[str, str]:
-    """Submit each job when it is due, until all have ended; their addresses by name."""
+def _watch(pieces: DemoCluster, show: Callable[[Status], None], seconds_per_step: float) -> Mapping[str, str]:
+    """Submit each job when it is due, until all have ended, and return their Slurm job ids by name."""
     deadline = time.monotonic() + _LONGEST_SECONDS
     addresses: dict[str, str] = {}
     while time.monotonic() < deadline:
@@ -88,7 +88,7 @@ def _watch(pieces: Stage, show: Callable[[Status], None], seconds_per_step: floa
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Let the first of SIGINT, SIGTERM and SIGHUP unwind everything, and no later one disturb that.
+    """Let the first SIGINT, SIGTERM or SIGHUP unwind the block, and ignore the later ones.
 
     Gives what has all of them ignored for the rest of the block.
     """

@@ -1,4 +1,4 @@
-"""Where the files of slurm_scripts/ are: in a checkout, or where pip puts them."""
+"""Paths of the files of slurm_scripts/: in a checkout, or where pip installs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from metasched.core.errors import MetaschedError
 
 
 class NotInstalledError(MetaschedError):
-    """A file that the distribution brings is not there."""
+    """A file of the distribution is missing."""
 
     def __init__(self, name: str, places: list[Path]) -> None:
         super().__init__(f"{name} is not in {', '.join(map(str, places))}; install metasched again")
@@ -21,7 +21,7 @@ def slurm_script(name: str) -> Path:
     """The path of a file of slurm_scripts/.
 
     Raises:
-        NotInstalledError: it is nowhere.
+        NotInstalledError: the file is in neither place.
     """
     folders = [
         Path(metasched.__file__).parents[1] / "slurm_scripts",

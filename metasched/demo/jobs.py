@@ -1,4 +1,4 @@
-"""The demo's play: which jobs come, when, and the files that they and the daemon are started with.
+"""The demo's jobs: when each is submitted, its script, and the daemon's configuration.
 
 One node has v100 GPUs, and three jobs want them; LAS favours those that have received little so far:
 
@@ -8,8 +8,8 @@ One node has v100 GPUs, and three jobs want them; LAS favours those that have re
    than ``wide``, is preempted until ``short``, whose tag says ``preempt=no``, is done.
 4. When the others are done, ``wide`` grows to four again.
 
-``spread`` trains on two nodes of the other type meanwhile. Jobs come by what the others have done, never by the clock,
-so the play is the same on a slow machine.
+``spread`` trains on two nodes of the other type meanwhile. A job is submitted when others have made
+progress, never by the clock, so the demo is the same on a slow machine.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ENOUGH_STEPS = 40
 
 @dataclass(frozen=True, slots=True)
 class DemoJob:
-    """One job.
+    """One job of the demo.
 
     Attributes:
-        name: of the job, and of its directory.
-        tag: what follows ``metasched`` in its comment.
-        nodes, gpus_per_node, gpu_type: what it asks Slurm for.
-        epochs: how long it trains.
-        after: the job that must have trained for some steps, and received more than the threshold, before it comes.
+        name: name of the job and of its directory.
+        tag: text after ``metasched`` in the job's comment.
+        nodes, gpus_per_node, gpu_type: request to Slurm.
+        epochs: number of epochs that the job trains.
+        after: name of the job that must have trained some steps, and received more than the threshold, before.
     """
 
     name: str
@@ -48,14 +48,14 @@ class DemoJob:
     after: str | None = None
 
     def due(self, status: Status | None) -> bool:
-        """Whether it is time to submit it."""
+        """Whether the job is to be submitted now."""
         if self.after is None:
             return True
         jobs = () if status is None else (*status.jobs, *status.finished)
         return any(job.name == self.after and _has_had_its_share(job) for job in jobs)
 
     def script(self, seconds_per_step: float) -> str:
-        """Its sbatch script."""
+        """The job's sbatch script."""
         train = shlex.join([sys.executable, "-m", "metasched.demo.train", "--epochs", str(self.epochs)])
         return f"""#!/bin/bash
 #SBATCH --job-name={self.name}
@@ -80,7 +80,7 @@ JOBS = (
 
 
 def configuration(state: Path, shared: Path) -> str:
-    """The daemon's configuration file."""
+    """Text of the daemon's configuration file."""
     return f"""[paths]
 state = "{state}"
 shared = "{shared}"

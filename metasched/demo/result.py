@@ -1,4 +1,4 @@
-"""How the demo went: a row for each job, and what of the promise was not kept."""
+"""The demo's result: a row for each job, and what the demo should show and did not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from metasched.store import EndCause, JobRecord, RunRecord, Store
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One job at the end. Seconds; ``world_sizes`` and ``ends`` have an entry for each run that started."""
+    """One job at the end, times in seconds; ``world_sizes`` and ``ends`` have an entry for each run that started."""
 
     name: str
     slurm_job_id: str
@@ -24,17 +24,17 @@ class Outcome:
 
     @property
     def preemptions(self) -> int:
-        """Runs that were stopped to make room for other jobs."""
+        """Number of runs that were stopped for other jobs."""
         return self.ends.count(EndCause.PREEMPTED)
 
     @property
     def resizes(self) -> int:
-        """Runs that went on at another world size than the one before."""
+        """Number of runs whose world size differs from that of the run before."""
         return sum(a != b for a, b in zip(self.world_sizes, self.world_sizes[1:], strict=False))
 
 
 def outcomes(store: Store, addresses: Sequence[str]) -> list[Outcome]:
-    """What the store says of the jobs."""
+    """The outcomes of all jobs, from the store."""
     records = [
         job for slurm_job_id in addresses for job in store.find_jobs(slurm_job_id) if job.slurm_job_id == slurm_job_id
     ]
@@ -42,7 +42,7 @@ def outcomes(store: Store, addresses: Sequence[str]) -> list[Outcome]:
 
 
 def outcome(job: JobRecord, runs: Sequence[RunRecord]) -> Outcome:
-    """One row."""
+    """The outcome of one job, from its record and its runs."""
     started = [run for run in runs if run.placement is not None and run.started is not None]
     ended = job.submitted if job.finished is None else job.finished
     return Outcome(
@@ -59,7 +59,7 @@ def outcome(job: JobRecord, runs: Sequence[RunRecord]) -> Outcome:
 
 
 def problems(found: Sequence[Outcome], jobs: int) -> list[str]:
-    """What was promised and did not happen, in words."""
+    """What the demo should show and did not, in words."""
     said = [
         f"job {each.name} ended as {each.state} with code {each.exit_code}"
         for each in found

@@ -102,7 +102,7 @@ def test_the_demos_configuration_is_valid(tmp_path):
 
 def test_a_broken_promise_ends_with_code_1(monkeypatch, tmp_path):
     """The table is shown, then the logs and what is missing."""
-    played = demo_run.Played([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
+    played = demo_run.DemoResult([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo_run, "run", lambda show, base, **options: played)
     result = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
