@@ -18,14 +18,14 @@ from trainer_shim.errors import (
     VariableError,
     WorldError,
 )
-from trainer_shim.leave import departure as _departure  # registers its exit hook before the script's  # noqa: F401
+from trainer_shim.preemption.exit import departure as _departure  # registers its exit hook before the script's  # noqa: F401
 
 if TYPE_CHECKING:
     import os
 
     from trainer_shim.batch import plan_batch, splits
-    from trainer_shim.companion import Companion
-    from trainer_shim.context import Context
+    from trainer_shim.session.companion import Companion
+    from trainer_shim.session.context import Context
 
 __all__ = [
     "BatchError",
@@ -73,7 +73,7 @@ def init(
         UsageError: called outside the main thread, beside a process group of the script's own, or with a
             `collective_timeout` that is not above 0.
     """
-    from trainer_shim.begin import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.session.context_startup import start  # noqa: PLC0415  importing the shim must not cost an import of torch
 
     return start(checkpoint_dir, checkpoint_every, collective_timeout)
 
@@ -90,6 +90,6 @@ def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 
         CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
         UsageError: called outside the main thread.
     """
-    from trainer_shim.companion import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.session.companion import start  # noqa: PLC0415  importing the shim must not cost an import of torch
 
     return start(checkpoint_dir, checkpoint_every)

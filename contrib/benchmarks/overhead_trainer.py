@@ -67,7 +67,7 @@ def plain_steps(seconds: float) -> Iterator[None]:
         epoch += 1
 
 
-def shim_steps(ctx: trainer_shim.context.Context, seconds: float) -> Iterator[None]:
+def shim_steps(ctx: trainer_shim.session.context.Context, seconds: float) -> Iterator[None]:
     """The same by the shim."""
     model = ctx.wrap(make_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -119,7 +119,7 @@ class Ballasted(nn.Module):
         return found
 
 
-def train_states(ctx: trainer_shim.context.Context, megabytes: int, kind: str) -> Iterator[None]:
+def train_states(ctx: trainer_shim.session.context.Context, megabytes: int, kind: str) -> Iterator[None]:
     """Steps with a large state, for ever."""
     model: nn.Module = Ballasted(megabytes)
     wrap: Callable[[nn.Module], nn.Module] = ctx.wrap
@@ -194,7 +194,7 @@ def save_all_the_time(megabytes: int, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    import trainer_shim.context  # for the annotation alone
+    import trainer_shim.session.context  # for the annotation alone
 
     torch.set_num_threads(1)
     what, *arguments = sys.argv[1:]

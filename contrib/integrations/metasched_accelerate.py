@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trainer_shim.even import GlobalOrder
+    from trainer_shim.data.even_split import GlobalOrder
 
 
 class ElasticAccelerate:

@@ -31,7 +31,7 @@ from trainer_shim import attach
 from trainer_shim.errors import SupersededError, UsageError
 
 if TYPE_CHECKING:
-    from trainer_shim.companion import Companion
+    from trainer_shim.session.companion import Companion
 
 log = logging.getLogger("trainer_shim")
 

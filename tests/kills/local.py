@@ -13,7 +13,7 @@ from tests.kills.table import Kill
 from tests.kills.train import GLOBAL_BATCH, Net, make_data, make_optimizer
 from tests.kills.witness import Witness, whole_checkpoints
 from tests.ports import free_port
-from trainer_shim.data import Order
+from trainer_shim.data.train_loader import Order
 
 TRAIN = Path(__file__).with_name("train.py")
 PATIENCE = 90.0  # seconds for anything on a crowded machine

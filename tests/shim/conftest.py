@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.ports import free_port
-from trainer_shim.data import Order
+from trainer_shim.data.train_loader import Order
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

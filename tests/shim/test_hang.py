@@ -177,7 +177,7 @@ def test_the_scripts_own_code_has_six_limits():
     """A collective of the script's own, between two steps, may hang as well."""
     own_code = """
 import time
-from trainer_shim.watchdog import Watchdog
+from trainer_shim.process_groups.watchdog import Watchdog
 watchdog = Watchdog(0.1, 0, 2)
 watchdog.started = True
 with watchdog.over("a vote"):

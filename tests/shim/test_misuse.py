@@ -132,8 +132,8 @@ def test_a_second_signal(run):
     """In a hurry a stop makes no checkpoint where there is a young one."""
     code, output = run(
         """
-import os, signal, trainer_shim.stop
-trainer_shim.stop.HURRY_AFTER = 0
+import os, signal, trainer_shim.preemption.stop_requests
+trainer_shim.preemption.stop_requests.HURRY_AFTER = 0
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
@@ -184,7 +184,7 @@ print("not reached")
 def test_unreadable_fence(run):
     """While the fence cannot be read nothing is written, and training goes on."""
     code, output = run("""
-import trainer_shim.context as context
+import trainer_shim.session.context as context
 def stale(_):
     raise OSError(116, "Stale file handle")
 context.POLL_INTERVAL, context.highest = 0, stale

@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from trainer_shim.cadence import MOST
+from trainer_shim.session.vote_interval import MOST
 
 pytestmark = pytest.mark.shim
 

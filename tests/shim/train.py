@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trainer_shim
-from trainer_shim import cadence
+from trainer_shim.session import vote_interval as cadence
 
 
 class Numbers(torch.utils.data.Dataset):

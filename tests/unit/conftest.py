@@ -20,7 +20,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def trainer_process(tmp_path, monkeypatch):
     """This process as that of a new trainer, with reports in ``tmp_path``; signals and environment are restored."""
     # not at the top: most tests need no torch
-    from trainer_shim.leave import departure  # noqa: PLC0415
+    from trainer_shim.preemption.exit import departure  # noqa: PLC0415
 
     def leave(code):
         raise SystemExit(code)  # what a departure does, without the end of this process behind it

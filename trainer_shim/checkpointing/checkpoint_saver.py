@@ -9,14 +9,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from trainer_shim.checkpoint import Progress
+from trainer_shim.checkpointing.checkpoint_store import Progress
+from trainer_shim.checkpointing.cpu_copy import snapshot
 from trainer_shim.errors import SupersededError
-from trainer_shim.snapshot import snapshot
-from trainer_shim.stop import RECENT
+from trainer_shim.preemption.stop_requests import RECENT
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpoint import Checkpoint, CheckpointStore, States
-    from trainer_shim.report import Reporter
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.reporting.report_writer import Reporter
 
 log = logging.getLogger("trainer_shim")
 

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import torch
 
-from trainer_shim.durable import FileSum, patiently, read_sum, replacing, sync_directory
+from trainer_shim.checkpointing.atomic_files import FileSum, patiently, read_sum, replacing, sync_directory
+from trainer_shim.checkpointing.retention import kept
+from trainer_shim.checkpointing.sharded_states import write_shards
 from trainer_shim.errors import CheckpointError
-from trainer_shim.keep import kept
-from trainer_shim.sharded import write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from trainer_shim.team import Team
+    from trainer_shim.process_groups.save_group import Team
 
 FORMAT = 2  # 1 knew no shards
 

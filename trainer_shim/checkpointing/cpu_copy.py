@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trainer_shim.dtensor import is_dtensor
+from trainer_shim.checkpointing.dtensor import is_dtensor
 
 
 def snapshot(state: Any) -> Any:

@@ -12,13 +12,13 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from trainer_shim.durable import create
+from trainer_shim.checkpointing.atomic_files import create
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trainer_shim.job import Job
+    from trainer_shim.environment.job import Job
 
 _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
 

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from trainer_shim.durable import create
+from trainer_shim.checkpointing.atomic_files import create
 
 if TYPE_CHECKING:
     from pathlib import Path

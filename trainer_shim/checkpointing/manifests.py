@@ -16,15 +16,15 @@ import re
 import shutil
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
-from trainer_shim.durable import patiently, read_sum, replacing, sync_directory
+from trainer_shim.checkpointing.atomic_files import patiently, read_sum, replacing, sync_directory
+from trainer_shim.checkpointing.retention import kept
 from trainer_shim.errors import CheckpointError
-from trainer_shim.keep import kept
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from pathlib import Path
 
-    from trainer_shim.durable import FileSum
+    from trainer_shim.checkpointing.atomic_files import FileSum
 
 FORMAT = 1
 

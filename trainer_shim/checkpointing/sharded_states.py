@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_shim.durable import FileSum, SummedFile, patiently, written
+from trainer_shim.checkpointing.atomic_files import FileSum, SummedFile, patiently, written
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer, empty_like_saved, ways_of
 from trainer_shim.errors import CheckpointError
-from trainer_shim.optimizer import ShardedOptimizer, empty_like_saved, ways_of
 
 if TYPE_CHECKING:
     import os
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from trainer_shim.optimizer import Way
-    from trainer_shim.team import Team
+    from trainer_shim.checkpointing.sharded_optimizer import Way
+    from trainer_shim.process_groups.save_group import Team
 
 
 def write_shards(directory: Path, states: dict[str, Any], team: Team) -> dict[str, FileSum]:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_shim.checkpoint import States
-from trainer_shim.dtensor import dtensors_exist, holds_dtensor
+from trainer_shim.checkpointing.checkpoint_store import States
+from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
+from trainer_shim.checkpointing.sharded_states import misfit, read_shards
 from trainer_shim.errors import CheckpointError, UsageError
-from trainer_shim.fsdp import HeldBack, is_fully_sharded
-from trainer_shim.optimizer import ShardedOptimizer
-from trainer_shim.sharded import misfit, read_shards
-from trainer_shim.team import Team
+from trainer_shim.process_groups.fsdp import HeldBack, is_fully_sharded
+from trainer_shim.process_groups.save_group import Team
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpoint import Checkpoint, CheckpointStore
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore
 
 
 class Stateful(Protocol):

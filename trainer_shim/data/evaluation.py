@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Callable, TypeVar
 
-from trainer_shim.stop import POLL_INTERVAL
+from trainer_shim.preemption.stop_requests import POLL_INTERVAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_shim.ahead import Ahead
+    from trainer_shim.data.prefetch import Ahead
 
 T = TypeVar("T")
 

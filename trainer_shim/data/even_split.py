@@ -11,7 +11,7 @@ from trainer_shim.errors import BatchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_shim.data import Order
+    from trainer_shim.data.train_loader import Order
 
 
 class EvenPlan(NamedTuple):

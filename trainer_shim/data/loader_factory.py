@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from torch.utils.data import IterableDataset
 
-from trainer_shim.data import MapSource, Order, StreamOrder, TrainLoader
+from trainer_shim.data.stream import StreamSource
+from trainer_shim.data.train_loader import MapSource, Order, StreamOrder, TrainLoader
 from trainer_shim.errors import BatchError, UsageError
-from trainer_shim.stream import StreamSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_shim.batch import BatchPlan
-    from trainer_shim.data import Source
+    from trainer_shim.data.train_loader import Source
 
 # What makes the batches and their order, which is the shim's business.
 NOT_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}

@@ -14,16 +14,16 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from trainer_shim.data import MicroBatch, Wrapped
+from trainer_shim.data.seeding import mix, seed_generators
+from trainer_shim.data.train_loader import MicroBatch, Wrapped
 from trainer_shim.errors import UsageError
-from trainer_shim.randomness import mix, seed_generators
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_shim.ahead import Ahead
     from trainer_shim.batch import BatchPlan
-    from trainer_shim.data import StreamOrder
+    from trainer_shim.data.prefetch import Ahead
+    from trainer_shim.data.train_loader import StreamOrder
 
 
 class StreamSource:

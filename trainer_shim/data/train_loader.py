@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainer_shim.ahead import Ahead
-from trainer_shim.randomness import mix, seed_generators
+from trainer_shim.data.prefetch import Ahead
+from trainer_shim.data.seeding import mix, seed_generators
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

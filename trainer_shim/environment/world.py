@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainer_shim.environment.job import integer
 from trainer_shim.errors import VariableError
-from trainer_shim.job import integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

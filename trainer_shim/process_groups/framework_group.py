@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer_shim.group import SUSPENSION, Group, on_first
+from trainer_shim.process_groups.trainer_group import SUSPENSION, Group, on_first
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trainer_shim.world import World
+    from trainer_shim.environment.world import World
 
 T = TypeVar("T")
 

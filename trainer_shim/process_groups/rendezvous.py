@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import DistError, HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from trainer_shim.environment.job import integer
 from trainer_shim.errors import VariableError, WorldError
-from trainer_shim.job import integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trainer_shim.world import Master, World
+    from trainer_shim.environment.world import Master, World
 
 PATIENCE = 300  # seconds in which all ranks have to come, unless TRAINER_SHIM_PATIENCE says otherwise
 LOOK = 5.0  # seconds for a word with somebody who may be a stranger

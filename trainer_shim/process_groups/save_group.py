@@ -9,7 +9,7 @@ from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
-from trainer_shim.group import SUSPENSION, on_first
+from trainer_shim.process_groups.trainer_group import SUSPENSION, on_first
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from trainer_shim.errors import ShimError
-from trainer_shim.meeting import meet
-from trainer_shim.watchdog import Watchdog, tell_first_failure
+from trainer_shim.process_groups.rendezvous import meet
+from trainer_shim.process_groups.watchdog import Watchdog, tell_first_failure
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from trainer_shim.world import World
+    from trainer_shim.environment.world import World
 
 # While a job is suspended the clocks of gloo and NCCL go on, and a collective that was under way must not find that its
 # time is up. Neither gives more time to one that has begun, so hangs are our watchdog's affair.

@@ -28,7 +28,7 @@ PATIENT_FACTOR = 6
 TICK = 1.0  # seconds, or less where the limit is short
 ANSWER_SECONDS = 5.0  # that the other ranks have to say where they are, and the file system to answer
 
-_OUR_CODE = (str(Path(__file__).parent), str(Path(torch.__file__).parent), str(Path(threading.__file__).parent))
+_OUR_CODE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), str(Path(threading.__file__).parent))
 
 T = TypeVar("T")
 

@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.state import flatten, load
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpoint import Checkpoint
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
     from trainer_shim.rehearse.launch import Stage
     from trainer_shim.rehearse.plan import Start
 

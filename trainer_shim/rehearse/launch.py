@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import trainer_shim
-from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
 from trainer_shim.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from trainer_shim import begin, companion, context
-from trainer_shim.cadence import Cadence
 from trainer_shim.errors import UsageError
+from trainer_shim.session import companion, context
+from trainer_shim.session import context_startup as begin
+from trainer_shim.session.vote_interval import Cadence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from trainer_shim.group import Group
+    from trainer_shim.process_groups.trainer_group import Group
 
 
 class Window:

@@ -20,21 +20,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from trainer_shim.arrival import arrive, introduce
-from trainer_shim.cadence import Cadence
-from trainer_shim.data import Order, deaf_workers
-from trainer_shim.durable import replacing
+from trainer_shim.checkpointing.atomic_files import replacing
+from trainer_shim.checkpointing.directory_owner import belong
+from trainer_shim.checkpointing.generation import claim, highest
+from trainer_shim.checkpointing.manifests import Ledger
+from trainer_shim.data.even_split import GlobalOrder, RankBatches, plan_evenly
+from trainer_shim.data.seeding import mix
+from trainer_shim.data.train_loader import Order, deaf_workers
+from trainer_shim.environment.launcher import leave_word
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
-from trainer_shim.even import GlobalOrder, RankBatches, plan_evenly
-from trainer_shim.incarnation import claim, highest
-from trainer_shim.launcher import leave_word
-from trainer_shim.lease import LeaseWatch
-from trainer_shim.leave import departure, outlast_gloo
-from trainer_shim.ledger import Ledger
-from trainer_shim.owner import belong
-from trainer_shim.randomness import mix
-from trainer_shim.report import INTERVAL, Reporter, process_age
-from trainer_shim.stop import (
+from trainer_shim.preemption.exit import departure, outlast_gloo
+from trainer_shim.preemption.lease import LeaseWatch
+from trainer_shim.preemption.stop_requests import (
     CAUSES,
     POLL_INTERVAL,
     RECENT,
@@ -45,7 +42,10 @@ from trainer_shim.stop import (
     stop_listening,
     turn_deaf,
 )
-from trainer_shim.together import Together
+from trainer_shim.process_groups.framework_group import Together
+from trainer_shim.reporting.report_writer import INTERVAL, Reporter, process_age
+from trainer_shim.session.process_startup import arrive, introduce
+from trainer_shim.session.vote_interval import Cadence
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-    from trainer_shim.durable import SummedFile
-    from trainer_shim.even import EvenPlan
-    from trainer_shim.job import Job
-    from trainer_shim.ledger import Entry
-    from trainer_shim.stop import StopFlag
+    from trainer_shim.checkpointing.atomic_files import SummedFile
+    from trainer_shim.checkpointing.manifests import Entry
+    from trainer_shim.data.even_split import EvenPlan
+    from trainer_shim.environment.job import Job
+    from trainer_shim.preemption.stop_requests import StopFlag
 
 log = logging.getLogger("trainer_shim")
 

@@ -16,29 +16,19 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.cadence import Cadence
-from trainer_shim.checkpoint import CheckpointStore, Progress
-from trainer_shim.data import MicroBatch, TrainLoader, deaf_iterator, deaf_workers
-from trainer_shim.ddp import settle_buffers, unsettle_buffers
+from trainer_shim.checkpointing.checkpoint_saver import Saver
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress
+from trainer_shim.checkpointing.generation import highest
+from trainer_shim.checkpointing.tracked_objects import Stateful, Tracked
+from trainer_shim.data.evaluation import in_step
+from trainer_shim.data.loader_factory import make_loader
+from trainer_shim.data.stream import check_outlook, outlook
+from trainer_shim.data.train_loader import MicroBatch, TrainLoader, deaf_iterator, deaf_workers
+from trainer_shim.environment.launcher import leave_word
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
-from trainer_shim.evaluation import in_step
-from trainer_shim.fsdp import fully_shard
-from trainer_shim.group import Ballot, Group
-from trainer_shim.incarnation import highest
-from trainer_shim.launcher import leave_word
-from trainer_shim.lease import LeaseWatch
-from trainer_shim.leave import departure
-from trainer_shim.loading import make_loader
-from trainer_shim.misuse import (
-    handlers,
-    refuse_cleared,
-    refuse_other_data,
-    warn_of_handlers,
-    warn_of_unwrapped,
-)
-from trainer_shim.report import INTERVAL, Reporter, process_age
-from trainer_shim.saver import Saver
-from trainer_shim.stop import (
+from trainer_shim.preemption.exit import departure
+from trainer_shim.preemption.lease import LeaseWatch
+from trainer_shim.preemption.stop_requests import (
     CAUSES,
     POLL_INTERVAL,
     agreed_cause,
@@ -47,19 +37,29 @@ from trainer_shim.stop import (
     stop_listening,
     turn_deaf,
 )
-from trainer_shim.stream import check_outlook, outlook
-from trainer_shim.tracked import Stateful, Tracked
-from trainer_shim.trial import Trial, measured
-from trainer_shim.window import Window
+from trainer_shim.process_groups.ddp import settle_buffers, unsettle_buffers
+from trainer_shim.process_groups.fsdp import fully_shard
+from trainer_shim.process_groups.trainer_group import Ballot, Group
+from trainer_shim.reporting.profiling_run import Trial, measured
+from trainer_shim.reporting.report_writer import INTERVAL, Reporter, process_age
+from trainer_shim.reporting.step_metrics import Window
+from trainer_shim.session.usage_checks import (
+    handlers,
+    refuse_cleared,
+    refuse_other_data,
+    warn_of_handlers,
+    warn_of_unwrapped,
+)
+from trainer_shim.session.vote_interval import Cadence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from trainer_shim.ahead import Ahead
-    from trainer_shim.checkpoint import Checkpoint, States
-    from trainer_shim.job import Job
-    from trainer_shim.stop import StopFlag
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, States
+    from trainer_shim.data.prefetch import Ahead
+    from trainer_shim.environment.job import Job
+    from trainer_shim.preemption.stop_requests import StopFlag
 
 LONG_EVALUATION = 5.0  # seconds from which on it is worth a checkpoint, so that a stop need not await its end
 

@@ -7,20 +7,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_shim.arrival import arrive, introduce
-from trainer_shim.checkpoint import CheckpointStore
-from trainer_shim.context import Context
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.directory_owner import belong
+from trainer_shim.checkpointing.generation import claim, highest
+from trainer_shim.environment.launcher import leave_word
 from trainer_shim.errors import CheckpointError, UsageError
-from trainer_shim.group import Group
-from trainer_shim.incarnation import claim, highest
-from trainer_shim.launcher import leave_word
-from trainer_shim.leave import outlast_gloo
-from trainer_shim.misuse import refuse_second_group
-from trainer_shim.owner import belong
-from trainer_shim.watchdog import HUNG_EXIT_CODE
+from trainer_shim.preemption.exit import outlast_gloo
+from trainer_shim.process_groups.trainer_group import Group
+from trainer_shim.process_groups.watchdog import HUNG_EXIT_CODE
+from trainer_shim.session.context import Context
+from trainer_shim.session.process_startup import arrive, introduce
+from trainer_shim.session.usage_checks import refuse_second_group
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpoint import Checkpoint
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
 
 
 def start(

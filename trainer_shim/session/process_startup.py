@@ -6,15 +6,15 @@ import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainer_shim.job import Job, read_job
-from trainer_shim.launcher import deadly_signal
-from trainer_shim.logs import log_somewhere
-from trainer_shim.stop import StopFlag, listen
-from trainer_shim.world import World, find_world, oddity
+from trainer_shim.environment.job import Job, read_job
+from trainer_shim.environment.launcher import deadly_signal
+from trainer_shim.environment.log_output import log_somewhere
+from trainer_shim.environment.world import World, find_world, oddity
+from trainer_shim.preemption.stop_requests import StopFlag, listen
 
 if TYPE_CHECKING:
-    from trainer_shim.group import Group
-    from trainer_shim.together import Together
+    from trainer_shim.process_groups.framework_group import Together
+    from trainer_shim.process_groups.trainer_group import Group
 
 log = logging.getLogger("trainer_shim")
 

@@ -14,7 +14,7 @@ from trainer_shim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from trainer_shim.group import Group
+    from trainer_shim.process_groups.trainer_group import Group
 
 log = logging.getLogger("trainer_shim")
 

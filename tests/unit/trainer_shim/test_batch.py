@@ -61,7 +61,7 @@ def test_table(arguments, code, words):
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *arguments],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=60,

@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[2] / "contrib" / "examples"
+EXAMPLES = Path(__file__).parents[3] / "contrib" / "examples"
 
 
 def test_fewer_than_ten_lines():

@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from trainer_shim.checkpoint import CheckpointStore, Progress, States
+from trainer_shim.checkpointing.checkpoint_saver import Saver
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress, States
+from trainer_shim.checkpointing.cpu_copy import snapshot
 from trainer_shim.errors import SupersededError
-from trainer_shim.report import Reporter
-from trainer_shim.saver import Saver
-from trainer_shim.snapshot import snapshot
-from trainer_shim.stop import RECENT
+from trainer_shim.preemption.stop_requests import RECENT
+from trainer_shim.reporting.report_writer import Reporter
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer_shim import checkpoint, durable
-from trainer_shim.checkpoint import FORMAT, CheckpointStore, Progress, States
+from trainer_shim.checkpointing import atomic_files as durable
+from trainer_shim.checkpointing import checkpoint_store as checkpoint
+from trainer_shim.checkpointing.checkpoint_store import FORMAT, CheckpointStore, Progress, States
+from trainer_shim.checkpointing.directory_owner import belong
+from trainer_shim.checkpointing.generation import claim, highest
+from trainer_shim.environment.job import read_job
 from trainer_shim.errors import CheckpointError, SupersededError
-from trainer_shim.incarnation import claim, highest
-from trainer_shim.job import read_job
-from trainer_shim.owner import belong
-from trainer_shim.report import Reporter, process_age
+from trainer_shim.reporting.report_writer import Reporter, process_age
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
 

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.manifests import Ledger
 from trainer_shim.errors import CheckpointError, SupersededError
-from trainer_shim.ledger import Ledger
 
 
 def nothing():

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trainer_shim.ahead import Ahead
+from trainer_shim.data.prefetch import Ahead
 
 
 @pytest.mark.parametrize("waits", [False, True])

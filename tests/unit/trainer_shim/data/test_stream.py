@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_shim.ahead import Ahead
 from trainer_shim.batch import plan_batch
+from trainer_shim.data.loader_factory import make_loader
+from trainer_shim.data.prefetch import Ahead
+from trainer_shim.data.stream import check_outlook, outlook
 from trainer_shim.errors import UsageError
-from trainer_shim.loading import make_loader
-from trainer_shim.stream import check_outlook, outlook
 
 
 class Stream(torch.utils.data.IterableDataset):

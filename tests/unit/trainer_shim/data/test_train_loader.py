@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.data import Order, deaf_workers, micro_batches
+from trainer_shim.data.loader_factory import make_loader
+from trainer_shim.data.train_loader import Order, deaf_workers, micro_batches
 from trainer_shim.errors import BatchError, UsageError
-from trainer_shim.loading import make_loader
 
 worlds = st.integers(1, 9)
 limits = st.none() | st.integers(1, 7)
@@ -274,7 +274,7 @@ def test_leaving_an_epoch_early():
 
 DEAF = """
 import os, signal, subprocess, threading, time
-from trainer_shim.data import deaf_workers
+from trainer_shim.data.train_loader import deaf_workers
 start = deaf_workers((signal.SIGTERM,), None)
 
 def code(by_trainer, threads):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer_shim.environment.job import Job, read_job
+from trainer_shim.environment.launcher import deadly_signal, leave_word
+from trainer_shim.environment.world import Master, World, find_world, oddity
 from trainer_shim.errors import VariableError
-from trainer_shim.job import Job, read_job
-from trainer_shim.launcher import deadly_signal, leave_word
-from trainer_shim.world import Master, World, find_world, oddity
 
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "9"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
@@ -139,5 +139,5 @@ def test_bad_job(name, value):
 def test_import_is_cheap():
     """Importing the shim does not import torch."""
     code = "import trainer_shim, sys; sys.exit('torch' in sys.modules)"
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[4]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60, check=False).returncode == 0

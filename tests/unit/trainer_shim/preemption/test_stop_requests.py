@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from trainer_shim.errors import LeaseError, UsageError
-from trainer_shim.lease import LeaseWatch, read_lease
-from trainer_shim.stop import CAUSES, StopFlag, agreed_cause, exit_code, listen
+from trainer_shim.preemption.lease import LeaseWatch, read_lease
+from trainer_shim.preemption.stop_requests import CAUSES, StopFlag, agreed_cause, exit_code, listen
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_a_stopped_process_does_not_wait_for_deaf_workers():
     script = """
 import signal, sys, time
 import trainer_shim
-from trainer_shim.leave import departure
+from trainer_shim.preemption.exit import departure
 import multiprocessing
 
 def work():

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tests.ports import free_ports
-from trainer_shim import group, meeting
+from trainer_shim.environment.world import Master, World
 from trainer_shim.errors import VariableError, WorldError
-from trainer_shim.meeting import crowded, meet
-from trainer_shim.world import Master, World
+from trainer_shim.process_groups import rendezvous as meeting
+from trainer_shim.process_groups import trainer_group as group
+from trainer_shim.process_groups.rendezvous import crowded, meet
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer_shim.report import Reporter
+from trainer_shim.reporting.report_writer import Reporter
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 def lines(text):
@@ -79,7 +79,7 @@ def test_the_last_lines_of_a_killed_trainer(tmp_path):
     script = """
 import os, signal, sys
 from pathlib import Path
-from trainer_shim.report import Reporter
+from trainer_shim.reporting.report_writer import Reporter
 reporter = Reporter(Path(sys.argv[1]), 1)
 for step in range(200):
     reporter.emit("steps", step=step)

@@ -8,10 +8,10 @@ import time
 import pytest
 
 from trainer_shim import attach
-from trainer_shim import companion as module
-from trainer_shim.data import Order
+from trainer_shim.data.even_split import EvenPlan, GlobalOrder, RankBatches, plan_evenly
+from trainer_shim.data.train_loader import Order
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
-from trainer_shim.even import EvenPlan, GlobalOrder, RankBatches, plan_evenly
+from trainer_shim.session import companion as module
 
 
 class Stand:

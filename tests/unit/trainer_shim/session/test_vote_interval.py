@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_shim.cadence import LATENCY, MOST, Cadence
+from trainer_shim.session.vote_interval import LATENCY, MOST, Cadence
 
 
 class Ranks:
