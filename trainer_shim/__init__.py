@@ -18,7 +18,7 @@ from trainer_shim.errors import (
     VariableError,
     WorldError,
 )
-from trainer_shim.preemption.exit import departure as _departure  # registers its exit hook before the script's  # noqa: F401
+from trainer_shim.preemption.exit import process_exit as _process_exit  # registers its exit hook before the script's  # noqa: F401
 
 if TYPE_CHECKING:
     import os

@@ -90,7 +90,7 @@ class ElasticAccelerate:
         """The training data, for `accelerator.prepare`: map-style, with a DataLoader's further options."""
         self._order = self.companion.order(len(dataset), seed=self._seed, shuffle=shuffle)
         loader = DataLoader(dataset, batch_size=self.plan.per_gpu_batch, sampler=self._order, **options)
-        self.companion.deafen(loader)
+        self.companion.ignore_stop_signals(loader)
         return loader
 
     def start(self, accelerator: Accelerator, *, epochs: int) -> None:
@@ -124,7 +124,7 @@ class ElasticAccelerate:
 
     def finish(self) -> None:
         """Save what was trained, and end; for scripts that leave `epochs` before its end (early stopping)."""
-        if not self.companion.covered:
+        if not self.companion.checkpoint_is_current:
             self._save(final=True)
         self.companion.finish()
 

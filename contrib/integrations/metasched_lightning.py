@@ -69,7 +69,7 @@ class ElasticLightning:
         """The training data: map-style, with a DataLoader's further options (`num_workers`, `collate_fn`, ...)."""
         batches = self.companion.batches(len(dataset), seed=self._seed, shuffle=shuffle)
         loader = DataLoader(dataset, batch_sampler=batches, **options)
-        self.companion.deafen(loader)
+        self.companion.ignore_stop_signals(loader)
         return loader
 
     def options(self, **own: Any) -> dict[str, Any]:
@@ -168,13 +168,13 @@ class CheckpointFiles(TorchCheckpointIO):
         self._accumulation = accumulation
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the file, unless the disk or a newer incarnation says no."""
+        """Write the file, unless the disk or a newer generation says no."""
         if storage_options is not None:
             raise TypeError("storage_options are not supported")
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._companion.writing(path) as file:
+            with self._companion.atomic_file(path) as file:
                 torch.save(checkpoint, file)
         except OSError as error:
             log.error("no checkpoint %s: %s", path, error)  # noqa: TRY400  the message says it
@@ -186,7 +186,7 @@ class CheckpointFiles(TorchCheckpointIO):
         # weights_only would refuse what hyperparameters and callbacks may keep; the directory is the user's own.
         checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=bool(weights_only))
         if Path(path) == self._companion.resume:
-            then, now = self._companion.resumed_facts["accumulation"], self._accumulation
+            then, now = self._companion.resumed_metadata["accumulation"], self._accumulation
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
             for counts in (progress["total"], progress["current"]):
                 behind = counts["ready"] - counts["completed"]  # 1 if it was saved by a hook of the last batch
@@ -234,11 +234,11 @@ class ElasticCallback(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leave its time out of the reports."""
-        self._companion.rest()
+        self._companion.restart_timer()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save what was trained."""
-        if not self._companion.covered:
+        if not self._companion.checkpoint_is_current:
             self._save(trainer, final=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -55,7 +55,7 @@ class ElasticCallback(TrainerCallback):
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self.resume = None if self.companion.resume is None else str(self.companion.resume)
         self._seed = seed
-        # By default TensorBoard's files are in `output_dir`, and go with this incarnation. Transformers 5 looks here.
+        # By default TensorBoard's files are in `output_dir`, and go with this generation. Transformers 5 looks here.
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(self.companion.directory.parent / "runs"))
         self._stopping = False
         self._loss: float | None = None
@@ -95,7 +95,7 @@ class ElasticCallback(TrainerCallback):
                 f"range({samples - samples % batch}))"
             )
         loader.set_sampler(self.companion.order(samples, seed=self._seed, shuffle=isinstance(sampler, RandomSampler)))
-        self.companion.deafen(loader)
+        self.companion.ignore_stop_signals(loader)
         self.companion.begin(state.max_steps)
 
     def on_log(
@@ -122,7 +122,7 @@ class ElasticCallback(TrainerCallback):
     ) -> TrainerControl:
         """Save where the evaluation ends the training (early stopping), and leave its time out of the reports."""
         control.should_save = control.should_save or control.should_training_stop
-        self.companion.rest()
+        self.companion.restart_timer()
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -131,7 +131,7 @@ class ElasticCallback(TrainerCallback):
         self.companion.saved(
             self.companion.directory / f"checkpoint-{state.global_step}",
             final=not self._stopping and (control.should_training_stop or state.global_step >= state.max_steps),
-            spared=best,
+            protected=best,
         )
         if self._stopping:
             self.companion.stop()
@@ -140,7 +140,7 @@ class ElasticCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         """Do not let the last step's checkpoint be written over."""
-        control.should_save = control.should_save and not self.companion.covered
+        control.should_save = control.should_save and not self.companion.checkpoint_is_current
         return control
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

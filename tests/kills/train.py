@@ -112,7 +112,7 @@ def main():
     def at(point):
         late = ctx.step_count > args.step and point == "save"  # there need not be one at that very step
         if (point, ctx.rank) == (args.at, args.rank) and (late or ctx.step_count == args.step):
-            (args.directory / f"there-{ctx.incarnation}").touch()
+            (args.directory / f"there-{ctx.generation}").touch()
             misbehave(args.how)
 
     save = ctx._store.save
@@ -129,7 +129,7 @@ def main():
     optimizer = make_optimizer(net)
     loader = ctx.loader(data, global_batch=GLOBAL_BATCH, seed=1)
     ctx.track(model=model, optimizer=optimizer)
-    log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
             samples = index.tolist() if ctx._micro.samples else []  # a filler is not trained

@@ -110,7 +110,7 @@ def test_a_rank_0_that_is_killed_in_a_checkpoint_ends_the_others(world):
 
 @pytest.mark.parametrize(("point", "how"), [("body", "loop"), ("vote", "hold")])
 def test_ranks_that_wait_for_a_hung_one_end_in_the_stated_time(world, point, how):
-    """They say where each rank is, and ask to be run again: there is a checkpoint of this incarnation."""
+    """They say where each rank is, and ask to be run again: there is a checkpoint of this generation."""
     world.start(3, "--at", point, "--how", how, "--step", 36).there()
     if how == "hold":
         assert 85 in world.codes(0, 2)
@@ -179,8 +179,8 @@ def test_the_scripts_own_code_has_six_limits():
 import time
 from trainer_shim.process_groups.watchdog import Watchdog
 watchdog = Watchdog(0.1, 0, 2)
-watchdog.started = True
-with watchdog.over("a vote"):
+watchdog.first_step_done = True
+with watchdog.armed("a vote"):
     pass
 watchdog.disarm()
 time.sleep(60)

@@ -129,11 +129,11 @@ for epoch in ctx.epochs(9):
 
 
 def test_a_second_signal(run):
-    """In a hurry a stop makes no checkpoint where there is a young one."""
+    """An urgent stop makes no checkpoint where there is a young one."""
     code, output = run(
         """
 import os, signal, trainer_shim.preemption.stop_requests
-trainer_shim.preemption.stop_requests.HURRY_AFTER = 0
+trainer_shim.preemption.stop_requests.URGENT_SIGTERM_SECONDS = 0
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
@@ -187,7 +187,7 @@ def test_unreadable_fence(run):
 import trainer_shim.session.context as context
 def stale(_):
     raise OSError(116, "Stale file handle")
-context.POLL_INTERVAL, context.highest = 0, stale
+context.POLL_INTERVAL, context.highest_generation = 0, stale
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(2):
@@ -195,7 +195,7 @@ for epoch in ctx.epochs(2):
         ctx.backward(net(x).mean())
         ctx.step(optimizer)
     if epoch == 1:
-        context.highest = lambda _: 1
+        context.highest_generation = lambda _: 1
 """)
     assert code == 0, output
     assert output.count("the fence cannot be read") == 1
@@ -331,7 +331,7 @@ for epoch in ctx.epochs(2):
 """
     code, output = run(usual.replace(line, instead, 1))
     assert code == 0, output
-    (said,) = [line for line in output.splitlines() if not re.match("trainer_shim: (incarnation|finished)", line)]
+    (said,) = [line for line in output.splitlines() if not re.match("trainer_shim: (generation|finished)", line)]
     assert words in said
 
 

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
-_PATIENCE = (0.5, 1.0, 2.0)  # seconds before each further attempt to read
-_PIECE = 1 << 25  # bytes after which the disk is told to begin
-_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}  # what file systems without hard links say
-_SMALL = 1 << 16  # bytes that are summed sooner than another thread would begin to
-_CHUNK = 1 << 22
+_RETRY_PAUSES = (0.5, 1.0, 2.0)  # seconds before each further attempt to read
+_FLUSH_BYTES = 1 << 25  # bytes after which the disk is told to begin
+_NO_HARD_LINK_ERRORS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}  # what file systems without hard links say
+_INLINE_CHECKSUM_BYTES = 1 << 16  # bytes that are summed sooner than another thread would begin to
+_READ_BYTES = 1 << 22
 
 T = TypeVar("T")
 
 log = logging.getLogger("trainer_shim")
 
 
-class FileSum(NamedTuple):
+class FileChecksum(NamedTuple):
     """The size and the CRC-32 of a file's content."""
 
     size: int
     crc32: int
 
 
-class SummedFile:
+class ChecksummedFile:
     """A binary file for torch.save that adds up what passes.
 
     The checksum is computed beside the write, and the disk begins while there is more to come: so a large file takes
@@ -51,14 +51,14 @@ class SummedFile:
         self.failure: OSError | None = None
 
     @property
-    def sum(self) -> FileSum:
+    def checksum(self) -> FileChecksum:
         """Of all that was written."""
-        return FileSum(self._size, self._crc32)
+        return FileChecksum(self._size, self._crc32)
 
     def write(self, data: Any) -> int:
         """Write a bytes-like object."""
         content = memoryview(data).cast("B")
-        if len(content) < _SMALL:
+        if len(content) < _INLINE_CHECKSUM_BYTES:
             self._crc32 = zlib.crc32(content, self._crc32)
             self._put(content)
         else:
@@ -74,18 +74,18 @@ class SummedFile:
         return self._size
 
     def flush(self) -> None:
-        """Do nothing; `written` flushes."""
+        """Do nothing; `synced_file` flushes."""
 
     def close(self) -> None:
-        """Do nothing; `written` closes."""
+        """Do nothing; `synced_file` closes."""
 
     def _put(self, content: memoryview) -> None:
         try:
-            for start in range(0, len(content), _PIECE):
-                piece = content[start : start + _PIECE]
+            for start in range(0, len(content), _FLUSH_BYTES):
+                piece = content[start : start + _FLUSH_BYTES]
                 self._file.write(piece)
                 self._size += len(piece)
-                if self._size - self._begun >= _PIECE:
+                if self._size - self._begun >= _FLUSH_BYTES:
                     with contextlib.suppress(OSError):  # where this advice is not known, the disk begins later
                         advice = os.POSIX_FADV_DONTNEED  # starts to write the dirty pages, and does not wait for them
                         os.posix_fadvise(self._file.fileno(), self._begun, self._size - self._begun, advice)
@@ -96,14 +96,14 @@ class SummedFile:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[SummedFile]:
+def synced_file(path: Path) -> Iterator[ChecksummedFile]:
     """A new file whose content is on disk when the block is left.
 
     Raises:
         OSError: it could not be written, whatever the block has made of that.
     """
     with path.open("wb") as file, ThreadPoolExecutor(1) as helper:
-        summed = SummedFile(file, helper)
+        summed = ChecksummedFile(file, helper)
         try:
             yield summed
         except RuntimeError as error:  # torch stumbles once more over what the file has raised
@@ -113,11 +113,11 @@ def written(path: Path) -> Iterator[SummedFile]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, check: Callable[[], None]) -> Iterator[SummedFile]:
+def atomic_file(path: Path, check: Callable[[], None]) -> Iterator[ChecksummedFile]:
     """A new file that takes the name `path` in one instant when it is whole and on disk, or leaves no trace."""
     partial = path.with_name(path.name + ".partial")
     try:
-        with written(partial) as file:
+        with synced_file(partial) as file:
             yield file
         check()
         partial.replace(path)
@@ -126,7 +126,7 @@ def replacing(path: Path, check: Callable[[], None]) -> Iterator[SummedFile]:
         raise
 
 
-def create(path: Path, text: str) -> None:
+def create_exclusively(path: Path, text: str) -> None:
     """A new file that is whole and on disk, or not there at all; exclusive over all hosts that share the file system.
 
     Raises:
@@ -135,12 +135,12 @@ def create(path: Path, text: str) -> None:
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with written(partial) as file:
+        with synced_file(partial) as file:
             file.write(text.encode())
         try:
             os.link(partial, path)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in _NO_HARD_LINK_ERRORS:
                 raise
             path.touch(exist_ok=False)  # exclusive, too, and empty for a moment
             partial.replace(path)
@@ -157,7 +157,7 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def patiently(path: Path, read: Callable[[], T]) -> T:
+def read_with_retries(path: Path, read: Callable[[], T]) -> T:
     """What `read` makes of the path, tried again for some seconds: shared file systems have hiccups.
 
     A file that is not there may be one of them: an NFS client is told of new files late.
@@ -165,7 +165,7 @@ def patiently(path: Path, read: Callable[[], T]) -> T:
     Raises:
         OSError: what the last attempt raised.
     """
-    for pause in _PATIENCE:
+    for pause in _RETRY_PAUSES:
         try:
             return read()
         except OSError as error:  # noqa: PERF203  a few turns
@@ -174,7 +174,7 @@ def patiently(path: Path, read: Callable[[], T]) -> T:
     return read()
 
 
-def read_sum(path: Path) -> FileSum:
+def checksum_file(path: Path) -> FileChecksum:
     """Read a file for its checksum.
 
     Raises:
@@ -182,7 +182,7 @@ def read_sum(path: Path) -> FileSum:
     """
     size = crc32 = 0
     with path.open("rb") as file:
-        for chunk in iter(lambda: file.read(_CHUNK), b""):
+        for chunk in iter(lambda: file.read(_READ_BYTES), b""):
             size += len(chunk)
             crc32 = zlib.crc32(chunk, crc32)
-    return FileSum(size, crc32)
+    return FileChecksum(size, crc32)

@@ -10,47 +10,47 @@ import time
 from typing import TYPE_CHECKING, Any, Callable
 
 from trainer_shim.checkpointing.checkpoint_store import Progress
-from trainer_shim.checkpointing.cpu_copy import snapshot
+from trainer_shim.checkpointing.cpu_copy import cpu_copy
 from trainer_shim.errors import SupersededError
-from trainer_shim.preemption.stop_requests import RECENT
+from trainer_shim.preemption.stop_requests import SAVE_HISTORY
 
 if TYPE_CHECKING:
     from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
-    from trainer_shim.reporting.report_writer import Reporter
+    from trainer_shim.reporting.report_writer import ReportWriter
 
 log = logging.getLogger("trainer_shim")
 
 
-class Saver:
-    """Saves one incarnation's states, one at a time. Lives in the main thread; `check` must do in any thread.
+class CheckpointSaver:
+    """Saves one generation's states, one at a time. Lives in the main thread; `check` must do in any thread.
 
-    Rank 0 saves alone, and decides. Where states are sharded (`together`) all ranks save: each of them makes the same
-    calls with the same positions, and the outcomes are the same. An `idle` one saves nothing.
+    Rank 0 saves alone, and decides. Where states are sharded (`collective`) all ranks save: each of them makes the same
+    calls with the same positions, and the outcomes are the same. A `disabled` saver saves nothing.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
-        incarnation: int,
+        generation: int,
         resumed: Checkpoint | None,
         check: Callable[[], None],
-        report: Reporter,
+        report: ReportWriter,
         *,
-        first: bool = True,
-        idle: bool = False,
+        is_rank_zero: bool = True,
+        disabled: bool = False,
     ) -> None:
-        self.together = False
-        self._first = first
-        self._idle = idle
+        self.collective = False
+        self._is_rank_zero = is_rank_zero
+        self._disabled = disabled
         self._store = store
-        self._incarnation = incarnation
+        self._generation = generation
         self._check = check
         self._report = report
-        self._write: _Write | None = None
-        self._tried = time.monotonic()
-        self._saved_at = self._tried if resumed else None
-        self.saved = resumed.progress if resumed else Progress()  # what the newest checkpoint says
-        self._durations: collections.deque[float] = collections.deque(maxlen=RECENT)
+        self._pending: _PendingWrite | None = None
+        self._last_attempt = time.monotonic()
+        self._saved_at = self._last_attempt if resumed else None
+        self.saved_progress = resumed.progress if resumed else Progress()  # what the newest checkpoint says
+        self._durations: collections.deque[float] = collections.deque(maxlen=SAVE_HISTORY)
 
     @property
     def age(self) -> float:
@@ -58,78 +58,78 @@ class Saver:
         return math.inf if self._saved_at is None else time.monotonic() - self._saved_at
 
     @property
-    def slowest(self) -> float | None:
+    def slowest_seconds(self) -> float | None:
         """The most seconds that one of the last saves took from its beginning to its end, None before the first."""
         return max(self._durations, default=None)
 
     def due(self, every: float) -> bool:
         """Whether the last save ended so many seconds ago."""
-        return self._write is None and time.monotonic() - self._tried >= every
+        return self._pending is None and time.monotonic() - self._last_attempt >= every
 
     def covers(self, progress: Progress) -> bool:
         """Whether a checkpoint says this, or one that is being written will."""
-        return progress == self.saved or (self._write is not None and self._write.progress == progress)
+        return progress == self.saved_progress or (self._pending is not None and self._pending.progress == progress)
 
-    def begin(self, states: Callable[[], States], progress: Progress, order: dict[str, Any]) -> None:
+    def start(self, states: Callable[[], States], progress: Progress, order: dict[str, Any]) -> None:
         """Copy the states to CPU memory, and write them in the background; first awaits a save that is under way.
 
         One that fails is an error in the log, when it is settled.
         """
         self.settle()
-        started = self._tried = time.monotonic()
-        if progress == self.saved or not self._takes_part:
+        started = self._last_attempt = time.monotonic()
+        if progress == self.saved_progress or not self._saves:
             return
         now = states()
-        copied = now._replace(whole=snapshot(now.whole), sharded=snapshot(now.sharded))
+        copied = now._replace(unsharded=cpu_copy(now.unsharded), sharded=cpu_copy(now.sharded))
 
         def write() -> int:
-            return self._store.save(copied, self._incarnation, progress, order, self._check)
+            return self._store.save(copied, self._generation, progress, order, self._check)
 
-        self._write = _Write(write, progress, started)
+        self._pending = _PendingWrite(write, progress, started)
 
     def settle(self, *, wait: bool = True) -> None:
         """Note how the save under way has ended, if it has; else await it or leave it at that.
 
         Raises:
-            Exception: what the save raised, where that was neither the disk's fault nor a newer incarnation's.
+            Exception: what the save raised, where that was neither the disk's fault nor a newer generation's.
         """
-        write = self._write
+        write = self._pending
         if write is None or (not wait and not write.ended):
             return
-        self._write = None
-        self._tried = time.monotonic()
+        self._pending = None
+        self._last_attempt = time.monotonic()
         try:
             size = write.result()
         except SupersededError:
             return  # the next vote ends it
         except OSError as error:
-            if self._first:
+            if self._is_rank_zero:
                 log.error("no checkpoint at step %d, the last one stays: %s", write.progress.step, error)  # noqa: TRY400
             return
-        self._note(write.progress, write.seconds, size, "periodic", write.stall)
+        self._record(write.progress, write.seconds, size, "periodic", write.stall)
 
     def save(self, states: Callable[[], States], progress: Progress, order: dict[str, Any], cause: str) -> None:
         """Save now, unless the newest checkpoint says the same; first awaits a save that is under way.
 
         Raises:
-            SupersededError: a newer incarnation has started.
+            SupersededError: a newer generation has started.
             OSError: it could not be written.
         """
         self.settle()
-        if progress == self.saved or not self._takes_part:
+        if progress == self.saved_progress or not self._saves:
             return
-        self._tried = started = time.monotonic()
-        size = self._store.save(states(), self._incarnation, progress, order, self._check)
-        self._tried = time.monotonic()
-        seconds = self._tried - started
-        self._note(progress, seconds, size, cause, seconds)
+        self._last_attempt = started = time.monotonic()
+        size = self._store.save(states(), self._generation, progress, order, self._check)
+        self._last_attempt = time.monotonic()
+        seconds = self._last_attempt - started
+        self._record(progress, seconds, size, cause, seconds)
 
     @property
-    def _takes_part(self) -> bool:
-        return (self._first or self.together) and not self._idle
+    def _saves(self) -> bool:
+        return (self._is_rank_zero or self.collective) and not self._disabled
 
-    def _note(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
-        self.saved = progress
+    def _record(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
+        self.saved_progress = progress
         self._saved_at = time.monotonic()
         self._durations.append(seconds)
         self._report.emit(
@@ -137,7 +137,7 @@ class Saver:
         )
 
 
-class _Write:
+class _PendingWrite:
     """A save under way. `stall` is how long the training stood still for it, `seconds` how long it took in all."""
 
     def __init__(self, write: Callable[[], int], progress: Progress, started: float) -> None:

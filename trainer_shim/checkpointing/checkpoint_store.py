@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
 
 import torch
 
-from trainer_shim.checkpointing.atomic_files import FileSum, patiently, read_sum, replacing, sync_directory
-from trainer_shim.checkpointing.retention import kept
+from trainer_shim.checkpointing.atomic_files import (
+    FileChecksum,
+    atomic_file,
+    checksum_file,
+    read_with_retries,
+    sync_directory,
+)
+from trainer_shim.checkpointing.retention import retained
 from trainer_shim.checkpointing.sharded_states import write_shards
 from trainer_shim.errors import CheckpointError
 
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from trainer_shim.process_groups.save_group import Team
+    from trainer_shim.process_groups.save_group import SaveGroup
 
 FORMAT = 2  # 1 knew no shards
 
@@ -55,11 +61,17 @@ class Progress(NamedTuple):
 
 
 class States(NamedTuple):
-    """What is saved, by name: `whole` by rank 0, and where there is a `team`, this rank's part of what is `sharded`."""
+    """States to save, by name.
 
-    whole: dict[str, Any]
+    Attributes:
+        unsharded: the states that rank 0 saves; empty on the other ranks.
+        sharded: this rank's part of the states that all ranks save.
+        group: the ranks that save the sharded states, None where there are none.
+    """
+
+    unsharded: dict[str, Any]
     sharded: dict[str, Any] = {}  # noqa: RUF012  nobody changes it
-    team: Team | None = None
+    group: SaveGroup | None = None
 
 
 class Checkpoint(NamedTuple):
@@ -70,8 +82,8 @@ class Checkpoint(NamedTuple):
     """
 
     data: Path
-    incarnation: int
-    files: dict[str, FileSum]
+    generation: int
+    files: dict[str, FileChecksum]
     sharded: list[str]
     progress: Progress
     order: dict[str, Any]
@@ -87,14 +99,14 @@ class CheckpointStore:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._unread: set[Path] = set()  # manifests that `latest` has passed over
+        self._unreadable: set[Path] = set()  # manifests that `latest` has passed over
 
-    def newest_incarnation(self) -> int:
-        """The highest incarnation that has left a file, 0 when there is none."""
+    def newest_generation(self) -> int:
+        """The highest generation that has left a file, 0 when there is none."""
         return max((rank[0] for rank, _ in self._files()), default=0)
 
     def latest(self) -> Checkpoint | None:
-        """Return the highest whole checkpoint by (incarnation, step), None when there is no checkpoint at all.
+        """Return the highest whole checkpoint by (generation, step), None when there is no checkpoint at all.
 
         Damaged ones above it are set aside as `*.json.damaged`, with a warning. One that cannot be read, at several
         attempts, is passed over with a warning, and stays where it is.
@@ -113,7 +125,7 @@ class CheckpointStore:
                 if isinstance(error, _DamagedError):
                     damaged.append(manifest)
                 else:
-                    self._unread.add(manifest)
+                    self._unreadable.add(manifest)
                 continue
             for skipped in damaged:
                 skipped.replace(f"{skipped}.damaged")
@@ -141,19 +153,19 @@ class CheckpointStore:
             states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
             return states
 
-        return patiently(checkpoint.data, read)
+        return read_with_retries(checkpoint.data, read)
 
     def save(
         self,
         states: States,
-        incarnation: int,
+        generation: int,
         progress: Progress,
         order: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
-        """Write a checkpoint, remove those that are not kept, and return its size in bytes.
+        """Write a checkpoint, remove those that are not retained, and return its size in bytes.
 
-        With a team, all ranks call this together; `check` is called on rank 0.
+        With a group, all ranks call this together; `check` is called on rank 0.
 
         Raises:
             SupersededError: `check` raised it, at the beginning or just before a file would have taken its name;
@@ -165,24 +177,24 @@ class CheckpointStore:
             "order": order,
             "sharded": sorted(states.sharded),
         }
-        if states.team is not None:
-            return self._save_together(states, states.team, incarnation, position, check)
+        if states.group is not None:
+            return self._save_sharded(states, states.group, generation, position, check)
         check()
-        return self._publish(self._stem(incarnation, progress.step), states.whole, {}, position, check)
+        return self._publish(self._stem(generation, progress.step), states.unsharded, {}, position, check)
 
-    def _save_together(
+    def _save_sharded(
         self,
         states: States,
-        team: Team,
-        incarnation: int,
+        group: SaveGroup,
+        generation: int,
         position: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
         """Make a directory, write into it on every rank, and publish that."""
 
-        def make_room() -> Path:
+        def create_directory() -> Path:
             check()
-            stem = self._stem(incarnation, position["progress"]["step"])
+            stem = self._stem(generation, position["progress"]["step"])
             _remove_shards(stem)  # what a save that failed could not remove
             _shards(stem, partial=True).mkdir()
             return stem
@@ -198,47 +210,47 @@ class CheckpointStore:
             sync_directory(partial)
             check()
             partial.replace(directory)
-            return self._publish(stem, states.whole, files, position, check)
+            return self._publish(stem, states.unsharded, files, position, check)
 
-        stem = team.from_first(make_room)
+        stem = group.on_rank_zero(create_directory)
         try:
-            files = write_shards(_shards(stem, partial=True), states.sharded, team)
-            return team.from_first(publish)
+            files = write_shards(_shards(stem, partial=True), states.sharded, group)
+            return group.on_rank_zero(publish)
         except BaseException:
-            if team.first and not stem.with_suffix(".json").exists():
+            if group.is_rank_zero and not stem.with_suffix(".json").exists():
                 _remove_shards(stem)
             raise
 
-    def _stem(self, incarnation: int, step: int) -> Path:
+    def _stem(self, generation: int, step: int) -> Path:
         """The path of a new checkpoint, without its ending."""
-        stem = self.directory / f"incarnation-{incarnation}-step-{step}"
-        before = [rank[2] for rank, path in self._files() if rank[:2] == (incarnation, step) and _whole(path)]
+        stem = self.directory / f"incarnation-{generation}-step-{step}"
+        before = [rank[2] for rank, path in self._files() if rank[:2] == (generation, step) and _is_manifest(path)]
         return stem.with_name(f"{stem.name}-{max(before) + 1}") if before else stem
 
     def _publish(
         self,
         stem: Path,
         states: dict[str, Any],
-        written: dict[str, FileSum],
+        written: dict[str, FileChecksum],
         position: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
         """Write the data, and the manifest, which makes a checkpoint of it and of what was `written` before."""
         data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
-        with replacing(data, check) as file, _summed_once():
+        with atomic_file(data, check) as file, _without_torch_checksum():
             torch.save(states, cast("BinaryIO", file))
-        whole = file.sum
-        content = {"format": FORMAT, **_described(whole), **position}
-        content["shards"] = {name: _described(found) for name, found in written.items()}
-        content["own_crc32"] = _own_sum(content)
-        with replacing(manifest, check) as file:
+        whole = file.checksum
+        content = {"format": FORMAT, **_checksum_to_json(whole), **position}
+        content["shards"] = {name: _checksum_to_json(found) for name, found in written.items()}
+        content["own_crc32"] = _manifest_checksum(content)
+        with atomic_file(manifest, check) as file:
             file.write(json.dumps(content).encode())
         sync_directory(self.directory)
         self._remove_old(int(stem.name.split("-")[1]))
         return whole.size + sum(found.size for found in written.values())
 
     def _files(self) -> Iterator[tuple[tuple[int, int, int], Path]]:
-        """Every file of a checkpoint, with what orders them: incarnation, step, number in the step from 1."""
+        """Every file of a checkpoint, with what orders them: generation, step, number in the step from 1."""
         try:
             paths = list(self.directory.iterdir())
         except FileNotFoundError:
@@ -250,18 +262,18 @@ class CheckpointStore:
 
     def _manifests(self) -> list[Path]:
         """Newest first."""
-        return [path for _, path in sorted(self._files(), reverse=True) if _whole(path)]
+        return [path for _, path in sorted(self._files(), reverse=True) if _is_manifest(path)]
 
-    def _remove_old(self, incarnation: int) -> None:
-        """Remove what is not kept, and what earlier incarnations left unfinished."""
+    def _remove_old(self, generation: int) -> None:
+        """Remove what is not retained, and what earlier generations left unfinished."""
         manifests = self._manifests()
-        stay = kept(manifests, self._unread)
-        for manifest in manifests[len(stay) :]:
+        retained_manifests = retained(manifests, self._unreadable)
+        for manifest in manifests[len(retained_manifests) :]:
             manifest.unlink(missing_ok=True)  # first: data without a manifest is not a checkpoint
-        stems = {manifest.stem for manifest in stay}
+        stems = {manifest.stem for manifest in retained_manifests}
         for (owner, _, _), path in self._files():
             stem = path.name.partition(".")[0]
-            if owner <= incarnation and stem not in stems:
+            if owner <= generation and stem not in stems:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
@@ -269,7 +281,7 @@ class CheckpointStore:
 
 
 @contextlib.contextmanager
-def _summed_once() -> Iterator[None]:
+def _without_torch_checksum() -> Iterator[None]:
     """Let torch leave out its own checksum, which takes as long as the write: the manifest has one of the whole file.
 
     torch.load asks for none. Torches before 2.6 know no such option.
@@ -286,7 +298,7 @@ def _summed_once() -> Iterator[None]:
         serialization.set_crc32_options(before)
 
 
-def _whole(path: Path) -> bool:
+def _is_manifest(path: Path) -> bool:
     """Whether the file says that a checkpoint exists."""
     return path.suffix == ".json"
 
@@ -305,19 +317,19 @@ def _remove_shards(stem: Path) -> None:
         shutil.rmtree(_shards(stem, partial=partial), ignore_errors=True)
 
 
-def _described(found: FileSum) -> dict[str, int]:
+def _checksum_to_json(found: FileChecksum) -> dict[str, int]:
     return {"bytes": found.size, "crc32": found.crc32}
 
 
-def _found(described: dict[str, int]) -> FileSum:
-    return FileSum(described["bytes"], described["crc32"])
+def _checksum_from_json(described: dict[str, int]) -> FileChecksum:
+    return FileChecksum(described["bytes"], described["crc32"])
 
 
 def _read_whole(manifest: Path) -> Checkpoint:
     """Read the manifest and verify the data."""
-    checkpoint = patiently(manifest, lambda: _read_manifest(manifest))
+    checkpoint = read_with_retries(manifest, lambda: _read_manifest(manifest))
     try:
-        patiently(checkpoint.data, lambda: _verify(checkpoint))
+        read_with_retries(checkpoint.data, lambda: _verify(checkpoint))
     except FileNotFoundError as error:
         raise _DamagedError(f"its data is missing ({error.filename})") from None
     return checkpoint
@@ -334,15 +346,18 @@ def _read_manifest(manifest: Path) -> Checkpoint:
             f"{manifest}: was written by another version of trainer_shim, in format {version!r}, and this one reads "
             f"{FORMAT}: use that version, or another checkpoint directory"
         )
-    if version == FORMAT and content.get("own_crc32") != _own_sum(content):
+    if version == FORMAT and content.get("own_crc32") != _manifest_checksum(content):
         raise _DamagedError("its manifest is not what was written")
     data, shards = manifest.with_suffix(".pt"), _shards(manifest.with_suffix(""))
     try:
-        parts = {f"{shards.name}/{name}": _found(described) for name, described in content.get("shards", {}).items()}
+        parts = {
+            f"{shards.name}/{name}": _checksum_from_json(described)
+            for name, described in content.get("shards", {}).items()
+        }
         return Checkpoint(
             data=data,
-            incarnation=int(manifest.name.split("-")[1]),
-            files={data.name: _found(content), **parts},
+            generation=int(manifest.name.split("-")[1]),
+            files={data.name: _checksum_from_json(content), **parts},
             sharded=list(content.get("sharded", [])),
             progress=Progress(**content["progress"]),
             order=content["order"],
@@ -351,7 +366,7 @@ def _read_manifest(manifest: Path) -> Checkpoint:
         raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
 
 
-def _own_sum(content: dict[str, Any]) -> int:
+def _manifest_checksum(content: dict[str, Any]) -> int:
     """The CRC-32 of all else that a manifest says: a position that is a little wrong would be resumed from."""
     rest = {key: value for key, value in content.items() if key != "own_crc32"}
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
@@ -365,10 +380,10 @@ def _verify(checkpoint: Checkpoint) -> None:
             pass
 
 
-def _verify_file(path: Path, expected: FileSum) -> None:
+def _verify_file(path: Path, expected: FileChecksum) -> None:
     size = path.stat().st_size
     if size != expected.size:
         raise _DamagedError(f"its data has {size} bytes instead of {expected.size} ({path.name})")
-    crc32 = read_sum(path).crc32
+    crc32 = checksum_file(path).crc32
     if crc32 != expected.crc32:
         raise _DamagedError(f"its data has the checksum {crc32:08x} instead of {expected.crc32:08x} ({path.name})")

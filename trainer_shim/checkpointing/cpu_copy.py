@@ -11,7 +11,7 @@ import torch
 from trainer_shim.checkpointing.dtensor import is_dtensor
 
 
-def snapshot(state: Any) -> Any:
+def cpu_copy(state: Any) -> Any:
     """A copy of `state` that torch.save writes as it would write the original, with all tensors on the CPU.
 
     Tensors that share memory share it in the copy, so tied weights and views are saved once, as ever.

@@ -12,7 +12,7 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from trainer_shim.checkpointing.atomic_files import create
+from trainer_shim.checkpointing.atomic_files import create_exclusively
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
 log = logging.getLogger("trainer_shim")
 
 
-def belong(directory: Path, job: Job) -> None:
+def claim_directory(directory: Path, job: Job) -> None:
     """Note that the directory is the job's; a trainer without metasched leaves no note, and heeds none.
 
     A job that has ended, and is therefore gone from the mailbox, leaves its directory to whoever comes next: a job that
@@ -49,7 +49,7 @@ def belong(directory: Path, job: Job) -> None:
                 f"end that one, or remove {_note(directory, len(owners))}"
             )
         with contextlib.suppress(FileExistsError):  # somebody else was faster
-            create(_note(directory, len(owners) + 1), f"{job.uid}\n")
+            create_exclusively(_note(directory, len(owners) + 1), f"{job.uid}\n")
             if owners and owners[-1]:
                 log.info("%s: taken over from job %s, which has ended", directory, owners[-1])
 

@@ -13,14 +13,14 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from trainer_shim.checkpointing.atomic_files import create
+from trainer_shim.checkpointing.atomic_files import create_exclusively
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def highest(claims: Path) -> int:
-    """The newest incarnation claimed in the directory, 0 when there is none.
+def highest_generation(claims: Path) -> int:
+    """The newest generation claimed in the directory, 0 when there is none.
 
     It lists the directory instead of asking for one name, because NFS clients cache that a name does not exist.
     """
@@ -31,8 +31,8 @@ def highest(claims: Path) -> int:
     return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
 
 
-def claim(claims: Path, above: int) -> int:
-    """Claim the lowest free incarnation that is higher than every other and than `above`, and return it.
+def claim_generation(claims: Path, above: int) -> int:
+    """Claim the lowest free generation that is higher than every other and than `above`, and return it.
 
     Raises:
         OSError: the directory cannot be written; nothing was claimed.
@@ -41,9 +41,9 @@ def claim(claims: Path, above: int) -> int:
     # For people only.
     text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()})
     while True:
-        above = max(highest(claims), above)
+        above = max(highest_generation(claims), above)
         try:
-            create(claims / str(above + 1), text)
+            create_exclusively(claims / str(above + 1), text)
         except FileExistsError:  # somebody else was faster
             above += 1
         else:

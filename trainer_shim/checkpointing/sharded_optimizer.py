@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
 # The keys that lead to a value of a nested state; torch makes strings of all but a list's indices.
-Way = tuple[Any, ...]
+StatePath = tuple[Any, ...]
 
 
-def ways_of(metadata: Metadata, name: str) -> list[tuple[str, Way]]:
+def saved_paths(metadata: Metadata, name: str) -> list[tuple[str, StatePath]]:
     """What is saved of a state: the key in the metadata, and the way to it in the state, which begins with `name`."""
-    return [(key, way) for key, way in (metadata.planner_data or {}).items() if way[0] == name]
+    return [(key, path) for key, path in (metadata.planner_data or {}).items() if path[0] == name]
 
 
 def empty_like_saved(saved: Any, parameter: torch.Tensor | None) -> Any:
@@ -77,17 +77,17 @@ class ShardedOptimizer:
         by_number = {numbers[name]: value for name, value in state["state"].items()}
         self._optimizer.load_state_dict({"state": by_number, "param_groups": groups})
 
-    def frame(self, metadata: Metadata, name: str) -> dict[str, Any]:
+    def empty_state(self, metadata: Metadata, name: str) -> dict[str, Any]:
         """A state to be filled, made after what was saved: before its first step an optimizer has none of its own."""
         state: dict[str, dict[str, Any]] = {}
         groups: list[dict[str, Any]] = []
-        for key, (_, part, *way) in ways_of(metadata, name):
+        for key, (_, part, *path) in saved_paths(metadata, name):
             if part == "state":
-                of, kind = way
+                of, kind = path
                 saved = metadata.state_dict_metadata[key]
                 state.setdefault(of, {})[kind] = empty_like_saved(saved, self._parameters.get(of))
-            elif len(way) > 1:  # else all groups are one value
-                number, kind = way[:2]
+            elif len(path) > 1:  # else all groups are one value
+                number, kind = path[:2]
                 groups += [{} for _ in range(number + 1 - len(groups))]
                 groups[number][kind] = None
         return {"state": state, "param_groups": groups}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer_shim.checkpointing.atomic_files import FileSum, SummedFile, patiently, written
-from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer, empty_like_saved, ways_of
+from trainer_shim.checkpointing.atomic_files import ChecksummedFile, FileChecksum, read_with_retries, synced_file
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer, empty_like_saved, saved_paths
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from trainer_shim.checkpointing.sharded_optimizer import Way
-    from trainer_shim.process_groups.save_group import Team
+    from trainer_shim.checkpointing.sharded_optimizer import StatePath
+    from trainer_shim.process_groups.save_group import SaveGroup
 
 
-def write_shards(directory: Path, states: dict[str, Any], team: Team) -> dict[str, FileSum]:
+def write_shards(directory: Path, states: dict[str, Any], group: SaveGroup) -> dict[str, FileChecksum]:
     """Write this rank's part of the states into an empty directory; collective.
 
     Returns what all ranks have written, by file name.
@@ -40,13 +40,13 @@ def write_shards(directory: Path, states: dict[str, Any], team: Team) -> dict[st
 
     # Without copies ahead, the writer touches no GPU: its thread would choose the first one.
     writer = FileSystemWriter(directory, sync_files=False, per_thread_copy_ahead=0)
-    writer.fs = files = _summing_files()
+    writer.fs = files = _checksumming_files()
     failure = None
     try:
-        save(states, storage_writer=writer, process_group=team.group)
+        save(states, storage_writer=writer, process_group=group.process_group)
     except CheckpointException as error:
         failure = error
-    outcomes = team.everyones(files.outcome())
+    outcomes = group.all_gather(files.outcome())
     for outcome in outcomes:
         if isinstance(outcome, OSError):
             raise outcome
@@ -55,33 +55,33 @@ def write_shards(directory: Path, states: dict[str, Any], team: Team) -> dict[st
     return {name: found for sums in outcomes for name, found in sums.items()}
 
 
-def _summing_files() -> Any:
+def _checksumming_files() -> Any:
     """What torch's writer goes through to reach its files: they are on disk when they are closed, and are summed."""
     from torch.distributed.checkpoint.filesystem import FileSystem  # noqa: PLC0415  slow to import
 
     class Files(FileSystem):
         def __init__(self) -> None:
-            self._sums: dict[str, FileSum] = {}
+            self._checksums: dict[str, FileChecksum] = {}
             self._failure: OSError | None = None
 
-        def outcome(self) -> dict[str, FileSum] | OSError:
+        def outcome(self) -> dict[str, FileChecksum] | OSError:
             """What was written by name, or why it was not."""
-            return self._failure or self._sums
+            return self._failure or self._checksums
 
         @contextlib.contextmanager
-        def create_stream(self, path: Path, mode: str) -> Iterator[SummedFile]:  # type: ignore[override]
+        def create_stream(self, path: Path, mode: str) -> Iterator[ChecksummedFile]:  # type: ignore[override]
             assert mode == "wb"  # noqa: S101  a writer reads nothing
             try:
-                with written(path) as file:
+                with synced_file(path) as file:
                     yield file
             except OSError as error:
                 self._failure = error
                 raise
-            self._sums[path.name] = file.sum
+            self._checksums[path.name] = file.checksum
 
         def rename(self, path: Path, new_path: Path) -> None:  # type: ignore[override]
             path.rename(new_path)
-            self._sums[new_path.name] = self._sums.pop(path.name)
+            self._checksums[new_path.name] = self._checksums.pop(path.name)
 
         def mkdir(self, path: str | os.PathLike[str]) -> None:
             """Do nothing: rank 0 has made it, and who does not see it must notice."""
@@ -89,7 +89,7 @@ def _summing_files() -> Any:
     return Files()
 
 
-def read_shards(directory: Path, objects: dict[str, Any], team: Team) -> dict[str, Any]:
+def read_shards(directory: Path, objects: dict[str, Any], group: SaveGroup) -> dict[str, Any]:
     """Read the states of the objects, each rank its part; collective.
 
     Raises:
@@ -99,42 +99,42 @@ def read_shards(directory: Path, objects: dict[str, Any], team: Team) -> dict[st
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner  # noqa: PLC0415
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-    reader = _patient_reader(directory)
+    reader = _retrying_reader(directory)
     try:
-        metadata: Metadata = team.from_first(reader.read_metadata)
+        metadata: Metadata = group.on_rank_zero(reader.read_metadata)
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be read: {error}") from error
-    frames = {
-        name: item.frame(metadata, name) if isinstance(item, ShardedOptimizer) else item.state_dict()
+    templates = {
+        name: item.empty_state(metadata, name) if isinstance(item, ShardedOptimizer) else item.state_dict()
         for name, item in objects.items()
     }
     values: dict[str, Any] = {}  # by the metadata's keys; tensors are read into
-    for name, frame in frames.items():
-        values.update(_wanted(directory, frame, name, metadata))
+    for name, template in templates.items():
+        values.update(_read_plan(directory, template, name, metadata))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     try:
-        load(values, storage_reader=reader, planner=planner, process_group=team.group)
+        load(values, storage_reader=reader, planner=planner, process_group=group.process_group)
     except CheckpointException as error:
         raise CheckpointError(f"{directory}: cannot be read: {error}") from error
-    loaded = {way: values[key] for name in objects for key, way in ways_of(metadata, name)}
-    return {name: _filled(frame, (name,), loaded) for name, frame in frames.items()}
+    loaded = {path: values[key] for name in objects for key, path in saved_paths(metadata, name)}
+    return {name: _filled(template, (name,), loaded) for name, template in templates.items()}
 
 
-def _patient_reader(directory: Path) -> Any:
+def _retrying_reader(directory: Path) -> Any:
     """Torch's reader, which tries again where a read fails; the tensors are then read into once more."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415  slow to import
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            return patiently(directory, lambda: super(Reader, self).read_metadata(*args, **kwargs))
+            return read_with_retries(directory, lambda: super(Reader, self).read_metadata(*args, **kwargs))
 
         def read_data(self, *args: Any, **kwargs: Any) -> Any:
-            return patiently(directory, lambda: super(Reader, self).read_data(*args, **kwargs))
+            return read_with_retries(directory, lambda: super(Reader, self).read_data(*args, **kwargs))
 
     return Reader(directory)
 
 
-def misfit(path: Path, name: str, why: object) -> CheckpointError:
+def state_mismatch(path: Path, name: str, why: object) -> CheckpointError:
     """The error for a state that an object of the script cannot take."""
     return CheckpointError(
         f"{path}: the state of {name!r} does not fit this script's: {why}; "
@@ -142,45 +142,47 @@ def misfit(path: Path, name: str, why: object) -> CheckpointError:
     )
 
 
-def _wanted(directory: Path, frame: Any, name: str, metadata: Metadata) -> dict[str, Any]:
-    """What to read for a frame, by the metadata's keys."""
-    keys = {way: key for key, way in ways_of(metadata, name)}
+def _read_plan(directory: Path, template: Any, name: str, metadata: Metadata) -> dict[str, Any]:
+    """What to read for a template, by the metadata's keys."""
+    keys = {path: key for key, path in saved_paths(metadata, name)}
     found: dict[str, Any] = {}
 
-    def collect(value: Any, way: Way) -> None:
-        key, label = keys.get(way), ".".join(map(str, way[1:]))
+    def collect(value: Any, path: StatePath) -> None:
+        key, label = keys.get(path), ".".join(map(str, path[1:]))
         if key is not None:
             saved = metadata.state_dict_metadata[key]
             size, own = getattr(saved, "size", None), getattr(value, "shape", None)
             if own is not None and size != own:
                 there = "is no tensor" if size is None else f"has the shape {tuple(size)}"
-                raise misfit(directory, name, f"{label} {there} there, and the shape {tuple(own)} here")
+                raise state_mismatch(directory, name, f"{label} {there} there, and the shape {tuple(own)} here")
             found[key] = empty_like_saved(saved, None) if own is None else value
         elif isinstance(value, dict):
             for inner, item in value.items():
-                collect(item, (*way, str(inner)))
+                collect(item, (*path, str(inner)))
         elif isinstance(value, list):
             for number, item in enumerate(value):
-                collect(item, (*way, number))
+                collect(item, (*path, number))
         elif isinstance(value, torch.Tensor):
-            raise misfit(directory, name, f"{label} is not there")
+            raise state_mismatch(directory, name, f"{label} is not there")
 
-    collect(frame, (name,))
+    collect(template, (name,))
     more = sorted(set(keys.values()) - found.keys())
     if more:
-        raise misfit(directory, name, f"{', '.join(more[:3])}{', ...' if more[3:] else ''} is there, and not here")
+        raise state_mismatch(
+            directory, name, f"{', '.join(more[:3])}{', ...' if more[3:] else ''} is there, and not here"
+        )
     return found
 
 
-def _filled(frame: Any, way: Way, loaded: dict[Way, Any]) -> Any:
-    """The frame with what was loaded in its places."""
-    if way in loaded:
-        return loaded[way]
-    if isinstance(frame, dict):
-        same = copy.copy(frame)  # with a module state's `_metadata`
-        for key, item in frame.items():
-            same[key] = _filled(item, (*way, str(key)), loaded)
+def _filled(template: Any, path: StatePath, loaded: dict[StatePath, Any]) -> Any:
+    """The template with what was loaded in its places."""
+    if path in loaded:
+        return loaded[path]
+    if isinstance(template, dict):
+        same = copy.copy(template)  # with a module state's `_metadata`
+        for key, item in template.items():
+            same[key] = _filled(item, (*path, str(key)), loaded)
         return same
-    if isinstance(frame, list):
-        return [_filled(item, (*way, number), loaded) for number, item in enumerate(frame)]
-    return frame
+    if isinstance(template, list):
+        return [_filled(item, (*path, number), loaded) for number, item in enumerate(template)]
+    return template

@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_shim.checkpointing.checkpoint_store import States
 from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
 from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
-from trainer_shim.checkpointing.sharded_states import misfit, read_shards
+from trainer_shim.checkpointing.sharded_states import read_shards, state_mismatch
 from trainer_shim.errors import CheckpointError, UsageError
-from trainer_shim.process_groups.fsdp import HeldBack, is_fully_sharded
-from trainer_shim.process_groups.save_group import Team
+from trainer_shim.process_groups.fsdp import FsdpNoSync, is_fully_sharded
+from trainer_shim.process_groups.save_group import SaveGroup
 
 if TYPE_CHECKING:
     from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore
@@ -30,7 +30,7 @@ class Stateful(Protocol):
         """Take a state back."""
 
 
-class Tracked:
+class TrackedObjects:
     """The objects that a script has named.
 
     Those whose state holds sharded tensors are saved by all ranks together, each its own part; the others by rank 0.
@@ -39,8 +39,8 @@ class Tracked:
         UsageError: one of them has no state_dict, or cannot be saved at all.
     """
 
-    def __init__(self, objects: dict[str, Stateful], *, first: bool) -> None:
-        self._first = first
+    def __init__(self, objects: dict[str, Stateful], *, is_rank_zero: bool) -> None:
+        self._is_rank_zero = is_rank_zero
         self.objects: dict[str, Stateful] = {}  # without DDP around them
         self._sharded: dict[str, Stateful] = {}  # those of them
         self.modules = modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
@@ -58,29 +58,29 @@ class Tracked:
                 named = ShardedOptimizer(name, plain, modules) if isinstance(plain, torch.optim.Optimizer) else plain
                 self._sharded[name] = named
         self._models = [part for module in modules for part in module.modules()]
-        self._team = Team() if self._sharded else None
+        self._save_group = SaveGroup() if self._sharded else None
 
     @property
     def sharded(self) -> bool:
         """Whether all ranks take part in a save."""
-        return self._team is not None
+        return self._save_group is not None
 
-    def synchronised(self) -> list[Any]:
+    def gradient_sync_modules(self) -> list[Any]:
         """Every part of the models whose gradients are exchanged; its `no_sync()` holds them back."""
         return [part for part in self._models if isinstance(part, DistributedDataParallel)] + [
-            HeldBack(part) for part in self._models if is_fully_sharded(part)
+            FsdpNoSync(part) for part in self._models if is_fully_sharded(part)
         ]
 
     @property
-    def _whole(self) -> list[str]:
+    def _unsharded(self) -> list[str]:
         return [name for name in self.objects if name not in self._sharded]
 
     def states(self) -> States:
-        """The states at this moment; `whole` is empty on all ranks but the first."""
+        """The states at this moment; `unsharded` is empty on all ranks but the first."""
         return States(
-            whole={name: self.objects[name].state_dict() for name in self._whole} if self._first else {},
+            unsharded={name: self.objects[name].state_dict() for name in self._unsharded} if self._is_rank_zero else {},
             sharded={name: item.state_dict() for name, item in self._sharded.items()},
-            team=self._team,
+            group=self._save_group,
         )
 
     def read(self, store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -110,19 +110,19 @@ class Tracked:
             )
         return states
 
-    def take(self, states: dict[str, Any], checkpoint: Checkpoint) -> None:
+    def restore(self, states: dict[str, Any], checkpoint: Checkpoint) -> None:
         """Give every object its state; the sharded ones are read here, by all ranks together.
 
         Raises:
             CheckpointError: a state does not fit its object, or shards cannot be read.
         """
-        if self._team is not None:
-            states = states | read_shards(checkpoint.shards, self._sharded, self._team)
+        if self._save_group is not None:
+            states = states | read_shards(checkpoint.shards, self._sharded, self._save_group)
         for name, item in {**self.objects, **self._sharded}.items():
             try:
                 item.load_state_dict(states[name])
             except Exception as error:  # noqa: PERF203  a few turns
-                raise misfit(checkpoint.data, name, error) from error
+                raise state_mismatch(checkpoint.data, name, error) from error
 
 
 def _is_sharded(item: Stateful) -> bool:

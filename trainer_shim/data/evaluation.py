@@ -9,12 +9,14 @@ from trainer_shim.preemption.stop_requests import POLL_INTERVAL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_shim.data.prefetch import Ahead
+    from trainer_shim.data.prefetch import Prefetcher
 
 T = TypeVar("T")
 
 
-def in_step(source: Ahead[T], agree: Callable[[int, int], list[int]], leave: Callable[[], object]) -> Iterator[T]:
+def lockstep_batches(
+    source: Prefetcher[T], agree: Callable[[int, int], list[int]], leave: Callable[[], object]
+) -> Iterator[T]:
     """The batches, each after a vote of all ranks, until all of them have had theirs.
 
     `agree` has the ranks vote on how many of them wait for a batch, have some left, and have left their loop early;
@@ -26,7 +28,7 @@ def in_step(source: Ahead[T], agree: Callable[[int, int], list[int]], leave: Cal
             everybody_done = False
             while together:
                 waiting = not source.ready(POLL_INTERVAL)
-                done = not waiting and source.ended
+                done = not waiting and source.exhausted
                 waits, unfinished, left = agree(int(waiting), int(not done))
                 together = not left
                 everybody_done = not unfinished
@@ -34,8 +36,8 @@ def in_step(source: Ahead[T], agree: Callable[[int, int], list[int]], leave: Cal
                     break
             if everybody_done:
                 break
-            if not source.ended:
-                yield source.take()
+            if not source.exhausted:
+                yield source.pop()
             elif not together:
                 break
     except GeneratorExit:  # the script has left its loop

@@ -11,10 +11,10 @@ from trainer_shim.errors import BatchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainer_shim.data.train_loader import Order
+    from trainer_shim.data.sample_order import SampleOrder
 
 
-class EvenPlan(NamedTuple):
+class EvenSplit(NamedTuple):
     """How a global batch is split where every micro-batch of every rank must have the same size."""
 
     global_batch: int
@@ -23,7 +23,7 @@ class EvenPlan(NamedTuple):
     accumulation: int
 
 
-def plan_evenly(global_batch: int, world_size: int, max_per_gpu: int | None) -> EvenPlan:
+def plan_even_split(global_batch: int, world_size: int, max_per_gpu: int | None) -> EvenSplit:
     """Split a global batch into equal micro-batches, as few of them as fit on a GPU.
 
     Raises:
@@ -40,7 +40,7 @@ def plan_evenly(global_batch: int, world_size: int, max_per_gpu: int | None) -> 
         )
     most = share if max_per_gpu is None else min(share, max_per_gpu)
     per_gpu = next(size for size in range(most, 0, -1) if share % size == 0)
-    return EvenPlan(global_batch, world_size, per_gpu, share // per_gpu)
+    return EvenSplit(global_batch, world_size, per_gpu, share // per_gpu)
 
 
 class Position(Protocol):
@@ -56,14 +56,16 @@ class GlobalOrder(Sampler[int]):
     What is left behind the last whole global batch is dropped: other samples in each epoch, where they are shuffled.
     """
 
-    def __init__(self, position: Position, order: Order, samples: int, plan: EvenPlan) -> None:
+    def __init__(self, position: Position, order: SampleOrder, samples: int, plan: EvenSplit) -> None:
         self._position = position
         self._order = order
         self.steps_per_epoch = samples // plan.global_batch
         self._whole = self.steps_per_epoch * plan.global_batch
 
     def __iter__(self) -> Iterator[int]:
-        indices: list[int] = self._order.of_epoch(self._position.step // self.steps_per_epoch)[: self._whole].tolist()
+        indices: list[int] = self._order.epoch_indices(self._position.step // self.steps_per_epoch)[
+            : self._whole
+        ].tolist()
         return iter(indices)
 
     def __len__(self) -> int:
@@ -76,7 +78,7 @@ class RankBatches(Sampler[list[int]]):
     In a step, the global batch is the next one of the order, as in `GlobalOrder`.
     """
 
-    def __init__(self, position: Position, order: Order, samples: int, plan: EvenPlan) -> None:
+    def __init__(self, position: Position, order: SampleOrder, samples: int, plan: EvenSplit) -> None:
         self._position = position
         self._order = order
         self._plan = plan
@@ -85,7 +87,7 @@ class RankBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch, done = divmod(self._position.step, self.steps_per_epoch)
         size, share = self._plan.per_gpu_batch, self._plan.per_gpu_batch * self._plan.accumulation
-        order = self._order.of_epoch(epoch)
+        order = self._order.epoch_indices(epoch)
         for step in range(done, self.steps_per_epoch):
             start = step * self._plan.global_batch + self._position.rank * share
             for piece in range(start, start + share, size):

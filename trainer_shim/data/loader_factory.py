@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Callable
 
 from torch.utils.data import IterableDataset
 
+from trainer_shim.data.sample_order import SampleOrder, StreamOrder
 from trainer_shim.data.stream import StreamSource
-from trainer_shim.data.train_loader import MapSource, Order, StreamOrder, TrainLoader
+from trainer_shim.data.train_loader import MapSource, TrainLoader
 from trainer_shim.errors import BatchError, UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from trainer_shim.data.train_loader import Source
 
 # What makes the batches and their order, which is the shim's business.
-NOT_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
+FIXED_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
 
 
 def make_loader(
@@ -39,16 +40,16 @@ def make_loader(
         BatchError: `drop_last` leaves nothing.
         UsageError: an option has no meaning here.
     """
-    wrong = sorted(NOT_OPTIONS & options.keys())
+    wrong = sorted(FIXED_OPTIONS & options.keys())
     if wrong:
         raise UsageError(
             f"ctx.loader({wrong[0]}=...): the batches and their order follow from global_batch, max_per_gpu and shuffle"
         )
     drop_last = bool(options.pop("drop_last", False))
-    order: Order | StreamOrder
+    order: SampleOrder | StreamOrder
     source: Source
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
-        order = Order(seed, len(dataset), shuffle is not False)
+        order = SampleOrder(seed, len(dataset), shuffle is not False)
         source = MapSource(dataset, order, plan, rank, options, drop_last=drop_last)
     elif not hasattr(dataset, "__iter__"):
         raise UsageError(f"ctx.loader() was given a {type(dataset).__name__}, which has no __getitem__ and no __iter__")

@@ -1,4 +1,4 @@
-"""Waiting for data without going blind: the next items are fetched beside the main thread."""
+"""Prefetching: a thread fetches the next items, so that the main thread can take part in votes meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class Prefetcher(Generic[T]):
     """The items of an iterator, one or more fetched ahead in a thread.
 
     Only where it `waits` for other processes: an iterator that computes its items itself may use torch's generator, and
@@ -24,12 +24,12 @@ class Ahead(Generic[T]):
         self._items = items
         self._depth = 1  # how many are fetched ahead
         self._closed = False
-        self._held: collections.deque[tuple[list[T], BaseException | None]] = collections.deque()
-        self._found: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
-        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._fetched: collections.deque[tuple[list[T], BaseException | None]] = collections.deque()
+        self._results: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="trainer_shim data", daemon=True) if waits else None
         if self._thread:
-            self._wanted.put("next")
+            self._requests.put("next")
             self._thread.start()
 
     def ready(self, seconds: float, count: int = 1) -> bool:
@@ -40,19 +40,19 @@ class Ahead(Generic[T]):
         if not self._thread:
             return True
         for _ in range(count - self._depth):
-            self._wanted.put("next")
+            self._requests.put("next")
         self._depth = max(count, self._depth)
         try:
-            while len(self._held) < count and (not self._held or self._held[-1][1] is None):
-                self._held.append(self._found.get(timeout=seconds))
+            while len(self._fetched) < count and (not self._fetched or self._fetched[-1][1] is None):
+                self._fetched.append(self._results.get(timeout=seconds))
         except queue.Empty:
             return False
         return True
 
     @property
-    def ended(self) -> bool:
+    def exhausted(self) -> bool:
         """Whether there is no further item; waits for it."""
-        return isinstance(self._hold()[1], StopIteration)
+        return isinstance(self._head()[1], StopIteration)
 
     def peek(self) -> T | None:
         """The next item, which stays the next one, None at the end; waits for it.
@@ -60,37 +60,37 @@ class Ahead(Generic[T]):
         Raises:
             BaseException: what the iterator raised instead.
         """
-        items, error = self._hold()
+        items, error = self._head()
         if error is not None and not isinstance(error, StopIteration):
             raise error
         return items[0] if items else None
 
-    def take(self) -> T:
+    def pop(self) -> T:
         """The next item; waits for it.
 
         Raises:
             BaseException: what the iterator raised instead.
         """
-        items, error = self._hold()
+        items, error = self._head()
         if error is not None:
             raise error
-        self._held.popleft()
+        self._fetched.popleft()
         if self._thread:
-            self._wanted.put("next")
+            self._requests.put("next")
         return items[0]
 
     def close(self, *, wait: bool) -> None:
         """Fetch no more; to `wait` for the item that is on its way leaves the iterator to others."""
         self._closed = True
         if self._thread:
-            self._wanted.put("end")
+            self._requests.put("end")
             if wait:
                 self._thread.join()
 
-    def _hold(self) -> tuple[list[T], BaseException | None]:
-        if not self._held:
-            self._held.append(self._found.get() if self._thread else self._fetch())
-        return self._held[0]
+    def _head(self) -> tuple[list[T], BaseException | None]:
+        if not self._fetched:
+            self._fetched.append(self._results.get() if self._thread else self._fetch())
+        return self._fetched[0]
 
     def _fetch(self) -> tuple[list[T], BaseException | None]:
         try:
@@ -101,8 +101,8 @@ class Ahead(Generic[T]):
             return [], error
 
     def _work(self) -> None:
-        while self._wanted.get() == "next" and not self._closed:
+        while self._requests.get() == "next" and not self._closed:
             fetched = self._fetch()
-            self._found.put(fetched)
+            self._results.put(fetched)
             if fetched[1] is not None:
                 return

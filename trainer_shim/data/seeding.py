@@ -9,7 +9,7 @@ import sys
 import torch
 
 
-def mix(*parts: int | str) -> int:
+def derive_seed(*parts: int | str) -> int:
     """A seed made of several numbers, and a word for what it is, that no sum or product of them leads to again."""
     digest = hashlib.blake2b(b"%r" % (parts,), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits from everybody

@@ -14,16 +14,17 @@ import torch
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
-from trainer_shim.data.seeding import mix, seed_generators
-from trainer_shim.data.train_loader import MicroBatch, Wrapped
+from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.sample_order import MicroBatch
+from trainer_shim.data.seeding import derive_seed, seed_generators
 from trainer_shim.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainer_shim.batch import BatchPlan
-    from trainer_shim.data.prefetch import Ahead
-    from trainer_shim.data.train_loader import StreamOrder
+    from trainer_shim.data.prefetch import Prefetcher
+    from trainer_shim.data.sample_order import StreamOrder
 
 
 class StreamSource:
@@ -33,26 +34,26 @@ class StreamSource:
         self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
     ) -> None:
         try:
-            self.size: int | None = plan.whole(len(stream)) if drop_last else len(stream)
+            self.size: int | None = plan.samples_in_full_batches(len(stream)) if drop_last else len(stream)
         except TypeError:
             self.size = None
         collate = options.get("collate_fn") or default_collate
-        self._where = torch.zeros(2, dtype=torch.int64)  # epoch and cursor
+        self._position = torch.zeros(2, dtype=torch.int64)  # epoch and cursor
         if options.get("num_workers"):  # which may live through epochs
-            self._where.share_memory_()  # type: ignore[no-untyped-call]
+            self._position.share_memory_()  # type: ignore[no-untyped-call]
         self.loader: DataLoader[Any] = DataLoader(
-            _Share(stream, order, plan, rank, self._where, least=plan.global_batch if drop_last else 1),
+            _RankStream(stream, order, plan, rank, self._position, least=plan.global_batch if drop_last else 1),
             batch_size=None,
             **{**options, "collate_fn": functools.partial(_collated, collate)},
         )
 
-    def begin(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+    def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
         """Read on from `cursor`."""
-        self._where.copy_(torch.tensor([epoch, cursor]))
+        self._position.copy_(torch.tensor([epoch, cursor]))
         return iter(self.loader)
 
 
-class _Share(Wrapped, IterableDataset[Any]):
+class _RankStream(DatasetWrapper, IterableDataset[Any]):
     """A rank's micro-batches, not collated yet; several loader workers take turns with them.
 
     Global batches of fewer than `least` samples are left out.
@@ -68,7 +69,7 @@ class _Share(Wrapped, IterableDataset[Any]):
         # with theirs until its size is known.
         self._pieces = plan.micro_batches(rank, plan.global_batch)
         self._first = plan.micro_batches(0, plan.global_batch)  # rank 0's: nobody has more of a small batch
-        self._where = where
+        self._position = where
         self._least = least
         self._turn: tuple[int, int] | None = None
 
@@ -79,8 +80,8 @@ class _Share(Wrapped, IterableDataset[Any]):
             # A stream that sees that it is read by one worker of several would give it a part: here all see the whole.
             torch_worker._worker_info = None  # noqa: SLF001  there is no other way
         mine, turns = self._turn
-        epoch, cursor = self._where.tolist()
-        reader = _Reader(self.dataset, self._seed, epoch)
+        epoch, cursor = self._position.tolist()
+        reader = _StreamReader(self.dataset, self._seed, epoch)
         reader.skip(cursor)
         spare = reader.peek()  # for fillers
         done = 0  # of the rank's micro-batches
@@ -90,7 +91,7 @@ class _Share(Wrapped, IterableDataset[Any]):
             for number, piece in enumerate(self._pieces):
                 if (done + number) % turns == mine:
                     reader.skip(start + piece.start - reader.position)
-                    held.append((number, piece, reader.take(len(piece))))
+                    held.append((number, piece, reader.read(len(piece))))
             reader.skip(start + self._plan.global_batch - reader.position)
             size = reader.position - start
             if size < self._least:
@@ -111,12 +112,12 @@ class _Share(Wrapped, IterableDataset[Any]):
         return MicroBatch(position, [], len(samples), weight, last=last, global_samples=size)
 
 
-class _Reader:
+class _StreamReader:
     """Reads a stream, and counts. The stream's random numbers for a sample depend on (seed, epoch, position)."""
 
     def __init__(self, stream: Any, seed: int, epoch: int) -> None:
         self.position = 0  # of the next sample
-        self._seed = functools.partial(mix, seed, epoch)
+        self._seed = functools.partial(derive_seed, seed, epoch)
         self._next: list[Any] = []  # what `peek` has read already
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
@@ -131,7 +132,7 @@ class _Reader:
             self._next = [item for _, item in zip(range(1), self._items)]
         return self._next
 
-    def take(self, count: int) -> list[Any]:
+    def read(self, count: int) -> list[Any]:
         """So many samples, or those that are left."""
         taken: list[Any] = []
         while len(taken) < count and self.peek():
@@ -143,10 +144,10 @@ class _Reader:
     def skip(self, count: int) -> None:
         """Pass over so many samples, or those that are left."""
         if self._next and count:
-            self.take(1)
+            self.read(1)
             count -= 1
         if self._skip is None:
-            while count and self.take(1):
+            while count and self.read(1):
                 count -= 1
             return
         if count:
@@ -159,14 +160,14 @@ class _Reader:
             self.position += passed
 
 
-def outlook(ahead: Ahead[tuple[MicroBatch, Any]]) -> list[int]:
+def next_batch_votes(prefetcher: Prefetcher[tuple[MicroBatch, Any]]) -> list[int]:
     """What the ranks add up to see whether the same batch is before all of them: its size, and the square of it."""
-    following = ahead.peek()
+    following = prefetcher.peek()
     size = following[0].global_samples if following else 0
     return [size, size * size]
 
 
-def check_outlook(sums: list[int], ranks: int) -> None:
+def check_same_stream(sums: list[int], ranks: int) -> None:
     """See that the ranks' sizes were the same: the sum of the squares is then the least that it can be.
 
     Raises:

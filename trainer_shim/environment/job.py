@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 class Job(NamedTuple):
     """The job as this start of the trainer sees it; every field but `signal` is None outside metasched.
 
-    `trial` is how many steps to time where this is a trial, `trials` the file in which trials leave their results.
+    Attributes:
+        run: the number of this run of the job, from 1.
+        lease: the path of the job's lease.json.
+        reports: the directory of the job's report files.
+        exit_code: the exit code that asks for another run.
+        signal: the preemption signal.
+        uid: the job's identity.
+        profiling_steps: the steps to time in a profiling run, None in every other run.
+        profiling_file: the file to which profiling runs append their results.
     """
 
     run: int | None
@@ -24,8 +32,8 @@ class Job(NamedTuple):
     exit_code: int | None
     signal: signal.Signals
     uid: str | None = None
-    trial: int | None = None
-    trials: Path | None = None
+    profiling_steps: int | None = None
+    profiling_file: Path | None = None
 
 
 def read_job(environ: Mapping[str, str]) -> Job:
@@ -35,7 +43,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
         VariableError: one of them is set to something that it cannot mean.
     """
     lease, reports = environ.get("METASCHED_LEASE"), environ.get("METASCHED_REPORTS")
-    trials = environ.get("METASCHED_TRIALS")
+    profiling_file = environ.get("METASCHED_TRIALS")
     name = environ.get("METASCHED_SIGNAL", "SIGUSR2")
     if name not in signal.Signals.__members__:
         raise VariableError(f"METASCHED_SIGNAL is {name!r}: it must be the name of a signal, such as SIGUSR2")
@@ -46,8 +54,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
         exit_code=integer(environ, "METASCHED_EXIT_CODE"),
         signal=signal.Signals[name],
         uid=environ.get("METASCHED_UID") or None,
-        trial=integer(environ, "METASCHED_TRIAL"),
-        trials=Path(trials) if trials else None,
+        profiling_steps=integer(environ, "METASCHED_TRIAL"),
+        profiling_file=Path(profiling_file) if profiling_file else None,
     )
 
 

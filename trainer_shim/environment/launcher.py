@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def leave_word(code: int, environ: Mapping[str, str]) -> bool:
+def write_exit_code(code: int, environ: Mapping[str, str]) -> bool:
     """Whether the exit code is in METASCHED_EXIT_FILE now, which the wrapper makes where it starts torchrun.
 
     Torchrun would make a 1 of any code but 0. All ranks write the same.
@@ -30,7 +30,7 @@ def leave_word(code: int, environ: Mapping[str, str]) -> bool:
     return True
 
 
-def deadly_signal(environ: Mapping[str, str], preemption: signal.Signals, parent: int) -> str | None:
+def torchrun_signal_warning(environ: Mapping[str, str], preemption: signal.Signals, parent: int) -> str | None:
     """What to say when the preemption signal, which reaches every process of a step, would end torchrun; else None."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None

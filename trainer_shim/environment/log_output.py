@@ -7,7 +7,7 @@ import logging
 log = logging.getLogger("trainer_shim")
 
 
-def log_somewhere() -> None:
+def ensure_log_handler() -> None:
     """Write to stderr, unless somebody listens already."""
     if not log.hasHandlers():
         handler = logging.StreamHandler()

@@ -74,7 +74,7 @@ def find_world(environ: Mapping[str, str]) -> World:
     return World(rank=rank, size=size, local_rank=rank if local_rank is None else local_rank, master=master)
 
 
-def oddity(environ: Mapping[str, str], world: World) -> str | None:
+def launch_warning(environ: Mapping[str, str], world: World) -> str | None:
     """What looks like a mistake in how this script was started, though it may be meant; None mostly."""
     if "SLURM_STEP_NUM_TASKS" not in environ:
         tasks = environ.get("SLURM_NTASKS", "1")

@@ -15,10 +15,10 @@ import sys
 import time
 from typing import NoReturn
 
-GOODBYE_SECONDS = 0.1  # between the last collective and the end of a process
+GLOO_RELEASE_SECONDS = 0.1  # between the last collective and the end of a process
 
 
-class Departure:
+class ProcessExit:
     """The agreed exit of this process, if there is one.
 
     Exit hooks run last in, first out, so the package makes its instance when it is imported: what a script registers
@@ -30,16 +30,16 @@ class Departure:
         atexit.register(self._end)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the process ends without the interpreter's teardown."""
         return self._code is not None
 
-    def begin(self, code: int) -> NoReturn:
+    def start(self, code: int) -> NoReturn:
         """Exit by SystemExit, through the script's `finally` clauses and exit hooks."""
         self._code = code
         raise SystemExit(code)
 
-    def insist(self) -> None:
+    def repeat(self) -> None:
         """Exit once more where that has begun: a script may have caught the SystemExit, and gone on."""
         if self._code is not None:
             raise SystemExit(self._code)
@@ -59,14 +59,14 @@ class Departure:
         os._exit(self._code)
 
 
-departure = Departure()
+process_exit = ProcessExit()
 
 
-def outlast_gloo() -> None:
+def wait_for_gloo_threads() -> None:
     """Let gloo's threads, at the very end, let go of the last collective's tensors.
 
     They do so a moment after it is done, and need Python for that: an interpreter that is taken apart meanwhile aborts
     (seen on a crowded machine).
     """
-    if not departure.begun:
-        time.sleep(GOODBYE_SECONDS)
+    if not process_exit.started:
+        time.sleep(GLOO_RELEASE_SECONDS)

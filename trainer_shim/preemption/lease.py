@@ -47,21 +47,21 @@ def read_lease(path: Path) -> Lease:
     if stop is not None and not isinstance(stop, dict):
         raise LeaseError(f"{path}: key 'stop' must be null or an object")
     return Lease(
-        run=_run(path, content),
-        stop_run=_run(path, stop) if stop else None,
-        requested=_instant(path, stop, "requested") if stop else None,
-        deadline=_instant(path, stop, "deadline") if stop else None,
+        run=_read_run(path, content),
+        stop_run=_read_run(path, stop) if stop else None,
+        requested=_read_instant(path, stop, "requested") if stop else None,
+        deadline=_read_instant(path, stop, "deadline") if stop else None,
     )
 
 
-def _run(path: Path, content: dict[str, Any]) -> int:
+def _read_run(path: Path, content: dict[str, Any]) -> int:
     run = content.get("run")
     if type(run) is not int or run < 1:
         raise LeaseError(f"{path}: key 'run' is {run!r}: it must be a whole number from 1 on")
     return run
 
 
-def _instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
+def _read_instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
     instant: Any = stop.get(key)
     if instant is None:
         return None
@@ -77,49 +77,49 @@ class LeaseWatch:
     def __init__(self, path: Path, run: int) -> None:
         self._path = path
         self._run = run
-        self._seen: tuple[int, int, int] | None = None
+        self._last_status: tuple[int, int, int] | None = None
         self._cause: str | None = None
-        self._looked = time.monotonic()  # when no stop was asked of this run yet, as far as is known
-        self._asked = self._found = 0.0  # when it was, and when that was found here, on the same clock
+        self._last_clear = time.monotonic()  # when no stop was asked of this run yet, as far as is known
+        self._requested = self._noticed = 0.0  # when it was, and when that was found here, on the same clock
         self._grace: float | None = None
         self._warned = False
 
-    def cause(self) -> str | None:
+    def stop_cause(self) -> str | None:
         """Return `superseded`, `mailbox`, or None; costs one stat when the file has not changed."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
-            if seen != self._seen:
-                self._cause = self._judge(read_lease(self._path))
-                self._seen = seen
+            if seen != self._last_status:
+                self._cause = self._stop_cause(read_lease(self._path))
+                self._last_status = seen
             if self._cause is None:
-                self._looked = time.monotonic()
+                self._last_clear = time.monotonic()
         except (OSError, LeaseError) as error:
             if not self._warned:
                 log.warning("the lease cannot be read, going on without it: %s", error)
             self._warned = True
         return self._cause
 
-    def seconds_left(self, signalled: float | None) -> float:
+    def seconds_to_deadline(self, first_signal: float | None) -> float:
         """Until the deadline of the stop that was asked of this run, infinite where there is none.
 
         The grace is counted on our own clock, because the daemon's may differ from it by more than that: from the
-        signal that goes with the request (`signalled`, a monotonic instant), or from when the request was written,
+        signal that goes with the request (`first_signal`, a monotonic instant), or from when the request was written,
         where that was found before a signal came.
         """
         if self._grace is None:
             return math.inf
-        asked = self._asked if signalled is None or signalled > self._found else signalled
+        asked = self._requested if first_signal is None or first_signal > self._noticed else first_signal
         return self._grace - (time.monotonic() - asked)
 
-    def _judge(self, lease: Lease) -> str | None:
+    def _stop_cause(self, lease: Lease) -> str | None:
         if lease.run > self._run:
             return "superseded"
         if lease.stop_run != self._run:
             return None
         if self._grace is None and lease.requested is not None and lease.deadline is not None:
             self._grace = lease.deadline - lease.requested
-            self._found = time.monotonic()
+            self._noticed = time.monotonic()
             # How old the request is depends on both clocks; it is no older than our last look.
-            self._asked = max(self._found - max(time.time() - lease.requested, 0.0), self._looked)
+            self._requested = max(self._noticed - max(time.time() - lease.requested, 0.0), self._last_clear)
         return "mailbox"

@@ -14,11 +14,11 @@ CAUSES = ("superseded", "signal", "mailbox", "sigterm")
 
 # One request may arrive by several signals, and be sent again; a SIGTERM this many seconds after the first signal is
 # Slurm's last word before SIGKILL.
-HURRY_AFTER = 2.0
+URGENT_SIGTERM_SECONDS = 2.0
 
 POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
-YOUNG = 60.0  # seconds of age up to which a checkpoint will do for a stop in a hurry
-RECENT = 5  # saves that say how long the next one may take: a file system's bad moment is forgotten
+RECENT_CHECKPOINT_SECONDS = 60.0  # seconds of age up to which a checkpoint suffices for an urgent stop
+SAVE_HISTORY = 5  # saves that say how long the next one may take: a file system's bad moment is forgotten
 
 CHECKPOINTED_EXIT_CODE = 85
 SUPERSEDED_EXIT_CODE = 76
@@ -27,27 +27,27 @@ SIGTERM_EXIT_CODE = 128 + signal.SIGTERM
 log = logging.getLogger("trainer_shim")
 
 
-class StopFlag:
+class StopRequests:
     """What this process has been asked. Requests are idempotent: the first of each cause counts."""
 
     def __init__(self) -> None:
         self._requested: dict[str, float] = {}
-        self.signalled: float | None = None  # when the first signal came, on the monotonic clock
-        self.hurried = False
+        self.first_signal: float | None = None  # when the first signal came, on the monotonic clock
+        self.urgent = False
 
     def request(self, cause: str) -> None:
         """Note a request; safe inside a signal handler."""
         self._requested.setdefault(cause, time.time())
 
-    def signal(self, cause: str) -> None:
-        """Note a request that came as a signal: a SIGTERM well after the first one says to hurry."""
+    def request_by_signal(self, cause: str) -> None:
+        """Note a request that came as a signal: a SIGTERM well after the first one makes the stop urgent."""
         now = time.monotonic()
-        if self.signalled is None:
-            self.signalled = now
-        self.hurried = self.hurried or (cause == "sigterm" and now - self.signalled >= HURRY_AFTER)
+        if self.first_signal is None:
+            self.first_signal = now
+        self.urgent = self.urgent or (cause == "sigterm" and now - self.first_signal >= URGENT_SIGTERM_SECONDS)
         self.request(cause)
 
-    def votes(self) -> list[int]:
+    def flags(self) -> list[int]:
         """One 0 or 1 for each of CAUSES, to be summed over the ranks."""
         return [int(cause in self._requested) for cause in CAUSES]
 
@@ -67,16 +67,16 @@ def agreed_cause(votes: list[int]) -> str | None:
     return next((cause for cause, count in zip(CAUSES, votes) if count), None)
 
 
-def is_time_to_save(left: float, slowest: float | None, age: float, *, hurried: bool) -> bool:
+def has_time_to_save(left: float, slowest: float | None, age: float, *, urgent: bool) -> bool:
     """Whether a stop has time for a checkpoint, as far as the earlier ones tell; a warning says why not.
 
-    `left` is seconds to the deadline, `slowest` what the slowest of the last RECENT checkpoints took, `age` the
+    `left` is seconds to the deadline, `slowest` what the slowest of the last SAVE_HISTORY checkpoints took, `age` the
     newest one's.
     """
     if slowest is not None and left < slowest:
         log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", slowest, left)
         return False
-    if hurried and age < YOUNG:
+    if urgent and age < RECENT_CHECKPOINT_SECONDS:
         log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
         return False
     return True
@@ -95,7 +95,7 @@ def exit_code(cause: str, configured: int | None) -> int:
     return SIGTERM_EXIT_CODE if cause == "sigterm" else CHECKPOINTED_EXIT_CODE
 
 
-def listen(flag: StopFlag, preemption: signal.Signals) -> None:
+def handle_stop_signals(flag: StopRequests, preemption: signal.Signals) -> None:
     """Turn the preemption signal and SIGTERM into requests.
 
     Raises:
@@ -103,11 +103,11 @@ def listen(flag: StopFlag, preemption: signal.Signals) -> None:
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("call trainer_shim.init() in the main thread: signals are handled there")
-    signal.signal(signal.SIGTERM, lambda *_: flag.signal("sigterm"))
-    signal.signal(preemption, lambda *_: flag.signal("signal"))
+    signal.signal(signal.SIGTERM, lambda *_: flag.request_by_signal("sigterm"))
+    signal.signal(preemption, lambda *_: flag.request_by_signal("signal"))
 
 
-def stop_listening(preemption: signal.Signals) -> None:
+def release_stop_signals(preemption: signal.Signals) -> None:
     """Training is over and saved: a late request to checkpoint means nothing, and SIGTERM ends the script at once.
 
     Else a request in the interpreter's last moments, when its handlers are gone, would kill a finished trainer.
@@ -116,7 +116,7 @@ def stop_listening(preemption: signal.Signals) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def turn_deaf(preemption: signal.Signals) -> None:
+def ignore_stop_signals(preemption: signal.Signals) -> None:
     """Ignore all further requests, to the very end of the process.
 
     `srun --kill-on-bad-exit` sends SIGTERM to the other tasks as soon as one has exited with 85. A Python handler would

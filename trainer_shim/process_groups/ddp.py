@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def settle_buffers(parts: Iterable[Any]) -> list[DistributedDataParallel]:
+def stop_buffer_broadcasts(parts: Iterable[Any]) -> list[DistributedDataParallel]:
     """Broadcast buffers now, and no more in forward passes, of which the ranks may then have different numbers.
 
-    Collective. Returns those of the parts that it concerns, for `unsettle_buffers`.
+    Collective. Returns those of the parts that it concerns, for `resume_buffer_broadcasts`.
     """
     settled = [
         part
@@ -26,7 +26,7 @@ def settle_buffers(parts: Iterable[Any]) -> list[DistributedDataParallel]:
     return settled
 
 
-def unsettle_buffers(settled: list[DistributedDataParallel]) -> None:
+def resume_buffer_broadcasts(settled: list[DistributedDataParallel]) -> None:
     """Broadcast buffers in forward passes again, from the next one on, whatever passes this rank has had meanwhile."""
     for part in settled:
         part.broadcast_buffers = part.require_forward_param_sync = True

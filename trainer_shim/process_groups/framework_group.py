@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Callable, TypeVar
 import torch
 import torch.distributed as dist
 
-from trainer_shim.process_groups.trainer_group import SUSPENSION, Group, on_first
+from trainer_shim.process_groups.trainer_group import COLLECTIVE_TIMEOUT, TrainerGroup, run_on_rank_zero
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Together:
+class FrameworkGroup:
     """The framework's process group if there is one, else one that is made for both; none for a single process.
 
     A single process with a process group would be a reason for a framework to act distributed. The companion's own
@@ -27,13 +27,13 @@ class Together:
 
     def __init__(self, world: World) -> None:
         joined = dist.is_available() and dist.is_initialized()
-        self._own = Group(world) if world.size > 1 and not joined else None
+        self._own = TrainerGroup(world) if world.size > 1 and not joined else None
         distributed = joined or self._own is not None
         self.rank = dist.get_rank() if distributed else 0
         self.size = dist.get_world_size() if distributed else 1
-        self._control = dist.new_group(backend="gloo", timeout=SUSPENSION) if distributed else None
+        self._control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if distributed else None
 
-    def total(self, values: Sequence[float]) -> list[float]:
+    def sum(self, values: Sequence[float]) -> list[float]:
         """The sums over the ranks, the same on all of them."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
@@ -42,7 +42,7 @@ class Together:
         least = self._reduced([math.inf if instant is None else instant], dist.ReduceOp.MIN)[0]
         return least if math.isfinite(least) else None
 
-    def from_first(self, action: Callable[[], T]) -> T:
+    def on_rank_zero(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 and return its result on every rank, all of them waiting.
 
         Raises:
@@ -50,7 +50,7 @@ class Together:
         """
         if self._control is None:
             return action()
-        return on_first(action, first=self.rank == 0, group=self._control)
+        return run_on_rank_zero(action, is_rank_zero=self.rank == 0, group=self._control)
 
     def close(self) -> None:
         """Leave the process group, where it was made here."""

@@ -30,7 +30,7 @@ def is_fully_sharded(module: torch.nn.Module) -> bool:
     return hasattr(module, "set_requires_gradient_sync")
 
 
-class HeldBack:
+class FsdpNoSync:
     """A part of a model, whose gradients are held back as DDP's are."""
 
     def __init__(self, part: Any) -> None:

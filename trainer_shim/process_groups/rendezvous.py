@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
     from trainer_shim.environment.world import Master, World
 
-PATIENCE = 300  # seconds in which all ranks have to come, unless TRAINER_SHIM_PATIENCE says otherwise
-LOOK = 5.0  # seconds for a word with somebody who may be a stranger
-GRACE = 2.0  # seconds for the others to read why rank 0 goes, and takes the store with it
+JOIN_SECONDS = 300  # seconds in which all ranks have to come, unless TRAINER_SHIM_PATIENCE says otherwise
+CONNECT_SECONDS = 5.0  # seconds for a word with somebody who may be a stranger
+VERDICT_SECONDS = 2.0  # seconds for the others to read why rank 0 goes, and takes the store with it
 
 
-def meet(world: World, device: torch.device, environ: Mapping[str, str]) -> Store:
+def rendezvous(world: World, device: torch.device, environ: Mapping[str, str]) -> Store:
     """The store of this world, once all its ranks have come; MASTER_PORT then is its port.
 
     Raises:
@@ -37,7 +37,7 @@ def meet(world: World, device: torch.device, environ: Mapping[str, str]) -> Stor
     """
     if world.master is None:
         return HashStore()
-    patience = integer(environ, "TRAINER_SHIM_PATIENCE") or PATIENCE
+    patience = integer(environ, "TRAINER_SHIM_PATIENCE") or JOIN_SECONDS
     if environ.get("TRAINER_SHIM_PATIENCE") == "0":
         raise VariableError("TRAINER_SHIM_PATIENCE is '0': it must be seconds to wait for all ranks, above 0")
     until = time.monotonic() + patience
@@ -54,13 +54,13 @@ def meet(world: World, device: torch.device, environ: Mapping[str, str]) -> Stor
                 )
             elif world.rank == 0:
                 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
-                stack.enter_context(_door(world.master, store.port))
+                stack.enter_context(_announced_port(world.master, store.port))
             else:
-                port = _ask_the_way(world.master, until, patience)
+                port = _query_store_port(world.master, until, patience)
                 store = TCPStore(world.master.address, port, is_master=False, use_libuv=libuv)
             os.environ["MASTER_PORT"] = str(store.port)
-            roll = PrefixStore(f"trainer_shim/{attempt}", store)
-            call_the_roll(roll, world, _place(device), until, patience)
+            members = PrefixStore(f"trainer_shim/{attempt}", store)
+            check_in(members, world, _location(device), until, patience)
         except DistError as error:
             where = f"{world.master.address}, port {world.master.ports[0]}"
             raise WorldError(
@@ -71,7 +71,7 @@ def meet(world: World, device: torch.device, environ: Mapping[str, str]) -> Stor
 
 
 @contextlib.contextmanager
-def _door(master: Master, port: int) -> Iterator[None]:
+def _announced_port(master: Master, port: int) -> Iterator[None]:
     """Tell everybody who asks at the first free port of the meeting point where the store is.
 
     Torch's own client would wait for ever for a word from a stranger that listens there.
@@ -80,33 +80,33 @@ def _door(master: Master, port: int) -> Iterator[None]:
         WorldError: none of the ports is free.
     """
     with contextlib.ExitStack() as stack:
-        door = stack.enter_context(socket.socket())
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         for candidate in master.ports:
             with contextlib.suppress(OSError):
-                door.bind(("", candidate))
-                door.listen(128)
+                listener.bind(("", candidate))
+                listener.listen(128)
                 break
         else:
             ports = ", ".join(map(str, master.ports))
             raise WorldError(f"no process can listen on a port of {ports} on {socket.gethostname()}: others have them")
 
         answer = f"{master.name} {port}\n".encode()
-        threading.Thread(target=_answer, args=(door, answer), name="trainer_shim door", daemon=True).start()
-        stack.callback(door.shutdown, socket.SHUT_RDWR)  # which wakes the thread
+        threading.Thread(target=_serve_port, args=(listener, answer), name="trainer_shim listener", daemon=True).start()
+        stack.callback(listener.shutdown, socket.SHUT_RDWR)  # which wakes the thread
         yield
 
 
-def _answer(door: socket.socket, answer: bytes) -> None:
-    while door.fileno() >= 0:
+def _serve_port(listener: socket.socket, answer: bytes) -> None:
+    while listener.fileno() >= 0:
         with contextlib.suppress(OSError):
-            visitor, _ = door.accept()
+            visitor, _ = listener.accept()
             with visitor:
-                visitor.settimeout(LOOK)
+                visitor.settimeout(CONNECT_SECONDS)
                 visitor.sendall(answer)
 
 
-def _ask_the_way(master: Master, until: float, patience: int) -> int:
+def _query_store_port(master: Master, until: float, patience: int) -> int:
     """The port of the store that rank 0 has opened.
 
     Raises:
@@ -118,7 +118,8 @@ def _ask_the_way(master: Master, until: float, patience: int) -> int:
         if time.monotonic() > until:
             break
         try:
-            with socket.create_connection((master.address, port), timeout=LOOK) as door, door.makefile("rb") as file:
+            address = master.address, port
+            with socket.create_connection(address, CONNECT_SECONDS) as connection, connection.makefile("rb") as file:
                 said = file.readline(100)
             if said.startswith(expected) and said.endswith(b"\n"):
                 return int(said[len(expected) :])
@@ -133,7 +134,7 @@ def _ask_the_way(master: Master, until: float, patience: int) -> int:
     )
 
 
-def call_the_roll(store: Store, world: World, place: str, until: float, patience: int) -> None:
+def check_in(store: Store, world: World, place: str, until: float, patience: int) -> None:
     """Say that this rank is here, at `place`, and hear from rank 0 that all are.
 
     Raises:
@@ -149,7 +150,7 @@ def call_the_roll(store: Store, world: World, place: str, until: float, patience
     if store.add("came", 1) == world.size:
         store.set("all", "")
     if world.rank > 0:
-        if not wait(store, "verdict", until + PATIENCE):
+        if not wait(store, "verdict", until + JOIN_SECONDS):
             raise WorldError("rank 0 does not answer any more, and its own output may say why")
         verdict = store.get("verdict").decode()
         if verdict:
@@ -163,10 +164,10 @@ def call_the_roll(store: Store, world: World, place: str, until: float, patience
             "failed before, as their output would say. TRAINER_SHIM_PATIENCE (seconds) sets how long to wait"
         )
     else:
-        verdict = crowded([store.get(f"place {rank}").decode() for rank in range(world.size)]) or ""
+        verdict = shared_gpu_problem([store.get(f"place {rank}").decode() for rank in range(world.size)]) or ""
     store.set("verdict", verdict)
     if verdict:
-        time.sleep(GRACE)
+        time.sleep(VERDICT_SECONDS)
         raise WorldError(verdict)
 
 
@@ -181,7 +182,7 @@ def wait(store: Store, key: str, until: float) -> bool:
     return True
 
 
-def crowded(places: list[str]) -> str | None:
+def shared_gpu_problem(places: list[str]) -> str | None:
     """What is wrong where two ranks have the same place, which is a GPU; several on a CPU are no crowd."""
     seen: dict[str, int] = {}
     for rank, place in enumerate(places):
@@ -197,7 +198,7 @@ def crowded(places: list[str]) -> str | None:
     return None
 
 
-def _place(device: torch.device) -> str:
+def _location(device: torch.device) -> str:
     gpu = None
     if device.type == "cuda":
         gpu = str(getattr(torch.cuda.get_device_properties(device), "uuid", "")) or None

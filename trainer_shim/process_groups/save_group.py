@@ -9,28 +9,28 @@ from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
-from trainer_shim.process_groups.trainer_group import SUSPENSION, on_first
+from trainer_shim.process_groups.trainer_group import COLLECTIVE_TIMEOUT, run_on_rank_zero
 
 T = TypeVar("T")
 
 
-class Team:
-    """Made on all ranks at once. `first` is whether this is rank 0."""
+class SaveGroup:
+    """Made on all ranks at once. `is_rank_zero` is whether this is rank 0."""
 
     def __init__(self) -> None:
-        self.group = dist.new_group(backend="gloo", timeout=SUSPENSION)
-        self.first = dist.get_rank() == 0
+        self.process_group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        self.is_rank_zero = dist.get_rank() == 0
 
-    def from_first(self, action: Callable[[], T]) -> T:
+    def on_rank_zero(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 and return its result on every rank.
 
         Raises:
             ShimError, OSError: what `action` raised, on every rank.
         """
-        return on_first(action, first=self.first, group=self.group)
+        return run_on_rank_zero(action, is_rank_zero=self.is_rank_zero, group=self.process_group)
 
-    def everyones(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The ranks' values, by rank."""
         values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=self.group)
+        dist.all_gather_object(values, value, group=self.process_group)
         return values

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from trainer_shim.errors import ShimError
-from trainer_shim.process_groups.rendezvous import meet
-from trainer_shim.process_groups.watchdog import Watchdog, tell_first_failure
+from trainer_shim.process_groups.rendezvous import rendezvous
+from trainer_shim.process_groups.watchdog import Watchdog, announce_first_failure
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 # While a job is suspended the clocks of gloo and NCCL go on, and a collective that was under way must not find that its
 # time is up. Neither gives more time to one that has begun, so hangs are our watchdog's affair.
-SUSPENSION = timedelta(days=7)
+COLLECTIVE_TIMEOUT = timedelta(days=7)
 
 T = TypeVar("T")
 
 
-def on_first(
+def run_on_rank_zero(
     action: Callable[[], T],
     *,
-    first: bool,
+    is_rank_zero: bool,
     group: dist.ProcessGroup | None,
     busy: AbstractContextManager[object] | None = None,
     waiting: AbstractContextManager[object] | None = None,
@@ -41,7 +41,7 @@ def on_first(
 
     Args:
         action: what to do.
-        first: whether this is the first rank.
+        is_rank_zero: whether this is the first rank.
         group: of the ranks.
         busy: entered by the first rank for the action.
         waiting: entered by all ranks while the result travels.
@@ -50,7 +50,7 @@ def on_first(
         ShimError, OSError: what `action` raised, on every rank, so that none waits for the others in vain.
     """
     outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
-    if first:
+    if is_rank_zero:
         try:
             with busy or contextlib.nullcontext():
                 outcome = [(action(), None)]
@@ -64,7 +64,7 @@ def on_first(
     return value  # type: ignore[return-value]
 
 
-class Ballot:
+class PendingVote:
     """Votes that are being summed over the ranks while other work goes on."""
 
     def __init__(self, votes: list[int], group: dist.ProcessGroup | None, watchdog: Watchdog) -> None:
@@ -74,12 +74,12 @@ class Ballot:
 
     def result(self) -> list[int]:
         """Wait for every rank's votes; the same sums on all of them."""
-        with self._watchdog.over("a vote"):
+        with self._watchdog.armed("a vote"):
             self._work.wait()
         return self._votes.tolist()
 
 
-class Group:
+class TrainerGroup:
     """All processes of this trainer; also of a single one, so that a script is the same at every size.
 
     Decisions travel over gloo even where gradients travel over NCCL: a vote must not wait for the GPU's queue.
@@ -97,42 +97,42 @@ class Group:
             self.device = torch.device("cpu")
         on_gpu = self.device.type == "cuda"
         self.watchdog = Watchdog(collective_timeout if world.size > 1 else None, world.rank, world.size)
-        with self.watchdog.over("the start of the process group"):
-            store = meet(world, self.device, os.environ)
+        with self.watchdog.armed("the start of the process group"):
+            store = rendezvous(world, self.device, os.environ)
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=SUSPENSION,
+                timeout=COLLECTIVE_TIMEOUT,
             )
-            self._control = dist.new_group(backend="gloo", timeout=SUSPENSION) if on_gpu else dist.group.WORLD
+            self._control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if on_gpu else dist.group.WORLD
         if world.size > 1:
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store may outlive its workers
             self.watchdog.store = PrefixStore(f"trainer_shim/watchdog/{attempt}", store)
-            tell_first_failure(self.watchdog.store, world.rank)
+            announce_first_failure(self.watchdog.store, world.rank)
 
-    def vote(self, votes: list[int]) -> Ballot:
+    def vote(self, votes: list[int]) -> PendingVote:
         """Start to sum `votes` over the ranks."""
-        return Ballot(votes, self._control, self.watchdog)
+        return PendingVote(votes, self._control, self.watchdog)
 
     def earliest(self, instant: float | None) -> float | None:
         """The least of the ranks' instants, None where all are None."""
         least = torch.tensor(math.inf if instant is None else instant, dtype=torch.float64)
-        with self.watchdog.over("a vote"):
+        with self.watchdog.armed("a vote"):
             dist.all_reduce(least, dist.ReduceOp.MIN, group=self._control)
         return least.item() if least.isfinite() else None
 
-    def totals(self, values: torch.Tensor) -> list[float]:
+    def sum_tensor(self, values: torch.Tensor) -> list[float]:
         """The sums over the ranks of values on this rank's device, in place."""
-        with self.watchdog.over("a sum"):
+        with self.watchdog.armed("a sum"):
             dist.all_reduce(values)
             return values.tolist()
 
-    def drain(self) -> None:
+    def synchronize(self) -> None:
         """Wait until the device has done what it was given: on a GPU, the host runs ahead of it."""
         if self.device.type == "cuda":
-            with self.watchdog.over("the work of the GPU"):
+            with self.watchdog.armed("the work of the GPU"):
                 torch.cuda.synchronize(self.device)
 
     def peak_bytes(self) -> int:
@@ -141,18 +141,18 @@ class Group:
             return torch.cuda.max_memory_allocated(self.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def from_first(self, action: Callable[[], T]) -> T:
+    def on_rank_zero(self, action: Callable[[], T]) -> T:
         """Run `action` on rank 0 and return its result on every rank, all of them waiting.
 
         Raises:
             ShimError, OSError: what `action` raised, on every rank, so that none waits for the others in vain.
         """
-        return on_first(
+        return run_on_rank_zero(
             action,
-            first=self.rank == 0,
+            is_rank_zero=self.rank == 0,
             group=self._control,
             busy=self.watchdog.busy(),
-            waiting=self.watchdog.over("what rank 0 decides"),
+            waiting=self.watchdog.armed("what rank 0 decides"),
         )
 
     def close(self) -> None:

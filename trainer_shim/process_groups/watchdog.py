@@ -24,11 +24,15 @@ if TYPE_CHECKING:
 HUNG_EXIT_CODE = 75
 # Times as long: until the first step is done, because ranks load, compile and warm up at different speeds, and in the
 # script's own code, which may well compute for long.
-PATIENT_FACTOR = 6
+RELAXED_FACTOR = 6
 TICK = 1.0  # seconds, or less where the limit is short
 ANSWER_SECONDS = 5.0  # that the other ranks have to say where they are, and the file system to answer
 
-_OUR_CODE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), str(Path(threading.__file__).parent))
+_LIBRARY_PATHS = (
+    str(Path(__file__).parents[1]),
+    str(Path(torch.__file__).parent),
+    str(Path(threading.__file__).parent),
+)
 
 T = TypeVar("T")
 
@@ -63,7 +67,7 @@ class Watchdog:
         self._wait: _Wait | None = None
         self._busy = False
         self._closed = threading.Event()
-        self.started = False  # the first step is done
+        self.first_step_done = False  # the first step is done
         self.store: Store | None = None
         self.exit_code: Callable[[], int] = lambda: HUNG_EXIT_CODE
         if limit is not None:
@@ -71,14 +75,14 @@ class Watchdog:
 
     def arm(self, what: str) -> None:
         """From now on the main thread does, or waits for, something that needs the other ranks."""
-        self._wait = _Wait(what, self._clock, 1 if self.started else PATIENT_FACTOR)
+        self._wait = _Wait(what, self._clock, 1 if self.first_step_done else RELAXED_FACTOR)
 
     def disarm(self) -> None:
         """From now on it does what the script wants."""
-        self._wait = _Wait("the script's own code", self._clock, PATIENT_FACTOR) if self.started else None
+        self._wait = _Wait("the script's own code", self._clock, RELAXED_FACTOR) if self.first_step_done else None
 
     @contextlib.contextmanager
-    def over(self, what: str) -> Iterator[None]:
+    def armed(self, what: str) -> Iterator[None]:
         """Armed for a block."""
         before = self._wait
         self.arm(what)
@@ -105,38 +109,38 @@ class Watchdog:
     def _run(self) -> None:
         assert self._limit is not None  # noqa: S101  else there is no thread
         last = time.monotonic()
-        told: _Wait | None = None
+        reported: _Wait | None = None
         while not self._closed.wait(self._tick):
             now = time.monotonic()
             self._clock += min(now - last, 2 * self._tick)
             last = now
             if self._busy:
-                self._tell("busy", str(now))
+                self._publish("busy", str(now))
             wait = self._wait
-            if told is not None and wait is not told:
-                told = None
-                self._tell(self._key(self._rank), "")
+            if reported is not None and wait is not reported:
+                reported = None
+                self._publish(self._key(self._rank), "")
             if wait is None:
                 continue
             waited, limit = self._clock - wait.since, self._limit * wait.factor
-            if told is None and waited >= limit / 2:
-                told = wait
-                place = self._place(wait.what)
+            if reported is None and waited >= limit / 2:
+                reported = wait
+                place = self._location(wait.what)
                 log.warning("rank %d has been in %s for %.0f s, of at most %.0f s", self._rank, place, waited, limit)
-                self._tell(self._key(self._rank), place)
+                self._publish(self._key(self._rank), place)
             if waited >= limit:
-                self._judge(wait, waited)
+                self._end_unless_busy(wait, waited)
 
-    def _judge(self, wait: _Wait, waited: float) -> None:
+    def _end_unless_busy(self, wait: _Wait, waited: float) -> None:
         """End the process, unless a rank is busy or the wait has just ended."""
-        answer = _within(ANSWER_SECONDS, self._inquire)
+        answer = _with_timeout(ANSWER_SECONDS, self._locate_ranks)
         if self._wait is not wait:
             return
         if answer == "busy":
             log.warning("rank %d goes on waiting: a checkpoint is being written or read", self._rank)
             self._wait = wait._replace(since=self._clock)
             return
-        code = _within(ANSWER_SECONDS, self.exit_code) or HUNG_EXIT_CODE
+        code = _with_timeout(ANSWER_SECONDS, self.exit_code) or HUNG_EXIT_CODE
         # Whoever hangs may hold a lock of stderr or of logging.
         last_resort = threading.Timer(ANSWER_SECONDS, os._exit, (code,))
         last_resort.daemon = True
@@ -151,13 +155,13 @@ class Watchdog:
             self._rank,
             code,
             waited,
-            self._place(wait.what),
+            self._location(wait.what),
             answer or "the store does not answer, so its process (as a rule rank 0) hangs, is stopped or gone",
         )
         faulthandler.dump_traceback(2)
         os._exit(code)
 
-    def _inquire(self) -> str | None:
+    def _locate_ranks(self) -> str | None:
         """Where the ranks are, or `busy`."""
         store = self.store
         if store is None:
@@ -173,7 +177,7 @@ class Watchdog:
             places.setdefault(place or "silent (hung, stopped, or not waiting)", []).append(rank)
         return "; ".join(f"{', '.join(map(str, ranks))}: {place}" for place, ranks in places.items())
 
-    def _tell(self, key: str, value: str) -> None:
+    def _publish(self, key: str, value: str) -> None:
         """Set a key in a thread of its own: a store whose process is stopped does not answer."""
         if self.store is not None:
             threading.Thread(target=_set, args=(self.store, key, value), daemon=True).start()
@@ -187,15 +191,15 @@ class Watchdog:
         return f"waits/{rank}"
 
     @staticmethod
-    def _place(what: str) -> str:
+    def _location(what: str) -> str:
         """What the main thread waits for, and the script's line that led there."""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  made for this
-        while frame is not None and frame.f_code.co_filename.startswith(_OUR_CODE):
+        while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY_PATHS):
             frame = frame.f_back
         return what if frame is None else f"{what} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
-def tell_first_failure(store: Store, rank: int) -> None:
+def announce_first_failure(store: Store, rank: int) -> None:
     """Have an exception that ends this rank known to the others, whose own errors only follow from it."""
     usual = sys.excepthook
 
@@ -208,7 +212,7 @@ def tell_first_failure(store: Store, rank: int) -> None:
                 return store.get("failed").decode() if store.check(["failed"]) else ""
             return store.compare_set("failed", "", own).decode()
 
-        found = _within(ANSWER_SECONDS, first)
+        found = _with_timeout(ANSWER_SECONDS, first)
         if found:
             if found != own:
                 log.error("the first to fail was %s", found)
@@ -232,7 +236,7 @@ def _set(store: Store, key: str, value: str) -> None:
         store.set(key, value)
 
 
-def _within(seconds: float, action: Callable[[], T]) -> T | None:
+def _with_timeout(seconds: float, action: Callable[[], T]) -> T | None:
     """What `action` returns, None if it fails or takes longer."""
     results: list[T] = []
 

@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from trainer_shim.errors import UsageError
 from trainer_shim.session import companion, context
 from trainer_shim.session import context_startup as begin
-from trainer_shim.session.vote_interval import Cadence
+from trainer_shim.session.vote_interval import VoteInterval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,7 +46,7 @@ class RecordingContext(context.Context):
 
     def __init__(self, orders: Orders, **options: Any) -> None:
         super().__init__(**options)
-        self._cadence = Cadence(at_most=0.0)  # both runs have to stop at the same steps
+        self._vote_interval = VoteInterval(max_seconds=0.0)  # both runs have to stop at the same steps
         self._orders = orders
         self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  till the end
         self._loss_total = 0.0

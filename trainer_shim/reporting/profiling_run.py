@@ -1,6 +1,6 @@
-"""A trial: a few steps at another world size, before the run, to learn how the job scales.
+"""A profiling run: a few steps at another world size, before the run, to learn how the job scales.
 
-The wrapper starts the script for it on some of the job's GPUs. Such a trainer claims no incarnation, loads and saves
+The wrapper starts the script for it on some of the job's GPUs. Such a trainer claims no generation, loads and saves
 nothing, reports nothing but its speed, and exits. Source: Liu et al., "Ares", 2025, section 4 (profiling by the first
 10 iterations, the initial ones left out).
 """
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     from pathlib import Path
 
-WARM_UP = 3  # steps that are not timed
-_MOST_BYTES = 1 << 16
+WARM_UP_STEPS = 3  # steps that are not timed
+_MAX_BYTES = 1 << 16
 
 log = logging.getLogger("trainer_shim")
 
 
-class Trial:
+class ProfilingRun:
     """Times steps, from the end of the warm-up on.
 
     Args:
@@ -34,18 +34,18 @@ class Trial:
         self._begun = 0.0
         self._samples = 0
 
-    def is_over(self, step: int, samples: int, clock: Callable[[], float], **facts: Any) -> bool:
+    def record_step(self, step: int, samples: int, clock: Callable[[], float], **facts: Any) -> bool:
         """Whether that was the last step; the first rank's call with a file then writes down what was measured.
 
         Args:
-            step: of the trial.
+            step: of the profiling run.
             samples: seen so far.
             clock: tells the time in seconds at which the steps so far are done.
             **facts: what else the line is to say.
         """
-        if step <= WARM_UP:
+        if step <= WARM_UP_STEPS:
             self._begun, self._samples = clock(), samples
-        if step < WARM_UP + self._steps:
+        if step < WARM_UP_STEPS + self._steps:
             return False
         line = {"steps": self._steps, "samples": samples - self._samples, "seconds": clock() - self._begun, **facts}
         if self._file is not None:
@@ -54,13 +54,13 @@ class Trial:
         return True
 
 
-def measured(file: Path | None) -> list[dict[str, Any]]:
-    """What the trials before this run have written down."""
+def read_profiling_results(file: Path | None) -> list[dict[str, Any]]:
+    """The results of the profiling runs before this run, one dictionary each; empty without a file."""
     if file is None:
         return []
     try:
         with file.open("rb") as opened:
-            return [json.loads(line) for line in opened.read(_MOST_BYTES).splitlines()]
+            return [json.loads(line) for line in opened.read(_MAX_BYTES).splitlines()]
     except (OSError, ValueError) as error:
-        log.warning("the trials' results cannot be read: %s", error)
+        log.warning("the profiling runs' results cannot be read: %s", error)
         return []

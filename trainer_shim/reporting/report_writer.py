@@ -15,35 +15,36 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-INTERVAL = 1.0  # seconds between `steps` lines
+REPORT_SECONDS = 1.0  # seconds between `steps` lines
 
 # Seconds to wait for the file system: for a line that others follow, and for one that a process ends with.
 _WRITE_SECONDS = 0.1
-_LAST_SECONDS = 5.0
-_LAST = {"stop", "end"}
-_MOST_BUFFERED = 1 << 20  # bytes that wait for a file system that takes none; older lines are worth less than memory
+_FINAL_WRITE_SECONDS = 5.0
+_FINAL_KINDS = {"stop", "end"}
+# Bytes that wait for a file system that accepts none; later lines are dropped, because memory is worth more.
+_MAX_BUFFERED_BYTES = 1 << 20
 
 log = logging.getLogger("trainer_shim")
 
 
-class Reporter:
-    """Appends lines to one incarnation's file; does nothing where `directory` is None.
+class ReportWriter:
+    """Appends lines to one generation's file; does nothing where `directory` is None.
 
     A thread writes them. A line is in the file when `emit` returns, so that it survives whatever comes next, unless the
     file system takes its time: then training goes on without waiting.
     """
 
-    def __init__(self, directory: Path | None, incarnation: int) -> None:
+    def __init__(self, directory: Path | None, generation: int) -> None:
         self._directory = directory
-        self._name = f"incarnation-{incarnation}.jsonl"
+        self._name = f"incarnation-{generation}.jsonl"
         self._file: int | None = None
         self._warned = False
         self._thread: threading.Thread | None = None
         self._turn = threading.Condition()
-        self._waiting = b""
+        self._pending = b""
         self._lines = 0  # emitted
-        self._tried = 0  # of them, those that the thread has tried to write
-        self._hangs = False
+        self._attempted = 0  # of them, those that the thread has tried to write
+        self._stalled = False
 
     def emit(self, kind: str, **values: Any) -> None:
         """Write one line of this kind; a number that JSON does not know (a loss of NaN) becomes null."""
@@ -52,8 +53,8 @@ class Reporter:
         plain = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
         line = json.dumps({"v": VERSION, "t": time.time(), "kind": kind, **plain}).encode() + b"\n"
         with self._turn:
-            if len(self._waiting) < _MOST_BUFFERED:
-                self._waiting += line
+            if len(self._pending) < _MAX_BUFFERED_BYTES:
+                self._pending += line
             self._lines += 1
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -61,26 +62,26 @@ class Reporter:
                 )
                 self._thread.start()
             self._turn.notify_all()
-            patience = _LAST_SECONDS if kind in _LAST else 0 if self._hangs else _WRITE_SECONDS
-            self._hangs = not self._turn.wait_for(lambda: self._tried == self._lines, patience)
+            patience = _FINAL_WRITE_SECONDS if kind in _FINAL_KINDS else 0 if self._stalled else _WRITE_SECONDS
+            self._stalled = not self._turn.wait_for(lambda: self._attempted == self._lines, patience)
 
     def _work(self, directory: Path) -> None:
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self._tried < self._lines)
-                lines, text, self._waiting = self._lines, self._waiting, b""
-            left = self._written(directory, text)
+                self._turn.wait_for(lambda: self._attempted < self._lines)
+                lines, text, self._pending = self._lines, self._pending, b""
+            left = self._write_some(directory, text)
             with self._turn:
                 # What a full disk leaves of a line is continued by the next write, so a line is never broken for good.
-                self._waiting = left + self._waiting
-                self._tried = lines
+                self._pending = left + self._pending
+                self._attempted = lines
                 self._turn.notify_all()
 
-    def _written(self, directory: Path, text: bytes) -> bytes:
+    def _write_some(self, directory: Path, text: bytes) -> bytes:
         """Write as much as can be; the rest."""
         try:
             if self._file is None:
-                _make(directory)
+                _make_directory(directory)
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(directory / self._name, flags, 0o644)
                 os.fchmod(self._file, 0o644)  # whatever the user's umask: the directory says who may come near
@@ -92,7 +93,7 @@ class Reporter:
             return text
 
 
-def _make(directory: Path) -> None:
+def _make_directory(directory: Path) -> None:
     """Make the directory of a job's reports, for the eyes of its owner and of the daemon.
 
     The parent passes its group, the daemon's, on (it is setgid). Where a file system does not do that, everybody may

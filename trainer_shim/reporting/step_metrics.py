@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from trainer_shim.process_groups.trainer_group import Group
+    from trainer_shim.process_groups.trainer_group import TrainerGroup
 
 
-class Window:
+class StepMetrics:
     """What has been trained since the last `steps` line.
 
     Attributes:
@@ -19,14 +19,14 @@ class Window:
         seconds: that they took, to the end of the device's work where the window ends.
         data_seconds, sync_seconds: of `seconds`, those in which this rank waited for data, and for the other ranks.
         loss: the mean over the window that was closed last, None where the shim does not know it.
-        closed: when that was, on the monotonic clock.
+        summarized_at: when that was, on the monotonic clock.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: TrainerGroup) -> None:
         self._group = group
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=group.device)
         self.loss: float | None = None
-        self.closed = 0.0
+        self.summarized_at = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -45,21 +45,21 @@ class Window:
         self.steps += 1
         self.samples += samples
 
-    def drain(self) -> None:
+    def synchronize(self) -> None:
         """Let the device end the steps so far, which is part of their time."""
         asked = time.monotonic()
-        self._group.drain()
+        self._group.synchronize()
         self.seconds += time.monotonic() - asked
 
-    def close(self) -> dict[str, Any] | None:
+    def summarize(self) -> dict[str, Any] | None:
         """What there is to report, None without steps; a new window begins. Collective: the loss is everybody's."""
-        self.closed = time.monotonic()
+        self.summarized_at = time.monotonic()
         if not self.steps:
             self._clear()
             return None
         rest = [self._known, self.data_seconds, self.sync_seconds]
         mine = torch.cat((self._loss_sum.reshape(1), self._loss_sum.new_tensor(rest)))
-        loss_sum, known, data_seconds, sync_seconds = self._group.totals(mine)
+        loss_sum, known, data_seconds, sync_seconds = self._group.sum_tensor(mine)
         self.loss = loss_sum / known if known else None
         found = {
             "steps": self.steps,

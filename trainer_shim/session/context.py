@@ -16,50 +16,52 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.checkpointing.checkpoint_saver import Saver
+from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
 from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress
-from trainer_shim.checkpointing.generation import highest
-from trainer_shim.checkpointing.tracked_objects import Stateful, Tracked
-from trainer_shim.data.evaluation import in_step
+from trainer_shim.checkpointing.generation import highest_generation
+from trainer_shim.checkpointing.tracked_objects import Stateful, TrackedObjects
+from trainer_shim.data.evaluation import lockstep_batches
 from trainer_shim.data.loader_factory import make_loader
-from trainer_shim.data.stream import check_outlook, outlook
-from trainer_shim.data.train_loader import MicroBatch, TrainLoader, deaf_iterator, deaf_workers
-from trainer_shim.environment.launcher import leave_word
+from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
+from trainer_shim.data.sample_order import MicroBatch
+from trainer_shim.data.stream import check_same_stream, next_batch_votes
+from trainer_shim.data.train_loader import TrainLoader
+from trainer_shim.environment.launcher import write_exit_code
 from trainer_shim.errors import CheckpointError, SupersededError, UsageError
-from trainer_shim.preemption.exit import departure
+from trainer_shim.preemption.exit import process_exit
 from trainer_shim.preemption.lease import LeaseWatch
 from trainer_shim.preemption.stop_requests import (
     CAUSES,
     POLL_INTERVAL,
     agreed_cause,
     exit_code,
-    is_time_to_save,
-    stop_listening,
-    turn_deaf,
+    has_time_to_save,
+    ignore_stop_signals,
+    release_stop_signals,
 )
-from trainer_shim.process_groups.ddp import settle_buffers, unsettle_buffers
+from trainer_shim.process_groups.ddp import resume_buffer_broadcasts, stop_buffer_broadcasts
 from trainer_shim.process_groups.fsdp import fully_shard
-from trainer_shim.process_groups.trainer_group import Ballot, Group
-from trainer_shim.reporting.profiling_run import Trial, measured
-from trainer_shim.reporting.report_writer import INTERVAL, Reporter, process_age
-from trainer_shim.reporting.step_metrics import Window
+from trainer_shim.process_groups.trainer_group import PendingVote, TrainerGroup
+from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
+from trainer_shim.reporting.report_writer import REPORT_SECONDS, ReportWriter, process_age
+from trainer_shim.reporting.step_metrics import StepMetrics
 from trainer_shim.session.usage_checks import (
+    check_gradients_kept,
+    check_same_data,
     handlers,
-    refuse_cleared,
-    refuse_other_data,
-    warn_of_handlers,
-    warn_of_unwrapped,
+    warn_of_replaced_handlers,
+    warn_of_unwrapped_modules,
 )
-from trainer_shim.session.vote_interval import Cadence
+from trainer_shim.session.vote_interval import VoteInterval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
     from trainer_shim.checkpointing.checkpoint_store import Checkpoint, States
-    from trainer_shim.data.prefetch import Ahead
+    from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.environment.job import Job
-    from trainer_shim.preemption.stop_requests import StopFlag
+    from trainer_shim.preemption.stop_requests import StopRequests
 
 LONG_EVALUATION = 5.0  # seconds from which on it is worth a checkpoint, so that a stop need not await its end
 
@@ -69,20 +71,20 @@ log = logging.getLogger("trainer_shim")
 
 
 class Context:
-    """One trainer: a process among `size`, which trains one job from where its last incarnation left it.
+    """One trainer: a process among `size`, which trains one job from where its last generation left it.
 
     Made by `trainer_shim.init`. At step boundaries the ranks agree on whether to stop, so all of them leave the loop
-    after the same step, by SystemExit. Where steps are short, some boundaries have no vote (see `cadence`).
+    after the same step, by SystemExit. Where steps are short, some boundaries have no vote (see `vote_interval`).
     """
 
     def __init__(
         self,
         *,
-        group: Group,
+        group: TrainerGroup,
         job: Job,
         store: CheckpointStore,
-        stop: StopFlag,
-        incarnation: int,
+        stop: StopRequests,
+        generation: int,
         resumed: Checkpoint | None,
         checkpoint_every: float,
     ) -> None:
@@ -90,18 +92,24 @@ class Context:
         self._job = job
         self._store = store
         self._stop = stop
-        self._incarnation = incarnation
+        self._generation = generation
         self._resumed = resumed
         self._checkpoint_every = checkpoint_every
         self._progress = resumed.progress if resumed else Progress()
-        first, is_trial = group.rank == 0, job.trial is not None
-        self._trial = Trial(job.trial, job.trials if first else None) if job.trial is not None else None
-        self._report = Reporter(job.reports if first and not is_trial else None, incarnation)
-        self._saver = Saver(store, incarnation, resumed, self._check_fence, self._report, first=first, idle=is_trial)
+        first, is_profiling_run = group.rank == 0, job.profiling_steps is not None
+        self._profiling_run = (
+            ProfilingRun(job.profiling_steps, job.profiling_file if first else None)
+            if job.profiling_steps is not None
+            else None
+        )
+        self._report = ReportWriter(job.reports if first and not is_profiling_run else None, generation)
+        self._saver = CheckpointSaver(
+            store, generation, resumed, self._check_fence, self._report, is_rank_zero=first, disabled=is_profiling_run
+        )
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
 
         self._tracked: dict[str, Stateful] = {}
-        self._contents: Tracked | None = None  # the same, as a checkpoint sees it
+        self._contents: TrackedObjects | None = None  # the same, as a checkpoint sees it
         self._modules: list[torch.nn.Module] = []  # tracked
         self._wrapped: list[Any] = []  # their parts that exchange gradients
         self._loader: TrainLoader | None = None
@@ -111,19 +119,19 @@ class Context:
         self._handlers = handlers(self._deaf)
 
         self._micro: MicroBatch | None = None
-        self._cadence = Cadence(checkpoint_every)
-        self._ballot: Ballot | None = None  # of the boundary that comes, if it has a vote
+        self._vote_interval = VoteInterval(checkpoint_every)
+        self._ballot: PendingVote | None = None  # of the boundary that comes, if it has a vote
         self._stepped = False  # for the global batch in hand
         self._weighed = False  # whether `backward` was called for it
         self._summed = False  # and this for micro-batches of it before the one in hand
         self._hinted = False
-        self._data: Ahead[Any] | None = None  # where the loop's batches come from
+        self._data: Prefetcher[Any] | None = None  # where the loop's batches come from
         self._data_late = False  # on any rank, when the last boundary was voted on
         self._evaluation = 0.0  # seconds of evaluation since the last boundary
         self._between: float | None = None  # the same between the last two epochs
         self._before_stop: list[Callable[[str], object]] = []
         self._after_stop: list[Callable[[str], object]] = []
-        self._window = Window(group)
+        self._metrics = StepMetrics(group)
         self._mark = self._polled = 0.0
         atexit.register(self._leave)
 
@@ -143,9 +151,9 @@ class Context:
         return self._group.device
 
     @property
-    def incarnation(self) -> int:
+    def generation(self) -> int:
         """How many trainers, this one included, have started on the checkpoint directory."""
-        return self._incarnation
+        return self._generation
 
     @property
     def step_count(self) -> int:
@@ -153,9 +161,9 @@ class Context:
         return self._progress.step
 
     @property
-    def is_trial(self) -> bool:
+    def is_profiling_run(self) -> bool:
         """Whether this is a trial: some steps to measure their speed, from the beginning, of which nothing is kept."""
-        return self._trial is not None
+        return self._profiling_run is not None
 
     @property
     def boundary(self) -> bool:
@@ -166,7 +174,7 @@ class Context:
         """Move `module` to this rank's device and wrap it in DDP, whose further options pass through."""
         on_gpu = self.device.type == "cuda"
         devices = [self.device] if on_gpu else None
-        with self._group.watchdog.over("ctx.wrap"):
+        with self._group.watchdog.armed("ctx.wrap"):
             return DistributedDataParallel(module.to(self.device), device_ids=devices, **options)
 
     def shard(self, module: torch.nn.Module, **options: Any) -> torch.nn.Module:
@@ -174,7 +182,7 @@ class Context:
 
         As with `fully_shard` itself, the blocks of a model come before the whole, and the optimizer after it.
         """
-        with self._group.watchdog.over("ctx.shard"):
+        with self._group.watchdog.armed("ctx.shard"):
             return fully_shard(module, self.device.type, self.size, options)
 
     def loader(
@@ -209,9 +217,9 @@ class Context:
                 "sets as one that returns samples of both"
             )
         plan = plan_batch(global_batch, self.size, max_per_gpu)
-        options["worker_init_fn"] = deaf_workers(self._deaf, options.get("worker_init_fn"))
+        options["worker_init_fn"] = workers_ignoring_signals(self._deaf, options.get("worker_init_fn"))
         loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
-        refuse_other_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
+        check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
         if self._resumed and self._resumed.order != loader.order._asdict():
             raise CheckpointError(
                 f"{self._resumed.data}: made with {self._resumed.order}, and this script has {loader.order._asdict()}; "
@@ -230,14 +238,14 @@ class Context:
         if self._tracked:
             raise UsageError("ctx.track() names everything in one call")
         with self._group.watchdog.busy():
-            contents = Tracked(objects, first=self.rank == 0)
+            contents = TrackedObjects(objects, is_rank_zero=self.rank == 0)
             self._modules = contents.modules
-            self._wrapped = contents.synchronised()
-            self._saver.together = contents.sharded
+            self._wrapped = contents.gradient_sync_modules()
+            self._saver.collective = contents.sharded
             if self._resumed is not None:
                 resumed = self._resumed
                 states = self._everywhere(lambda: contents.read(self._store, resumed))
-                self._everywhere(lambda: contents.take(states, resumed))
+                self._everywhere(lambda: contents.restore(states, resumed))
         self._tracked, self._contents = contents.objects, contents
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -250,7 +258,7 @@ class Context:
             CheckpointError: the final checkpoint cannot be written.
             SystemExit: a stop was agreed.
         """
-        departure.insist()
+        process_exit.repeat()
         if self._ended:
             if total > self._progress.epoch and not self._progress.finished:
                 raise UsageError("ctx.epochs(...) is for the whole training: its end is saved, and nothing after it")
@@ -258,11 +266,11 @@ class Context:
         self._begin(total)
         while self._progress.epoch < total and not self._progress.finished:
             self._ballot = None  # an older one, where the script has left its loop right after a step
-            self._cadence.hasten()
+            self._vote_interval.force_vote()
             self._close_step()
             self._iterable = True
             yield self._progress.epoch
-            departure.insist()  # where the script caught our exit
+            process_exit.repeat()  # where the script caught our exit
             self._iterable = False
             self._progress = self._progress._replace(epoch=self._progress.epoch + 1, cursor=0)
             self._between, self._evaluation = self._evaluation, 0.0
@@ -279,13 +287,15 @@ class Context:
         Raises:
             SystemExit: a stop was agreed.
         """
-        departure.insist()
+        process_exit.repeat()
         if self._ended:
             yield from batches
             return
         with self._evaluating():
-            source = deaf_iterator(batches, self._deaf)
-            yield from in_step(source, lambda *flags: self._look_away(*flags, 0), lambda: self._vote(0, 0, 0, 0, 1))
+            source = prefetch_ignoring_signals(batches, self._deaf)
+            yield from lockstep_batches(
+                source, lambda *flags: self._look_away(*flags, 0), lambda: self._vote(0, 0, 0, 0, 1)
+            )
 
     def poll(self) -> None:
         """Stop if that was asked: for long work outside the loops. Called by all ranks alike.
@@ -295,7 +305,7 @@ class Context:
         Raises:
             SystemExit: a stop was agreed.
         """
-        departure.insist()
+        process_exit.repeat()
         if not self._ended:
             self._look_away()
 
@@ -320,12 +330,12 @@ class Context:
                 is to be added to.
         """
         micro = self._in_hand()
-        if self._summed and not self._saver.together:  # FSDP keeps sums elsewhere until they are exchanged
-            refuse_cleared(self._modules)
+        if self._summed and not self._saver.collective:  # FSDP keeps sums elsewhere until they are exchanged
+            check_gradients_kept(self._modules)
         self._weighed = True
         if micro.last:
             self._call_vote()  # here, because the votes are counted while the gradients are computed
-        self._window.add_loss(loss, micro.samples)
+        self._metrics.add_loss(loss, micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
 
@@ -368,8 +378,8 @@ class Context:
             step=self._progress.step + 1,
             samples=self._progress.samples + micro.global_samples,
         )
-        self._cadence.step()
-        self._window.add_step(micro.global_samples)
+        self._vote_interval.count_step()
+        self._metrics.add_step(micro.global_samples)
         return True
 
     def finish(self) -> None:
@@ -399,21 +409,23 @@ class Context:
     def _begin(self, total: int) -> None:
         if self._loader is None or not self._tracked:
             raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
-        warn_of_handlers(self._handlers)
+        warn_of_replaced_handlers(self._handlers)
         if self.rank == 0 and not self._wrapped:
-            warn_of_unwrapped(self._modules)
+            warn_of_unwrapped_modules(self._modules)
         self._begun = True
         self._report.emit(
             "start",
             run=self._job.run,
-            incarnation=self._incarnation,
+            incarnation=self._generation,
             world_size=self.size,
             step=self._progress.step,
             samples=self._progress.samples,
             resumed=self._resumed is not None,
             init_seconds=process_age(),
         )
-        for line in measured(self._job.trials if self.rank == 0 and not self.is_trial else None):
+        for line in read_profiling_results(
+            self._job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
+        ):
             self._report.emit("trial", **line)
         self._report.emit(
             "declare",
@@ -423,16 +435,16 @@ class Context:
         )
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
-        departure.insist()
+        process_exit.repeat()
         if not self._iterable:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
         self._weighed = self._summed = False
         self._mark = time.monotonic()
         asked = self._mark
         self._data_late = True  # as far as anybody knows
-        pairs = loader.pairs(self._progress.epoch, self._progress.cursor, self._await_data)
+        pairs = loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data)
         for micro, batch in pairs:
-            self._window.data_seconds += time.monotonic() - asked
+            self._metrics.data_seconds += time.monotonic() - asked
             self._micro = micro
             self._group.watchdog.arm(f"step {self._progress.step + 1}")
             try:
@@ -449,23 +461,23 @@ class Context:
                         "where `continue` leaves one out, and take out accumulation and prefetching of the script's own"
                     )
                 self._weighed = False
-                self._window.seconds += time.monotonic() - self._mark
+                self._metrics.seconds += time.monotonic() - self._mark
                 self._close_step()
-                self._close_trial(loader)
+                self._close_profiling_step(loader)
                 self._evaluation = 0.0
                 self._mark = time.monotonic()
             asked = time.monotonic()
         self._data = None
-        self._window.drain()
+        self._metrics.synchronize()
         worth_it = self._between is None or self._between >= LONG_EVALUATION
-        if self._group.from_first(lambda: worth_it):
+        if self._group.on_rank_zero(lambda: worth_it):
             with self._group.watchdog.busy():
-                self._saver.begin(self._states, self._progress, loader.order._asdict())
+                self._saver.start(self._states, self._progress, loader.order._asdict())
 
-    def _close_trial(self, loader: TrainLoader) -> None:
+    def _close_profiling_step(self, loader: TrainLoader) -> None:
         """Leave after the last step of a trial; all ranks count alike."""
         plan, done = loader.plan, self._progress
-        if self._trial is not None and self._trial.is_over(
+        if self._profiling_run is not None and self._profiling_run.record_step(
             done.step,
             done.samples,
             self._drained,
@@ -475,8 +487,8 @@ class Context:
             accumulation=plan.accumulation,
         ):
             self._ended = True
-            turn_deaf(self._job.signal)
-            departure.begin(0)
+            ignore_stop_signals(self._job.signal)
+            process_exit.start(0)
 
     @contextlib.contextmanager
     def _gradients_held_back(self) -> Iterator[None]:
@@ -485,29 +497,29 @@ class Context:
                 stack.enter_context(wrapped.no_sync())
             yield
 
-    def _await_data(self, data: Ahead[Any]) -> None:
+    def _await_data(self, data: Prefetcher[Any]) -> None:
         """Wait until every rank has its next batch, or a stop is agreed: this is still the boundary."""
         self._data = data
         is_stream = self._loader is not None and self._loader.is_stream
         self._data_late |= is_stream  # whose end has to be agreed on
         while self._data_late:
             waits = not data.ready(POLL_INTERVAL)
-            ballot = self._vote(int(waits), *(outlook(data) if is_stream and not waits else (0, 0)))
-            cause, hurried, (late, *sums) = _counted(ballot.result())
+            ballot = self._vote(int(waits), *(next_batch_votes(data) if is_stream and not waits else (0, 0)))
+            cause, urgent, (late, *sums) = _counted(ballot.result())
             if cause:
-                self._window.drain()
+                self._metrics.synchronize()
                 self._report_steps()
-                self._stop_now(cause, hurried=hurried)
+                self._stop_now(cause, urgent=urgent)
             self._data_late = late > 0
         if is_stream:
-            check_outlook(sums, self.size)
+            check_same_stream(sums, self.size)
 
     def _in_hand(self) -> MicroBatch:
         if self._micro is None:
             raise UsageError("ctx.backward() and ctx.step() belong in `for ... in loader`")
         return self._micro
 
-    def _vote(self, *flags: int) -> Ballot:
+    def _vote(self, *flags: int) -> PendingVote:
         """Begin to sum over the ranks who has been asked to stop, who to hurry, and `flags`."""
         now = time.monotonic()
         if self.rank == 0 and now - self._polled >= POLL_INTERVAL:
@@ -518,39 +530,41 @@ class Context:
                 if not self._warned:
                     log.warning("the fence cannot be read, training goes on: %s", error)
                 self._warned = True
-            cause = self._lease.cause() if self._lease else None
+            cause = self._lease.stop_cause() if self._lease else None
             if cause:
                 self._stop.request(cause)
-        return self._group.vote([*self._stop.votes(), int(self._stop.hurried), *flags])
+        return self._group.vote([*self._stop.flags(), int(self._stop.urgent), *flags])
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """A block that is no part of the training's time, and whose forward passes need no other rank."""
-        self._group.drain()
+        self._group.synchronize()
         started = time.monotonic()
-        with self._group.watchdog.over("the start of an evaluation"):
-            settled = settle_buffers(self._wrapped)
+        with self._group.watchdog.armed("the start of an evaluation"):
+            settled = stop_buffer_broadcasts(self._wrapped)
         try:
             yield
-            self._group.drain()
+            self._group.synchronize()
         finally:
-            unsettle_buffers(settled)
+            resume_buffer_broadcasts(settled)
             seconds = time.monotonic() - started
             self._evaluation += seconds
             self._mark += seconds
 
     def _call_vote(self) -> None:
         """Begin to agree with the other ranks on what to do at this boundary, if it is one with a vote."""
-        if self._ballot is not None or not self._cadence.due:
+        if self._ballot is not None or not self._vote_interval.due:
             return
         now = time.monotonic()
         first = self.rank == 0
-        report_due = first and now - self._window.closed >= INTERVAL
+        report_due = first and now - self._metrics.summarized_at >= REPORT_SECONDS
         save_due = first and self._saver.due(self._checkpoint_every)
         data_late = self._data is not None and not self._data.ready(0)
-        data_short = not self._has_data(self._cadence.interval)
-        wish = self._cadence.begin(now)
-        self._ballot = self._vote(int(report_due), int(save_due), int(data_late), int(data_short), wish if first else 0)
+        data_short = not self._has_data(self._vote_interval.steps)
+        proposal = self._vote_interval.start_vote(now)
+        self._ballot = self._vote(
+            int(report_due), int(save_due), int(data_late), int(data_short), proposal if first else 0
+        )
 
     def _has_data(self, steps: int) -> bool:
         """Whether this rank need not wait for data in so many steps: in them nobody would hear of a stop meanwhile."""
@@ -562,57 +576,57 @@ class Context:
         """Do what was agreed on for this boundary, if it is one with a vote."""
         self._call_vote()  # unless it was called in time: an evaluation has come in between
         self._stepped = False
-        self._group.watchdog.started = self._window.steps > 0 or self._group.watchdog.started
+        self._group.watchdog.first_step_done = self._metrics.steps > 0 or self._group.watchdog.first_step_done
         if self._ballot is None:
-            self._cadence.skip()
+            self._vote_interval.skip_boundary()
             return
         asked = time.monotonic()
-        cause, hurried, (report_due, save_due, data_late, data_short, wish) = _counted(self._ballot.result())
+        cause, urgent, (report_due, save_due, data_late, data_short, proposal) = _counted(self._ballot.result())
         waited = time.monotonic() - asked
-        self._window.sync_seconds += waited
-        self._window.seconds += waited
+        self._metrics.sync_seconds += waited
+        self._metrics.seconds += waited
         self._ballot = None
-        self._cadence.agree(wish, ready=not data_short)
+        self._vote_interval.finish_vote(proposal, ready=not data_short)
         self._data_late = data_late > 0
         if report_due or save_due or cause:
-            self._window.drain()
+            self._metrics.synchronize()
         if report_due or cause:
             self._report_steps()
         if cause:
-            self._stop_now(cause, hurried=hurried)
+            self._stop_now(cause, urgent=urgent)
         if self._loader is not None:
             self._saver.settle(wait=False)
             if save_due:
-                self._saver.begin(self._states, self._progress, self._loader.order._asdict())
+                self._saver.start(self._states, self._progress, self._loader.order._asdict())
 
     def _look_away(self, *flags: int) -> list[int]:
         """Stop between two boundaries, if that was asked and is right; else return the sums of `flags`.
 
         The script may have changed what is tracked since the last boundary, so nothing can be saved here.
         """
-        self._cadence.hasten()
+        self._vote_interval.force_vote()
         first = self.rank == 0
         safe = first and self._saver.covers(self._progress)
-        late = first and self._seconds_left() < (self._saver.slowest or 0)
-        cause, hurried, (is_safe, is_late, *sums) = _counted(self._vote(int(safe), int(late), *flags).result())
+        late = first and self._seconds_left() < (self._saver.slowest_seconds or 0)
+        cause, urgent, (is_safe, is_late, *sums) = _counted(self._vote(int(safe), int(late), *flags).result())
         someone_left = len(sums) == 3 and sums[2]  # noqa: PLR2004  who is not there to hear the outcome
-        if cause and not someone_left and (is_safe or is_late or hurried or cause == "superseded"):
+        if cause and not someone_left and (is_safe or is_late or urgent or cause == "superseded"):
             self._report_steps()
             self._stop_now(cause, may_save=False)
         return sums
 
     def _seconds_left(self) -> float:
         """Until the deadline of the stop request, as far as rank 0 knows of one."""
-        return self._lease.seconds_left(self._stop.signalled) if self._lease else math.inf
+        return self._lease.seconds_to_deadline(self._stop.first_signal) if self._lease else math.inf
 
     def _drained(self) -> float:
         """The time, when the device has done what it was given."""
-        self._group.drain()
+        self._group.synchronize()
         return time.monotonic()
 
     def _report_steps(self) -> None:
         """Write the `steps` line; collective, because the loss is everybody's."""
-        line = self._window.close()
+        line = self._metrics.summarize()
         if line is None:
             return
         assert self._loader is not None  # noqa: S101  there was a step
@@ -629,14 +643,14 @@ class Context:
         )
 
     def _watch_fence(self) -> None:
-        if highest(self._store.directory / "incarnations") > self._incarnation:
+        if highest_generation(self._store.directory / "incarnations") > self._generation:
             self._stop.request("superseded")
 
     def _check_fence(self) -> None:
-        """Raise SupersededError when this is not the newest incarnation any more."""
+        """Raise SupersededError when this is not the newest generation any more."""
         self._watch_fence()
         if self._stop.superseded:
-            raise SupersededError("a newer incarnation has started on this checkpoint directory")
+            raise SupersededError("a newer generation has started on this checkpoint directory")
 
     def _everywhere(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank; a CheckpointError of one is an error of all."""
@@ -657,7 +671,7 @@ class Context:
 
     def _together(self, action: Callable[[], T]) -> T:
         """Save on rank 0, or where states are sharded on all ranks; the same outcome on all of them."""
-        return action() if self._saver.together else self._group.from_first(action)
+        return action() if self._saver.collective else self._group.on_rank_zero(action)
 
     def _save(self, cause: str) -> None:
         if self._loader is not None:
@@ -674,15 +688,15 @@ class Context:
             return False
         return True
 
-    def _stop_now(self, cause: str, *, hurried: bool = False, may_save: bool = True) -> NoReturn:
+    def _stop_now(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
         noticed = self._group.earliest(self._stop.noticed)
         with self._group.watchdog.busy():
             self._saver.settle()
 
         def decide() -> bool:
-            return may_save and cause != "superseded" and self._worth_saving(hurried)
+            return may_save and cause != "superseded" and self._worth_saving(urgent)
 
-        saves = self._group.from_first(decide)
+        saves = self._group.on_rank_zero(decide)
         if saves:
             for callback in self._before_stop:
                 _call(callback, cause)
@@ -690,10 +704,10 @@ class Context:
         saved = saves and self._together(self._save_for_stop)
 
         def outcome() -> tuple[str, bool]:
-            covered = saved or (not saves and cause != "superseded" and self._progress == self._saver.saved)
+            covered = saved or (not saves and cause != "superseded" and self._progress == self._saver.saved_progress)
             return ("superseded" if self._stop.superseded else cause), covered
 
-        cause, saved = self._group.from_first(outcome)
+        cause, saved = self._group.on_rank_zero(outcome)
         for callback in self._after_stop:
             _call(callback, cause)
         step = self._progress.step
@@ -702,15 +716,15 @@ class Context:
         if self.rank == 0:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, saved, code)
         self._ended = True
-        turn_deaf(self._job.signal)
+        ignore_stop_signals(self._job.signal)
         # Torchrun would take the code for a failure.
-        departure.begin(0 if leave_word(code, os.environ) else code)
+        process_exit.start(0 if write_exit_code(code, os.environ) else code)
 
-    def _worth_saving(self, hurried: bool) -> bool:  # noqa: FBT001  as in the vote
+    def _worth_saving(self, urgent: bool) -> bool:  # noqa: FBT001  as in the vote
         """Whether there is something to save, and time for it as far as the earlier checkpoints tell."""
-        if self._progress == self._saver.saved:
+        if self._progress == self._saver.saved_progress:
             return False
-        return is_time_to_save(self._seconds_left(), self._saver.slowest, self._saver.age, hurried=hurried)
+        return has_time_to_save(self._seconds_left(), self._saver.slowest_seconds, self._saver.age, urgent=urgent)
 
     def _end(self) -> None:
         if self._ended:
@@ -718,7 +732,7 @@ class Context:
         if self._ballot is not None:  # the script left its loop right after a step
             self._ballot.result()
             self._ballot = None
-        self._window.drain()
+        self._metrics.synchronize()
         self._report_steps()
 
         def save() -> bool:
@@ -732,12 +746,12 @@ class Context:
 
         if not self._together(save):
             self._stop_now("superseded")
-        with self._group.watchdog.over("the end of the training"):
-            settle_buffers(self._wrapped)  # from here on the ranks need not evaluate alike
+        with self._group.watchdog.armed("the end of the training"):
+            stop_buffer_broadcasts(self._wrapped)  # from here on the ranks need not evaluate alike
         self._group.watchdog.close()
-        self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._window.loss)
+        self._report.emit("end", step=self._progress.step, samples=self._progress.samples, loss=self._metrics.loss)
         self._ended = True
-        stop_listening(self._job.signal)
+        release_stop_signals(self._job.signal)
         if self.rank == 0:
             log.info("finished after step %d", self._progress.step)
 
@@ -757,8 +771,8 @@ class Context:
 
 def _counted(sums: list[int]) -> tuple[str | None, bool, list[int]]:
     """What a vote's sums say: the cause to stop if any, whether to hurry, and the sums of the other flags."""
-    causes, (hurried, *flags) = sums[: len(CAUSES)], sums[len(CAUSES) :]
-    return agreed_cause(causes), hurried > 0, flags
+    causes, (urgent, *flags) = sums[: len(CAUSES)], sums[len(CAUSES) :]
+    return agreed_cause(causes), urgent > 0, flags
 
 
 def _times(epochs: int, each: int | None) -> int | None:

@@ -7,47 +7,47 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainer_shim.environment.job import Job, read_job
-from trainer_shim.environment.launcher import deadly_signal
-from trainer_shim.environment.log_output import log_somewhere
-from trainer_shim.environment.world import World, find_world, oddity
-from trainer_shim.preemption.stop_requests import StopFlag, listen
+from trainer_shim.environment.launcher import torchrun_signal_warning
+from trainer_shim.environment.log_output import ensure_log_handler
+from trainer_shim.environment.world import World, find_world, launch_warning
+from trainer_shim.preemption.stop_requests import StopRequests, handle_stop_signals
 
 if TYPE_CHECKING:
-    from trainer_shim.process_groups.framework_group import Together
-    from trainer_shim.process_groups.trainer_group import Group
+    from trainer_shim.process_groups.framework_group import FrameworkGroup
+    from trainer_shim.process_groups.trainer_group import TrainerGroup
 
 log = logging.getLogger("trainer_shim")
 
 
-class Arrival(NamedTuple):
+class ProcessStart(NamedTuple):
     """A trainer that has just started."""
 
     job: Job
-    stop: StopFlag
+    stop: StopRequests
     world: World
 
 
-def arrive() -> Arrival:
+def start_process() -> ProcessStart:
     """Listen, and look at the environment.
 
     Raises:
         VariableError: the environment describes half a world.
         UsageError: called outside the main thread.
     """
-    log_somewhere()
+    ensure_log_handler()
     job = read_job(os.environ)
-    stop = StopFlag()
-    listen(stop, job.signal)
+    stop = StopRequests()
+    handle_stop_signals(stop, job.signal)
     world = find_world(os.environ)
     if world.rank == 0:
-        for words in (oddity(os.environ, world), deadly_signal(os.environ, job.signal, os.getppid())):
+        for words in (launch_warning(os.environ, world), torchrun_signal_warning(os.environ, job.signal, os.getppid())):
             if words:
                 log.warning("%s", words)
-    return Arrival(job, stop, world)
+    return ProcessStart(job, stop, world)
 
 
-def introduce(group: Group | Together, job: Job, incarnation: int, beginning: str) -> None:
+def log_start(group: TrainerGroup | FrameworkGroup, job: Job, generation: int, beginning: str) -> None:
     """Say in the log who starts, and from where; rank 0 does."""
     if group.rank == 0:
         run = job.run or "unknown"
-        log.info("incarnation %d, run %s, world size %d, %s", incarnation, run, group.size, beginning)
+        log.info("generation %d, run %s, world size %d, %s", generation, run, group.size, beginning)

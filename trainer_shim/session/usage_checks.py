@@ -14,14 +14,14 @@ from trainer_shim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from trainer_shim.process_groups.trainer_group import Group
+    from trainer_shim.process_groups.trainer_group import TrainerGroup
 
 log = logging.getLogger("trainer_shim")
 
 Handlers = dict[int, "Callable[..., Any] | int | None"]
 
 
-def refuse_second_group() -> None:
+def check_no_process_group() -> None:
     """Raise UsageError where the script has made a process group of its own."""
     if dist.is_available() and dist.is_initialized():
         raise UsageError("leave torch.distributed.init_process_group(...) out: trainer_shim.init(...) does it")
@@ -32,7 +32,7 @@ def handlers(numbers: Iterable[int]) -> Handlers:
     return {number: signal.getsignal(number) for number in numbers}
 
 
-def warn_of_handlers(ours: Handlers) -> None:
+def warn_of_replaced_handlers(ours: Handlers) -> None:
     """Warn where the script has replaced one of our handlers: then stops go unheard."""
     for number in (number for number, handler in ours.items() if signal.getsignal(number) is not handler):
         log.warning(
@@ -41,7 +41,7 @@ def warn_of_handlers(ours: Handlers) -> None:
         )
 
 
-def warn_of_unwrapped(modules: Iterable[torch.nn.Module]) -> None:
+def warn_of_unwrapped_modules(modules: Iterable[torch.nn.Module]) -> None:
     """Warn of models that would be trained by each rank for itself: none of them exchanges gradients."""
     if any(parameter.requires_grad for module in modules for parameter in module.parameters()):
         log.warning(
@@ -50,9 +50,9 @@ def warn_of_unwrapped(modules: Iterable[torch.nn.Module]) -> None:
         )
 
 
-def refuse_other_data(order: Mapping[str, Any], group: Group) -> None:
+def check_same_data(order: Mapping[str, Any], group: TrainerGroup) -> None:
     """Raise UsageError, on all ranks, where their data are not of one order; collective."""
-    first = group.from_first(lambda: dict(order))
+    first = group.on_rank_zero(lambda: dict(order))
     if not any(group.vote([int(first != order)]).result()):
         return
     here = f"{order} here, and {first} on rank 0" if first != order else "another rank says which"
@@ -61,7 +61,7 @@ def refuse_other_data(order: Mapping[str, Any], group: Group) -> None:
     )
 
 
-def refuse_cleared(modules: Iterable[torch.nn.Module]) -> None:
+def check_gradients_kept(modules: Iterable[torch.nn.Module]) -> None:
     """Raise UsageError where no gradient is left of earlier micro-batches."""
     seen = False
     for parameter in (parameter for module in modules for parameter in module.parameters()):

@@ -92,7 +92,7 @@ def main():
     loader = ctx.loader(Numbers(args.samples), global_batch=args.global_batch, seed=1, max_per_gpu=args.max_per_gpu)
     ctx.track(model=net, optimizer=optimizer, schedule=schedule, average=average, idle=idle)
     assert not idle.state
-    log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     trained = []
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:

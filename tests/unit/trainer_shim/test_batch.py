@@ -19,18 +19,18 @@ def test_splits_tell_the_truth(batch, limit):
     for split in splits(batch, limit, range(12)):
         assert (split.plan is None) == (not 1 <= split.world_size <= batch)
         if split.plan is None:
-            assert "cannot be split" in split.words
-            assert not split.even
+            assert "cannot be split" in split.description
+            assert not split.is_even
             continue
         pieces = [split.plan.micro_batches(rank, batch) for rank in range(split.world_size)]
         sizes = {len(piece) for each in pieces for piece in each}
-        assert split.even == (len(sizes) == 1 and len({len(each) for each in pieces}) == 1)
-        assert split.even == split.words.startswith("even")
+        assert split.is_even == (len(sizes) == 1 and len({len(each) for each in pieces}) == 1)
+        assert split.is_even == split.description.startswith("even")
 
 
 def test_words():
     """The words say who gets what."""
-    words = {split.world_size: split.words for split in trainer_shim.splits(10, 3, range(1, 12))}
+    words = {split.world_size: split.description for split in trainer_shim.splits(10, 3, range(1, 12))}
     assert words[1] == "uneven: 2 x 3 + 2 x 2 on every rank"
     assert words[2] == "uneven: 3 + 2 on every rank"
     assert words[3] == "uneven: 2 x 2 on some ranks, 2 + 1 on others"

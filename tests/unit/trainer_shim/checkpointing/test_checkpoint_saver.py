@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from trainer_shim.checkpointing.checkpoint_saver import Saver
+from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
 from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress, States
-from trainer_shim.checkpointing.cpu_copy import snapshot
+from trainer_shim.checkpointing.cpu_copy import cpu_copy
 from trainer_shim.errors import SupersededError
-from trainer_shim.preemption.stop_requests import RECENT
-from trainer_shim.reporting.report_writer import Reporter
+from trainer_shim.preemption.stop_requests import SAVE_HISTORY
+from trainer_shim.reporting.report_writer import ReportWriter
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
 
@@ -50,7 +50,7 @@ def written(state):
 def test_a_snapshot_is_written_alike():
     """torch.save makes of the snapshot what it makes of the state, module metadata and shared memory included."""
     state = a_state()
-    copied = snapshot(state)
+    copied = cpu_copy(state)
     assert len(written(copied)) == len(written(state))
     loaded = torch.load(io.BytesIO(written(copied)), weights_only=False)
     original = torch.load(io.BytesIO(written(state)), weights_only=False)
@@ -65,7 +65,7 @@ def test_a_snapshot_is_apart():
     """What happens to the state later does not reach its snapshot."""
     things = Things([1])
     state = {"w": torch.zeros(3), "groups": [{"lr": 0.1}], "things": things}
-    copied = snapshot(state)
+    copied = cpu_copy(state)
     state["w"].add_(1)
     state["groups"][0]["lr"] = 0.2
     things.values.append(2)
@@ -85,7 +85,7 @@ def gate():
 @pytest.fixture
 def make(tmp_path):
     def make_saver(check=lambda: None):
-        return Saver(CheckpointStore(tmp_path), 1, None, check, Reporter(tmp_path / "reports", 1))
+        return CheckpointSaver(CheckpointStore(tmp_path), 1, None, check, ReportWriter(tmp_path / "reports", 1))
 
     return make_saver
 
@@ -93,15 +93,15 @@ def make(tmp_path):
 def test_training_goes_on(make, gate, tmp_path):
     """While bytes are written the state may change; the checkpoint has what it was, and is noted when it is there."""
     saver, weights = make(gate.wait), torch.zeros(3)
-    saver.begin(lambda: States({"w": weights}), Progress(step=1), ORDER)
+    saver.start(lambda: States({"w": weights}), Progress(step=1), ORDER)
     weights.add_(1)
     saver.settle(wait=False)
-    assert saver.saved == Progress()
+    assert saver.saved_progress == Progress()
     assert saver.covers(Progress(step=1))
     assert not saver.due(0)
     gate.set()
     saver.settle()
-    assert saver.saved == Progress(step=1)
+    assert saver.saved_progress == Progress(step=1)
     assert saver.due(0)
     store = CheckpointStore(tmp_path)
     assert store.load(store.latest())["w"].tolist() == [0, 0, 0]
@@ -110,7 +110,7 @@ def test_training_goes_on(make, gate, tmp_path):
 def test_a_save_awaits_the_one_before(make, gate, tmp_path):
     """A save that is under way is finished first, and one that says the same is not written again."""
     saver = make(gate.wait)
-    saver.begin(lambda: States({"w": 1}), Progress(step=1), ORDER)
+    saver.start(lambda: States({"w": 1}), Progress(step=1), ORDER)
     gate.set()
     saver.save(lambda: States({"w": 2}), Progress(step=1), ORDER, "stop")
     store = CheckpointStore(tmp_path)
@@ -129,11 +129,11 @@ def test_a_slow_save_is_forgotten(make, monkeypatch):
 
     monkeypatch.setattr("time.monotonic", lambda: now)
     saver = make(check)
-    assert saver.slowest is None
+    assert saver.slowest_seconds is None
     found = []
-    for step in range(1, RECENT + 2):
+    for step in range(1, SAVE_HISTORY + 2):
         saver.save(lambda: States({"w": 1}), Progress(step=step), ORDER, "stop")
-        found.append(saver.slowest)
+        found.append(saver.slowest_seconds)
         seconds = 1.0
     assert set(found[:-1]) == {found[0]}
     assert found[-1] == found[0] / 50
@@ -148,13 +148,13 @@ def test_a_failure_is_an_error_in_the_log(make, caplog):
             raise error
 
     saver = make(check)
-    saver.begin(lambda: States({"w": 1}), Progress(step=1), ORDER)
+    saver.start(lambda: States({"w": 1}), Progress(step=1), ORDER)
     saver.settle()
     assert "no checkpoint at step 1, the last one stays: [Errno 28]" in caplog.text
-    assert saver.saved == Progress()
-    saver.begin(lambda: States({"w": 1}), Progress(step=2), ORDER)
+    assert saver.saved_progress == Progress()
+    saver.start(lambda: States({"w": 1}), Progress(step=2), ORDER)
     saver.settle()
-    assert saver.saved == Progress(step=2)
+    assert saver.saved_progress == Progress(step=2)
 
 
 def test_superseded_in_the_background(make, tmp_path):
@@ -164,15 +164,15 @@ def test_superseded_in_the_background(make, tmp_path):
         raise SupersededError("newer")
 
     saver = make(check)
-    saver.begin(lambda: States({"w": 1}), Progress(step=1), ORDER)
+    saver.start(lambda: States({"w": 1}), Progress(step=1), ORDER)
     saver.settle()
-    assert saver.saved == Progress()
+    assert saver.saved_progress == Progress()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_saved(make):
     """A state that cannot be written is the script's mistake, and is raised."""
     saver = make()
-    saver.begin(lambda: States({"f": (lambda: 1)}), Progress(step=1), ORDER)
+    saver.start(lambda: States({"f": (lambda: 1)}), Progress(step=1), ORDER)
     with pytest.raises(Exception, match="pickle"):
         saver.settle()

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer_shim.checkpointing import atomic_files as durable
+from trainer_shim.checkpointing import atomic_files
 from trainer_shim.checkpointing import checkpoint_store as checkpoint
 from trainer_shim.checkpointing.checkpoint_store import FORMAT, CheckpointStore, Progress, States
-from trainer_shim.checkpointing.directory_owner import belong
-from trainer_shim.checkpointing.generation import claim, highest
+from trainer_shim.checkpointing.directory_owner import claim_directory
+from trainer_shim.checkpointing.generation import claim_generation, highest_generation
 from trainer_shim.environment.job import read_job
 from trainer_shim.errors import CheckpointError, SupersededError
-from trainer_shim.reporting.report_writer import Reporter, process_age
+from trainer_shim.reporting.report_writer import ReportWriter, process_age
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
 
@@ -37,10 +37,8 @@ def room():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def save(store, step, incarnation=1, check=lambda: None):
-    return store.save(
-        States({"model": {"w": torch.full((100,), step)}}), incarnation, Progress(step=step), ORDER, check
-    )
+def save(store, step, generation=1, check=lambda: None):
+    return store.save(States({"model": {"w": torch.full((100,), step)}}), generation, Progress(step=step), ORDER, check)
 
 
 def fails():
@@ -68,15 +66,15 @@ def test_empty(store):
 
 
 def test_the_newest_two_stay(store):
-    """The newest two are kept, by incarnation first and then by step; nothing else is left behind."""
-    for incarnation, step in [(1, 9), (1, 10), (2, 5), (2, 20)]:
-        save(store, step, incarnation)
+    """The newest two are retained, by generation first and then by step; nothing else is left behind."""
+    for generation, step in [(1, 9), (1, 10), (2, 5), (2, 20)]:
+        save(store, step, generation)
     stems = {"incarnation-2-step-5", "incarnation-2-step-20"}
     assert set(names(store)) == {f"{stem}.{end}" for stem in stems for end in ("pt", "json")}
     assert store.latest().progress.step == 20
     save(store, 1, 10)
-    assert store.latest().incarnation == 10
-    assert store.newest_incarnation() == 10
+    assert store.latest().generation == 10
+    assert store.newest_generation() == 10
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "manifest"])
@@ -247,15 +245,23 @@ def test_other_files_are_left_alone(store):
 def test_claims(tmp_path):
     """Each claim is one higher than all before, and than what checkpoints show."""
     claims = tmp_path / "deep" / "incarnations"
-    assert highest(claims) == 0
-    assert [claim(claims, 0), claim(claims, 0), claim(claims, 7), claim(claims, 0)] == [1, 2, 8, 9]
-    assert highest(claims) == 9
+    assert highest_generation(claims) == 0
+    assert [
+        claim_generation(claims, 0),
+        claim_generation(claims, 0),
+        claim_generation(claims, 7),
+        claim_generation(claims, 0),
+    ] == [1, 2, 8, 9]
+    assert highest_generation(claims) == 9
 
 
 def test_claims_are_exclusive(tmp_path):
-    """Trainers that start at the same time get different incarnations."""
+    """Trainers that start at the same time get different generations."""
     found = []
-    threads = [threading.Thread(target=lambda: found.extend(claim(tmp_path, 0) for _ in range(20))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.extend(claim_generation(tmp_path, 0) for _ in range(20)))
+        for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -265,10 +271,10 @@ def test_claims_are_exclusive(tmp_path):
 
 def test_a_claim_that_fails_claims_nothing(tmp_path, room):
     """On a full disk nobody is superseded by a trainer that does not come to train."""
-    claim(tmp_path, 0)
+    claim_generation(tmp_path, 0)
     room(5)
     with pytest.raises(OSError, match="File too large"):
-        claim(tmp_path, 0)
+        claim_generation(tmp_path, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
@@ -280,9 +286,9 @@ def test_claims_without_hard_links(tmp_path, monkeypatch, no_links):
         raise OSError(no_links, "no links")
 
     monkeypatch.setattr("os.link", refuse)
-    assert [claim(tmp_path, 0), claim(tmp_path, 0)] == [1, 2]
+    assert [claim_generation(tmp_path, 0), claim_generation(tmp_path, 0)] == [1, 2]
     with pytest.raises(FileExistsError):
-        durable.create(tmp_path / "2", "again")
+        atomic_files.create_exclusively(tmp_path / "2", "again")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
     assert "claimed" in json.loads((tmp_path / "2").read_text())
 
@@ -290,7 +296,7 @@ def test_claims_without_hard_links(tmp_path, monkeypatch, no_links):
 def test_reports(tmp_path):
     """Lines are whole, appended, and know no NaN."""
     for step in (1, 2):
-        Reporter(tmp_path / "uid", 3).emit("steps", step=step, loss=float("nan"))
+        ReportWriter(tmp_path / "uid", 3).emit("steps", step=step, loss=float("nan"))
     lines = (tmp_path / "uid" / "incarnation-3.jsonl").read_text().splitlines(keepends=True)
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
     assert [json.loads(line)["loss"] for line in lines] == [None, None]
@@ -300,7 +306,7 @@ def test_reports(tmp_path):
 def test_reports_that_cannot_be_written(tmp_path, caplog):
     """A report that cannot be written is one warning, and is written when it can be."""
     place = tmp_path / "missing" / "uid"
-    report = Reporter(place, 1)
+    report = ReportWriter(place, 1)
     report.emit("start")
     report.emit("end")
     assert len(caplog.records) == 1
@@ -314,7 +320,7 @@ def test_reports_follow_no_link(tmp_path):
     target = tmp_path / "target"
     target.write_text("")
     (tmp_path / "incarnation-1.jsonl").symlink_to(target)
-    Reporter(tmp_path, 1).emit("start")
+    ReportWriter(tmp_path, 1).emit("start")
     assert target.read_text() == ""
 
 
@@ -329,15 +335,15 @@ FIRST, SECOND = "a" * 16, "b" * 16
 def test_a_directory_has_one_owner(tmp_path):
     """The first job with an identity owns a directory; a trainer without one leaves no note, and heeds none."""
     directory = tmp_path / "deep" / "checkpoints"
-    belong(directory, read_job({}))
+    claim_directory(directory, read_job({}))
     assert not directory.exists()
     for _ in range(2):
-        belong(directory, read_job({"METASCHED_UID": FIRST}))
+        claim_directory(directory, read_job({"METASCHED_UID": FIRST}))
     with pytest.raises(CheckpointError, match=f"belongs to job {FIRST}.*, and this is job {SECOND}: .* remove .*/job"):
-        belong(directory, read_job({"METASCHED_UID": SECOND}))
-    belong(directory, read_job({}))
+        claim_directory(directory, read_job({"METASCHED_UID": SECOND}))
+    claim_directory(directory, read_job({}))
     (directory / "job").unlink()
-    belong(directory, read_job({"METASCHED_UID": SECOND}))
+    claim_directory(directory, read_job({"METASCHED_UID": SECOND}))
     assert [path.name for path in directory.iterdir()] == ["job"]
 
 
@@ -349,26 +355,26 @@ def test_a_job_that_has_ended_leaves_its_directory(tmp_path):
         read_job({"METASCHED_UID": uid, "METASCHED_LEASE": str(tmp_path / "mailbox" / uid / "lease.json")})
         for uid in (FIRST, SECOND)
     ]
-    belong(tmp_path, jobs[0])
+    claim_directory(tmp_path, jobs[0])
     with pytest.raises(CheckpointError, match="has not ended"):
-        belong(tmp_path, jobs[1])
+        claim_directory(tmp_path, jobs[1])
     (tmp_path / "mailbox" / FIRST).rmdir()
     for _ in range(2):
-        belong(tmp_path, jobs[1])
+        claim_directory(tmp_path, jobs[1])
     with pytest.raises(CheckpointError, match=r"has not ended.* remove .*/job\.2"):
-        belong(tmp_path, jobs[0])
+        claim_directory(tmp_path, jobs[0])
     (tmp_path / "job.2").write_text("../somebody")
     with pytest.raises(CheckpointError, match="/somebody"):
-        belong(tmp_path, jobs[1])
+        claim_directory(tmp_path, jobs[1])
 
 
 def test_an_empty_note_is_nobodys(tmp_path):
     """A job that died as it was written shuts nobody out, itself included."""
     (tmp_path / "job").touch()
     for _ in range(2):
-        belong(tmp_path, read_job({"METASCHED_UID": FIRST}))
+        claim_directory(tmp_path, read_job({"METASCHED_UID": FIRST}))
     with pytest.raises(CheckpointError, match=f"belongs to job {FIRST}.* remove .*/job.2"):
-        belong(tmp_path, read_job({"METASCHED_UID": SECOND}))
+        claim_directory(tmp_path, read_job({"METASCHED_UID": SECOND}))
 
 
 @pytest.mark.parametrize(("owned", "reads"), [(False, 1), (True, 1), (True, 2)])
@@ -381,7 +387,7 @@ def test_of_jobs_that_come_at_once_one_becomes_the_owner(tmp_path, monkeypatch, 
         lease.parent.mkdir(parents=True)
         jobs.append(read_job({"METASCHED_UID": uid, "METASCHED_LEASE": str(lease)}))
     if owned:
-        belong(directory, read_job({"METASCHED_UID": "c" * 16}))
+        claim_directory(directory, read_job({"METASCHED_UID": "c" * 16}))
     turns, read_text = iter(range(1, 100)), Path.read_text
 
     def read(path, **options):
@@ -389,23 +395,27 @@ def test_of_jobs_that_come_at_once_one_becomes_the_owner(tmp_path, monkeypatch, 
             return read_text(path, **options)
         finally:
             if next(turns) == reads:
-                belong(directory, jobs[1])
+                claim_directory(directory, jobs[1])
 
     monkeypatch.setattr(Path, "read_text", read)
     with pytest.raises(CheckpointError, match=f"belongs to job {SECOND}"):
-        belong(directory, jobs[0])
+        claim_directory(directory, jobs[0])
 
 
-@pytest.mark.parametrize("sizes", [[10], [70_000, 3, 200_000], [durable._PIECE + 5, 1]])
+@pytest.mark.parametrize("sizes", [[10], [70_000, 3, 200_000], [atomic_files._FLUSH_BYTES + 5, 1]])
 def test_what_is_written_is_summed(tmp_path, sizes):
     """Size and checksum of pieces large and small are those of the file that is read back."""
     path = tmp_path / "file"
-    with durable.written(path) as file:
+    with atomic_files.synced_file(path) as file:
         for number, size in enumerate(sizes):
             file.write(bytes([number]) * size)
         assert file.tell() == sum(sizes)
     content = path.read_bytes()
-    assert file.sum == durable.FileSum(len(content), zlib.crc32(content)) == durable.read_sum(path)
+    assert (
+        file.checksum
+        == atomic_files.FileChecksum(len(content), zlib.crc32(content))
+        == atomic_files.checksum_file(path)
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "remove all"])
@@ -419,9 +429,9 @@ def test_a_damaged_shard(store, damage, caplog):
     shard.write_bytes(b"0123456789")
     manifest = store.directory / "incarnation-1-step-2.json"
     content = json.loads(manifest.read_text())
-    found = durable.read_sum(shard)
+    found = atomic_files.checksum_file(shard)
     content["shards"][shard.name] = {"bytes": found.size, "crc32": found.crc32}
-    content["own_crc32"] = checkpoint._own_sum(content)
+    content["own_crc32"] = checkpoint._manifest_checksum(content)
     manifest.write_text(json.dumps(content))
     assert store.latest().progress.step == 2
     if damage == "truncate":

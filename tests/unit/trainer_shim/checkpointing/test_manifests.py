@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
-from trainer_shim.checkpointing.manifests import Ledger
+from trainer_shim.checkpointing.manifests import FrameworkCheckpoints
 from trainer_shim.errors import CheckpointError, SupersededError
 
 
@@ -15,43 +15,43 @@ def nothing():
 
 
 @pytest.fixture
-def ledger(tmp_path, monkeypatch):
+def checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
-    return Ledger(tmp_path)
+    return FrameworkCheckpoints(tmp_path)
 
 
-def make(ledger, incarnation, step, *, whole=True):
+def make(checkpoints, generation, step, *, whole=True):
     """A checkpoint of two files in a directory."""
-    path = ledger.folder(incarnation) / f"checkpoint-{step}"
+    path = checkpoints.generation_directory(generation) / f"checkpoint-{step}"
     (path / "deep").mkdir(parents=True)
     (path / "model").write_bytes(b"m" * 100)
     (path / "deep" / "state").write_bytes(b"s" * 10)
     if whole:
-        assert ledger.enter(path, incarnation, step, {"global_batch": 8}, nothing) == 110
+        assert checkpoints.publish(path, generation, step, {"global_batch": 8}, nothing) == 110
     return path
 
 
-def test_the_newest_whole_one(ledger):
-    """The highest incarnation comes before the highest step, and what is not entered does not exist."""
-    assert ledger.latest() is None
-    make(ledger, 1, 9)
-    path = make(ledger, 2, 5)
-    make(ledger, 2, 6, whole=False)
-    found = ledger.latest()
-    assert (found.path, found.incarnation, found.step, found.facts) == (path, 2, 5, {"global_batch": 8})
-    assert ledger.newest_incarnation() == 2
+def test_the_newest_whole_one(checkpoints):
+    """The highest generation comes before the highest step, and what is not entered does not exist."""
+    assert checkpoints.latest() is None
+    make(checkpoints, 1, 9)
+    path = make(checkpoints, 2, 5)
+    make(checkpoints, 2, 6, whole=False)
+    found = checkpoints.latest()
+    assert (found.path, found.generation, found.step, found.metadata) == (path, 2, 5, {"global_batch": 8})
+    assert checkpoints.newest_generation() == 2
 
 
-def test_a_checkpoint_may_be_one_file(ledger):
+def test_a_checkpoint_may_be_one_file(checkpoints):
     """A single file is a checkpoint as well."""
-    ledger.folder(1).mkdir()
-    path = ledger.folder(1) / "step-3.ckpt"
+    checkpoints.generation_directory(1).mkdir()
+    path = checkpoints.generation_directory(1) / "step-3.ckpt"
     path.write_bytes(b"all")
-    assert ledger.enter(path, 1, 3, {}, nothing) == 3
-    assert ledger.latest().path == path
+    assert checkpoints.publish(path, 1, 3, {}, nothing) == 3
+    assert checkpoints.latest().path == path
     path.write_bytes(b"al")
     with pytest.raises(CheckpointError):
-        ledger.latest()
+        checkpoints.latest()
 
 
 @pytest.mark.parametrize(
@@ -63,65 +63,67 @@ def test_a_checkpoint_may_be_one_file(ledger):
         (lambda path: path.with_name("step-7.json").write_text("{"), "its manifest cannot be read"),
     ],
 )
-def test_a_damaged_one_is_skipped(ledger, caplog, harm, message):
+def test_a_damaged_one_is_skipped(checkpoints, caplog, harm, message):
     """A checkpoint of which a file is missing, short or changed is passed over with a warning; the older one stays."""
-    older = make(ledger, 1, 5)
-    harm(make(ledger, 1, 7))
+    older = make(checkpoints, 1, 5)
+    harm(make(checkpoints, 1, 7))
     with caplog.at_level(logging.WARNING, "trainer_shim"):
-        assert ledger.latest().path == older
+        assert checkpoints.latest().path == older
     assert message in caplog.text
-    make(ledger, 2, 6)
-    ledger.tidy(2)
+    make(checkpoints, 2, 6)
+    checkpoints.remove_old(2)
     assert older.exists()
 
 
-def test_none_is_whole(ledger):
+def test_none_is_whole(checkpoints):
     """Where there are only damaged ones, nothing begins from the beginning without a word."""
-    (make(ledger, 1, 5) / "model").unlink()
+    (make(checkpoints, 1, 5) / "model").unlink()
     with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
-        ledger.latest()
+        checkpoints.latest()
 
 
-def test_a_newer_version(ledger):
+def test_a_newer_version(checkpoints):
     """A checkpoint of another version is an error and no damage."""
-    manifest = make(ledger, 1, 5).with_name("step-5.json")
+    manifest = make(checkpoints, 1, 5).with_name("step-5.json")
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2}))
     with pytest.raises(CheckpointError, match="format 2"):
-        ledger.latest()
+        checkpoints.latest()
 
 
-def test_an_empty_one_is_refused(ledger):
+def test_an_empty_one_is_refused(checkpoints):
     """What the framework has not written cannot be entered."""
-    ledger.folder(1).mkdir()
+    checkpoints.generation_directory(1).mkdir()
     with pytest.raises(FileNotFoundError):
-        ledger.enter(ledger.folder(1) / "checkpoint-1", 1, 1, {}, nothing)
+        checkpoints.publish(checkpoints.generation_directory(1) / "checkpoint-1", 1, 1, {}, nothing)
 
 
-def test_a_successor_in_the_last_moment(ledger):
+def test_a_successor_in_the_last_moment(checkpoints):
     """A checkpoint whose trainer has a successor by the time that it is written does not count."""
 
     def fence():
         raise SupersededError("there is a newer one")
 
-    path = make(ledger, 1, 5, whole=False)
+    path = make(checkpoints, 1, 5, whole=False)
     with pytest.raises(SupersededError):
-        ledger.enter(path, 1, 5, {}, fence)
-    assert ledger.latest() is None
-    assert sorted(item.name for item in ledger.folder(1).iterdir()) == ["checkpoint-5"]
+        checkpoints.publish(path, 1, 5, {}, fence)
+    assert checkpoints.latest() is None
+    assert sorted(item.name for item in checkpoints.generation_directory(1).iterdir()) == ["checkpoint-5"]
 
 
-def test_what_is_kept(ledger):
-    """The newest two are kept and what is spared; older ones go, with what earlier incarnations left unfinished."""
-    make(ledger, 1, 1, whole=False)
-    spared = make(ledger, 2, 2)
+def test_what_is_kept(checkpoints):
+    """The newest two are kept and what is spared; older ones go, with what earlier generations left unfinished."""
+    make(checkpoints, 1, 1, whole=False)
+    protected = make(checkpoints, 2, 2)
     for step in (3, 4):
-        make(ledger, 2, step)
-    make(ledger, 3, 4, whole=False)
-    make(ledger, 4, 5)
-    unfinished = make(ledger, 4, 6, whole=False)
-    newer = make(ledger, 5, 1, whole=False)
-    ledger.tidy(4, [spared])
-    assert sorted(path.relative_to(ledger.root).as_posix() for path in ledger.root.glob("*/checkpoint-*")) == [
+        make(checkpoints, 2, step)
+    make(checkpoints, 3, 4, whole=False)
+    make(checkpoints, 4, 5)
+    unfinished = make(checkpoints, 4, 6, whole=False)
+    newer = make(checkpoints, 5, 1, whole=False)
+    checkpoints.remove_old(4, [protected])
+    assert sorted(
+        path.relative_to(checkpoints.root).as_posix() for path in checkpoints.root.glob("*/checkpoint-*")
+    ) == [
         "incarnation-2/checkpoint-2",
         "incarnation-2/checkpoint-4",
         "incarnation-4/checkpoint-5",
@@ -130,8 +132,8 @@ def test_what_is_kept(ledger):
     ]
     assert unfinished.exists()
     assert newer.exists()
-    assert not ledger.folder(1).exists()
-    assert not ledger.folder(3).exists()
+    assert not checkpoints.generation_directory(1).exists()
+    assert not checkpoints.generation_directory(3).exists()
 
 
 def test_a_frameworks_checkpoints_are_not_begun_over(tmp_path):

@@ -5,16 +5,16 @@ import time
 
 import pytest
 
-from trainer_shim.data.prefetch import Ahead
+from trainer_shim.data.prefetch import Prefetcher
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_the_same_items(waits):
     """Every item comes once and in order, then the end is seen."""
-    source = Ahead(iter(range(5)), waits=waits)
+    source = Prefetcher(iter(range(5)), waits=waits)
     found = []
-    while not source.ended:
-        found.append(source.take())
+    while not source.exhausted:
+        found.append(source.pop())
     assert found == list(range(5))
     assert source.ready(0)
     source.close(wait=True)
@@ -28,11 +28,11 @@ def test_a_failure_comes_out(waits):
         yield 1
         raise KeyError("lost")
 
-    source = Ahead(items(), waits=waits)
-    assert source.take() == 1
-    assert not source.ended
+    source = Prefetcher(items(), waits=waits)
+    assert source.pop() == 1
+    assert not source.exhausted
     with pytest.raises(KeyError):
-        source.take()
+        source.pop()
 
 
 def test_nothing_there_yet():
@@ -43,10 +43,10 @@ def test_nothing_there_yet():
         gate.wait()
         yield 1
 
-    source = Ahead(items(), waits=True)
+    source = Prefetcher(items(), waits=True)
     assert not source.ready(0)
     gate.set()
-    assert source.take() == 1
+    assert source.pop() == 1
     source.close(wait=True)
 
 
@@ -59,7 +59,7 @@ def until(condition):
 
 
 def test_several_ahead():
-    """A look at so many items says whether all are there, and from then on so many are fetched ahead."""
+    """A look at so many items says whether all are there, and from then on so many are fetched prefetcher."""
     fetched = []
 
     def items():
@@ -67,27 +67,27 @@ def test_several_ahead():
             fetched.append(number)
             yield number
 
-    source = Ahead(items(), waits=True)
+    source = Prefetcher(items(), waits=True)
     assert source.ready(30)
     assert fetched == [0]
     until(lambda: source.ready(0, 4))
     assert fetched == [0, 1, 2, 3]
-    assert source.take() == 0
+    assert source.pop() == 0
     until(lambda: source.ready(0, 4))
     assert fetched == [0, 1, 2, 3, 4]
     found = []
-    while not source.ended:
-        found.append(source.take())
+    while not source.exhausted:
+        found.append(source.pop())
     assert found == list(range(1, 10))
 
 
 def test_as_many_as_there_are():
     """Behind the end there is nothing to wait for, so the last few are enough."""
-    source = Ahead(iter(range(3)), waits=True)
+    source = Prefetcher(iter(range(3)), waits=True)
     until(lambda: source.ready(0, 8))
-    assert [source.take() for _ in range(3)] == [0, 1, 2]
+    assert [source.pop() for _ in range(3)] == [0, 1, 2]
     assert source.ready(0, 8)
-    assert source.ended
+    assert source.exhausted
 
 
 def test_one_of_several_is_late():
@@ -99,17 +99,17 @@ def test_one_of_several_is_late():
         gate.wait()
         yield 2
 
-    source = Ahead(items(), waits=True)
+    source = Prefetcher(items(), waits=True)
     assert source.ready(30)
     assert not source.ready(0, 2)
-    assert source.take() == 1
+    assert source.pop() == 1
     gate.set()
-    assert source.take() == 2
-    assert source.ended
+    assert source.pop() == 2
+    assert source.exhausted
 
 
 def test_no_more_is_fetched_behind_the_end():
-    """Once closed, only the item that is on its way is awaited, however many were to be fetched ahead."""
+    """Once closed, only the item that is on its way is awaited, however many were to be fetched prefetcher."""
     gate, fetched = threading.Event(), []
 
     def items():
@@ -118,7 +118,7 @@ def test_no_more_is_fetched_behind_the_end():
             gate.wait()
             yield number
 
-    source = Ahead(items(), waits=True)
+    source = Prefetcher(items(), waits=True)
     assert not source.ready(0, 8)
     until(lambda: fetched)
     closing = threading.Thread(target=source.close, kwargs={"wait": True})

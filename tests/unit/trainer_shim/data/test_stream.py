@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from trainer_shim.batch import plan_batch
 from trainer_shim.data.loader_factory import make_loader
-from trainer_shim.data.prefetch import Ahead
-from trainer_shim.data.stream import check_outlook, outlook
+from trainer_shim.data.prefetch import Prefetcher
+from trainer_shim.data.stream import check_same_stream, next_batch_votes
 from trainer_shim.errors import UsageError
 
 
@@ -72,7 +72,7 @@ def make(stream, global_batch, world=1, rank=0, limit=None, **options):
 
 
 def read(loader, epoch=0, cursor=0):
-    return list(loader.pairs(epoch, cursor, lambda _: None))
+    return list(loader.micro_batches(epoch, cursor, lambda _: None))
 
 
 def by_step(pairs):
@@ -183,11 +183,11 @@ def test_failure_in_a_stream():
         yield 1
         raise OSError("lost")
 
-    ahead = Ahead(make(list_of(broken), 1)._source.begin(0, 0), waits=False)
-    assert outlook(ahead) == [1, 1]
-    ahead.take()
+    prefetcher = Prefetcher(make(list_of(broken), 1)._source.read_from(0, 0), waits=False)
+    assert next_batch_votes(prefetcher) == [1, 1]
+    prefetcher.pop()
     with pytest.raises(OSError, match="lost"):
-        outlook(ahead)
+        next_batch_votes(prefetcher)
 
 
 def list_of(generator):
@@ -203,7 +203,7 @@ def test_ranks_that_disagree(sizes):
     """Ranks that are about to train batches of different sizes all notice it."""
     sums = [sum(sizes), sum(size * size for size in sizes)]
     if len(set(sizes)) == 1:
-        check_outlook(sums, len(sizes))
+        check_same_stream(sums, len(sizes))
     else:
         with pytest.raises(UsageError, match="on every rank"):
-            check_outlook(sums, len(sizes))
+            check_same_stream(sums, len(sizes))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from trainer_shim.batch import plan_batch
 from trainer_shim.data.loader_factory import make_loader
-from trainer_shim.data.train_loader import Order, deaf_workers, micro_batches
+from trainer_shim.data.loader_workers import workers_ignoring_signals
+from trainer_shim.data.sample_order import SampleOrder, micro_batches
 from trainer_shim.errors import BatchError, UsageError
 
 worlds = st.integers(1, 9)
@@ -23,13 +24,13 @@ limits = st.none() | st.integers(1, 7)
 def test_shares(world, samples, limit):
     """Shares tile the batch; all are cut into as many pieces within the limit; both differ in size by one at most."""
     plan = plan_batch(40, world, limit)
-    shares = [plan.share(rank, samples) for rank in range(world)]
+    shares = [plan.rank_slice(rank, samples) for rank in range(world)]
     assert [position for share in shares for position in share] == list(range(samples))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     cuts = [plan.micro_batches(rank, samples) for rank in range(world)]
     assert [[position for piece in cut for position in piece] for cut in cuts] == [list(share) for share in shares]
     for share, cut in zip(shares, cuts, strict=True):
-        assert len(cut) == min(plan.count(samples), len(share))
+        assert len(cut) == min(plan.micro_batch_count(samples), len(share))
     lengths = {len(piece) for cut in cuts for piece in cut}
     assert max(lengths, default=1) - min(lengths, default=1) <= 1 <= min(lengths, default=1)
     assert limit is None or max(lengths, default=1) <= limit
@@ -64,7 +65,7 @@ def test_weights(world, batch, limit, samples):
 @given(st.lists(st.tuples(worlds, st.integers(0, 6), limits), min_size=1, max_size=5), st.integers(1, 80))
 def test_every_sample_once(runs, samples):
     """Through any sequence of world sizes and stops, every sample of an epoch is trained exactly once."""
-    order = Order(3, samples, shuffle=True).of_epoch(2)
+    order = SampleOrder(3, samples, shuffle=True).epoch_indices(2)
     cursor, seen = 0, []
     for world, steps, limit in [*runs, (2, 1000, None)]:
         plan = plan_batch(9, world, limit)
@@ -85,17 +86,21 @@ def test_every_sample_once(runs, samples):
 
 def test_order():
     """An epoch's order depends on seed and epoch only; without shuffle it is the data set's."""
-    order = Order(1, 100, shuffle=True)
-    assert order.of_epoch(0).tolist() == Order(1, 100, shuffle=True).of_epoch(0).tolist()
-    assert order.of_epoch(0).tolist() != order.of_epoch(1).tolist() != Order(2, 100, shuffle=True).of_epoch(1).tolist()
-    assert Order(1, 4, shuffle=False).of_epoch(7).tolist() == [0, 1, 2, 3]
+    order = SampleOrder(1, 100, shuffle=True)
+    assert order.epoch_indices(0).tolist() == SampleOrder(1, 100, shuffle=True).epoch_indices(0).tolist()
+    assert (
+        order.epoch_indices(0).tolist()
+        != order.epoch_indices(1).tolist()
+        != SampleOrder(2, 100, shuffle=True).epoch_indices(1).tolist()
+    )
+    assert SampleOrder(1, 4, shuffle=False).epoch_indices(7).tolist() == [0, 1, 2, 3]
 
 
 def test_plan_in_numbers():
     """A plan says what a GPU sees at most, and how often it accumulates."""
     plan = plan_batch(10, 3, 2)
     assert (plan.per_gpu_batch, plan.accumulation) == (2, 2)
-    assert [len(plan.share(rank, 10)) for rank in range(3)] == [4, 3, 3]
+    assert [len(plan.rank_slice(rank, 10)) for rank in range(3)] == [4, 3, 3]
     halved = plan_batch(10, 3, 3)  # four in two halves, and so the three of the others
     assert (halved.per_gpu_batch, halved.accumulation) == (2, 2)
     assert [len(piece) for piece in halved.micro_batches(2, 10)] == [2, 1]
@@ -115,7 +120,7 @@ def make(dataset, global_batch, world=1, rank=0, *, limit=None, shuffle=None, **
 
 
 def read(loader, epoch=0, cursor=0):
-    return list(loader.pairs(epoch, cursor, lambda _: None))
+    return list(loader.micro_batches(epoch, cursor, lambda _: None))
 
 
 def test_steps_per_epoch():
@@ -135,7 +140,7 @@ def test_drop_last(stream):
         whole, rest = ([pair for loader in loaders for pair in read(loader, cursor=cursor)] for cursor in (0, 10))
         assert [sum(micro.samples for micro, _ in part) for part in (whole, rest)] == [18, 12]
         assert {micro.global_samples for micro, _ in whole + rest} == {6}
-        order = list(range(23)) if stream else Order(5, 23, shuffle=True).of_epoch(0).tolist()
+        order = list(range(23)) if stream else SampleOrder(5, 23, shuffle=True).epoch_indices(0).tolist()
         assert {row[0] for _, batch in whole for row in batch} == set(order[:18])
         assert {row[0] for _, batch in rest for row in batch} == set(order[10:22])
     if not stream:
@@ -181,7 +186,7 @@ def test_augmentation_is_the_samples_own(augmented, options, world, cursor):
             read(loader, epoch=0)
         for micro, batch in read(loader, epoch=1, cursor=cursor):
             found += [tuple(row) for row in batch[: micro.samples]]
-    order = Order(5, 23, shuffle=True).of_epoch(1).tolist()[cursor:]
+    order = SampleOrder(5, 23, shuffle=True).epoch_indices(1).tolist()[cursor:]
     assert sorted(found) == sorted(augmented[index] for index in order)
 
 
@@ -210,7 +215,7 @@ def test_no_number_is_drawn_twice(stream):
     """What is drawn for a micro-batch is nothing that was drawn for a sample."""
     dataset = AsStream() if stream else Augmented()
     samples, micro_batches = [], []
-    for _, batch in make(dataset, 1, shuffle=False, collate_fn=list).pairs(0, 0, lambda _: None):
+    for _, batch in make(dataset, 1, shuffle=False, collate_fn=list).micro_batches(0, 0, lambda _: None):
         samples += [row[1:] for row in batch]
         micro_batches.append(draw())
     assert len({*samples, *micro_batches}) == 2 * 23
@@ -223,7 +228,7 @@ def test_randomness_follows_the_position(workers):
     def draws(cursor, **options):
         loader = make(Augmented(), 4, **options)
         found = []
-        for micro, _ in loader.pairs(0, cursor, lambda _: None):
+        for micro, _ in loader.micro_batches(0, cursor, lambda _: None):
             found.append((micro.position, *draw()))
         return found
 
@@ -234,7 +239,7 @@ def test_randomness_follows_the_position(workers):
 
 def test_the_workers_see_the_script_s_data_set():
     """A worker_init_fn finds the data set that the script gave, not what the shim made of it."""
-    seen = deaf_workers((), note_dataset)
+    seen = workers_ignoring_signals((), note_dataset)
     batches = read(make(Augmented(), 23, num_workers=1, worker_init_fn=seen, collate_fn=what_was_noted))
     assert [batch for _, batch in batches] == ["Augmented"]
 
@@ -265,17 +270,17 @@ def test_bad_options(dataset, options, words):
 def test_leaving_an_epoch_early():
     """A loop left early, with workers that stay, is followed by the next epoch in full."""
     loader = make(Augmented(), 4, num_workers=2, persistent_workers=True, collate_fn=list)
-    pairs = loader.pairs(0, 0, lambda _: None)
+    pairs = loader.micro_batches(0, 0, lambda _: None)
     next(pairs)
     pairs.close()
     rows = [row[0] for _, batch in read(loader, epoch=1) for row in batch]
-    assert rows == Order(5, 23, shuffle=True).of_epoch(1).tolist()
+    assert rows == SampleOrder(5, 23, shuffle=True).epoch_indices(1).tolist()
 
 
 DEAF = """
 import os, signal, subprocess, threading, time
-from trainer_shim.data.train_loader import deaf_workers
-start = deaf_workers((signal.SIGTERM,), None)
+from trainer_shim.data.loader_workers import workers_ignoring_signals
+start = workers_ignoring_signals((signal.SIGTERM,), None)
 
 def code(by_trainer, threads):
     ready, said = os.pipe()

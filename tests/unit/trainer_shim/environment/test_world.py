@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from trainer_shim.environment.job import Job, read_job
-from trainer_shim.environment.launcher import deadly_signal, leave_word
-from trainer_shim.environment.world import Master, World, find_world, oddity
+from trainer_shim.environment.launcher import torchrun_signal_warning, write_exit_code
+from trainer_shim.environment.world import Master, World, find_world, launch_warning
 from trainer_shim.errors import VariableError
 
 SRUN = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "9"}
@@ -62,7 +62,7 @@ def test_alone():
 )
 def test_oddities(environ, words):
     """What looks like a mistake is said, and nothing else."""
-    said = oddity(environ, find_world(environ))
+    said = launch_warning(environ, find_world(environ))
     assert said is None if words is None else words in said
 
 
@@ -72,20 +72,20 @@ def test_a_signal_that_kills_torchrun():
     for prelude, expected in [("", True), ("trap '' USR2;", False), ("trap : USR2;", False)]:
         with subprocess.Popen(["sh", "-c", prelude + "echo; read line"], stdin=-1, stdout=-1) as shell:
             shell.stdout.readline()  # the trap is set
-            said = deadly_signal(torchrun, signal.SIGUSR2, shell.pid)
-            assert deadly_signal({}, signal.SIGUSR2, shell.pid) is None
+            said = torchrun_signal_warning(torchrun, signal.SIGUSR2, shell.pid)
+            assert torchrun_signal_warning({}, signal.SIGUSR2, shell.pid) is None
         assert (said is not None) == expected
-    assert deadly_signal(torchrun, signal.SIGUSR2, shell.pid) is None  # it has gone
+    assert torchrun_signal_warning(torchrun, signal.SIGUSR2, shell.pid) is None  # it has gone
 
 
 def test_word_of_an_exit_code(tmp_path):
     """The exit code is left in the file that the wrapper has made, and nowhere else."""
     path = tmp_path / "exit"
-    assert not leave_word(85, {})
-    assert not leave_word(85, {"METASCHED_EXIT_FILE": str(path)})
+    assert not write_exit_code(85, {})
+    assert not write_exit_code(85, {"METASCHED_EXIT_FILE": str(path)})
     path.touch()
-    assert leave_word(85, {"METASCHED_EXIT_FILE": str(path)})
-    assert leave_word(85, {"METASCHED_EXIT_FILE": str(path)})
+    assert write_exit_code(85, {"METASCHED_EXIT_FILE": str(path)})
+    assert write_exit_code(85, {"METASCHED_EXIT_FILE": str(path)})
     assert path.read_text() == "85\n"
 
 

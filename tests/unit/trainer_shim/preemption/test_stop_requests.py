@@ -13,7 +13,7 @@ import pytest
 
 from trainer_shim.errors import LeaseError, UsageError
 from trainer_shim.preemption.lease import LeaseWatch, read_lease
-from trainer_shim.preemption.stop_requests import CAUSES, StopFlag, agreed_cause, exit_code, listen
+from trainer_shim.preemption.stop_requests import CAUSES, StopRequests, agreed_cause, exit_code, handle_stop_signals
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def write(tmp_path):
 def test_lease_asks_its_run_only(write):
     """A stop counts for the run that it names, from the moment it is there."""
     watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None}), run=2)
-    assert watch.cause() is None
+    assert watch.stop_cause() is None
     write({"format": 1, "run": 2, "stop": {"run": 1, "requested": 1, "deadline": 5}})
-    assert watch.cause() is None
-    assert watch.seconds_left(None) == math.inf
+    assert watch.stop_cause() is None
+    assert watch.seconds_to_deadline(None) == math.inf
     write({"format": 1, "run": 2, "stop": {"run": 2}})
-    assert watch.cause() == "mailbox"
-    assert watch.seconds_left(None) == math.inf
+    assert watch.stop_cause() == "mailbox"
+    assert watch.seconds_to_deadline(None) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -52,27 +52,27 @@ def test_the_grace_is_counted_on_one_clock(write, monkeypatch, ahead, signalled,
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("time.time", lambda: now + ahead)
     watch = LeaseWatch(write({"format": 1, "run": 2, "stop": None}), run=2)
-    assert watch.cause() is None
+    assert watch.stop_cause() is None
     for now in (110.0, 120.0):
         write({"format": 1, "run": 2, "round": now, "stop": {"run": 2, "requested": 100, "deadline": 200}})
-        assert watch.cause() == "mailbox"
-    assert watch.seconds_left(signalled) == left
+        assert watch.stop_cause() == "mailbox"
+    assert watch.seconds_to_deadline(signalled) == left
 
 
 def test_higher_run_supersedes(write):
     """A lease for a later run means that this one is over."""
-    assert LeaseWatch(write({"format": 1, "run": 3, "stop": None}), run=2).cause() == "superseded"
-    assert LeaseWatch(write({"format": 1, "run": 1, "stop": None}), run=2).cause() is None
+    assert LeaseWatch(write({"format": 1, "run": 3, "stop": None}), run=2).stop_cause() == "superseded"
+    assert LeaseWatch(write({"format": 1, "run": 1, "stop": None}), run=2).stop_cause() is None
 
 
 def test_unreadable_lease(write, caplog):
     """A lease that cannot be read is one warning, and asks for nothing; when it can be read again, it counts."""
     watch = LeaseWatch(write("{"), run=1)
-    assert watch.cause() is None
-    assert watch.cause() is None
+    assert watch.stop_cause() is None
+    assert watch.stop_cause() is None
     assert len(caplog.records) == 1
     write({"format": 1, "run": 1, "stop": {"run": 1}})
-    assert watch.cause() == "mailbox"
+    assert watch.stop_cause() == "mailbox"
 
 
 @pytest.mark.parametrize(
@@ -99,32 +99,32 @@ def test_malformed_lease(write, content):
 
 def test_votes():
     """Each cause counts once, the strongest one that any rank saw is agreed on, and the first instant is kept."""
-    flag = StopFlag()
+    flag = StopRequests()
     assert flag.noticed is None
-    assert agreed_cause(flag.votes()) is None
+    assert agreed_cause(flag.flags()) is None
     flag.request("sigterm")
     first = flag.noticed
     flag.request("sigterm")
     flag.request("mailbox")
     assert flag.noticed == first
-    assert agreed_cause(flag.votes()) == "mailbox"
+    assert agreed_cause(flag.flags()) == "mailbox"
     flag.request("superseded")
-    assert agreed_cause([2 * vote for vote in flag.votes()]) == "superseded"
-    assert len(flag.votes()) == len(CAUSES)
+    assert agreed_cause([2 * vote for vote in flag.flags()]) == "superseded"
+    assert len(flag.flags()) == len(CAUSES)
 
 
-def test_a_second_signal_says_to_hurry(monkeypatch):
+def test_a_second_signal_is_urgent(monkeypatch):
     """Signals at once, and the preemption signal sent again, are one request; a SIGTERM well after it says to hurry."""
     clock = iter([100.0, 101.0, 110.0, 110.5])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    flag = StopFlag()
-    flag.signal("signal")
-    flag.signal("sigterm")
-    flag.signal("signal")
-    assert not flag.hurried
-    flag.signal("sigterm")
-    assert flag.hurried
-    assert agreed_cause(flag.votes()) == "signal"
+    flag = StopRequests()
+    flag.request_by_signal("signal")
+    flag.request_by_signal("sigterm")
+    flag.request_by_signal("signal")
+    assert not flag.urgent
+    flag.request_by_signal("sigterm")
+    assert flag.urgent
+    assert agreed_cause(flag.flags()) == "signal"
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_exit_code(cause, configured, code):
 def test_signals():
     """Both signals become requests."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)]
-    flag = StopFlag()
+    flag = StopRequests()
     try:
-        listen(flag, signal.SIGUSR2)
+        handle_stop_signals(flag, signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert agreed_cause(flag.votes()) == "signal"
+        assert agreed_cause(flag.flags()) == "signal"
         os.kill(os.getpid(), signal.SIGTERM)
-        assert flag.votes() == [0, 1, 0, 1]
+        assert flag.flags() == [0, 1, 0, 1]
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGUSR2, before[1])
@@ -157,7 +157,7 @@ def test_signals_in_a_thread():
 
     def attempt():
         try:
-            listen(StopFlag(), signal.SIGUSR2)
+            handle_stop_signals(StopRequests(), signal.SIGUSR2)
         except UsageError as error:
             caught.append(error)
 
@@ -167,12 +167,12 @@ def test_signals_in_a_thread():
     assert "main thread" in str(caught[0])
 
 
-def test_a_stopped_process_does_not_wait_for_deaf_workers():
+def test_a_stopped_process_does_not_wait_for_workers_that_ignore_signals():
     """Loader workers ignore SIGTERM; a stopped trainer leaves without them and their files, at any import order."""
     script = """
 import signal, sys, time
 import trainer_shim
-from trainer_shim.preemption.exit import departure
+from trainer_shim.preemption.exit import process_exit
 import multiprocessing
 
 def work():
@@ -183,7 +183,7 @@ if __name__ == "__main__":
     print(multiprocessing.util.get_temp_dir())
     multiprocessing.Process(target=work, daemon=True).start()
     time.sleep(0.3)
-    departure.begin(85)
+    process_exit.start(85)
 """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == 85

@@ -14,9 +14,9 @@ import torch
 from tests.ports import free_ports
 from trainer_shim.environment.world import Master, World
 from trainer_shim.errors import VariableError, WorldError
-from trainer_shim.process_groups import rendezvous as meeting
-from trainer_shim.process_groups import trainer_group as group
-from trainer_shim.process_groups.rendezvous import crowded, meet
+from trainer_shim.process_groups import rendezvous as module
+from trainer_shim.process_groups import trainer_group
+from trainer_shim.process_groups.rendezvous import rendezvous, shared_gpu_problem
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
     """Short waits; the port that is found goes to a copy of the environment."""
-    monkeypatch.setattr(meeting, "GRACE", 0.3)
+    monkeypatch.setattr(module, "VERDICT_SECONDS", 0.3)
     monkeypatch.setenv("MASTER_PORT", "1")
 
 
@@ -39,7 +39,7 @@ def meet_all(size, master, ranks, patience):
 
     def one(rank):
         try:
-            return meet(World(rank, size, rank, master), CPU, {"TRAINER_SHIM_PATIENCE": str(patience)})
+            return rendezvous(World(rank, size, rank, master), CPU, {"TRAINER_SHIM_PATIENCE": str(patience)})
         except WorldError as error:
             return error
 
@@ -72,11 +72,11 @@ def test_a_suspension_uses_up_no_collective_s_time(monkeypatch, gpus):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
-    monkeypatch.setattr(group, "meet", lambda *_: None)
+    monkeypatch.setattr(trainer_group, "rendezvous", lambda *_: None)
     for name in ("init_process_group", "new_group"):
-        monkeypatch.setattr(group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
+        monkeypatch.setattr(trainer_group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
     with patch.dict(os.environ):
-        group.Group(World(0, 1, 0, None), collective_timeout=600.0)
+        trainer_group.TrainerGroup(World(0, 1, 0, None), collective_timeout=600.0)
     assert limits == [7] * (1 + gpus)
 
 
@@ -132,7 +132,7 @@ def test_torchrun_s_store_is_used_again(ports, monkeypatch):
         agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": attempt}
         with ThreadPoolExecutor(2) as pool:
             worlds = [World(rank, 2, rank, Master("127.0.0.1", ports[:1])) for rank in range(2)]
-            stores = list(pool.map(lambda world, agent=agent: meet(world, CPU, agent), worlds))
+            stores = list(pool.map(lambda world, agent=agent: rendezvous(world, CPU, agent), worlds))
         stores[0].set("key", attempt)
         assert store.get("key") == attempt.encode()
 
@@ -140,13 +140,13 @@ def test_torchrun_s_store_is_used_again(ports, monkeypatch):
 def test_one_gpu_each():
     """Two ranks on one GPU are an error that names them; on one CPU, or on GPUs of several hosts, they are not."""
     places = [json.dumps(place) for place in (["a", "GPU-1"], ["b", "GPU-1"], ["a", None], ["a", None])]
-    assert crowded(places) is None
-    assert "ranks 1 and 4 share one GPU of b" in crowded([*places, places[1]])
+    assert shared_gpu_problem(places) is None
+    assert "ranks 1 and 4 share one GPU of b" in shared_gpu_problem([*places, places[1]])
 
 
 def test_alone():
     """A process that is alone meets nobody."""
-    assert meet(World(0, 1, 0, None), CPU, {}).num_keys() >= 0
+    assert rendezvous(World(0, 1, 0, None), CPU, {}).num_keys() >= 0
 
 
 @pytest.mark.parametrize("patience", ["0", "soon", "-1"])
@@ -154,4 +154,4 @@ def test_bad_patience(ports, patience):
     """A time limit that is none is refused."""
     world = World(0, 2, 0, Master("127.0.0.1", ports))
     with pytest.raises(VariableError, match="TRAINER_SHIM_PATIENCE"):
-        meet(world, CPU, {"TRAINER_SHIM_PATIENCE": patience})
+        rendezvous(world, CPU, {"TRAINER_SHIM_PATIENCE": patience})

@@ -10,18 +10,18 @@ from trainer_shim.rehearse.plan import Start
 TOLERANCE = 3.5e-4
 
 
-def history(starts, begins, losses):
+def history(starts, resumed_from, losses):
     """A run of `losses`, whose starts have these sizes and begin after these steps."""
     steps = {
-        number: Step(0, [number], loss, [0.1], sum(begin < number for begin in begins))
+        number: Step(0, [number], loss, [0.1], sum(begin < number for begin in resumed_from))
         for number, loss in enumerate(losses, start=1)
     }
-    return History([Start(size, None) for size in starts], begins, steps, None, {}, [], {})
+    return History([Start(size, None) for size in starts], resumed_from, steps, None, {}, [], {})
 
 
-def blamed(calm, disturbed):
+def blamed(undisturbed, disturbed):
     """The only cause that is found."""
-    (cause,) = likely_causes(calm, disturbed, compare(calm, disturbed, TOLERANCE), TOLERANCE)
+    (cause,) = likely_causes(undisturbed, disturbed, compare(undisturbed, disturbed, TOLERANCE), TOLERANCE)
     return cause
 
 
@@ -36,18 +36,18 @@ def blamed(calm, disturbed):
 )
 def test_what_a_step_at_another_size_does(sizes, gaps, words):
     """A loss that is right in the first step at a new size, and wrong in the second, is no rounding that grows."""
-    calm = history(sizes[:1], [0], [1.0] * len(gaps))
+    undisturbed = history(sizes[:1], [0], [1.0] * len(gaps))
     disturbed = history(sizes, [0, 2], [1 + gap for gap in gaps])
-    assert words in blamed(calm, disturbed)
+    assert words in blamed(undisturbed, disturbed)
 
 
 def test_losses_that_the_shim_never_sees():
     """A script with a backward of its own is told so where the size changes."""
-    calm, disturbed = (
+    undisturbed, disturbed = (
         run._replace(
             steps={number: step._replace(indices=[]) for number, step in run.steps.items()},
             state={"model": {"weight": weight}},
         )
         for run, weight in ((history([1], [0], [0.0] * 4), 1.0), (history([1, 2], [0, 2], [0.0] * 4), 2.0))
     )
-    assert "never calls ctx.backward(loss)" in blamed(calm, disturbed)
+    assert "never calls ctx.backward(loss)" in blamed(undisturbed, disturbed)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_shim.reporting.report_writer import Reporter
+from trainer_shim.reporting.report_writer import ReportWriter
 
 ROOT = Path(__file__).parents[4]
 
@@ -28,7 +28,7 @@ def hung(tmp_path):
 
 def test_a_hung_file_system(hung, tmp_path):
     """While writes hang, lines cost no time but the first one's; when they return, all are there, in order."""
-    reporter = Reporter(tmp_path, 1)
+    reporter = ReportWriter(tmp_path, 1)
     for step in range(1000):
         reporter.emit("steps", step=step)
     with hung.open() as file:
@@ -40,10 +40,10 @@ def test_a_hung_file_system(hung, tmp_path):
 
 def test_what_waits_is_bounded(hung, tmp_path):
     """For a file system that never comes back, no more than a bounded number of bytes is kept."""
-    reporter = Reporter(tmp_path, 1)
+    reporter = ReportWriter(tmp_path, 1)
     for _ in range(300):
         reporter.emit("steps", text="x" * 10_000)
-    assert 1 << 19 < len(reporter._waiting) < 1.1 * (1 << 20)
+    assert 1 << 19 < len(reporter._pending) < 1.1 * (1 << 20)
     with hung.open() as file:
         assert json.loads(file.readline())["text"] == "x" * 10_000
 
@@ -57,7 +57,7 @@ def test_who_may_read(tmp_path, before):
         directory.symlink_to(secrets)
     elif before != "nothing":
         directory.mkdir(mode=0o700 if before == "private" else 0o711)
-    Reporter(directory, 1).emit("start")
+    ReportWriter(directory, 1).emit("start")
     assert directory.stat().st_mode & 0o777 == {"open": 0o711, "link": 0o700}.get(before, 0o755)
 
 
@@ -65,7 +65,7 @@ def test_anothers_directory(tmp_path, monkeypatch):
     """Nothing is written into a directory that another user made; when it is out of the way, nothing is lost."""
     directory = tmp_path / "uid"
     directory.mkdir()
-    reporter = Reporter(directory, 1)
+    reporter = ReportWriter(directory, 1)
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: directory.stat().st_uid + 1)
         reporter.emit("start")
@@ -79,8 +79,8 @@ def test_the_last_lines_of_a_killed_trainer(tmp_path):
     script = """
 import os, signal, sys
 from pathlib import Path
-from trainer_shim.reporting.report_writer import Reporter
-reporter = Reporter(Path(sys.argv[1]), 1)
+from trainer_shim.reporting.report_writer import ReportWriter
+reporter = ReportWriter(Path(sys.argv[1]), 1)
 for step in range(200):
     reporter.emit("steps", step=step)
 os.kill(os.getpid(), signal.SIGKILL)

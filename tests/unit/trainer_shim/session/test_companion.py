@@ -8,8 +8,8 @@ import time
 import pytest
 
 from trainer_shim import attach
-from trainer_shim.data.even_split import EvenPlan, GlobalOrder, RankBatches, plan_evenly
-from trainer_shim.data.train_loader import Order
+from trainer_shim.data.even_split import EvenSplit, GlobalOrder, RankBatches, plan_even_split
+from trainer_shim.data.sample_order import SampleOrder
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
 from trainer_shim.session import companion as module
 
@@ -28,7 +28,7 @@ class Stand:
 )
 def test_even_plans(batch, size, most, plan):
     """A share is cut into the fewest equal micro-batches that fit."""
-    assert plan_evenly(batch, size, most) == EvenPlan(batch, size, *plan)
+    assert plan_even_split(batch, size, most) == EvenSplit(batch, size, *plan)
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_even_plans(batch, size, most, plan):
 def test_uneven_plans_are_refused(batch, size, most, message):
     """A batch that cannot be split evenly is refused with those that can."""
     with pytest.raises(BatchError, match=message):
-        plan_evenly(batch, size, most)
+        plan_even_split(batch, size, most)
 
 
 def test_the_order_is_the_same_in_every_world():
     """The ranks' micro-batches of a step are together the global batch of the order, at any size and from any step."""
-    order = Order(1, 50, shuffle=True)
-    whole = list(GlobalOrder(Stand(0, 5), order, 50, plan_evenly(12, 1, None)))
+    order = SampleOrder(1, 50, shuffle=True)
+    whole = list(GlobalOrder(Stand(0, 5), order, 50, plan_even_split(12, 1, None)))
     assert len(whole) == len(set(whole)) == 48
-    assert whole != list(GlobalOrder(Stand(0, 0), order, 50, plan_evenly(12, 1, None)))
+    assert whole != list(GlobalOrder(Stand(0, 0), order, 50, plan_even_split(12, 1, None)))
     for size in (1, 2, 3):
-        plan = plan_evenly(12, size, 2)
+        plan = plan_even_split(12, size, 2)
         ranks = [list(RankBatches(Stand(rank, 6), order, 50, plan)) for rank in range(size)]
         assert all(len(micro) <= 2 for batches in ranks for micro in batches)
         for step in (2, 3):
@@ -84,8 +84,8 @@ def save(companion, **options):
     return companion.saved(path, **options)
 
 
-def lines(tmp_path, incarnation):
-    text = (tmp_path / "reports" / f"incarnation-{incarnation}.jsonl").read_text()
+def lines(tmp_path, generation):
+    text = (tmp_path / "reports" / f"incarnation-{generation}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -107,7 +107,7 @@ def test_a_stop_and_the_next_trainer(start, tmp_path):
     assert lines(tmp_path, 1)[-1]["checkpointed"]
 
     second = start()
-    assert (second.incarnation, second.step, second.finished) == (2, 2, False)
+    assert (second.generation, second.step, second.finished) == (2, 2, False)
     assert second.resume.name == "step-2.ckpt"
     assert lines(tmp_path, 2)[0]["samples"] == 8
 
@@ -146,10 +146,10 @@ def test_a_stop_at_the_very_end(start):
     assert first.should_stop()
     assert save(first)
     second = start()
-    assert not second.covered
+    assert not second.checkpoint_is_current
     assert save(second, final=True)
     second.finish()
-    assert start().covered
+    assert start().checkpoint_is_current
 
 
 def test_a_superseded_trainer(start, tmp_path):
@@ -161,7 +161,7 @@ def test_a_superseded_trainer(start, tmp_path):
         save(first)
     assert stopped.value.code == 76
     assert second.resume is None
-    with pytest.raises(SupersededError), first.writing(first.directory / "other"):
+    with pytest.raises(SupersededError), first.atomic_file(first.directory / "other"):
         pass
     assert not (first.directory / "other").exists()
 
@@ -171,7 +171,7 @@ def test_a_save_that_failed(start):
     first = start()
     first.should_stop()
     assert not first.saved(first.directory / "missing")
-    assert not first.covered
+    assert not first.checkpoint_is_current
 
 
 def test_no_time_for_a_checkpoint(start, tmp_path, monkeypatch):

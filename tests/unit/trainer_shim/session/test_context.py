@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trainer_shim
-from trainer_shim.process_groups.trainer_group import Group
+from trainer_shim.process_groups.trainer_group import TrainerGroup
 
 HOST, DEVICE = 0.125, 1.0  # seconds of a step: what launching it takes, and what the device then does
 
@@ -46,10 +46,10 @@ class Weights:
 def device(monkeypatch):
     """A simulated one, on whose clock everything runs."""
     device = Device()
-    totals = Group.totals
+    totals = TrainerGroup.sum_tensor
     monkeypatch.setattr("time.monotonic", lambda: device.now)
-    monkeypatch.setattr(Group, "drain", device.drain)
-    monkeypatch.setattr(Group, "totals", lambda *arguments: (device.drain(), totals(*arguments))[1])
+    monkeypatch.setattr(TrainerGroup, "synchronize", device.drain)
+    monkeypatch.setattr(TrainerGroup, "sum_tensor", lambda *arguments: (device.drain(), totals(*arguments))[1])
     return device
 
 
@@ -102,8 +102,8 @@ def test_a_step_ends_with_the_device(start, device, tmp_path, every):
     assert sum(line["seconds"] for line in steps) == pytest.approx(device.now - began - evaluations, abs=1e-3)
 
 
-def test_a_trial_ends_with_the_device(start, device, tmp_path, monkeypatch):
-    """A trial's seconds are those of its steps on the device, without the warm-up's."""
+def test_a_profiling_run_ends_with_the_device(start, device, tmp_path, monkeypatch):
+    """A profiling run's seconds are those of its steps on the device, without the warm-up's."""
     file = tmp_path / "trials.jsonl"
     monkeypatch.setenv("METASCHED_TRIAL", "3")
     monkeypatch.setenv("METASCHED_TRIALS", str(file))

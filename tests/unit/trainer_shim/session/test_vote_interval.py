@@ -3,29 +3,29 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_shim.session.vote_interval import LATENCY, MOST, Cadence
+from trainer_shim.session.vote_interval import MAX_STEPS, TARGET_SECONDS, VoteInterval
 
 
 class Ranks:
-    """Ranks whose votes carry rank 0's wish; each has a clock of its own."""
+    """Ranks whose votes carry rank 0's proposal; each has a clock of its own."""
 
     def __init__(self, size):
-        self.each = [Cadence() for _ in range(size)]
+        self.each = [VoteInterval() for _ in range(size)]
         self.clocks = [1000.0 * rank for rank in range(size)]
 
     def boundary(self, seconds, *, ready=True):
         """A step of so many seconds on rank 0, and others elsewhere; whether there was a vote behind it."""
-        for rank, cadence in enumerate(self.each):
+        for rank, interval in enumerate(self.each):
             self.clocks[rank] += seconds * (rank + 1)
-            cadence.step()
-        (due,) = {cadence.due for cadence in self.each}  # all ranks say the same
+            interval.count_step()
+        (due,) = {interval.due for interval in self.each}  # all ranks say the same
         if due:
-            wish, *_ = [cadence.begin(now) for cadence, now in zip(self.each, self.clocks, strict=True)]
-            for cadence in self.each:
-                cadence.agree(wish, ready=ready)
+            proposal, *_ = [interval.start_vote(now) for interval, now in zip(self.each, self.clocks, strict=True)]
+            for interval in self.each:
+                interval.finish_vote(proposal, ready=ready)
         else:
-            for cadence in self.each:
-                cadence.skip()
+            for interval in self.each:
+                interval.skip_boundary()
         return due
 
     def votes(self, steps, seconds, **options):
@@ -41,7 +41,7 @@ def test_the_first_steps_are_voted_on():
 
 def test_short_steps_share_a_vote():
     """A vote every quarter of a second, but at every 16th step at least."""
-    for seconds, steps in [(0.045, 5), (0.1, 2), (0.001, MOST), (0.0, MOST)]:
+    for seconds, steps in [(0.045, 5), (0.1, 2), (0.001, MAX_STEPS), (0.0, MAX_STEPS)]:
         ranks = Ranks(2)
         ranks.votes(100, seconds)
         assert [ranks.votes(10 * steps, seconds) for _ in range(2)] == [10, 10]
@@ -55,18 +55,18 @@ def test_long_steps_have_a_vote_each():
 
 def test_more_votes_where_they_are_wanted():
     """A checkpoint that is due after every step needs a vote at every boundary."""
-    cadence = Cadence(at_most=0.0)
+    interval = VoteInterval(max_seconds=0.0)
     for now in range(20):
-        cadence.step()
-        assert cadence.due
-        cadence.agree(cadence.begin(now / 1000), ready=True)
+        interval.count_step()
+        assert interval.due
+        interval.finish_vote(interval.start_vote(now / 1000), ready=True)
 
 
 def test_steps_that_become_longer():
     """From the next vote on they have one each."""
     ranks = Ranks(2)
     ranks.votes(100, 0.001)
-    assert ranks.votes(MOST + 5, 10.0) >= 5
+    assert ranks.votes(MAX_STEPS + 5, 10.0) >= 5
     assert ranks.votes(10, 10.0) == 10
 
 
@@ -74,7 +74,7 @@ def test_ranks_that_are_not_ready():
     """They have votes at every boundary, as long as one of them might wait for data."""
     ranks = Ranks(2)
     ranks.votes(100, 0.001)
-    assert ranks.votes(MOST + 10, 0.001, ready=False) >= 10
+    assert ranks.votes(MAX_STEPS + 10, 0.001, ready=False) >= 10
     assert ranks.votes(10, 0.001, ready=False) == 10
 
 
@@ -85,35 +85,35 @@ def test_a_vote_in_haste():
     while not ranks.boundary(0.001):
         pass
     assert not ranks.boundary(0.001)
-    for cadence in ranks.each:
-        cadence.hasten()
+    for interval in ranks.each:
+        interval.force_vote()
     assert ranks.boundary(0.001)
     assert not ranks.boundary(0.001)
 
 
 def test_haste_while_a_vote_is_under_way():
     """It is not forgotten with that vote's outcome."""
-    cadence = Cadence()
-    cadence.agree(8, ready=True)
-    wish = cadence.begin(1.0)
-    cadence.hasten()
-    cadence.agree(wish, ready=True)
-    assert cadence.due
+    interval = VoteInterval()
+    interval.finish_vote(8, ready=True)
+    proposal = interval.start_vote(1.0)
+    interval.force_vote()
+    interval.finish_vote(proposal, ready=True)
+    assert interval.due
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.booleans(), st.booleans()), max_size=60))
 def test_all_ranks_count_alike(steps):
-    """Whatever happens, the ranks' clocks apart, all vote at the same boundaries, at most MOST steps apart."""
+    """Whatever happens, the ranks' clocks apart, all vote at the same boundaries, at most MAX_STEPS steps apart."""
     ranks = Ranks(4)
     silent = 0
     for seconds, ready, haste in steps:
         if haste:
-            for cadence in ranks.each:
-                cadence.hasten()
+            for interval in ranks.each:
+                interval.force_vote()
         voted = ranks.boundary(seconds, ready=ready)
         assert voted or not haste
         silent = 0 if voted else silent + 1
-        assert silent < MOST
+        assert silent < MAX_STEPS
 
 
 @given(st.floats(1e-4, 2))
@@ -127,4 +127,4 @@ def test_the_time_between_votes_of_steady_steps(seconds):
         if ranks.boundary(seconds):
             gaps.append(gap)
             gap = 0.0
-    assert max(gaps[1:]) <= max(LATENCY, seconds) * 1.001
+    assert max(gaps[1:]) <= max(TARGET_SECONDS, seconds) * 1.001

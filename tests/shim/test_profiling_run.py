@@ -12,7 +12,7 @@ JOB = ("--samples", 60, "--global-batch", 6, "--epochs", 2)
 
 @pytest.fixture(scope="module")
 def tried(workplace):
-    """A trial on two ranks, then the run itself on one."""
+    """A profiling run on two ranks, then the run itself on one."""
     place = workplace()
     file = place.directory / "trials.jsonl"
     trials = {"METASCHED_TRIALS": str(file)}
@@ -23,12 +23,12 @@ def tried(workplace):
     return place
 
 
-def test_a_trial_ends_after_its_steps(tried):
+def test_a_profiling_run_ends_after_its_steps(tried):
     """On all ranks, as a run that is done."""
     assert tried.codes == [[0, 0], [0]]
 
 
-def test_a_trial_measures_the_steps_after_the_warm_up(tried):
+def test_a_profiling_run_measures_the_steps_after_the_warm_up(tried):
     """In one line, by the first rank, with the batch as this world splits it."""
     (line,) = tried.measured
     assert line.pop("seconds") > 0
@@ -42,8 +42,8 @@ def test_a_trial_measures_the_steps_after_the_warm_up(tried):
     }
 
 
-def test_a_trial_leaves_nothing_behind(tried):
-    """No checkpoint, no report, and no claim on the checkpoint directory: the run is the first incarnation."""
+def test_a_profiling_run_leaves_nothing_behind(tried):
+    """No checkpoint, no report, and no claim on the checkpoint directory: the run is the first generation."""
     files, reported = tried.before
     assert files == []
     assert not reported
@@ -51,7 +51,7 @@ def test_a_trial_leaves_nothing_behind(tried):
     assert tried.report(1)[0]["incarnation"] == 1
 
 
-def test_the_run_reports_what_the_trials_measured(tried):
+def test_the_run_reports_what_the_profiling_runs_measured(tried):
     """Before its first steps."""
     kinds = [line["kind"] for line in tried.report(1)]
     assert kinds.index("trial") < kinds.index("steps")
@@ -63,22 +63,22 @@ def test_the_run_reports_what_the_trials_measured(tried):
     }
 
 
-def test_the_run_is_as_without_a_trial(tried):
+def test_the_run_is_as_without_a_profiling_run(tried):
     """It begins with the first sample."""
     assert tried.surviving() == {0: list(range(60)), 1: list(range(60))}
 
 
-def test_a_trial_that_is_asked_to_stop_does(workplace):
+def test_a_profiling_run_that_is_asked_to_stop_does(workplace):
     """With the code that says so, and nothing saved."""
     place = workplace()
-    trial = place.launch(1, *JOB, "--step-seconds", 0.2, METASCHED_TRIAL="50")
+    profiling_run = place.launch(1, *JOB, "--step-seconds", 0.2, METASCHED_TRIAL="50")
     place.wait_for(lambda: list(place.directory.glob("trained-*.jsonl")), "the first step")
-    trial.signal(0)
-    assert trial.wait() == [85]
+    profiling_run.signal(0)
+    assert profiling_run.wait() == [85]
     assert place.checkpoint_files() == []
 
 
-def test_trials_between_runs_do_not_disturb_the_checkpoint(workplace):
+def test_profiling_runs_between_runs_do_not_disturb_the_checkpoint(workplace):
     """A stopped job that is tried at another size goes on from where it was."""
     place = workplace()
     first = place.launch(1, *JOB, "--halt", 3)
