@@ -73,9 +73,9 @@ def init(
         UsageError: called outside the main thread, beside a process group of the script's own, or with a
             `collective_timeout` that is not above 0.
     """
-    from trainer_shim.session.context_startup import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.session.context_startup import start_context  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start(checkpoint_dir, checkpoint_every, collective_timeout)
+    return start_context(checkpoint_dir, checkpoint_every, collective_timeout)
 
 
 def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 600.0) -> Companion:
@@ -90,6 +90,6 @@ def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 
         CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
         UsageError: called outside the main thread.
     """
-    from trainer_shim.session.companion import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.session.companion_startup import start_companion  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start(checkpoint_dir, checkpoint_every)
+    return start_companion(checkpoint_dir, checkpoint_every)

@@ -115,13 +115,13 @@ def main():
             (args.directory / f"there-{ctx.generation}").touch()
             misbehave(args.how)
 
-    save = ctx._store.save
+    save = ctx._checkpoints.store.save
 
     def watched_save(*arguments):
         at("save")
         return save(*arguments)
 
-    ctx._store.save = watched_save
+    ctx._checkpoints.store.save = watched_save
     features, targets = make_data()
     data = torch.utils.data.TensorDataset(torch.arange(SAMPLES), features, targets)
     net = Net()
@@ -132,7 +132,7 @@ def main():
     log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
-            samples = index.tolist() if ctx._micro.samples else []  # a filler is not trained
+            samples = index.tolist() if ctx._accumulation.micro.samples else []  # a filler is not trained
             # Written before the step: the checkpoint that has the step may be there before the next line is run.
             log.write(json.dumps({"epoch": epoch, "step": ctx.step_count + 1, "samples": samples}) + "\n")
             at("body")

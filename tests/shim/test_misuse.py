@@ -111,7 +111,7 @@ def test_full_disk(run):
 import os, signal
 def full(*_):
     raise OSError(28, "No space left on device")
-ctx._store.save = full
+ctx._checkpoints.store.save = full
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
@@ -138,7 +138,7 @@ loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
     for (x,) in loader:
-        ctx._saver.settle()
+        ctx._checkpoints.saver.settle()
         ctx.backward(net(x).mean())
         ctx.step(optimizer)
         if ctx.step_count == 5:
@@ -184,10 +184,10 @@ print("not reached")
 def test_unreadable_fence(run):
     """While the fence cannot be read nothing is written, and training goes on."""
     code, output = run("""
-import trainer_shim.session.context as context
+import trainer_shim.session.trainer_session as trainer_session
 def stale(_):
     raise OSError(116, "Stale file handle")
-context.POLL_INTERVAL, context.highest_generation = 0, stale
+trainer_session.POLL_INTERVAL, trainer_session.highest_generation = 0, stale
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(2):
@@ -195,7 +195,7 @@ for epoch in ctx.epochs(2):
         ctx.backward(net(x).mean())
         ctx.step(optimizer)
     if epoch == 1:
-        context.highest_generation = lambda _: 1
+        trainer_session.highest_generation = lambda _: 1
 """)
     assert code == 0, output
     assert output.count("the fence cannot be read") == 1

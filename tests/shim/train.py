@@ -155,30 +155,30 @@ def disturbed(args, step, loss):
 
 def slow_down(ctx, seconds):
     """Let each checkpoint take so long."""
-    save = ctx._store.save
+    save = ctx._checkpoints.store.save
 
     def slow(*arguments):
         time.sleep(seconds)
         return save(*arguments)
 
-    ctx._store.save = slow
+    ctx._checkpoints.store.save = slow
 
 
 def await_save(args, ctx):
     """With `--await-saves`, wait until the checkpoint that was begun last is written."""
-    if args.await_saves and ctx._saver._pending is not None:
-        ctx._saver._pending._thread.join()
+    if args.await_saves and ctx._checkpoints.saver._pending is not None:
+        ctx._checkpoints.saver._pending._thread.join()
 
 
 def count_votes(ctx):
     """The list of step counts at which this rank has voted, which grows."""
-    vote, steps = ctx._group.vote, []
+    start_vote, steps = ctx._session.start_vote, []
 
-    def counted(votes):
+    def counted(vote):
         steps.append(ctx.step_count)
-        return vote(votes)
+        return start_vote(vote)
 
-    ctx._group.vote = counted
+    ctx._session.start_vote = counted
     return steps
 
 
@@ -217,11 +217,11 @@ def main():
     trained, loss_sum = [], 0.0
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
-            if ctx._micro.samples:  # not a filler
+            if ctx._accumulation.micro.samples:  # not a filler
                 trained += index.tolist()
             loss = nn.functional.mse_loss(model(x), y)
             loss = disturbed(args, ctx.step_count, loss)
-            loss_sum += loss.item() * ctx._micro.samples
+            loss_sum += loss.item() * ctx._accumulation.micro.samples
             ctx.backward(loss, scaler)
             if ctx.boundary:
                 scaler.unscale_(optimizer)

@@ -45,7 +45,7 @@ def main():
     for epoch in ctx.epochs(EPOCHS):
         trained = []
         for index, x in loader:
-            trained += index.tolist() if ctx._micro.samples else []
+            trained += index.tolist() if ctx._accumulation.micro.samples else []
             loss = ((model(x) - x.sum(dim=1, keepdim=True).sin()) ** 2).mean()
             ctx.backward(loss)
             if ctx.step(optimizer):

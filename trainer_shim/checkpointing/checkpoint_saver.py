@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import logging
-import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
@@ -12,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Callable
 from trainer_shim.checkpointing.checkpoint_store import Progress
 from trainer_shim.checkpointing.cpu_copy import cpu_copy
 from trainer_shim.errors import SupersededError
-from trainer_shim.preemption.stop_requests import SAVE_HISTORY
 
 if TYPE_CHECKING:
     from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.checkpointing.save_history import SaveHistory
     from trainer_shim.reporting.report_writer import ReportWriter
 
 log = logging.getLogger("trainer_shim")
@@ -36,6 +34,7 @@ class CheckpointSaver:
         check: Callable[[], None],
         report: ReportWriter,
         *,
+        history: SaveHistory,
         is_rank_zero: bool = True,
         disabled: bool = False,
     ) -> None:
@@ -47,24 +46,8 @@ class CheckpointSaver:
         self._check = check
         self._report = report
         self._pending: _PendingWrite | None = None
-        self._last_attempt = time.monotonic()
-        self._saved_at = self._last_attempt if resumed else None
+        self._history = history
         self.saved_progress = resumed.progress if resumed else Progress()  # what the newest checkpoint says
-        self._durations: collections.deque[float] = collections.deque(maxlen=SAVE_HISTORY)
-
-    @property
-    def age(self) -> float:
-        """Seconds since the newest checkpoint was there, or was resumed from; infinite where there is none."""
-        return math.inf if self._saved_at is None else time.monotonic() - self._saved_at
-
-    @property
-    def slowest_seconds(self) -> float | None:
-        """The most seconds that one of the last saves took from its beginning to its end, None before the first."""
-        return max(self._durations, default=None)
-
-    def due(self, every: float) -> bool:
-        """Whether the last save ended so many seconds ago."""
-        return self._pending is None and time.monotonic() - self._last_attempt >= every
 
     def covers(self, progress: Progress) -> bool:
         """Whether a checkpoint says this, or one that is being written will."""
@@ -76,7 +59,8 @@ class CheckpointSaver:
         One that fails is an error in the log, when it is settled.
         """
         self.settle()
-        started = self._last_attempt = time.monotonic()
+        started = time.monotonic()
+        self._history.note_attempt()
         if progress == self.saved_progress or not self._saves:
             return
         now = states()
@@ -86,6 +70,7 @@ class CheckpointSaver:
             return self._store.save(copied, self._generation, progress, order, self._check)
 
         self._pending = _PendingWrite(write, progress, started)
+        self._history.in_progress = True
 
     def settle(self, *, wait: bool = True) -> None:
         """Note how the save under way has ended, if it has; else await it or leave it at that.
@@ -97,7 +82,8 @@ class CheckpointSaver:
         if write is None or (not wait and not write.ended):
             return
         self._pending = None
-        self._last_attempt = time.monotonic()
+        self._history.in_progress = False
+        self._history.note_attempt()
         try:
             size = write.result()
         except SupersededError:
@@ -118,10 +104,11 @@ class CheckpointSaver:
         self.settle()
         if progress == self.saved_progress or not self._saves:
             return
-        self._last_attempt = started = time.monotonic()
+        started = time.monotonic()
+        self._history.note_attempt()
         size = self._store.save(states(), self._generation, progress, order, self._check)
-        self._last_attempt = time.monotonic()
-        seconds = self._last_attempt - started
+        seconds = time.monotonic() - started
+        self._history.note_attempt()
         self._record(progress, seconds, size, cause, seconds)
 
     @property
@@ -130,8 +117,7 @@ class CheckpointSaver:
 
     def _record(self, progress: Progress, seconds: float, size: int, cause: str, stall: float) -> None:
         self.saved_progress = progress
-        self._saved_at = time.monotonic()
-        self._durations.append(seconds)
+        self._history.note_save(seconds)
         self._report.emit(
             "checkpoint", step=progress.step, seconds=seconds, bytes=size, cause=cause, stall_seconds=stall
         )

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def claims_directory(checkpoints: Path) -> Path:
+    """Return the directory of the claims in a checkpoint directory.
+
+    On disk and in reports a generation is called an incarnation, its name in earlier versions: older checkpoint
+    directories are read, and the names that the daemon reads are unchanged.
+    """
+    return checkpoints / "incarnations"
+
+
 def highest_generation(claims: Path) -> int:
     """The newest generation claimed in the directory, 0 when there is none.
 

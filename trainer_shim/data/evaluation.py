@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def lockstep_batches(
-    source: Prefetcher[T], agree: Callable[[int, int], list[int]], leave: Callable[[], object]
+    source: Prefetcher[T], agree: Callable[[int, int], tuple[int, int, int]], leave: Callable[[], object]
 ) -> Iterator[T]:
     """The batches, each after a vote of all ranks, until all of them have had theirs.
 

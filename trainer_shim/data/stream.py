@@ -160,21 +160,26 @@ class _StreamReader:
             self.position += passed
 
 
-def next_batch_votes(prefetcher: Prefetcher[tuple[MicroBatch, Any]]) -> list[int]:
-    """What the ranks add up to see whether the same batch is before all of them: its size, and the square of it."""
+def next_batch_samples(prefetcher: Prefetcher[tuple[MicroBatch, Any]]) -> int:
+    """Return the number of samples in the global batch that comes next, 0 at the end of the stream; waits for it."""
     following = prefetcher.peek()
-    size = following[0].global_samples if following else 0
-    return [size, size * size]
+    return following[0].global_samples if following else 0
 
 
-def check_same_stream(sums: list[int], ranks: int) -> None:
-    """See that the ranks' sizes were the same: the sum of the squares is then the least that it can be.
+def check_same_stream(total: int, total_of_squares: int, ranks: int) -> None:
+    """Check that every rank's next global batch has the same size.
+
+    The sum of the squares of the ranks' sizes is the least that it can be only if all sizes are the same.
+
+    Args:
+        total: the sum of the sizes over the ranks.
+        total_of_squares: the sum of their squares.
+        ranks: the number of ranks.
 
     Raises:
-        UsageError: they were not, so the ranks have read different streams.
+        UsageError: the sizes differ, so the ranks have read different streams.
     """
-    total, squares = sums
-    if ranks * squares != total * total:
+    if ranks * total_of_squares != total * total:
         raise UsageError(
             "the training data ended on one rank and not on another: a stream must be the same, in full, on every rank "
             "(the loader shares it out), so it must not be split by rank or by worker"

@@ -18,7 +18,6 @@ URGENT_SIGTERM_SECONDS = 2.0
 
 POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
 RECENT_CHECKPOINT_SECONDS = 60.0  # seconds of age up to which a checkpoint suffices for an urgent stop
-SAVE_HISTORY = 5  # saves that say how long the next one may take: a file system's bad moment is forgotten
 
 CHECKPOINTED_EXIT_CODE = 85
 SUPERSEDED_EXIT_CODE = 76
@@ -47,9 +46,9 @@ class StopRequests:
         self.urgent = self.urgent or (cause == "sigterm" and now - self.first_signal >= URGENT_SIGTERM_SECONDS)
         self.request(cause)
 
-    def flags(self) -> list[int]:
-        """One 0 or 1 for each of CAUSES, to be summed over the ranks."""
-        return [int(cause in self._requested) for cause in CAUSES]
+    def flags(self) -> dict[str, int]:
+        """Return 0 or 1 for each of CAUSES: whether this process was asked to stop for it."""
+        return {cause: int(cause in self._requested) for cause in CAUSES}
 
     @property
     def superseded(self) -> bool:
@@ -62,15 +61,10 @@ class StopRequests:
         return min(self._requested.values(), default=None)
 
 
-def agreed_cause(votes: list[int]) -> str | None:
-    """The cause that the summed votes of all ranks give, None to go on."""
-    return next((cause for cause, count in zip(CAUSES, votes) if count), None)
-
-
 def has_time_to_save(left: float, slowest: float | None, age: float, *, urgent: bool) -> bool:
     """Whether a stop has time for a checkpoint, as far as the earlier ones tell; a warning says why not.
 
-    `left` is seconds to the deadline, `slowest` what the slowest of the last SAVE_HISTORY checkpoints took, `age` the
+    `left` is seconds to the deadline, `slowest` what the slowest of the last checkpoints took, `age` the
     newest one's.
     """
     if slowest is not None and left < slowest:

@@ -9,7 +9,7 @@ from typing import Any, Callable, TypeVar
 
 import torch.distributed as dist
 
-from trainer_shim.process_groups.trainer_group import COLLECTIVE_TIMEOUT, run_on_rank_zero
+from trainer_shim.process_groups.rank_group import COLLECTIVE_TIMEOUT, run_on_rank_zero
 
 T = TypeVar("T")
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trainer_shim.environment.job import Job
+
 WARM_UP_STEPS = 3  # steps that are not timed
 _MAX_BYTES = 1 << 16
 
@@ -33,6 +35,18 @@ class ProfilingRun:
         self._file = file
         self._begun = 0.0
         self._samples = 0
+
+    @classmethod
+    def of_job(cls, job: Job, *, writes: bool) -> ProfilingRun | None:
+        """Return the profiling run that the job's variables ask for, None where they ask for none.
+
+        Args:
+            job: the job as the wrapper describes it.
+            writes: whether this rank writes the results.
+        """
+        if job.profiling_steps is None:
+            return None
+        return cls(job.profiling_steps, job.profiling_file if writes else None)
 
     def record_step(self, step: int, samples: int, clock: Callable[[], float], **facts: Any) -> bool:
         """Whether that was the last step; the first rank's call with a file then writes down what was measured.

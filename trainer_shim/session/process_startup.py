@@ -1,4 +1,4 @@
-"""What every trainer does first: it hears stop requests, finds its place in the world, and says who it is."""
+"""The part of the startup that every trainer has: stop signals, the job, the world, and the line in the log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from trainer_shim.environment.world import World, find_world, launch_warning
 from trainer_shim.preemption.stop_requests import StopRequests, handle_stop_signals
 
 if TYPE_CHECKING:
-    from trainer_shim.process_groups.framework_group import FrameworkGroup
-    from trainer_shim.process_groups.trainer_group import TrainerGroup
+    from trainer_shim.process_groups.rank_group import RankGroup
 
 log = logging.getLogger("trainer_shim")
 
 
 class ProcessStart(NamedTuple):
-    """A trainer that has just started."""
+    """What a trainer knows when its process has just started."""
 
     job: Job
     stop: StopRequests
@@ -28,7 +27,7 @@ class ProcessStart(NamedTuple):
 
 
 def start_process() -> ProcessStart:
-    """Listen, and look at the environment.
+    """Handle the stop signals, read the environment, and warn of what looks like a mistake in it.
 
     Raises:
         VariableError: the environment describes half a world.
@@ -46,8 +45,8 @@ def start_process() -> ProcessStart:
     return ProcessStart(job, stop, world)
 
 
-def log_start(group: TrainerGroup | FrameworkGroup, job: Job, generation: int, beginning: str) -> None:
-    """Say in the log who starts, and from where; rank 0 does."""
+def log_start(group: RankGroup, job: Job, generation: int, beginning: str) -> None:
+    """Log, on rank 0, the generation, run and world size of this trainer, and where it resumes from."""
     if group.rank == 0:
         run = job.run or "unknown"
         log.info("generation %d, run %s, world size %d, %s", generation, run, group.size, beginning)

@@ -14,7 +14,7 @@ from trainer_shim.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from trainer_shim.process_groups.trainer_group import TrainerGroup
+    from trainer_shim.process_groups.rank_group import RankGroup
 
 log = logging.getLogger("trainer_shim")
 
@@ -27,8 +27,8 @@ def check_no_process_group() -> None:
         raise UsageError("leave torch.distributed.init_process_group(...) out: trainer_shim.init(...) does it")
 
 
-def handlers(numbers: Iterable[int]) -> Handlers:
-    """Who handles these signals."""
+def signal_handlers(numbers: Iterable[int]) -> Handlers:
+    """Return the present handlers of these signals, by signal number."""
     return {number: signal.getsignal(number) for number in numbers}
 
 
@@ -50,10 +50,10 @@ def warn_of_unwrapped_modules(modules: Iterable[torch.nn.Module]) -> None:
         )
 
 
-def check_same_data(order: Mapping[str, Any], group: TrainerGroup) -> None:
+def check_same_data(order: Mapping[str, Any], group: RankGroup) -> None:
     """Raise UsageError, on all ranks, where their data are not of one order; collective."""
     first = group.on_rank_zero(lambda: dict(order))
-    if not any(group.vote([int(first != order)]).result()):
+    if not group.any_rank(first != order):
         return
     here = f"{order} here, and {first} on rank 0" if first != order else "another rank says which"
     raise UsageError(

@@ -96,7 +96,7 @@ def main():
     trained = []
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
-            if ctx._micro.samples:  # not a filler
+            if ctx._accumulation.micro.samples:  # not a filler
                 trained += index.tolist()
             ctx.backward(nn.functional.mse_loss(net(x), y))
             if ctx.boundary:

@@ -10,8 +10,8 @@ import torch
 from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
 from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress, States
 from trainer_shim.checkpointing.cpu_copy import cpu_copy
+from trainer_shim.checkpointing.save_history import REMEMBERED_SAVES, SaveHistory
 from trainer_shim.errors import SupersededError
-from trainer_shim.preemption.stop_requests import SAVE_HISTORY
 from trainer_shim.reporting.report_writer import ReportWriter
 
 ORDER = {"seed": 1, "size": 10, "shuffle": True}
@@ -85,7 +85,9 @@ def gate():
 @pytest.fixture
 def make(tmp_path):
     def make_saver(check=lambda: None):
-        return CheckpointSaver(CheckpointStore(tmp_path), 1, None, check, ReportWriter(tmp_path / "reports", 1))
+        report = ReportWriter(tmp_path / "reports", 1)
+        history = SaveHistory(resumed=False)
+        return CheckpointSaver(CheckpointStore(tmp_path), 1, None, check, report, history=history)
 
     return make_saver
 
@@ -98,11 +100,11 @@ def test_training_goes_on(make, gate, tmp_path):
     saver.settle(wait=False)
     assert saver.saved_progress == Progress()
     assert saver.covers(Progress(step=1))
-    assert not saver.due(0)
+    assert not saver._history.due(0)
     gate.set()
     saver.settle()
     assert saver.saved_progress == Progress(step=1)
-    assert saver.due(0)
+    assert saver._history.due(0)
     store = CheckpointStore(tmp_path)
     assert store.load(store.latest())["w"].tolist() == [0, 0, 0]
 
@@ -129,11 +131,11 @@ def test_a_slow_save_is_forgotten(make, monkeypatch):
 
     monkeypatch.setattr("time.monotonic", lambda: now)
     saver = make(check)
-    assert saver.slowest_seconds is None
+    assert saver._history.slowest_seconds is None
     found = []
-    for step in range(1, SAVE_HISTORY + 2):
+    for step in range(1, REMEMBERED_SAVES + 2):
         saver.save(lambda: States({"w": 1}), Progress(step=step), ORDER, "stop")
-        found.append(saver.slowest_seconds)
+        found.append(saver._history.slowest_seconds)
         seconds = 1.0
     assert set(found[:-1]) == {found[0]}
     assert found[-1] == found[0] / 50

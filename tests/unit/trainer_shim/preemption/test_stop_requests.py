@@ -13,7 +13,7 @@ import pytest
 
 from trainer_shim.errors import LeaseError, UsageError
 from trainer_shim.preemption.lease import LeaseWatch, read_lease
-from trainer_shim.preemption.stop_requests import CAUSES, StopRequests, agreed_cause, exit_code, handle_stop_signals
+from trainer_shim.preemption.stop_requests import CAUSES, StopRequests, exit_code, handle_stop_signals
 
 
 @pytest.fixture
@@ -97,24 +97,23 @@ def test_malformed_lease(write, content):
         read_lease(path)
 
 
-def test_votes():
-    """Each cause counts once, the strongest one that any rank saw is agreed on, and the first instant is kept."""
+def test_requests():
+    """Each cause counts once, and the instant of the first one is kept."""
     flag = StopRequests()
     assert flag.noticed is None
-    assert agreed_cause(flag.flags()) is None
+    assert not any(flag.flags().values())
     flag.request("sigterm")
     first = flag.noticed
     flag.request("sigterm")
     flag.request("mailbox")
     assert flag.noticed == first
-    assert agreed_cause(flag.flags()) == "mailbox"
     flag.request("superseded")
-    assert agreed_cause([2 * vote for vote in flag.flags()]) == "superseded"
-    assert len(flag.flags()) == len(CAUSES)
+    assert flag.flags() == {"superseded": 1, "signal": 0, "mailbox": 1, "sigterm": 1}
+    assert tuple(flag.flags()) == CAUSES
 
 
 def test_a_second_signal_is_urgent(monkeypatch):
-    """Signals at once, and the preemption signal sent again, are one request; a SIGTERM well after it says to hurry."""
+    """Signals at once, and the preemption signal sent again, are one request; a SIGTERM well after it is urgent."""
     clock = iter([100.0, 101.0, 110.0, 110.5])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     flag = StopRequests()
@@ -124,7 +123,7 @@ def test_a_second_signal_is_urgent(monkeypatch):
     assert not flag.urgent
     flag.request_by_signal("sigterm")
     assert flag.urgent
-    assert agreed_cause(flag.flags()) == "signal"
+    assert flag.flags() == {"superseded": 0, "signal": 1, "mailbox": 0, "sigterm": 1}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +142,9 @@ def test_signals():
     try:
         handle_stop_signals(flag, signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGUSR2)
-        assert agreed_cause(flag.flags()) == "signal"
+        assert flag.flags() == {"superseded": 0, "signal": 1, "mailbox": 0, "sigterm": 0}
         os.kill(os.getpid(), signal.SIGTERM)
-        assert flag.flags() == [0, 1, 0, 1]
+        assert flag.flags() == {"superseded": 0, "signal": 1, "mailbox": 0, "sigterm": 1}
     finally:
         signal.signal(signal.SIGTERM, before[0])
         signal.signal(signal.SIGUSR2, before[1])

@@ -11,7 +11,7 @@ from trainer_shim import attach
 from trainer_shim.data.even_split import EvenSplit, GlobalOrder, RankBatches, plan_even_split
 from trainer_shim.data.sample_order import SampleOrder
 from trainer_shim.errors import BatchError, CheckpointError, SupersededError, UsageError
-from trainer_shim.session import companion as module
+from trainer_shim.session import trainer_session as module
 
 
 class Stand:

@@ -46,10 +46,10 @@ class Weights:
 def device(monkeypatch):
     """A simulated one, on whose clock everything runs."""
     device = Device()
-    totals = TrainerGroup.sum_tensor
+    totals = TrainerGroup.sum
     monkeypatch.setattr("time.monotonic", lambda: device.now)
     monkeypatch.setattr(TrainerGroup, "synchronize", device.drain)
-    monkeypatch.setattr(TrainerGroup, "sum_tensor", lambda *arguments: (device.drain(), totals(*arguments))[1])
+    monkeypatch.setattr(TrainerGroup, "sum", lambda *arguments: (device.drain(), totals(*arguments))[1])
     return device
 
 
