@@ -15,13 +15,13 @@ STEP_SECONDS = 0.01
 
 
 def age() -> float:
-    """Seconds since this process started."""
+    """Return the seconds since this process started."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def train() -> int:
-    """Train until a signal; the exit code."""
+    """Train until a stop signal, and return the exit code."""
     preemption = signal.Signals[os.environ.get("METASCHED_SIGNAL", "SIGUSR2")]
     stops = {preemption, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)

@@ -317,7 +317,7 @@ for epoch in ctx.epochs(3):
     ids=["handler", "unwrapped", "backward", "unfinished"],
 )
 def test_warnings(run, line, instead, words):
-    """What nobody would notice otherwise is a warning, and the only one."""
+    """A mistake that would go unnoticed is one warning, and the only one."""
     usual = """
 import signal
 loader = ctx.loader(dataset, global_batch=3, max_per_gpu=2)
@@ -336,7 +336,7 @@ for epoch in ctx.epochs(2):
 
 
 def test_a_process_group_of_the_script(run, tmp_path):
-    """It is refused by the name of the call that is to go."""
+    """A process group of the script's own is refused, with the name of the call to remove."""
     code, output = run("""
 torch.distributed.destroy_process_group()
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

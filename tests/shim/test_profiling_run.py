@@ -24,12 +24,12 @@ def tried(workplace):
 
 
 def test_a_profiling_run_ends_after_its_steps(tried):
-    """On all ranks, as a run that is done."""
+    """All ranks of a profiling run exit with 0 after its steps."""
     assert tried.codes == [[0, 0], [0]]
 
 
 def test_a_profiling_run_measures_the_steps_after_the_warm_up(tried):
-    """In one line, by the first rank, with the batch as this world splits it."""
+    """Rank 0 writes one line of results, with the batch as this world splits it."""
     (line,) = tried.measured
     assert line.pop("seconds") > 0
     assert line == {
@@ -52,7 +52,7 @@ def test_a_profiling_run_leaves_nothing_behind(tried):
 
 
 def test_the_run_reports_what_the_profiling_runs_measured(tried):
-    """Before its first steps."""
+    """The run reports the profiling runs' results before its first steps."""
     kinds = [line["kind"] for line in tried.report(1)]
     assert kinds.index("trial") < kinds.index("steps")
     (line,) = [line for line in tried.report(1) if line["kind"] == "trial"]
@@ -64,12 +64,12 @@ def test_the_run_reports_what_the_profiling_runs_measured(tried):
 
 
 def test_the_run_is_as_without_a_profiling_run(tried):
-    """It begins with the first sample."""
+    """The run after a profiling run begins with the first sample."""
     assert tried.surviving() == {0: list(range(60)), 1: list(range(60))}
 
 
 def test_a_profiling_run_that_is_asked_to_stop_does(workplace):
-    """With the code that says so, and nothing saved."""
+    """A profiling run that is stopped exits with the stop's code, and saves nothing."""
     place = workplace()
     profiling_run = place.launch(1, *JOB, "--step-seconds", 0.2, METASCHED_TRIAL="50")
     place.wait_for(lambda: list(place.directory.glob("trained-*.jsonl")), "the first step")
@@ -79,7 +79,7 @@ def test_a_profiling_run_that_is_asked_to_stop_does(workplace):
 
 
 def test_profiling_runs_between_runs_do_not_disturb_the_checkpoint(workplace):
-    """A stopped job that is tried at another size goes on from where it was."""
+    """A stopped job that is profiled at another size resumes from its own checkpoint."""
     place = workplace()
     first = place.launch(1, *JOB, "--halt", 3)
     with place.halted(1, 3):

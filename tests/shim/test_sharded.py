@@ -59,10 +59,10 @@ def names_of(optimizer):
 def assert_close(found, expected, tolerance):
     for name in ("model", "average"):
         torch.testing.assert_close(dict(found[name]), dict(expected[name]), rtol=0, atol=tolerance)
-    retained, wanted = found["optimizer"]["state"], expected["optimizer"]["state"]
-    assert retained.keys() == wanted.keys()
+    loaded, wanted = found["optimizer"]["state"], expected["optimizer"]["state"]
+    assert loaded.keys() == wanted.keys()
     for number, values in wanted.items():
-        torch.testing.assert_close(retained[number], values, rtol=0, atol=tolerance)
+        torch.testing.assert_close(loaded[number], values, rtol=0, atol=tolerance)
     assert found["schedule"] == expected["schedule"]
 
 

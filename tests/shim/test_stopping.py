@@ -156,7 +156,7 @@ def test_short_steps_share_votes(workplace, workers):
 
 
 def test_long_steps_have_a_vote_each(workplace):
-    """Then a stop comes at the end of the step in which it was asked for."""
+    """With long steps a stop comes at the end of the step in which it was requested."""
     place = workplace()
     assert place.launch(1, "--samples", 200, "--epochs", 1, "--latency", 0).wait() == [0]
     assert set(json.loads((place.directory / "votes-1-0.json").read_text())) >= set(range(20))

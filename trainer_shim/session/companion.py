@@ -91,7 +91,7 @@ class Companion:
         return self._saved_step == self.step
 
     def plan(self, global_batch: int, max_per_gpu: int | None = None) -> EvenSplit:
-        """Fix the global batch of the job, and say how this world splits it.
+        """Fix the global batch of the job, and return its split over the ranks.
 
         Raises:
             BatchError: it cannot be split evenly.
@@ -102,10 +102,10 @@ class Companion:
         return self._plan
 
     def order(self, samples: int, *, seed: int = 0, shuffle: bool = True) -> GlobalOrder:
-        """The order of a data set of so many samples, as a sampler of all ranks together.
+        """Return a sampler with the order of a data set of so many samples, for all ranks together.
 
-        For frameworks that deal batches out to the ranks themselves, and skip what was trained when they resume. What
-        is left of an epoch behind its last whole global batch is dropped; with `shuffle`, other samples in each epoch.
+        It is for frameworks that distribute batches to the ranks themselves, and skip trained samples when they resume.
+        The samples of an epoch behind its last full global batch are dropped; with `shuffle`, others in each epoch.
 
         Raises:
             BatchError: not even one global batch.
@@ -115,9 +115,9 @@ class Companion:
         return GlobalOrder(self, self._fix_order(samples, seed, shuffle), samples, self._planned())
 
     def batches(self, samples: int, *, seed: int = 0, shuffle: bool = True) -> RankBatches:
-        """The same order as this rank's micro-batches, from where the training stands on: a DataLoader's batch_sampler.
+        """Return a batch_sampler with this rank's micro-batches of the same order, from the training's position on.
 
-        For frameworks that take their batches as they come, and skip nothing. Raises as `order` does.
+        It is for frameworks that use every batch of their loader, and skip none. Errors are those of `order`.
         """
         return RankBatches(self, self._fix_order(samples, seed, shuffle), samples, self._planned())
 

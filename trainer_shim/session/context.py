@@ -116,16 +116,16 @@ class Context:
         return self._accumulation.micro is not None and self._accumulation.micro.last
 
     def wrap(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        """Move `module` to this rank's device and wrap it in DDP, whose further options pass through."""
+        """Move `module` to this rank's device, and return it wrapped in DDP, to which further options are passed."""
         on_gpu = self.device.type == "cuda"
         devices = [self.device] if on_gpu else None
         with self._group.watchdog.armed("ctx.wrap"):
             return DistributedDataParallel(module.to(self.device), device_ids=devices, **options)
 
     def shard(self, module: torch.nn.Module, **options: Any) -> torch.nn.Module:
-        """Apply FSDP2 (`fully_shard`) to `module` in place, over all ranks; its further options pass through.
+        """Apply FSDP2 (`fully_shard`) with further options to `module` in place, over all ranks, and return it.
 
-        As with `fully_shard` itself, the blocks of a model come before the whole, and the optimizer after it.
+        As with `fully_shard` itself, shard the blocks of a model before the model, and make the optimizer after that.
         """
         with self._group.watchdog.armed("ctx.shard"):
             return fully_shard(module, self.device.type, self.size, options)
@@ -288,7 +288,7 @@ class Context:
         micro = self._accumulation.current()
         if not micro.last:
             return False
-        self._accumulation.take_step(micro)
+        self._accumulation.mark_stepped(micro)
         self._start_boundary_vote()  # for a script that has a `backward` of its own
         self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
         for optimizer in optimizers:

@@ -84,7 +84,7 @@ class GradientAccumulation:
             check_gradients_kept(self.modules)
         self._weighted = True
 
-    def take_step(self, micro: MicroBatch) -> None:
+    def mark_stepped(self, micro: MicroBatch) -> None:
         """Note the optimizer step of the global batch; warn, once, of micro-batches that are not weighted.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What scripts do by mistake, and nobody would notice: found where that costs nothing, and said with the way out."""
+"""Checks for mistakes in scripts that would go unnoticed, each with a message that names the fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ Handlers = dict[int, "Callable[..., Any] | int | None"]
 
 
 def check_no_process_group() -> None:
-    """Raise UsageError where the script has made a process group of its own."""
+    """Check that the script has made no process group of its own.
+
+    Raises:
+        UsageError: it has.
+    """
     if dist.is_available() and dist.is_initialized():
         raise UsageError("leave torch.distributed.init_process_group(...) out: trainer_shim.init(...) does it")
 
@@ -33,7 +37,7 @@ def signal_handlers(numbers: Iterable[int]) -> Handlers:
 
 
 def warn_of_replaced_handlers(ours: Handlers) -> None:
-    """Warn where the script has replaced one of our handlers: then stops go unheard."""
+    """Warn where the script has replaced a signal handler of the shim, so that stop signals are lost."""
     for number in (number for number, handler in ours.items() if signal.getsignal(number) is not handler):
         log.warning(
             "the script has replaced the handler of %s, so stops are not heard: leave that to ctx.on_stop(...)",
@@ -42,7 +46,7 @@ def warn_of_replaced_handlers(ours: Handlers) -> None:
 
 
 def warn_of_unwrapped_modules(modules: Iterable[torch.nn.Module]) -> None:
-    """Warn of models that would be trained by each rank for itself: none of them exchanges gradients."""
+    """Warn of models with trainable parameters; to be called where no module exchanges gradients between the ranks."""
     if any(parameter.requires_grad for module in modules for parameter in module.parameters()):
         log.warning(
             "no model in ctx.track(...) exchanges gradients, so each rank would train one of its own: "
@@ -51,7 +55,11 @@ def warn_of_unwrapped_modules(modules: Iterable[torch.nn.Module]) -> None:
 
 
 def check_same_data(order: Mapping[str, Any], group: RankGroup) -> None:
-    """Raise UsageError, on all ranks, where their data are not of one order; collective."""
+    """Check that all ranks have the same order of the training data. Collective.
+
+    Raises:
+        UsageError: they differ; on all ranks.
+    """
     first = group.on_rank_zero(lambda: dict(order))
     if not group.any_rank(first != order):
         return
@@ -62,7 +70,11 @@ def check_same_data(order: Mapping[str, Any], group: RankGroup) -> None:
 
 
 def check_gradients_kept(modules: Iterable[torch.nn.Module]) -> None:
-    """Raise UsageError where no gradient is left of earlier micro-batches."""
+    """Check that the gradients of earlier micro-batches are still there.
+
+    Raises:
+        UsageError: no trainable parameter has a gradient.
+    """
     seen = False
     for parameter in (parameter for module in modules for parameter in module.parameters()):
         if parameter.grad is not None:

@@ -1,6 +1,6 @@
 """How often the ranks vote: at every step boundary where steps are long, at every k-th where they are short.
 
-A vote costs some hundred microseconds of each rank's time, and takes them out of their stride. A stop that is agreed on
+A vote costs each rank some hundred microseconds, and makes the ranks wait for the slowest. A stop that is agreed on
 within a quarter of a second is soon enough.
 """
 
@@ -8,38 +8,43 @@ from __future__ import annotations
 
 import math
 
-TARGET_SECONDS = 0.25  # seconds between two votes, as far as the steps so far tell
-MAX_STEPS = 16  # steps between two votes: bounds what it costs where steps become slower of a sudden
+TARGET_SECONDS = 0.25  # seconds between two votes, estimated from the steps since the last one
+MAX_STEPS = 16  # most steps between two votes: bounds the delay of a stop where steps suddenly become slower
 
 
 class VoteInterval:
-    """Counts a rank's step boundaries from vote to vote. All ranks count alike: each call is made by all or none.
+    """Counts a rank's step boundaries from vote to vote. Every call is made by all ranks or by none.
 
-    The interval is agreed on with the votes themselves: rank 0 adds its proposal to them, the others nothing.
-    `max_seconds` is the most seconds between two votes, where less than usual is wanted.
+    The ranks agree on the interval in the votes themselves: rank 0 adds its proposal, the other ranks add 0.
+
+    Args:
+        max_seconds: the most seconds between two votes, where that is less than TARGET_SECONDS.
+
+    Attributes:
+        steps: the interval that the last vote has agreed on; it takes effect if all ranks are ready at the next vote.
     """
 
     def __init__(self, max_seconds: float = math.inf) -> None:
         self._seconds = min(TARGET_SECONDS, max_seconds)
-        self.steps = 1  # steps, as agreed on by the last vote; for it to hold, the ranks may have to prepare
-        self._boundaries_left = 0  # boundaries before that of the next vote
+        self.steps = 1
+        self._boundaries_left = 0  # before the boundary of the next vote
         self._forced = True
-        self._steps_since_vote = 0  # since the last vote
-        self._last_vote = 0.0  # when that was
+        self._steps_since_vote = 0
+        self._last_vote = 0.0  # its time in seconds on the clock of `start_vote`
 
     @property
     def due(self) -> bool:
-        """Whether there is a vote at the boundary that comes."""
+        """Whether the next boundary has a vote."""
         return self._forced or not self._boundaries_left
 
     def force_vote(self) -> None:
-        """Have a vote at the next boundary that has none yet."""
+        """Require a vote at the next boundary whose vote has not started yet."""
         self._forced = True
 
     def start_vote(self, now: float) -> int:
-        """A vote begins, at `now` seconds; the interval in steps that this rank wishes for.
+        """Note that a vote starts at `now` seconds, and return the interval in steps that this rank proposes.
 
-        It doubles at most, because a few steps may have been short by chance.
+        The proposal is at most twice the present interval, because a few steps may have been short by chance.
         """
         seconds, steps = now - self._last_vote, self._steps_since_vote
         self._forced, self._steps_since_vote, self._last_vote = False, 0, now
@@ -49,14 +54,19 @@ class VoteInterval:
         return max(1, min(fitting, 2 * self.steps))
 
     def finish_vote(self, proposal: int, *, ready: bool) -> None:
-        """A vote has ended; whether all ranks are `ready` for as many steps without one as the last one said."""
+        """Note the outcome of a vote.
+
+        Args:
+            proposal: rank 0's proposal, in steps.
+            ready: whether all ranks can make as many steps without a vote as the last vote has agreed on.
+        """
         self._boundaries_left = (min(proposal, self.steps) if ready else 1) - 1
         self.steps = proposal
 
     def count_step(self) -> None:
-        """A step was made."""
+        """Count an optimizer step."""
         self._steps_since_vote += 1
 
     def skip_boundary(self) -> None:
-        """A boundary without a vote is behind."""
+        """Count a boundary that had no vote."""
         self._boundaries_left -= 1

@@ -29,7 +29,7 @@ def test_splits_tell_the_truth(batch, limit):
 
 
 def test_words():
-    """The words say who gets what."""
+    """The description names the micro-batches of the ranks."""
     words = {split.world_size: split.description for split in trainer_shim.splits(10, 3, range(1, 12))}
     assert words[1] == "uneven: 2 x 3 + 2 x 2 on every rank"
     assert words[2] == "uneven: 3 + 2 on every rank"

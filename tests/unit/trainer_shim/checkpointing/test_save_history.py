@@ -16,7 +16,7 @@ def clock(monkeypatch):
 
 
 def test_a_save_is_due_some_time_after_the_last_attempt(clock):
-    """Also after one that failed, and never while one is under way."""
+    """A save is due some time after the last attempt, also a failed one, and never while one is under way."""
     saves = SaveHistory(resumed=False)
     clock[0] += 10
     assert saves.due(10)
@@ -29,7 +29,7 @@ def test_a_save_is_due_some_time_after_the_last_attempt(clock):
 
 
 def test_the_age_of_the_newest_checkpoint(clock):
-    """It is counted from the start for one that was resumed from, and is infinite without any."""
+    """The age counts from the start for a resumed checkpoint, and is infinite without any."""
     fresh, resumed = SaveHistory(resumed=False), SaveHistory(resumed=True)
     clock[0] += 5
     assert (fresh.age, resumed.age) == (math.inf, 5)

@@ -59,7 +59,7 @@ def until(condition):
 
 
 def test_several_ahead():
-    """A look at so many items says whether all are there, and from then on so many are fetched prefetcher."""
+    """A look at so many items says whether all are there, and from then on so many are fetched ahead."""
     fetched = []
 
     def items():
@@ -109,7 +109,7 @@ def test_one_of_several_is_late():
 
 
 def test_no_more_is_fetched_behind_the_end():
-    """Once closed, only the item that is on its way is awaited, however many were to be fetched prefetcher."""
+    """Once closed, only the item that is on its way is awaited, however many were to be fetched ahead."""
     gate, fetched = threading.Event(), []
 
     def items():

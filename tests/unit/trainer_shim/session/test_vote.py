@@ -17,7 +17,7 @@ def test_a_sum_of_votes_is_a_vote():
 
 @pytest.mark.parametrize("number", range(len(CAUSES)))
 def test_the_strongest_cause_is_agreed_on(number):
-    """The first of CAUSES that any rank has voted for."""
+    """The agreed cause is the first of CAUSES that any rank has voted for."""
     vote = Vote(**dict.fromkeys(CAUSES[number:], 2))
     assert vote.stop_cause == CAUSES[number]
 

@@ -40,7 +40,7 @@ def test_the_first_steps_are_voted_on():
 
 
 def test_short_steps_share_a_vote():
-    """A vote every quarter of a second, but at every 16th step at least."""
+    """Short steps have a vote every quarter of a second, and at every 16th step at least."""
     for seconds, steps in [(0.045, 5), (0.1, 2), (0.001, MAX_STEPS), (0.0, MAX_STEPS)]:
         ranks = Ranks(2)
         ranks.votes(100, seconds)
@@ -48,7 +48,7 @@ def test_short_steps_share_a_vote():
 
 
 def test_long_steps_have_a_vote_each():
-    """So a stop is never later than the end of a step."""
+    """Long steps have a vote each, so a stop is never later than the end of a step."""
     ranks = Ranks(2)
     assert ranks.votes(20, 0.3) == 20
 
@@ -63,7 +63,7 @@ def test_more_votes_where_they_are_wanted():
 
 
 def test_steps_that_become_longer():
-    """From the next vote on they have one each."""
+    """Steps that become longer have a vote each from the next vote on."""
     ranks = Ranks(2)
     ranks.votes(100, 0.001)
     assert ranks.votes(MAX_STEPS + 5, 10.0) >= 5
@@ -71,14 +71,14 @@ def test_steps_that_become_longer():
 
 
 def test_ranks_that_are_not_ready():
-    """They have votes at every boundary, as long as one of them might wait for data."""
+    """There is a vote at every boundary as long as a rank might wait for data."""
     ranks = Ranks(2)
     ranks.votes(100, 0.001)
     assert ranks.votes(MAX_STEPS + 10, 0.001, ready=False) >= 10
     assert ranks.votes(10, 0.001, ready=False) == 10
 
 
-def test_a_vote_in_haste():
+def test_a_required_vote():
     """After an evaluation the next boundary has a vote, whatever was agreed before."""
     ranks = Ranks(2)
     ranks.votes(100, 0.001)
@@ -91,8 +91,8 @@ def test_a_vote_in_haste():
     assert not ranks.boundary(0.001)
 
 
-def test_haste_while_a_vote_is_under_way():
-    """It is not forgotten with that vote's outcome."""
+def test_a_vote_required_while_one_is_under_way():
+    """A vote that is required while another is under way takes place after that one."""
     interval = VoteInterval()
     interval.finish_vote(8, ready=True)
     proposal = interval.start_vote(1.0)
@@ -118,7 +118,7 @@ def test_all_ranks_count_alike(steps):
 
 @given(st.floats(1e-4, 2))
 def test_the_time_between_votes_of_steady_steps(seconds):
-    """It is no more than a quarter of a second, or one step."""
+    """The time between two votes is at most a quarter of a second, or one step."""
     ranks = Ranks(1)
     ranks.votes(64, seconds)
     gaps, gap = [], 0.0
