@@ -65,16 +65,16 @@ def fill_disk(ctx, rank):
     """Let writing shards fail on one rank from the second time on."""
     import trainer_shim.checkpointing.sharded_states as sharded  # noqa: PLC0415
 
-    written, count = sharded.written, 0
+    synced_file, count = sharded.synced_file, 0
 
     def full(path):
         nonlocal count
         count += path.name.startswith("__")
         if count > 1 and ctx.rank == rank:
             raise OSError(28, "No space left on device")
-        return written(path)
+        return synced_file(path)
 
-    sharded.written = full
+    sharded.synced_file = full
 
 
 def main():
