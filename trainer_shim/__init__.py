@@ -1,7 +1,7 @@
-"""Preemptible, elastic PyTorch training: stop anywhere, go on at any world size, lose and repeat nothing.
+"""Preemptible, elastic PyTorch training: a job stops at any step, and resumes at any world size without losing work.
 
-The face is `init`, and the `Context` that it returns; for frameworks that own the training loop, `attach` and its
-`Companion`. Without metasched around it, the same script is plain PyTorch.
+Scripts call `init`, and use the `Context` that it returns; scripts whose training loop belongs to a framework call
+`attach`, and use its `Companion`. Without metasched the same script is plain PyTorch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trainer_shim.errors import (
     VariableError,
     WorldError,
 )
-from trainer_shim.leave import departure as _departure  # registers its exit hook before the script's  # noqa: F401
+from trainer_shim.preemption.exit import process_exit as _process_exit  # registers its exit hook before the script's  # noqa: F401
 
 if TYPE_CHECKING:
     import os
 
     from trainer_shim.batch import plan_batch, splits
-    from trainer_shim.companion import Companion
-    from trainer_shim.context import Context
+    from trainer_shim.session.companion import Companion
+    from trainer_shim.session.context import Context
 
 __all__ = [
     "BatchError",
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import late what `python -m trainer_shim.batch` is to run as its main module."""
+    """Import `plan_batch` and `splits` late: `python -m trainer_shim.batch` runs their module as its main one."""
     if name not in {"plan_batch", "splits"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from trainer_shim import batch  # noqa: PLC0415
@@ -58,7 +58,7 @@ def init(
     checkpoint_every: float = 600.0,
     collective_timeout: float | None = 600.0,
 ) -> Context:
-    """Join the process group and return the context of this trainer.
+    """Join the process group, and return the context of this trainer.
 
     Args:
         checkpoint_dir: a directory of this job alone, on a file system that all its nodes share; made if missing.
@@ -70,16 +70,18 @@ def init(
         VariableError: the environment describes half a world.
         WorldError: not all ranks have come within five minutes (TRAINER_SHIM_PATIENCE, in seconds), or two share a GPU.
         CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
-        UsageError: called outside the main thread, beside a process group of the script's own, or with a
+        UsageError: called outside the main thread, or where the script has made a process group, or with a
             `collective_timeout` that is not above 0.
     """
-    from trainer_shim.begin import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.session.context_startup import start_context  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start(checkpoint_dir, checkpoint_every, collective_timeout)
+    return start_context(checkpoint_dir, checkpoint_every, collective_timeout)
 
 
 def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 600.0) -> Companion:
-    """Stand by a framework that owns the training loop, at the top of its script; see docs/user/INTEGRATIONS.md.
+    """Return the companion of a framework that owns the training loop; to be called at the top of the script.
+
+    See docs/user/INTEGRATIONS.md.
 
     Args:
         checkpoint_dir: a directory of this job alone, on a file system that all its nodes share; made if missing.
@@ -90,6 +92,6 @@ def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 
         CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
         UsageError: called outside the main thread.
     """
-    from trainer_shim.companion import start  # noqa: PLC0415  importing the shim must not cost an import of torch
+    from trainer_shim.session.companion_startup import start_companion  # noqa: PLC0415  importing the shim must not cost an import of torch
 
-    return start(checkpoint_dir, checkpoint_every)
+    return start_companion(checkpoint_dir, checkpoint_every)

@@ -23,18 +23,18 @@ class BatchPlan(NamedTuple):
     world_size: int
     max_per_gpu: int | None
 
-    def share(self, rank: int, samples: int) -> range:
+    def rank_slice(self, rank: int, samples: int) -> range:
         """The positions within a global batch of `samples` samples that are `rank`'s; sizes differ by one at most."""
         least, more = divmod(samples, self.world_size)
         start = rank * least + min(rank, more)
         return range(start, start + least + (rank < more))
 
-    def count(self, samples: int) -> int:
+    def micro_batch_count(self, samples: int) -> int:
         """How many micro-batches each rank has of so many samples: the fewest that the largest share, rank 0's, needs.
 
         They are as many on every rank, because forward and backward passes may be collective.
         """
-        largest = len(self.share(0, samples))
+        largest = len(self.rank_slice(0, samples))
         return 1 if self.max_per_gpu is None else -(-largest // self.max_per_gpu)
 
     def micro_batches(self, rank: int, samples: int) -> list[range]:
@@ -42,12 +42,12 @@ class BatchPlan(NamedTuple):
 
         There are `count` of them, or one less where the share has no more samples.
         """
-        share = self.share(rank, samples)
-        cut = BatchPlan(len(share), min(self.count(samples), len(share)), None)
-        pieces = (cut.share(number, len(share)) for number in range(cut.world_size))
+        share = self.rank_slice(rank, samples)
+        cut = BatchPlan(len(share), min(self.micro_batch_count(samples), len(share)), None)
+        pieces = (cut.rank_slice(number, len(share)) for number in range(cut.world_size))
         return [share[slice(piece.start, piece.stop)] for piece in pieces]
 
-    def whole(self, samples: int) -> int:
+    def samples_in_full_batches(self, samples: int) -> int:
         """How many of so many samples whole global batches take."""
         return samples // self.global_batch * self.global_batch
 
@@ -63,7 +63,7 @@ class BatchPlan(NamedTuple):
     @property
     def accumulation(self) -> int:
         """The micro-batches that a GPU works through for one optimizer step."""
-        return self.count(self.global_batch)
+        return self.micro_batch_count(self.global_batch)
 
 
 def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = None) -> BatchPlan:
@@ -90,12 +90,12 @@ class Split(NamedTuple):
 
     world_size: int
     plan: BatchPlan | None
-    even: bool
-    words: str
+    is_even: bool
+    description: str
 
 
 def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[int] = range(1, 9)) -> list[Split]:
-    """What becomes of a global batch at several world sizes, in words, too.
+    """What becomes of a global batch at several world sizes, with a description.
 
     Raises:
         BatchError: `max_per_gpu` allows no sample.
@@ -104,20 +104,20 @@ def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[in
     for size in sizes:
         if not 1 <= size <= global_batch:
             few = f"cannot be split: {global_batch} samples for {size} ranks"
-            found.append(Split(size, None, even=False, words=few))
+            found.append(Split(size, None, is_even=False, description=few))
             continue
         plan = plan_batch(global_batch, size, max_per_gpu)
         # The first rank has one of the largest shares, the last one one of the smallest.
         ends = (plan.micro_batches(rank, global_batch) for rank in (0, size - 1))
-        kinds = list(dict.fromkeys(map(_in_words, ends)))
+        kinds = list(dict.fromkeys(map(_describe, ends)))
         even = len(kinds) == 1 and "+" not in kinds[0]
         where = f"{kinds[0]} on every rank" if len(kinds) == 1 else f"{kinds[0]} on some ranks, {kinds[1]} on others"
-        words = f"{'even' if even else 'uneven'}: {where}"
-        found.append(Split(size, plan, even, words))
+        description = f"{'even' if even else 'uneven'}: {where}"
+        found.append(Split(size, plan, even, description))
     return found
 
 
-def _in_words(pieces: list[range]) -> str:
+def _describe(pieces: list[range]) -> str:
     """The sizes of micro-batches, the larger ones first: "2 x 4 + 3"."""
     lengths = [len(piece) for piece in pieces]
     counts = {length: lengths.count(length) for length in lengths}
@@ -146,7 +146,7 @@ def main() -> int:
     sys.stdout.write("ranks  per GPU  accumulation  samples\n")
     for row in rows:
         per_gpu, accumulation = (row.plan.per_gpu_batch, row.plan.accumulation) if row.plan else ("-", "-")
-        sys.stdout.write(f"{row.world_size:5}  {per_gpu:>7}  {accumulation:>12}  {row.words}\n")
+        sys.stdout.write(f"{row.world_size:5}  {per_gpu:>7}  {accumulation:>12}  {row.description}\n")
     return 1 if any(row.plan is None for row in rows) else 0
 
 

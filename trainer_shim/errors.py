@@ -26,7 +26,7 @@ class CheckpointError(ShimError):
 
 
 class SupersededError(ShimError):
-    """A newer incarnation has started on the checkpoint directory: this one must write nothing more."""
+    """A newer generation has started on the checkpoint directory: this one must write nothing more."""
 
 
 class UsageError(ShimError):

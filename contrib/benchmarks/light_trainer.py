@@ -15,13 +15,13 @@ STEP_SECONDS = 0.01
 
 
 def age() -> float:
-    """Seconds since this process started."""
+    """Return the seconds since this process started."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def train() -> int:
-    """Train until a signal; the exit code."""
+    """Train until a stop signal, and return the exit code."""
     preemption = signal.Signals[os.environ.get("METASCHED_SIGNAL", "SIGUSR2")]
     stops = {preemption, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
@@ -32,18 +32,18 @@ def train() -> int:
 
     directory = Path(os.environ.get("METASCHED_REPORTS", "."))
     directory.mkdir(mode=0o755, exist_ok=True)
-    incarnation = 1 + len(list(directory.glob("incarnation-*.jsonl")))
+    generation = 1 + len(list(directory.glob("incarnation-*.jsonl")))
     world = int(os.environ.get("SLURM_NTASKS", "1"))
-    with (directory / f"incarnation-{incarnation}.jsonl").open("a", buffering=1, encoding="utf-8") as reports:
+    with (directory / f"incarnation-{generation}.jsonl").open("a", buffering=1, encoding="utf-8") as reports:
 
         def report(kind: str, **values: object) -> None:
             reports.write(json.dumps({"v": 1, "t": time.time(), "kind": kind, **values}) + "\n")
 
-        done = incarnation - 1
+        done = generation - 1
         report(
             "start",
             run=int(os.environ.get("METASCHED_RUN", "1")),
-            incarnation=incarnation,
+            incarnation=generation,
             world_size=world,
             step=done,
             samples=done * world,

@@ -1,4 +1,4 @@
-"""What shim_overhead trains: steps by plain DDP and by the shim in turns, or a large state that is often saved.
+"""The trainer of shim_overhead: alternating steps by plain DDP and by the shim, or a large state that is saved often.
 
 overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
 overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -22,18 +23,21 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import trainer_shim
 
+if TYPE_CHECKING:
+    from trainer_shim.session.context import Context
+
 GLOBAL_BATCH, FEATURES, SAMPLES = 32, 256, 4096
 MATRIX = torch.randn(128, 128)
 
 
 def make_net() -> nn.Module:
-    """The same weights in every process that calls it."""
+    """Return a network with the same initial weights in every process."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 256), nn.ReLU(), nn.Linear(256, 1))
 
 
 def make_data() -> TensorDataset:
-    """Samples that cost next to nothing to read."""
+    """Return a data set in memory, whose samples cost next to nothing to read."""
     generator = torch.Generator().manual_seed(1)
     return TensorDataset(
         torch.randn(SAMPLES, FEATURES, generator=generator), torch.randn(SAMPLES, 1, generator=generator)
@@ -41,7 +45,7 @@ def make_data() -> TensorDataset:
 
 
 def forward(model: nn.Module, x: torch.Tensor, y: torch.Tensor, seconds: float) -> torch.Tensor:
-    """The loss, after so many seconds of computing."""
+    """Return the loss, after at least so many seconds of computing."""
     until = time.perf_counter() + seconds
     loss = nn.functional.mse_loss(model(x), y)
     while time.perf_counter() < until:
@@ -50,7 +54,7 @@ def forward(model: nn.Module, x: torch.Tensor, y: torch.Tensor, seconds: float) 
 
 
 def plain_steps(seconds: float) -> Iterator[None]:
-    """Steps as a plain DDP script does them, for ever."""
+    """Train steps of a plain DDP script without end, one for each item."""
     model = nn.parallel.DistributedDataParallel(make_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = make_data()
@@ -67,8 +71,8 @@ def plain_steps(seconds: float) -> Iterator[None]:
         epoch += 1
 
 
-def shim_steps(ctx: trainer_shim.context.Context, seconds: float) -> Iterator[None]:
-    """The same by the shim."""
+def shim_steps(ctx: Context, seconds: float) -> Iterator[None]:
+    """Train the same steps by the shim, one for each item."""
     model = ctx.wrap(make_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = ctx.loader(make_data(), global_batch=GLOBAL_BATCH, seed=1)
@@ -81,7 +85,7 @@ def shim_steps(ctx: trainer_shim.context.Context, seconds: float) -> Iterator[No
 
 
 def measured(work: Iterator[None], steps: int) -> float:
-    """Seconds for so many steps."""
+    """Return the seconds that so many steps take."""
     started = time.perf_counter()
     for _ in range(steps):
         next(work)
@@ -89,7 +93,7 @@ def measured(work: Iterator[None], steps: int) -> float:
 
 
 def time_steps(result: Path, seconds: float, block: int, pairs: int) -> None:
-    """Blocks of steps, the two kinds in turns, their order turned round from pair to pair."""
+    """Time blocks of steps of both kinds, in pairs whose order alternates."""
     ctx = trainer_shim.init("checkpoints", checkpoint_every=1e9)
     work = {"plain": plain_steps(seconds), "shim": shim_steps(ctx, seconds)}
     for each in work.values():
@@ -105,7 +109,7 @@ def time_steps(result: Path, seconds: float, block: int, pairs: int) -> None:
 
 
 class Ballasted(nn.Module):
-    """A small net that is trained, and a large parameter that is only saved."""
+    """A small network that is trained, and a large parameter that is only saved."""
 
     def __init__(self, megabytes: int) -> None:
         super().__init__()
@@ -114,13 +118,13 @@ class Ballasted(nn.Module):
         self.ballast.weight = nn.Parameter(torch.randn(megabytes, 2**18), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The small net's output."""
+        """Return the small network's output."""
         found: torch.Tensor = self.net(x)
         return found
 
 
-def train_states(ctx: trainer_shim.context.Context, megabytes: int, kind: str) -> Iterator[None]:
-    """Steps with a large state, for ever."""
+def train_states(ctx: Context, megabytes: int, kind: str) -> Iterator[None]:
+    """Train steps with a large state without end, one for each item."""
     model: nn.Module = Ballasted(megabytes)
     wrap: Callable[[nn.Module], nn.Module] = ctx.wrap
     if kind == "fsdp2":
@@ -138,14 +142,14 @@ def train_states(ctx: trainer_shim.context.Context, megabytes: int, kind: str) -
 
 
 def newest_checkpoint() -> list[Path]:
-    """Its files."""
+    """Return the files of the newest checkpoint."""
     manifests = Path("checkpoints").glob("incarnation-*.json")
     stem = max(manifests, key=lambda path: path.stat().st_mtime_ns).stem
     return [path for path in Path("checkpoints").rglob("*") if path.is_file() and stem in str(path)]
 
 
 def seconds_of_dd() -> float:
-    """How long dd takes to write the bytes of the newest checkpoint and see them on the disk."""
+    """Return the seconds that dd takes to write the bytes of the newest checkpoint to the disk."""
     taken = 0.0
     for file in newest_checkpoint():
         file.read_bytes()  # so that dd reads from memory, as a trainer has its state there
@@ -158,7 +162,7 @@ def seconds_of_dd() -> float:
 
 
 def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
-    """Checkpoints as at a stop, each beside dd, their order turned round from pair to pair."""
+    """Time checkpoints as at a stop against dd, in pairs whose order alternates."""
     ctx = trainer_shim.init("checkpoints", checkpoint_every=1e9)
     found: dict[str, list[float]] = {"dd": [], "shim": []}
     steps = train_states(ctx, megabytes, kind)
@@ -167,7 +171,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
         next(steps)
         dist.barrier()
         started = time.perf_counter()
-        ctx._save("stop")  # noqa: SLF001  else it ends the process, and a start for each takes long
+        ctx._checkpoints.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
         dist.barrier()
         return time.perf_counter() - started
 
@@ -186,7 +190,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
 
 
 def save_all_the_time(megabytes: int, kind: str) -> None:
-    """Train on, with a checkpoint in the background as soon as the last one is written, until it is stopped."""
+    """Train until stopped, with a background checkpoint as soon as the last one is written."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     ctx = trainer_shim.init("checkpoints", checkpoint_every=0.0)
     for _ in train_states(ctx, megabytes, kind):
@@ -194,8 +198,6 @@ def save_all_the_time(megabytes: int, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    import trainer_shim.context  # for the annotation alone
-
     torch.set_num_threads(1)
     what, *arguments = sys.argv[1:]
     if what == "steps":

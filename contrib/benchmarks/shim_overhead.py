@@ -1,4 +1,4 @@
-"""What the trainer shim costs: a step beside plain DDP's, a checkpoint beside dd, the stall of one in the background.
+"""The costs of the trainer shim: a step against plain DDP, a checkpoint against dd, and a background save's stall.
 
 Two processes with gloo on this machine. See docs/researcher/BENCHMARKS.md.
 """
@@ -27,7 +27,7 @@ LIMIT = 900.0  # seconds for anything
 
 
 class BenchmarkError(Exception):
-    """A trainer has not done what it was to do."""
+    """A trainer has ended with an unexpected exit code, or left no result."""
 
 
 class Trainers:
@@ -63,20 +63,20 @@ class Trainers:
         ]
 
     def reports(self, kind: str) -> list[dict[str, Any]]:
-        """The lines of one kind so far."""
+        """Return the report lines of one kind so far, in order."""
         found = []
         for path in (self.directory / "reports" / UID).glob("*.jsonl"):
             found += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return [line for line in found if line["kind"] == kind]
 
     def wait(self, code: int) -> None:
-        """Wait for all to end with this exit code."""
+        """Wait for all trainers to end with this exit code."""
         codes = [process.wait(LIMIT) for process in self.processes]
         if set(codes) != {code}:
             raise BenchmarkError(f"trainers exited with {codes}")
 
     def kill(self) -> None:
-        """Leave none behind."""
+        """Kill the trainers that still run."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -84,7 +84,7 @@ class Trainers:
 
 @contextmanager
 def trainers(base: Path, ranks: int, *command: object) -> Iterator[Trainers]:
-    """Trainers in a directory of their own, which are gone afterwards."""
+    """Start trainers in a directory of their own; both are removed afterwards."""
     with tempfile.TemporaryDirectory(dir=base) as directory:
         running = Trainers(Path(directory), ranks, *command)
         try:
@@ -94,7 +94,7 @@ def trainers(base: Path, ranks: int, *command: object) -> Iterator[Trainers]:
 
 
 def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[str, Any]:
-    """Blocks of plain and of shim steps in turns, in the same processes."""
+    """Measure alternating blocks of plain and of shim steps, in the same processes."""
     with trainers(base, 2, "steps", base / "steps.json", seconds, block, pairs) as running:
         running.wait(0)
     found = json.loads((base / "steps.json").read_text())
@@ -114,7 +114,7 @@ def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[st
 
 
 def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, Any]:
-    """Checkpoints as at a stop, each beside dd on the same bytes, and checkpoints in the background."""
+    """Measure checkpoints as at a stop against dd on the same bytes, and checkpoints in the background."""
     ranks = 2 if kind == "fsdp2" else 1
     say(f"checkpoints, {kind}, beside dd")
     with trainers(base, ranks, "saves", base / "saves.json", megabytes, kind, pairs) as running:
@@ -141,7 +141,7 @@ def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, 
 
 
 def _stopped(running: Trainers, ready: Callable[[], bool]) -> list[dict[str, Any]]:
-    """Stop the trainers when they are ready; their checkpoints."""
+    """Stop the trainers when they are ready, and return the report lines of their checkpoints."""
     end = time.monotonic() + LIMIT
     while not ready():
         if time.monotonic() > end or running.processes[0].poll() is not None:
@@ -153,7 +153,7 @@ def _stopped(running: Trainers, ready: Callable[[], bool]) -> list[dict[str, Any
 
 
 def table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows of the same keys."""
+    """Print a table of rows with the same keys."""
     names = list(rows[0])
     widths = [max(len(name), *(len(str(row[name])) for row in rows)) for name in names]
     for cells in (names, *([str(row[name]) for name in names] for row in rows)):
@@ -162,7 +162,7 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Measure, and print the tables."""
+    """Run the measurements, and print the tables."""
     parser = arguments("Measure what the trainer shim costs.")
     parser.add_argument("--step-ms", type=positive, default=50, help="computing in a step")
     parser.add_argument("--block", type=positive, default=20, help="steps of one kind in a row")

@@ -28,7 +28,7 @@ if args.small:
 
 
 class Block(nn.Module):
-    """A perceptron, added to its input."""
+    """A residual block: a perceptron whose output is added to its input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, width) to the same."""
+        """Return the output of shape (n, width) for an input of that shape."""
         return x + self.inner(x)
 
 

@@ -26,14 +26,14 @@ ALPHABET = sorted(set("abcdefghijklmnopqrstuvwxyz ."))
 
 
 def say(word: str, chance: random.Random) -> str:
-    """A word of the grammar, written out."""
+    """Return the expansion of a symbol of the grammar."""
     if word not in GRAMMAR:
         return word
     return " ".join(say(part, chance) for part in chance.choice(GRAMMAR[word]).split())
 
 
 class Text(Dataset):
-    """Windows of a text, and the same one character on: two of int64, each of shape (length,)."""
+    """Windows of a text, each with the same window one character later: int64 of shape (length,)."""
 
     def __init__(self, windows: int, length: int, seed: int) -> None:
         chance, text = random.Random(seed), ""  # noqa: S311  no secrets here
@@ -45,17 +45,17 @@ class Text(Dataset):
         self.length = length
 
     def __len__(self) -> int:
-        """How many windows there are."""
+        """Return the number of windows."""
         return (len(self.text) - 1) // self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """One window, and what follows each of its characters."""
+        """Return one window, and the character that follows each of its characters."""
         start = index * self.length
         return self.text[start : start + self.length], self.text[start + 1 : start + self.length + 1]
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a perceptron, each added to its normalised input."""
+    """A transformer block: causal attention, then a perceptron, each added to its normalised input."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(n, length, width) to the same."""
+        """Return the output of shape (n, length, width) for an input of that shape."""
         query, key, value = self.attend(self.norms[0](x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + functional.dropout(self.project(seen.transpose(1, 2).flatten(2)), self.dropout, self.training)
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Characters to what comes next."""
+    """A causal transformer that predicts the next character."""
 
     def __init__(self, length: int, width: int, depth: int, dropout: float) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Transformer(nn.Module):
             nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """(n, length) to scores of shape (n, length, characters)."""
+        """Return the scores of shape (n, length, characters) for characters of shape (n, length)."""
         places = torch.arange(text.shape[1], device=text.device)
         return self.head(self.norm(self.blocks(self.letters(text) + self.places(places))))
 
@@ -112,7 +112,7 @@ total, warm_up = args.epochs * loader.steps_per_epoch, loader.steps_per_epoch //
 
 
 def rate(step: int) -> float:
-    """Warm up, then half a cosine down to nothing."""
+    """Return the factor of the learning rate: a linear warm-up, then half a cosine down to 0."""
     if step < warm_up:
         return (step + 1) / warm_up
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (total - warm_up)))
@@ -129,7 +129,7 @@ unseen_loader = DataLoader(unseen, batch_size=16, sampler=range(ctx.rank, len(un
 
 
 def loss_of(network: nn.Module, text: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """The mean over a batch's characters."""
+    """Return the mean cross-entropy over a batch's characters."""
     with precision:
         scores = network(text.to(ctx.device))
         return functional.cross_entropy(scores.flatten(0, 1), following.to(ctx.device).flatten())

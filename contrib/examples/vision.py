@@ -29,11 +29,11 @@ class Shapes(Dataset):
         self.augment = augment
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of images."""
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The shim seeds the generators for each sample, so the augmentation is the same at every world size."""
+        """Return an image, augmented alike at every world size: the shim seeds the generators for each sample."""
         image = self.images[index]
         if self.augment:
             image = image.roll(tuple(torch.randint(-2, 3, (2,)).tolist()), dims=(1, 2))
@@ -42,7 +42,7 @@ class Shapes(Dataset):
 
 
 def draw(kind: str, generator: torch.Generator) -> torch.Tensor:
-    """One shape, somewhere near the middle, at some size."""
+    """Return an image of one shape, near the middle, of random size."""
     y, x = torch.meshgrid(torch.arange(SIDE), torch.arange(SIDE), indexing="ij")
     middle = SIDE / 2 + 2 * torch.randn(2, generator=generator)
     size = 3 + 2 * torch.rand((), generator=generator)
@@ -58,7 +58,7 @@ def draw(kind: str, generator: torch.Generator) -> torch.Tensor:
 
 
 class Block(nn.Module):
-    """Two convolutions and a way round them. GroupNorm, because BatchNorm would see the size of a micro-batch."""
+    """A residual block of two convolutions. GroupNorm, because BatchNorm depends on the size of a micro-batch."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Block(nn.Module):
         self.around = nn.Conv2d(before, after, 1, stride, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From (n, before, h, w) to (n, after, h / stride, w / stride)."""
+        """Return the output of shape (n, after, h / stride, w / stride) for an input of shape (n, before, h, w)."""
         inner = functional.relu(self.norms[0](self.first(x)))
         return functional.relu(self.norms[1](self.second(inner)) + self.around(x))
 

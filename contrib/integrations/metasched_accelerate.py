@@ -1,4 +1,4 @@
-"""Accelerate under metasched: stopped after any step, resumed at any world size.
+"""Accelerate under metasched: a training stops after any step, and resumes at any world size.
 
     shim = ElasticAccelerate("checkpoints", global_batch=64, max_per_gpu=8, seed=1)
     accelerator = Accelerator(**shim.options())
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trainer_shim.even import GlobalOrder
+    from trainer_shim.data.even_split import GlobalOrder
 
 
 class ElasticAccelerate:
@@ -73,7 +73,7 @@ class ElasticAccelerate:
         self._loss: torch.Tensor | float = 0.0
 
     def options(self, **own: Any) -> dict[str, Any]:
-        """What an Accelerator must be given, and the script's own options."""
+        """Return the options for an Accelerator: the script's own, and those that the shim needs."""
         fixed = {
             "gradient_accumulation_plugin": GradientAccumulationPlugin(
                 num_steps=self.plan.accumulation, sync_with_dataloader=False
@@ -87,10 +87,10 @@ class ElasticAccelerate:
         return own | fixed
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> DataLoader[Any]:
-        """The training data, for `accelerator.prepare`: map-style, with a DataLoader's further options."""
+        """Return the loader of a map-style data set for `accelerator.prepare`; further options are DataLoader's."""
         self._order = self.companion.order(len(dataset), seed=self._seed, shuffle=shuffle)
         loader = DataLoader(dataset, batch_size=self.plan.per_gpu_batch, sampler=self._order, **options)
-        self.companion.deafen(loader)
+        self.companion.ignore_stop_signals(loader)
         return loader
 
     def start(self, accelerator: Accelerator, *, epochs: int) -> None:
@@ -110,9 +110,9 @@ class ElasticAccelerate:
         self.companion.begin(epochs * self._order.steps_per_epoch)
 
     def epochs(self) -> Iterator[int]:
-        """The epochs that are left, the first perhaps in its middle; the final checkpoint comes after the last.
+        """Iterate over the epochs that are left, the first perhaps in its middle; then write the final checkpoint.
 
-        Of a finished job none is left.
+        A finished job has no epochs left.
 
         Raises:
             SystemExit: a stop was agreed in the last epoch's last step.
@@ -124,12 +124,12 @@ class ElasticAccelerate:
 
     def finish(self) -> None:
         """Save what was trained, and end; for scripts that leave `epochs` before its end (early stopping)."""
-        if not self.companion.covered:
+        if not self.companion.checkpoint_is_current:
             self._save(final=True)
         self.companion.finish()
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """What is left of the epoch, of a prepared loader."""
+        """Iterate over the batches of a prepared loader that are left of the epoch."""
         done = self._where()[1]
         rest = skip_first_batches(loader, done * self.plan.accumulation) if done else loader
         for batch in rest:
@@ -137,7 +137,7 @@ class ElasticAccelerate:
             yield batch
 
     def step(self, loss: torch.Tensor) -> None:
-        """After each micro-batch. At the end of a step, the ranks agree on whether to stop, and save and stop.
+        """Count a micro-batch; at the end of a step the ranks vote on whether to stop, and save and stop.
 
         Raises:
             SystemExit: a stop was agreed.
@@ -153,7 +153,7 @@ class ElasticAccelerate:
                 self.companion.stop()
 
     def _where(self) -> tuple[int, int]:
-        """The epoch, and the steps of it that are done."""
+        """Return the present epoch, and the number of its steps that are done."""
         if self._order is None or self._accelerator is None:
             raise UsageError("shim.start(accelerator, epochs=...) comes first")
         return divmod(self.companion.step, self._order.steps_per_epoch)

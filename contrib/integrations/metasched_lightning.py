@@ -1,4 +1,4 @@
-"""PyTorch Lightning under metasched: stopped after any step, resumed at any world size.
+"""PyTorch Lightning under metasched: a training stops after any step, and resumes at any world size.
 
     shim = ElasticLightning("checkpoints", global_batch=64, max_per_gpu=8, seed=1)
     trainer = pl.Trainer(**shim.options(max_epochs=3))
@@ -31,7 +31,7 @@ from trainer_shim import attach
 from trainer_shim.errors import SupersededError, UsageError
 
 if TYPE_CHECKING:
-    from trainer_shim.companion import Companion
+    from trainer_shim.session.companion import Companion
 
 log = logging.getLogger("trainer_shim")
 
@@ -66,14 +66,14 @@ class ElasticLightning:
         self._seed = seed
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> DataLoader[Any]:
-        """The training data: map-style, with a DataLoader's further options (`num_workers`, `collate_fn`, ...)."""
+        """Return the loader of a map-style data set; further options (`num_workers`, ...) are DataLoader's."""
         batches = self.companion.batches(len(dataset), seed=self._seed, shuffle=shuffle)
         loader = DataLoader(dataset, batch_sampler=batches, **options)
-        self.companion.deafen(loader)
+        self.companion.ignore_stop_signals(loader)
         return loader
 
     def options(self, **own: Any) -> dict[str, Any]:
-        """What a Trainer must be given, and the script's own options."""
+        """Return the options for a Trainer: the script's own, and those that the shim needs."""
         environment = Environment(self.companion)
         fixed = {
             "num_nodes": 1,  # the environment knows the ranks; see there
@@ -114,49 +114,49 @@ class Environment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whoever started this process has started the others."""
+        """Return True: the launcher of this process has started the other ranks."""
         return True
 
     @property
     def main_address(self) -> str:
-        """The host of rank 0."""
+        """Return the address of the host of rank 0."""
         return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
     @property
     def main_port(self) -> int:
-        """Its port; the process group is there already."""
+        """Return the port of rank 0; the process group exists already."""
         return int(os.environ.get("MASTER_PORT", "0"))
 
     @staticmethod
     def detect() -> bool:
-        """It is given, not found."""
+        """Return False: the environment is passed to the Trainer, and not detected."""
         return False
 
     def world_size(self) -> int:
-        """All processes of the job."""
+        """Return the number of processes of the job."""
         return self._companion.size
 
     def set_world_size(self, size: int) -> None:
-        """It is known."""
+        """Do nothing: the world size is known."""
 
     def global_rank(self) -> int:
-        """This process's number."""
+        """Return this process's rank."""
         return self._companion.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """It is known."""
+        """Do nothing: the rank is known."""
 
     def local_rank(self) -> int:
-        """The number of this process's device among those that it sees."""
+        """Return the index of this process's device among those that it sees."""
         return self._device
 
     def node_rank(self) -> int:
-        """Not known, and not needed with `num_nodes=1`."""
+        """Return 0: the node is not known, and not needed with `num_nodes=1`."""
         return 0
 
 
 class CheckpointFiles(TorchCheckpointIO):
-    """Files that are whole or not there, and not written by a trainer that has a successor.
+    """Checkpoint files that are complete or absent, and not written by a superseded trainer.
 
     A full disk is an error in the log, and no end of the training. A checkpoint that is loaded at another world size
     has its counts of micro-batches converted.
@@ -168,13 +168,13 @@ class CheckpointFiles(TorchCheckpointIO):
         self._accumulation = accumulation
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write the file, unless the disk or a newer incarnation says no."""
+        """Write the file; a full disk or a newer generation leaves no file, and a line in the log."""
         if storage_options is not None:
             raise TypeError("storage_options are not supported")
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._companion.writing(path) as file:
+            with self._companion.atomic_file(path) as file:
                 torch.save(checkpoint, file)
         except OSError as error:
             log.error("no checkpoint %s: %s", path, error)  # noqa: TRY400  the message says it
@@ -182,11 +182,11 @@ class CheckpointFiles(TorchCheckpointIO):
             log.warning("no checkpoint %s: a newer trainer has started", path)
 
     def load_checkpoint(self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None) -> dict[str, Any]:  # noqa: FBT001  Lightning's
-        """Read the file; the one to resume from, with its counts as they are at this world size."""
+        """Read the file; in the one to resume from, convert the counts of micro-batches to this world size."""
         # weights_only would refuse what hyperparameters and callbacks may keep; the directory is the user's own.
         checkpoint: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=bool(weights_only))
         if Path(path) == self._companion.resume:
-            then, now = self._companion.resumed_facts["accumulation"], self._accumulation
+            then, now = self._companion.resumed_metadata["accumulation"], self._accumulation
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
             for counts in (progress["total"], progress["current"]):
                 behind = counts["ready"] - counts["completed"]  # 1 if it was saved by a hook of the last batch
@@ -197,7 +197,7 @@ class CheckpointFiles(TorchCheckpointIO):
 
 
 class ElasticCallback(pl.Callback):
-    """Stops and checkpoints at the ends of steps."""
+    """The Lightning callback that stops and saves at the ends of steps."""
 
     def __init__(self, companion: Companion, seed: int) -> None:
         self._companion = companion
@@ -229,20 +229,20 @@ class ElasticCallback(pl.Callback):
             self._boundary(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The same for the last step of an epoch, after the validation."""
+        """At the end of an epoch, after the validation, agree with the other ranks, save and stop."""
         self._boundary(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leave its time out of the reports."""
-        self._companion.rest()
+        """Leave the time of the validation out of the reports."""
+        self._companion.restart_timer()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save what was trained."""
-        if not self._companion.covered:
+        """Write the final checkpoint."""
+        if not self._companion.checkpoint_is_current:
             self._save(trainer, final=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Report the end, of a job that was finished before, too."""
+        """Report the end, also for a job that was finished before."""
         self._companion.begin()
         self._companion.finish()
 

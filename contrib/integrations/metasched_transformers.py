@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer under metasched: stopped after any step, resumed at any world size.
+"""The Hugging Face Trainer under metasched: a training stops after any step, and resumes at any world size.
 
     shim = ElasticCallback("checkpoints", global_batch=64, max_per_gpu=8, seed=1)
     args = TrainingArguments(**shim.arguments(num_train_epochs=3, learning_rate=1e-4))
@@ -55,13 +55,13 @@ class ElasticCallback(TrainerCallback):
         self.plan = self.companion.plan(global_batch, max_per_gpu)
         self.resume = None if self.companion.resume is None else str(self.companion.resume)
         self._seed = seed
-        # By default TensorBoard's files are in `output_dir`, and go with this incarnation. Transformers 5 looks here.
+        # By default TensorBoard's files are in `output_dir`, and go with this generation. Transformers 5 looks here.
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(self.companion.directory.parent / "runs"))
         self._stopping = False
         self._loss: float | None = None
 
     def arguments(self, **own: Any) -> dict[str, Any]:
-        """What TrainingArguments must say, and the script's own ones."""
+        """Return the options for TrainingArguments: the script's own, and those that the shim needs."""
         fixed = {
             "output_dir": str(self.companion.directory),
             "per_device_train_batch_size": self.plan.per_gpu_batch,
@@ -78,11 +78,11 @@ class ElasticCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check what would break the promises, put the samples in order, and report the start."""
+        """Check the arguments, set the order of the samples, and report the start."""
         self._check(args, state)
         loader = kwargs["train_dataloader"]
         batches = loader.batch_sampler
-        while hasattr(batches, "batch_sampler"):  # Accelerate's share of a rank
+        while hasattr(batches, "batch_sampler"):  # Accelerate's wrapper, which selects a rank's batches
             batches = batches.batch_sampler
         sampler = batches.sampler
         if not isinstance(sampler, (RandomSampler, SequentialSampler)):
@@ -95,13 +95,13 @@ class ElasticCallback(TrainerCallback):
                 f"range({samples - samples % batch}))"
             )
         loader.set_sampler(self.companion.order(samples, seed=self._seed, shuffle=isinstance(sampler, RandomSampler)))
-        self.companion.deafen(loader)
+        self.companion.ignore_stop_signals(loader)
         self.companion.begin(state.max_steps)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any], **_: Any
     ) -> None:
-        """Take the loss for the reports."""
+        """Note the logged loss for the reports."""
         self._loss = logs.get("loss", self._loss)
 
     def on_step_end(
@@ -122,16 +122,16 @@ class ElasticCallback(TrainerCallback):
     ) -> TrainerControl:
         """Save where the evaluation ends the training (early stopping), and leave its time out of the reports."""
         control.should_save = control.should_save or control.should_training_stop
-        self.companion.rest()
+        self.companion.restart_timer()
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """From now on the checkpoint counts; then stop, if that was agreed."""
+        """Publish the checkpoint; then stop, if that was agreed."""
         best = [Path(state.best_model_checkpoint).resolve()] if state.best_model_checkpoint else []
         self.companion.saved(
             self.companion.directory / f"checkpoint-{state.global_step}",
             final=not self._stopping and (control.should_training_stop or state.global_step >= state.max_steps),
-            spared=best,
+            protected=best,
         )
         if self._stopping:
             self.companion.stop()
@@ -139,12 +139,12 @@ class ElasticCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Do not let the last step's checkpoint be written over."""
-        control.should_save = control.should_save and not self.companion.covered
+        """Keep the Trainer from writing over the last step's checkpoint."""
+        control.should_save = control.should_save and not self.companion.checkpoint_is_current
         return control
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Report the end."""
+        """Report the end of the training."""
         self.companion.finish()
 
     def _check(self, args: TrainingArguments, state: TrainerState) -> None:
@@ -153,7 +153,7 @@ class ElasticCallback(TrainerCallback):
             raise UsageError("make TrainingArguments from shim.arguments(...), without split_batches")
         if args.save_total_limit is not None:
             raise UsageError(
-                "save_total_limit would remove checkpoints that are needed: the newest two are kept anyway"
+                "save_total_limit would remove checkpoints that are needed: the newest two are retained anyway"
             )
         if args.save_only_model or args.ignore_data_skip or args.auto_find_batch_size:
             raise UsageError("save_only_model, ignore_data_skip and auto_find_batch_size make no exact resuming")

@@ -1,6 +1,6 @@
-"""What the demo's jobs train: a small classifier of three spirals, by DDP, on as many ranks as the job has GPUs.
+"""The training of the demo's jobs: a small classifier of three spirals, by DDP, with one rank for each GPU of the job.
 
-Run by ``metasched-run python -m metasched.demo.train``; it may be stopped at any step and goes on at any world size.
+Run by ``metasched-run python -m metasched.demo.train``; it may be stopped at any step, and resumes at any world size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS_PER_EPOCH = SAMPLES // GLOBAL_BATCH
 
 
 def spirals(samples: int) -> TensorDataset:
-    """Points on three noisy spirals, float of shape (samples, 2), and their spirals' numbers, of shape (samples,)."""
+    """Return points on three noisy spirals, of shape (samples, 2), and their spirals' numbers, of shape (samples,)."""
     torch.manual_seed(0)
     labels = torch.randint(3, (samples,))
     radius = torch.rand(samples)

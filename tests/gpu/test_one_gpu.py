@@ -57,7 +57,7 @@ def test_a_stopped_training_ends_as_if_nobody_had_stopped_it(workplace, undistur
 
 @pytest.mark.parametrize("kind", ["whole", "sharded"])
 def test_a_checkpoint_beside_the_training_is_of_one_moment(workplace, undisturbed, kind):
-    """Killed while checkpoints are made one after the other and the device lags behind, it goes on to the same end."""
+    """A training that is killed during background checkpoints, while the device lags behind, reaches the same end."""
     place = workplace()
     options = "--kind", kind, "--checkpoint-every", 0, "--lag", "0.01", "--pause", "0.02"
     for number in (1, 2):
@@ -70,7 +70,7 @@ def test_a_checkpoint_beside_the_training_is_of_one_moment(workplace, undisturbe
 
 
 def test_seconds_are_the_devices(workplace):
-    """The host is far ahead of the device; what is reported as the time of steps is the time that they took on it."""
+    """The reported seconds of steps are those on the device, though the host is far ahead of it."""
     place = workplace()
     trainers = place.launch(1, "--lag", "0.05", "--epochs", 8)
     assert trainers.wait() == [0], trainers.output()
@@ -83,7 +83,7 @@ def test_seconds_are_the_devices(workplace):
 
 
 def test_peak_is_of_the_device(workplace):
-    """The memory that is reported is the GPU's: the weights, their gradients and Adam's two moments, and not all."""
+    """The reported memory is the GPU's: the weights, their gradients and Adam's two moments."""
     place = workplace()
     ballast = 2**28
     trainers = place.launch(1, "--ballast", ballast, "--epochs", 1)
@@ -94,7 +94,7 @@ def test_peak_is_of_the_device(workplace):
 
 @pytest.mark.parametrize("first", ["gpu", "cpu"])
 def test_a_checkpoint_goes_where_the_next_run_computes(workplace, first):
-    """Made on a GPU it is resumed on a CPU, and the other way round; every sample is seen once."""
+    """A checkpoint of a GPU resumes on a CPU, and the reverse; every sample is trained once."""
     place = workplace()
     hidden = {"gpu": {}, "cpu": {"CUDA_VISIBLE_DEVICES": ""}}
     second = "cpu" if first == "gpu" else "gpu"
@@ -109,7 +109,7 @@ def test_a_checkpoint_goes_where_the_next_run_computes(workplace, first):
 
 
 def test_two_jobs_take_turns(workplace, undisturbed):
-    """Each keeps its state in the GPU's memory while it is suspended and the other one trains; both end as ever."""
+    """Two trainings take turns on a GPU; a suspended one keeps its state in the GPU's memory, and both end as usual."""
     places = [workplace(), workplace()]
     jobs = [place.launch(1, "--halt", 10, "--pause", "0.02", **EXACT) for place in places]
     for place in places:
@@ -128,7 +128,7 @@ def test_two_jobs_take_turns(workplace, undisturbed):
 
 
 def test_two_ranks_on_one_gpu_are_refused(workplace):
-    """NCCL would say so only by a cryptic error, or hang."""
+    """Two ranks on one GPU are an error in words; NCCL would hang, or fail with a cryptic error."""
     trainers = workplace().launch(2, CUDA_VISIBLE_DEVICES="0")
     assert 0 not in trainers.wait()
     assert "share one GPU" in trainers.output(0) + trainers.output(1)

@@ -77,7 +77,7 @@ def main():
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0**10, growth_interval=8, enabled=args.kind != "sharded")
     precision = torch.bfloat16 if args.kind == "sharded" or not on_gpu else torch.float16
     ctx.track(model=model, optimizer=optimizer, scaler=scaler)
-    log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     trained = []
     cycles = int(args.lag * 1e3 * torch.cuda.get_device_properties(device).clock_rate) if on_gpu else 0
     for epoch in ctx.epochs(args.epochs):

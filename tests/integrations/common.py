@@ -59,7 +59,7 @@ class Log:
         self._seconds = args.step_seconds
         self._halt = args.halt
         self._go = args.directory / f"go-{args.halt}"
-        name = f"trained-{companion.incarnation}-{companion.rank}.jsonl"
+        name = f"trained-{companion.generation}-{companion.rank}.jsonl"
         self._file = (args.directory / name).open("w", buffering=1)
         if args.die_in_save:
             die_in_save(companion, args.die_in_save)

@@ -95,15 +95,15 @@ class Job:
     def output(self, run, rank=0):
         return (self.directory / f"output-{run}-{rank}.txt").read_text()
 
-    def trained(self, incarnation):
-        """What the incarnation has trained: a list of {step, indices}, from all its ranks."""
+    def trained(self, generation):
+        """What the generation has trained: a list of {step, indices}, from all its ranks."""
         lines = []
-        for path in self.directory.glob(f"trained-{incarnation}-*.jsonl"):
+        for path in self.directory.glob(f"trained-{generation}-*.jsonl"):
             lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return lines
 
-    def last_step(self, incarnation):
-        return max((line["step"] for line in self.trained(incarnation)), default=0)
+    def last_step(self, generation):
+        return max((line["step"] for line in self.trained(generation)), default=0)
 
     def wait_for_step(self, run, step):
         """Wait until a run trains this step; it may also have ended, which its exit code tells."""
@@ -124,12 +124,12 @@ class Job:
             world[rank].send_signal(number)
         return self.wait(world)
 
-    def report(self, incarnation):
-        path = self.reports / f"incarnation-{incarnation}.jsonl"
+    def report(self, generation):
+        path = self.reports / f"incarnation-{generation}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()]
 
     def surviving(self):
-        """{step: sorted indices} over the steps that later incarnations built on."""
+        """{step: sorted indices} over the steps that later generations built on."""
         count = len(self.started)
         begins = [self.report(number)[0]["step"] for number in range(1, count + 1)] + [sys.maxsize]
         seen = {}

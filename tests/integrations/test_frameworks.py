@@ -62,7 +62,7 @@ def test_parameters_through_all_sizes(resized, undisturbed):
 
 
 def test_reports(resized):
-    """Each incarnation reports its start, its plan, its steps and how it ended, as the protocol says."""
+    """Each generation reports its start, its plan, its steps and how it ended, as the protocol says."""
     plans = {1: (12, 4, 3), 2: (12, 3, 2), 3: (12, 4, 1)}
     for number, plan in plans.items():
         lines = resized.report(number)
@@ -124,7 +124,7 @@ def test_sigterm_is_a_stop(beaten):
 
 
 def test_few_checkpoints_are_kept(beaten):
-    """The newest two checkpoints are kept, and no folder of an earlier trainer without one."""
+    """The newest two checkpoints are retained, and no folder of an earlier trainer without one."""
     assert len(beaten.checkpoints()) == 2
     assert beaten.checkpoints()[-1] == 12
     assert not (beaten.directory / "checkpoints" / "incarnation-1").exists()

@@ -13,7 +13,7 @@ from tests.kills.table import Kill
 from tests.kills.train import GLOBAL_BATCH, Net, make_data, make_optimizer
 from tests.kills.witness import Witness, whole_checkpoints
 from tests.ports import free_port
-from trainer_shim.data import Order
+from trainer_shim.data.sample_order import SampleOrder
 
 TRAIN = Path(__file__).with_name("train.py")
 PATIENCE = 90.0  # seconds for anything on a crowded machine
@@ -198,7 +198,7 @@ def reference(epochs):
     (features, targets), net = make_data(), Net()
     optimizer = make_optimizer(net)
     for epoch in range(epochs):
-        for batch in Order(1, len(features), shuffle=True).of_epoch(epoch).split(GLOBAL_BATCH):
+        for batch in SampleOrder(1, len(features), shuffle=True).epoch_indices(epoch).split(GLOBAL_BATCH):
             optimizer.zero_grad()
             net(features[batch], targets[batch]).backward()
             optimizer.step()

@@ -91,7 +91,7 @@ def serve(questions, answers):
 
 def main():
     die_with_parent()
-    import trainer_shim.begin  # noqa: PLC0415, F401  which imports torch: what every script would wait for
+    import trainer_shim.session.context_startup  # noqa: PLC0415, F401  imports torch before the fork
 
     task = serve(sys.stdin, sys.stdout)
     if task is None:

@@ -112,16 +112,16 @@ def main():
     def at(point):
         late = ctx.step_count > args.step and point == "save"  # there need not be one at that very step
         if (point, ctx.rank) == (args.at, args.rank) and (late or ctx.step_count == args.step):
-            (args.directory / f"there-{ctx.incarnation}").touch()
+            (args.directory / f"there-{ctx.generation}").touch()
             misbehave(args.how)
 
-    save = ctx._store.save
+    save = ctx._checkpoints.store.save
 
     def watched_save(*arguments):
         at("save")
         return save(*arguments)
 
-    ctx._store.save = watched_save
+    ctx._checkpoints.store.save = watched_save
     features, targets = make_data()
     data = torch.utils.data.TensorDataset(torch.arange(SAMPLES), features, targets)
     net = Net()
@@ -129,10 +129,10 @@ def main():
     optimizer = make_optimizer(net)
     loader = ctx.loader(data, global_batch=GLOBAL_BATCH, seed=1)
     ctx.track(model=model, optimizer=optimizer)
-    log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
-            samples = index.tolist() if ctx._micro.samples else []  # a filler is not trained
+            samples = index.tolist() if ctx._accumulation.micro.samples else []  # a filler is not trained
             # Written before the step: the checkpoint that has the step may be there before the next line is run.
             log.write(json.dumps({"epoch": epoch, "step": ctx.step_count + 1, "samples": samples}) + "\n")
             at("body")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.ports import free_port
-from trainer_shim.data import Order
+from trainer_shim.data.sample_order import SampleOrder
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -153,39 +153,39 @@ class Workplace:
         partial.write_text(json.dumps({"format": 1, "uid": self.reports.name, "run": run, "stop": stop}))
         partial.replace(self.lease)
 
-    def trained(self, incarnation, rank="*"):
-        """What the incarnation has trained: a list of {epoch, step, indices}, from all its ranks or from one."""
+    def trained(self, generation, rank="*"):
+        """What the generation has trained: a list of {epoch, step, indices}, from all its ranks or from one."""
         lines = []
-        for path in self.directory.glob(f"trained-{incarnation}-{rank}.jsonl"):
+        for path in self.directory.glob(f"trained-{generation}-{rank}.jsonl"):
             lines += [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return lines
 
-    def last_step(self, incarnation, rank="*"):
-        return max((line["step"] for line in self.trained(incarnation, rank)), default=0)
+    def last_step(self, generation, rank="*"):
+        return max((line["step"] for line in self.trained(generation, rank)), default=0)
 
     @staticmethod
     def wait_for(condition, what):
         """Wait until `condition` returns something true, and return that."""
         return wait_for(condition, what)
 
-    def wait_for_step(self, incarnation, step):
-        wait_for(lambda: self.last_step(incarnation) >= step, f"step {step} of incarnation {incarnation}")
+    def wait_for_step(self, generation, step):
+        wait_for(lambda: self.last_step(generation) >= step, f"step {step} of generation {generation}")
 
     @contextlib.contextmanager
-    def halted(self, incarnation, step):
+    def halted(self, generation, step):
         """A block in which trainers that were told to `--halt` at that step do no other."""
-        self.wait_for_step(incarnation, step)
+        self.wait_for_step(generation, step)
         yield
         (self.directory / f"go-{step}").touch()
 
-    def evaluated(self, incarnation, rank=0):
+    def evaluated(self, generation, rank=0):
         """What the rank has written of its evaluations."""
-        path = self.directory / f"evaluated-{incarnation}-{rank}.txt"
+        path = self.directory / f"evaluated-{generation}-{rank}.txt"
         return path.read_text().splitlines() if path.exists() else []
 
-    def report(self, incarnation):
-        """The report lines of an incarnation; fails where one is not what the protocol says."""
-        lines = (self.reports / f"incarnation-{incarnation}.jsonl").read_text()
+    def report(self, generation):
+        """The report lines of an generation; fails where one is not what the protocol says."""
+        lines = (self.reports / f"incarnation-{generation}.jsonl").read_text()
         assert lines.endswith("\n")
         found = []
         for text in lines.splitlines():
@@ -200,7 +200,7 @@ class Workplace:
         return found
 
     def surviving(self):
-        """{epoch: sorted indices} over the steps that later incarnations built on."""
+        """{epoch: sorted indices} over the steps that later generations built on."""
         count = len(list((self.directory / "checkpoints" / "incarnations").iterdir()))
         begins = [self.report(number)[0]["step"] for number in range(1, count + 1)] + [sys.maxsize]
         seen = {}
@@ -263,7 +263,7 @@ def plain_training(script):
         dataset, net = script.Numbers(samples), script.make_net(0.0)
         optimizer, schedule = script.make_optimizer(net.parameters())
         for epoch in range(epochs):
-            for batch in Order(1, samples, shuffle=True).of_epoch(epoch).split(global_batch):
+            for batch in SampleOrder(1, samples, shuffle=True).epoch_indices(epoch).split(global_batch):
                 optimizer.zero_grad()
                 torch.nn.functional.mse_loss(net(dataset.features[batch]), dataset.targets[batch]).backward()
                 optimizer.step()

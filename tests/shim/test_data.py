@@ -76,8 +76,8 @@ def journey(workplace):
     return place
 
 
-def reports(place, incarnation):
-    path = place.reports / f"incarnation-{incarnation}.jsonl"
+def reports(place, generation):
+    path = place.reports / f"incarnation-{generation}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -92,7 +92,7 @@ def world(nursery, tmp_path):
 
 @pytest.mark.parametrize("point", ["body", "vote", "evaluation"])
 def test_a_killed_rank_ends_the_others_wherever_they_wait(world, point):
-    """In the gradients' exchange, in the vote, in an evaluation: at once, and not by the watchdog."""
+    """The others end at once, and not by the watchdog: in the gradients' exchange, in the vote, in an evaluation."""
     at = 9 if point == "evaluation" else 12
     world.start(3, "--at", point, "--step", at, limit=60).there()
     world.signal(signal.SIGKILL, 1)
@@ -101,7 +101,7 @@ def test_a_killed_rank_ends_the_others_wherever_they_wait(world, point):
 
 
 def test_a_rank_0_that_is_killed_in_a_checkpoint_ends_the_others(world):
-    """They wait for what it decides."""
+    """The other ranks wait for rank 0's decision, and end with an error."""
     world.start(3, "--at", "save", "--rank", 0, "--checkpoint-every", 600, limit=60).trained(12)
     world.signal(signal.SIGUSR2)
     world.there().signal(signal.SIGKILL, 0)
@@ -110,7 +110,7 @@ def test_a_rank_0_that_is_killed_in_a_checkpoint_ends_the_others(world):
 
 @pytest.mark.parametrize(("point", "how"), [("body", "loop"), ("vote", "hold")])
 def test_ranks_that_wait_for_a_hung_one_end_in_the_stated_time(world, point, how):
-    """They say where each rank is, and ask to be run again: there is a checkpoint of this incarnation."""
+    """The waiting ranks log where each rank is, and ask for another run: there is a checkpoint of this generation."""
     world.start(3, "--at", point, "--how", how, "--step", 36).there()
     if how == "hold":
         assert 85 in world.codes(0, 2)
@@ -125,13 +125,13 @@ def test_ranks_that_wait_for_a_hung_one_end_in_the_stated_time(world, point, how
 
 
 def test_a_hang_before_the_first_checkpoint_is_a_failure(world):
-    """To be run again would only lead there again."""
+    """Without a checkpoint another run would hang at the same step, so none is asked for."""
     world.start(2, "--at", "body", "--step", 5).there()
     assert 75 in world.codes()
 
 
 def test_ranks_that_wait_for_a_stopped_rank_0_end_too(world):
-    """Also where the process group's store stops with it."""
+    """The other ranks end although the process group's store stops with rank 0."""
     world.start(2).trained(36)
     world.signal(signal.SIGSTOP, 0)
     assert world.codes(1) == [85]
@@ -139,7 +139,7 @@ def test_ranks_that_wait_for_a_stopped_rank_0_end_too(world):
 
 
 def test_a_suspended_job_is_not_hung(world):
-    """Time in which no rank runs does not count."""
+    """The watchdog does not count time in which no rank runs."""
     world.start(2).trained(20)
     world.signal(signal.SIGSTOP)
     time.sleep(2 * LIMIT)
@@ -149,14 +149,14 @@ def test_a_suspended_job_is_not_hung(world):
 
 
 def test_a_checkpoint_may_take_longer_than_the_limit(world):
-    """The others wait for rank 0 as long as it is alive."""
+    """The other ranks wait for rank 0's checkpoint as long as rank 0 is alive."""
     world.start(2, "--at", "save", "--how", "sleep", "--rank", 0, "--step", 9, "--epochs", 1)
     world.wait_for(lambda: "goes on waiting" in world.output(1), "patience")
     assert world.nursery.exit_code(world.pids[1]) is None
 
 
 def test_the_failure_of_one_rank_is_told_by_the_others(world):
-    """Their own errors only follow from it."""
+    """The other ranks log the first failure, from which their own errors follow."""
     world.start(3, "--at", "body", "--how", "raise", limit=60)
     assert world.codes() == [1, 1, 1]
     for rank in (0, 2):
@@ -168,19 +168,19 @@ def test_the_failure_of_one_rank_is_told_by_the_others(world):
 
 
 def test_a_rank_that_leaves_the_script_ends_the_others(world):
-    """Even with exit code 0."""
+    """A rank that exits with code 0 in the middle of the training is a failure for the others."""
     world.start(2, "--at", "body", "--how", "leave", limit=60)
     assert world.codes() == [1, 0]
 
 
 def test_the_scripts_own_code_has_six_limits():
-    """A collective of the script's own, between two steps, may hang as well."""
+    """The script's own code between two steps, whose collectives may hang, has six times the limit."""
     own_code = """
 import time
-from trainer_shim.watchdog import Watchdog
+from trainer_shim.process_groups.watchdog import Watchdog
 watchdog = Watchdog(0.1, 0, 2)
-watchdog.started = True
-with watchdog.over("a vote"):
+watchdog.first_step_done = True
+with watchdog.armed("a vote"):
     pass
 watchdog.disarm()
 time.sleep(60)

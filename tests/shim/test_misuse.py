@@ -111,7 +111,7 @@ def test_full_disk(run):
 import os, signal
 def full(*_):
     raise OSError(28, "No space left on device")
-ctx._store.save = full
+ctx._checkpoints.store.save = full
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
@@ -129,16 +129,16 @@ for epoch in ctx.epochs(9):
 
 
 def test_a_second_signal(run):
-    """In a hurry a stop makes no checkpoint where there is a young one."""
+    """An urgent stop makes no checkpoint where there is a young one."""
     code, output = run(
         """
-import os, signal, trainer_shim.stop
-trainer_shim.stop.HURRY_AFTER = 0
+import os, signal, trainer_shim.preemption.stop_requests
+trainer_shim.preemption.stop_requests.URGENT_SIGTERM_SECONDS = 0
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
     for (x,) in loader:
-        ctx._saver.settle()
+        ctx._checkpoints.saver.settle()
         ctx.backward(net(x).mean())
         ctx.step(optimizer)
         if ctx.step_count == 5:
@@ -184,10 +184,10 @@ print("not reached")
 def test_unreadable_fence(run):
     """While the fence cannot be read nothing is written, and training goes on."""
     code, output = run("""
-import trainer_shim.context as context
+import trainer_shim.session.trainer_session as trainer_session
 def stale(_):
     raise OSError(116, "Stale file handle")
-context.POLL_INTERVAL, context.highest = 0, stale
+trainer_session.POLL_INTERVAL, trainer_session.highest_generation = 0, stale
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(2):
@@ -195,7 +195,7 @@ for epoch in ctx.epochs(2):
         ctx.backward(net(x).mean())
         ctx.step(optimizer)
     if epoch == 1:
-        context.highest = lambda _: 1
+        trainer_session.highest_generation = lambda _: 1
 """)
     assert code == 0, output
     assert output.count("the fence cannot be read") == 1
@@ -317,7 +317,7 @@ for epoch in ctx.epochs(3):
     ids=["handler", "unwrapped", "backward", "unfinished"],
 )
 def test_warnings(run, line, instead, words):
-    """What nobody would notice otherwise is a warning, and the only one."""
+    """A mistake that would go unnoticed is one warning, and the only one."""
     usual = """
 import signal
 loader = ctx.loader(dataset, global_batch=3, max_per_gpu=2)
@@ -331,12 +331,12 @@ for epoch in ctx.epochs(2):
 """
     code, output = run(usual.replace(line, instead, 1))
     assert code == 0, output
-    (said,) = [line for line in output.splitlines() if not re.match("trainer_shim: (incarnation|finished)", line)]
+    (said,) = [line for line in output.splitlines() if not re.match("trainer_shim: (generation|finished)", line)]
     assert words in said
 
 
 def test_a_process_group_of_the_script(run, tmp_path):
-    """It is refused by the name of the call that is to go."""
+    """A process group of the script's own is refused, with the name of the call to remove."""
     code, output = run("""
 torch.distributed.destroy_process_group()
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)

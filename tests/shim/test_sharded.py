@@ -59,10 +59,10 @@ def names_of(optimizer):
 def assert_close(found, expected, tolerance):
     for name in ("model", "average"):
         torch.testing.assert_close(dict(found[name]), dict(expected[name]), rtol=0, atol=tolerance)
-    kept, wanted = found["optimizer"]["state"], expected["optimizer"]["state"]
-    assert kept.keys() == wanted.keys()
+    loaded, wanted = found["optimizer"]["state"], expected["optimizer"]["state"]
+    assert loaded.keys() == wanted.keys()
     for number, values in wanted.items():
-        torch.testing.assert_close(kept[number], values, rtol=0, atol=tolerance)
+        torch.testing.assert_close(loaded[number], values, rtol=0, atol=tolerance)
     assert found["schedule"] == expected["schedule"]
 
 
@@ -212,21 +212,21 @@ for last in range(4):
         if next(checks) == last:
             raise SupersededError("newer")
     try:
-        ctx._store.save(ctx._states(), 1, ctx._progress, {}, check)
+        ctx._checkpoints.store.save(ctx._checkpoints.states(), 1, ctx._progress, {}, check)
     except SupersededError:
         found = set(os.listdir("checkpoints")) - set(before)
         assert found <= {"incarnation-1-step-0.pt"}, found
     else:
         raise SystemExit("saved")
-ctx._store.save(ctx._states(), 1, ctx._progress, {}, lambda: None)
-assert ctx._store.latest().sharded == ["net", "optimizer"]
+ctx._checkpoints.store.save(ctx._checkpoints.states(), 1, ctx._progress, {}, lambda: None)
+assert ctx._checkpoints.store.latest().sharded == ["net", "optimizer"]
 def stale(_):
     raise OSError(116, "Stale file handle")
-ctx._store._remove_old = stale
+ctx._checkpoints.store._remove_old = stale
 try:
-    ctx._store.save(ctx._states(), 1, ctx._progress, {}, lambda: None)
+    ctx._checkpoints.store.save(ctx._checkpoints.states(), 1, ctx._progress, {}, lambda: None)
 except OSError:
-    assert ctx._store.latest().data.stem == "incarnation-1-step-0-2"
+    assert ctx._checkpoints.store.latest().data.stem == "incarnation-1-step-0-2"
 else:
     raise SystemExit("not noticed")
 print("reached")

@@ -1,4 +1,4 @@
-"""Stops outside the steps: in an evaluation, while data is awaited, in a hurry, and what the script has to say."""
+"""Stops outside the steps: in an evaluation, while data is awaited, urgent ones, and what the script has to say."""
 
 import itertools
 import json
@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from trainer_shim.cadence import MOST
+from trainer_shim.session.vote_interval import MAX_STEPS
 
 pytestmark = pytest.mark.shim
 
@@ -76,13 +76,13 @@ def test_stop_in_an_evaluation_within_an_epoch(workplace):
     assert stop["checkpointed"]
 
 
-@pytest.mark.parametrize("hurry", ["signal", "deadline"])
-def test_no_time_for_an_evaluation(workplace, hurry):
+@pytest.mark.parametrize("urgency", ["signal", "deadline"])
+def test_no_time_for_an_evaluation(workplace, urgency):
     """A late SIGTERM, or the deadline, ends an evaluation between two steps at once; the last checkpoint counts."""
     place = workplace()
     trainers = place.launch(1, "--evaluate", 200, "--evaluate-at", 6, "--checkpoint-every", 0)
     place.wait_for(lambda: place.evaluated(1), "an evaluation")
-    if hurry == "deadline":
+    if urgency == "deadline":
         place.write_lease(1, stop_run=1, seconds=2)
     else:
         trainers.signal(0)
@@ -150,13 +150,13 @@ def test_short_steps_share_votes(workplace, workers):
     votes, others = (json.loads((place.directory / f"votes-1-{rank}.json").read_text()) for rank in range(2))
     assert votes == others
     assert min(votes.count(0), votes.count(80)) >= 3  # before the epoch, for its data, and in its first step
-    assert max(after - before for before, after in itertools.pairwise(votes)) <= MOST
+    assert max(after - before for before, after in itertools.pairwise(votes)) <= MAX_STEPS
     if workers == 0:  # else it depends on whether the data are there in time
         assert len(set(votes)) < 40
 
 
 def test_long_steps_have_a_vote_each(workplace):
-    """Then a stop comes at the end of the step in which it was asked for."""
+    """With long steps a stop comes at the end of the step in which it was requested."""
     place = workplace()
     assert place.launch(1, "--samples", 200, "--epochs", 1, "--latency", 0).wait() == [0]
     assert set(json.loads((place.directory / "votes-1-0.json").read_text())) >= set(range(20))

@@ -118,10 +118,10 @@ def test_exit_codes(journey):
 def test_nothing_is_lost(journey):
     """At every stop all ranks end after the same step with a checkpoint, and no sample is lost or trained twice."""
     place = journey[0]
-    for incarnation, cause, ranks in [(1, "signal", 2), (2, "sigterm", 3), (3, "signal", 1)]:
-        start, stop = place.report(incarnation)[0], place.report(incarnation)[-1]
+    for generation, cause, ranks in [(1, "signal", 2), (2, "sigterm", 3), (3, "signal", 1)]:
+        start, stop = place.report(generation)[0], place.report(generation)[-1]
         assert (start["world_size"], stop["cause"], stop["checkpointed"]) == (ranks, cause, True)
-        assert {place.last_step(incarnation, rank) for rank in range(ranks)} == {stop["step"]}
+        assert {place.last_step(generation, rank) for rank in range(ranks)} == {stop["step"]}
     assert place.surviving() == {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
 
 

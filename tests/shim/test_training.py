@@ -77,14 +77,14 @@ def test_all_ranks_stop_together(journey):
 
 def test_reports_of_a_stop(journey):
     """A stopped trainer reports its start, its steps, the checkpoint and the cause, and its steps add up."""
-    for incarnation, cause, world in [(1, "signal", 1), (2, "signal", 4), (3, "mailbox", 2)]:
-        lines = journey.report(incarnation)
+    for generation, cause, world in [(1, "signal", 1), (2, "signal", 4), (3, "mailbox", 2)]:
+        lines = journey.report(generation)
         kinds = [line["kind"] for line in lines]
         assert kinds[:2] == ["start", "declare"]
         assert kinds[-2:] == ["checkpoint", "stop"]
         start, stop = lines[0], lines[-1]
         assert start["world_size"] == world
-        assert start["run"] == start["incarnation"] == incarnation
+        assert start["run"] == start["incarnation"] == generation
         assert 0 < start["init_seconds"] < 120
         assert stop["cause"] == cause
         assert stop["checkpointed"]
@@ -111,8 +111,8 @@ def test_a_finished_job_trains_no_more(journey):
 
 def test_the_start_is_logged(journey):
     """Rank 0, and no other, says in one line who it is."""
-    assert "incarnation 2, run 2, world size 4, resumed from step" in journey.started[1].output(0)
-    assert "incarnation" not in journey.started[1].output(1)
+    assert "generation 2, run 2, world size 4, resumed from step" in journey.started[1].output(0)
+    assert "generation" not in journey.started[1].output(1)
 
 
 def test_same_size_is_bitwise(workplace):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import trainer_shim
-from trainer_shim import cadence
+from trainer_shim.session import vote_interval
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -102,7 +102,7 @@ def evaluate(ctx, args, model, name):
     weight = model.module[0].weight
     weight.mul_(2)  # what a script may do to evaluate, such as averaged weights
     data = torch.utils.data.TensorDataset(torch.arange(args.evaluate + ctx.rank))
-    with (args.directory / f"evaluated-{ctx.incarnation}-{ctx.rank}.txt").open("a", buffering=1) as file:
+    with (args.directory / f"evaluated-{ctx.generation}-{ctx.rank}.txt").open("a", buffering=1) as file:
         for (number,) in ctx.evaluate(torch.utils.data.DataLoader(data, num_workers=args.workers)):
             file.write(f"{name} {number.item()}\n")
             model(torch.ones(1, 6, dtype=torch.float64))
@@ -141,7 +141,7 @@ def parse():
     parser.add_argument("--fail-at", type=int, help="an exception in the step after this one")
     parser.add_argument("--overflow-at", type=int, help="the loss is infinite in the step after this one")
     parser.add_argument("--read-seconds", type=float, default=0.0, help="per sample")
-    parser.add_argument("--latency", type=float, default=cadence.LATENCY, help="seconds from vote to vote")
+    parser.add_argument("--latency", type=float, default=vote_interval.TARGET_SECONDS, help="seconds from vote to vote")
     parser.add_argument("--slow-disk", type=float, default=0.0, help="seconds that a checkpoint takes")
     return parser.parse_args()
 
@@ -155,30 +155,30 @@ def disturbed(args, step, loss):
 
 def slow_down(ctx, seconds):
     """Let each checkpoint take so long."""
-    save = ctx._store.save
+    save = ctx._checkpoints.store.save
 
     def slow(*arguments):
         time.sleep(seconds)
         return save(*arguments)
 
-    ctx._store.save = slow
+    ctx._checkpoints.store.save = slow
 
 
 def await_save(args, ctx):
     """With `--await-saves`, wait until the checkpoint that was begun last is written."""
-    if args.await_saves and ctx._saver._write is not None:
-        ctx._saver._write._thread.join()
+    if args.await_saves and ctx._checkpoints.saver._pending is not None:
+        ctx._checkpoints.saver._pending._thread.join()
 
 
 def count_votes(ctx):
     """The list of step counts at which this rank has voted, which grows."""
-    vote, steps = ctx._group.vote, []
+    start_vote, steps = ctx._session.start_vote, []
 
-    def counted(votes):
+    def counted(vote):
         steps.append(ctx.step_count)
-        return vote(votes)
+        return start_vote(vote)
 
-    ctx._group.vote = counted
+    ctx._session.start_vote = counted
     return steps
 
 
@@ -186,7 +186,7 @@ def main():
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # else a private cluster's number for a fake GPU chooses a real one
     args = parse()
     torch.set_num_threads(1)
-    cadence.LATENCY = args.latency
+    vote_interval.TARGET_SECONDS = args.latency
 
     ctx = trainer_shim.init(args.directory / "checkpoints", checkpoint_every=args.checkpoint_every)
     slow_down(ctx, args.slow_disk)
@@ -207,7 +207,7 @@ def main():
     average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     metric = Metric()
     ctx.track(model=model, optimizer=optimizer, schedule=schedule, scaler=scaler, average=average, metric=metric)
-    number = 0 if ctx.is_trial else ctx.incarnation  # a trial must not write over what a run has written
+    number = 0 if ctx.is_profiling_run else ctx.generation  # a profiling run must not write over what a run has written
     log = (args.directory / f"trained-{number}-{ctx.rank}.jsonl").open("w", buffering=1)
     ctx.on_stop(
         lambda cause: sys.stdout.write(f"before {cause} on {ctx.rank}\n"),
@@ -217,11 +217,11 @@ def main():
     trained, loss_sum = [], 0.0
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
-            if ctx._micro.samples:  # not a filler
+            if ctx._accumulation.micro.samples:  # not a filler
                 trained += index.tolist()
             loss = nn.functional.mse_loss(model(x), y)
             loss = disturbed(args, ctx.step_count, loss)
-            loss_sum += loss.item() * ctx._micro.samples
+            loss_sum += loss.item() * ctx._accumulation.micro.samples
             ctx.backward(loss, scaler)
             if ctx.boundary:
                 scaler.unscale_(optimizer)
@@ -240,7 +240,7 @@ def main():
         if finish_asked(args, epoch):
             ctx.finish()
             break
-    (args.directory / f"votes-{ctx.incarnation}-{ctx.rank}.json").write_text(json.dumps(votes))
+    (args.directory / f"votes-{ctx.generation}-{ctx.rank}.json").write_text(json.dumps(votes))
     if ctx.rank == 0:
         torch.save(model.module.state_dict(), args.directory / "final.pt")
         states = {"scaler": scaler.state_dict(), "metric": metric.state_dict()} | average.state_dict()

@@ -41,11 +41,11 @@ def main():
     loader = ctx.loader(Stream(), global_batch=GLOBAL_BATCH, seed=4, max_per_gpu=limit, num_workers=workers)
     ctx.track(model=model, optimizer=optimizer)
     assert loader.steps_per_epoch is None
-    log = (directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("a", buffering=1)
+    log = (directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("a", buffering=1)
     for epoch in ctx.epochs(EPOCHS):
         trained = []
         for index, x in loader:
-            trained += index.tolist() if ctx._micro.samples else []
+            trained += index.tolist() if ctx._accumulation.micro.samples else []
             loss = ((model(x) - x.sum(dim=1, keepdim=True).sin()) ** 2).mean()
             ctx.backward(loss)
             if ctx.step(optimizer):

@@ -20,10 +20,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 def trainer_process(tmp_path, monkeypatch):
     """This process as that of a new trainer, with reports in ``tmp_path``; signals and environment are restored."""
     # not at the top: most tests need no torch
-    from trainer_shim.leave import departure  # noqa: PLC0415
+    from trainer_shim.preemption.exit import process_exit  # noqa: PLC0415
 
     def leave(code):
-        raise SystemExit(code)  # what a departure does, without the end of this process behind it
+        raise SystemExit(code)  # as process_exit does, without the end of this process behind it
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2)}
     for name in list(os.environ):
@@ -31,7 +31,7 @@ def trainer_process(tmp_path, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("METASCHED_REPORTS", str(tmp_path / "reports"))
     monkeypatch.setattr("atexit.register", lambda _: None)
-    monkeypatch.setattr(departure, "begin", leave)
+    monkeypatch.setattr(process_exit, "start", leave)
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -19,7 +19,7 @@ from trainer_shim.rehearse.causes import likely_causes
 from trainer_shim.rehearse.compare import Verdict, compare
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.history import read_history
-from trainer_shim.rehearse.launch import Stage, run_start
+from trainer_shim.rehearse.launch import RunSetup, run_start
 from trainer_shim.rehearse.plan import Event, Start, plan_disturbance
 from trainer_shim.rehearse.state import default_tolerance
 
@@ -100,17 +100,17 @@ def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
         raise RehearsalError(f"{args.script}: there is no such script")
     limit = Event(args.steps, 0, kill=False) if args.steps else None
 
-    calm = _run("undisturbed", [Start(args.sizes[0], limit)], script, args, scratch)
-    if limit and limit.step not in calm.steps:
+    undisturbed = _run("undisturbed", [Start(args.sizes[0], limit)], script, args, scratch)
+    if limit and limit.step not in undisturbed.steps:
         limit = None  # it ended by itself before that
-    starts = plan_disturbance(args.sizes, args.kills, calm.last_steps, args.seed)
+    starts = plan_disturbance(args.sizes, args.kills, undisturbed.last_steps, args.seed)
     starts[-1] = starts[-1]._replace(event=limit)
     disturbed = _run("disturbed", starts, script, args, scratch)
 
-    leaves = [leaf for state in calm.state.values() for leaf in state.values()]
+    leaves = [leaf for state in undisturbed.state.values() for leaf in state.values()]
     tolerance = default_tolerance(leaves) if args.tolerance is None else args.tolerance
-    checks = compare(calm, disturbed, tolerance)
-    causes = likely_causes(calm, disturbed, checks, tolerance)
+    checks = compare(undisturbed, disturbed, tolerance)
+    causes = likely_causes(undisturbed, disturbed, checks, tolerance)
     equal = all(check.verdict is not Verdict.DIFFERS for check in checks)
     if args.json:
         report: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
             "tolerance": tolerance,
             "starts": [
                 {"size": start.size, "from": begin, "event": start.event._asdict() if start.event else None}
-                for start, begin in zip(starts, disturbed.begins)
+                for start, begin in zip(starts, disturbed.resumed_from)
             ],
             "checks": [check._asdict() for check in checks],
             "causes": causes,
@@ -144,10 +144,10 @@ def _run(name: str, starts: list[Start], script: Path, args: argparse.Namespace,
     directory.mkdir()
     work.mkdir(exist_ok=True)
     (directory / "tmp").mkdir()
-    stage = Stage(directory, script, args.arguments, work, args.timeout)
+    setup = RunSetup(directory, script, args.arguments, work, args.timeout)
     for number, start in enumerate(starts, start=1):
         begun = time.monotonic()
-        early = run_start(stage, number, start)
+        early = run_start(setup, number, start)
         event = start.event
         if event is None or early:
             how = "finished"
@@ -161,7 +161,7 @@ def _run(name: str, starts: list[Start], script: Path, args: argparse.Namespace,
                 f"start {number} finished the training without ending at step {event.step if event else 0}: "
                 "the undisturbed run was longer, or the script replaced the shim's signal handler"
             )
-    return read_history(stage, starts)
+    return read_history(setup, starts)
 
 
 def _sizes(text: str) -> list[int]:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-2  # of the tolerance: a first difference below that is no more than rounding
 
 
-def likely_causes(calm: History, disturbed: History, checks: list[Check], tolerance: float) -> list[str]:
+def likely_causes(undisturbed: History, disturbed: History, checks: list[Check], tolerance: float) -> list[str]:
     """The likely causes, the likeliest first; empty where nothing differs."""
     differing = {check.name: check for check in checks if check.verdict is Verdict.DIFFERS}
     if not differing:
         return []
-    first = first_inexact_step(calm, disturbed)
+    first = first_inexact_step(undisturbed, disturbed)
     if first is not None and disturbed.undisturbed_until(first[0]):
         itself = (
             f"The two runs differ already at step {first[0]}, before anything was disturbed, so the script does not "
@@ -58,7 +58,7 @@ def _uneven_gradient(disturbed: History, differing: Mapping[str, Check]) -> str 
     if loss is None or loss.step is None:
         return None
     number = disturbed.steps[loss.step].start
-    second = loss.step - disturbed.begins[number - 1] == 2  # noqa: PLR2004  the first to show what a step has done
+    second = loss.step - disturbed.resumed_from[number - 1] == 2  # noqa: PLR2004  the first to show what a step has done
     if not second or sizes[number - 1] == sizes[0]:
         return None
     return (

@@ -33,45 +33,48 @@ class Check(NamedTuple):
     step: int | None = None
 
 
-def compare(calm: History, disturbed: History, tolerance: float) -> list[Check]:
+def compare(undisturbed: History, disturbed: History, tolerance: float) -> list[Check]:
     """All checks: steps, samples, learning rate, losses, then the final state by tracked name."""
     return [
-        _check_count(calm, disturbed),
-        _check_samples(calm, disturbed),
-        _check_values("learning rate", calm, disturbed, tolerance, lambda step: step.lr),
-        _check_values("loss of each step", calm, disturbed, tolerance, lambda step: [step.loss]),
+        _check_count(undisturbed, disturbed),
+        _check_samples(undisturbed, disturbed),
+        _check_values("learning rate", undisturbed, disturbed, tolerance, lambda step: step.lr),
+        _check_values("loss of each step", undisturbed, disturbed, tolerance, lambda step: [step.loss]),
         *(
-            _check_state(name, calm.state.get(name, {}), disturbed.state.get(name, {}), tolerance)
-            for name in sorted({*calm.state, *disturbed.state})
+            _check_state(name, undisturbed.state.get(name, {}), disturbed.state.get(name, {}), tolerance)
+            for name in sorted({*undisturbed.state, *disturbed.state})
         ),
     ]
 
 
-def first_inexact_step(calm: History, disturbed: History) -> tuple[int, Difference] | None:
+def first_inexact_step(undisturbed: History, disturbed: History) -> tuple[int, Difference] | None:
     """The first step whose losses are not the same to the last bit, and their difference."""
-    for number in sorted(calm.steps.keys() & disturbed.steps.keys()):
-        found = differ(calm.steps[number].loss, disturbed.steps[number].loss)
+    for number in sorted(undisturbed.steps.keys() & disturbed.steps.keys()):
+        found = differ(undisturbed.steps[number].loss, disturbed.steps[number].loss)
         if found.gap != 0:
             return number, found
     return None
 
 
-def _check_count(calm: History, disturbed: History) -> Check:
-    ours, theirs = max(calm.steps), max(disturbed.steps)
+def _check_count(undisturbed: History, disturbed: History) -> Check:
+    ours, theirs = max(undisturbed.steps), max(disturbed.steps)
     if ours == theirs:
         return Check("steps", Verdict.BITWISE, f"{ours}")
     return Check("steps", Verdict.DIFFERS, f"{ours} undisturbed, {theirs} disturbed", min(ours, theirs) + 1)
 
 
-def _check_samples(calm: History, disturbed: History) -> Check:
-    ours, theirs = _seen(calm.steps.values()), _seen(disturbed.steps.values())
+def _check_samples(undisturbed: History, disturbed: History) -> Check:
+    ours, theirs = _seen(undisturbed.steps.values()), _seen(disturbed.steps.values())
     if ours == theirs:
         epochs = Counter(epoch for epoch, _ in ours)
-        whole = set(range(calm.samples or 0))
+        whole = set(range(undisturbed.samples or 0))
         once = set(ours.values()) == {1} and all(
-            epochs[epoch] == calm.samples and whole == {index for of, index in ours if of == epoch} for epoch in epochs
+            epochs[epoch] == undisturbed.samples and whole == {index for of, index in ours if of == epoch}
+            for epoch in epochs
         )
-        text = f"each of the {calm.samples} exactly once in every epoch" if once else "the same ones in every epoch"
+        text = (
+            f"each of the {undisturbed.samples} exactly once in every epoch" if once else "the same ones in every epoch"
+        )
     else:
         lost, more = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
         parts = []
@@ -83,8 +86,8 @@ def _check_samples(calm: History, disturbed: History) -> Check:
     step = next(
         (
             number
-            for number in sorted(calm.steps.keys() & disturbed.steps.keys())
-            if calm.steps[number].indices != disturbed.steps[number].indices
+            for number in sorted(undisturbed.steps.keys() & disturbed.steps.keys())
+            if undisturbed.steps[number].indices != disturbed.steps[number].indices
         ),
         None,
     )
@@ -98,12 +101,12 @@ def _seen(steps: Iterable[Step]) -> Counter[tuple[int, int]]:
 
 
 def _check_values(
-    name: str, calm: History, disturbed: History, tolerance: float, values: Callable[[Step], list[float]]
+    name: str, undisturbed: History, disturbed: History, tolerance: float, values: Callable[[Step], list[float]]
 ) -> Check:
     worst, exact_to = Difference(0.0, 1.0, ""), None
-    common = sorted(calm.steps.keys() & disturbed.steps.keys())
+    common = sorted(undisturbed.steps.keys() & disturbed.steps.keys())
     for number in common:
-        ours, theirs = values(calm.steps[number]), values(disturbed.steps[number])
+        ours, theirs = values(undisturbed.steps[number]), values(disturbed.steps[number])
         if len(ours) != len(theirs):
             return Check(name, Verdict.DIFFERS, f"{len(ours)} and {len(theirs)} of them at step {number}", number)
         for one, other in zip(ours, theirs):
@@ -127,16 +130,16 @@ def _where(history: History, number: int) -> str:
     start = history.steps[number].start
     if history.undisturbed_until(number):
         return ", before anything was disturbed"
-    after = number - history.begins[start - 1]
+    after = number - history.resumed_from[start - 1]
     return f" (start {start}, world size {history.starts[start - 1].size}, its step {after})"
 
 
-def _check_state(name: str, calm: dict[str, Any], disturbed: dict[str, Any], tolerance: float) -> Check:
+def _check_state(name: str, undisturbed: dict[str, Any], disturbed: dict[str, Any], tolerance: float) -> Check:
     title = f"final {name}"
-    missing = sorted(calm.keys() ^ disturbed.keys())
+    missing = sorted(undisturbed.keys() ^ disturbed.keys())
     if missing:
         return Check(title, Verdict.DIFFERS, f"only one of the two has {', '.join(missing[:_NAMED])}")
-    found = {path: differ(calm[path], disturbed[path]) for path in calm}
+    found = {path: differ(undisturbed[path], disturbed[path]) for path in undisturbed}
     apart = {path: difference for path, difference in found.items() if not difference.within(tolerance)}
     if apart:
         # What cannot be compared comes first, then the farthest apart.

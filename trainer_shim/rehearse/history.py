@@ -7,13 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.state import flatten, load
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpoint import Checkpoint
-    from trainer_shim.rehearse.launch import Stage
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.rehearse.launch import RunSetup
     from trainer_shim.rehearse.plan import Start
 
 
@@ -35,7 +35,7 @@ class History(NamedTuple):
     """
 
     starts: list[Start]
-    begins: list[int]
+    resumed_from: list[int]
     steps: dict[int, Step]
     samples: int | None
     tracked: dict[str, str]
@@ -44,7 +44,7 @@ class History(NamedTuple):
 
     def undisturbed_until(self, step: int) -> bool:
         """Whether the start that trained `step` had begun at the beginning, so that nothing was resumed."""
-        return self.begins[self.steps[step].start - 1] == 0
+        return self.resumed_from[self.steps[step].start - 1] == 0
 
     @property
     def last_steps(self) -> list[int]:
@@ -52,24 +52,24 @@ class History(NamedTuple):
         return sorted({step.epoch: number for number, step in sorted(self.steps.items())}.values())
 
 
-def read_history(stage: Stage, starts: list[Start]) -> History:
+def read_history(setup: RunSetup, starts: list[Start]) -> History:
     """Read what the `starts` of a run have left.
 
     Raises:
         RehearsalError: the script does not train with the shim, or left no checkpoint.
     """
     steps: dict[int, Step] = {}
-    begins: list[int] = []
+    resumed_from: list[int] = []
     remarks: set[str] = set()
     ready: dict[str, Any] = {}
     for number, start in enumerate(starts, start=1):
-        ranks = [_read(stage.records(number, rank)) for rank in range(start.size)]
+        ranks = [_read(setup.records(number, rank)) for rank in range(start.size)]
         if not ranks[0]:
             raise RehearsalError(
                 f"start {number} ended well and never came to `ctx.epochs(...)`: does the script use trainer_shim?"
             )
         ready = ranks[0][0]
-        begins.append(ready["step"])
+        resumed_from.append(ready["step"])
         steps = {step: seen for step, seen in steps.items() if step <= ready["step"]}  # the others were lost
         for begin, *lines in ranks:
             remarks.update(begin["remarks"])
@@ -84,12 +84,12 @@ def read_history(stage: Stage, starts: list[Start]) -> History:
         number: step._replace(indices=sorted(step.indices), loss=step.loss / max(len(step.indices), 1))
         for number, step in steps.items()
     }
-    checkpoint = CheckpointStore(stage.checkpoints).latest()
+    checkpoint = CheckpointStore(setup.checkpoints).latest()
     if checkpoint is None or checkpoint.progress.step != max(steps):
         raise RehearsalError(f"the script ended well and left no checkpoint of its last step, {max(steps)}")
     return History(
         starts=starts,
-        begins=begins,
+        resumed_from=resumed_from,
         steps=steps,
         samples=ready["samples"],
         tracked=ready["tracked"],

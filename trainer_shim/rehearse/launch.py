@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import trainer_shim
-from trainer_shim.checkpoint import CheckpointStore
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
 from trainer_shim.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ main()
 """
 
 
-class Stage(NamedTuple):
+class RunSetup(NamedTuple):
     """What all starts of one run share.
 
     `directory` holds its checkpoints, records and outputs; the script runs in `cwd`. `timeout` is in seconds, for
@@ -70,14 +70,14 @@ class Stage(NamedTuple):
         return self.directory / f"start-{number}-rank-{rank}.txt"
 
 
-def run_start(stage: Stage, number: int, start: Start) -> bool:
+def run_start(setup: RunSetup, number: int, start: Start) -> bool:
     """Start the script for the `number`th time, and wait; return whether it ended before its event came.
 
     Raises:
         RehearsalError: it failed, hung, or was asked to stop and went on.
     """
-    with _started(stage, number, start) as processes:
-        codes, first = _wait(stage, start, processes)
+    with _started(setup, number, start) as processes:
+        codes, first = _wait(setup, start, processes)
     event = start.event
     if event and event.kill and codes[event.rank] == -signal.SIGKILL:
         return False
@@ -87,11 +87,11 @@ def run_start(stage: Stage, number: int, start: Start) -> bool:
         return True
     if None in codes:
         rank = first if first is not None else codes.index(None)
-        what = f"did not end within {stage.timeout:g} s" if first is None else _how(codes[rank])
+        what = f"did not end within {setup.timeout:g} s" if first is None else _how(codes[rank])
     else:
         rank = first if first is not None else next(rank for rank, code in enumerate(codes) if code)
         what = _how(codes[rank])
-    lines = stage.output(number, rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
+    lines = setup.output(number, rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
     output = "\n".join(f"    {line}" for line in lines) or "    (no output)"
     raise RehearsalError(f"the script {what}: start {number}, rank {rank} of {start.size}\n{output}")
 
@@ -102,9 +102,11 @@ def _how(code: int | None) -> str:
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _wait(stage: Stage, start: Start, processes: list[subprocess.Popen[bytes]]) -> tuple[list[int | None], int | None]:
+def _wait(
+    setup: RunSetup, start: Start, processes: list[subprocess.Popen[bytes]]
+) -> tuple[list[int | None], int | None]:
     """The exit codes by rank, None for one that still runs, and the first rank that failed."""
-    first, end = None, time.monotonic() + stage.timeout
+    first, end = None, time.monotonic() + setup.timeout
     while True:
         codes = [process.poll() for process in processes]
         if first is None:
@@ -119,7 +121,7 @@ def _wait(stage: Stage, start: Start, processes: list[subprocess.Popen[bytes]]) 
 
 
 @contextlib.contextmanager
-def _started(stage: Stage, number: int, start: Start) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _started(setup: RunSetup, number: int, start: Start) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes by rank, each in a session of its own; all that they have started is killed at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -127,26 +129,26 @@ def _started(stage: Stage, number: int, start: Start) -> Iterator[list[subproces
     event = start.event
     # A start from the beginning draws what the first one drew, so that random initial weights are no difference. One
     # that resumes draws anew, as in reality, so that what is drawn without being saved is found out.
-    seed = number if CheckpointStore(stage.checkpoints).latest() else 1
+    seed = number if CheckpointStore(setup.checkpoints).latest() else 1
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(start.size):
             mine = event is not None and event.rank == rank
             orders = {
-                "records": str(stage.records(number, rank)),
-                "checkpoints": str(stage.checkpoints),
+                "records": str(setup.records(number, rank)),
+                "checkpoints": str(setup.checkpoints),
                 "seed": seed * 1000 + rank,
                 "stop_at": event.step if event and mine and not event.kill else None,
                 "kill_at": event.step if event and mine and event.kill else None,
             }
             boot = [sys.executable, "-c", _BOOT, str(os.getpid()), str(_ROOT)]
-            command = [*boot, json.dumps(orders), str(stage.script), *stage.arguments]
-            with stage.output(number, rank).open("wb") as output:
+            command = [*boot, json.dumps(orders), str(setup.script), *setup.arguments]
+            with setup.output(number, rank).open("wb") as output:
                 processes.append(
                     subprocess.Popen(
                         command,
-                        env=_environment(stage, number, seed, (rank, start.size, port)),
-                        cwd=stage.cwd,
+                        env=_environment(setup, number, seed, (rank, start.size, port)),
+                        cwd=setup.cwd,
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,
@@ -161,7 +163,7 @@ def _started(stage: Stage, number: int, start: Start) -> Iterator[list[subproces
             process.wait()
 
 
-def _environment(stage: Stage, run: int, seed: int, world: tuple[int, int, int]) -> dict[str, str]:
+def _environment(setup: RunSetup, run: int, seed: int, world: tuple[int, int, int]) -> dict[str, str]:
     """What torchrun would set, for a CPU, with the loopback interface alone and one thread for each rank."""
     rank, size, port = world
     foreign = ("METASCHED_", "SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH")
@@ -183,7 +185,7 @@ def _environment(stage: Stage, run: int, seed: int, world: tuple[int, int, int])
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
-        "TMPDIR": str(stage.directory / "tmp"),
+        "TMPDIR": str(setup.directory / "tmp"),
         "PYTHONHASHSEED": str(seed),
         "PYTHONUNBUFFERED": "1",
     }

@@ -22,9 +22,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from trainer_shim import begin, companion, context
-from trainer_shim.cadence import Cadence
 from trainer_shim.errors import UsageError
+from trainer_shim.session import companion_startup, context_startup
+from trainer_shim.session.context import Context
+from trainer_shim.session.vote_interval import VoteInterval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,12 +41,12 @@ class Orders(NamedTuple):
     kill_at: int | None
 
 
-class RecordingContext(context.Context):
+class RecordingContext(Context):
     """A context whose four calls of the training loop also record."""
 
     def __init__(self, orders: Orders, **options: Any) -> None:
         super().__init__(**options)
-        self._cadence = Cadence(at_most=0.0)  # both runs have to stop at the same steps
+        self._session.vote_interval = VoteInterval(max_seconds=0.0)  # both runs have to stop at the same steps
         self._orders = orders
         self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  till the end
         self._loss_total = 0.0
@@ -57,7 +58,7 @@ class RecordingContext(context.Context):
             "ready",
             step=self.step_count,
             samples=getattr(getattr(self._loader, "order", None), "size", None),  # a stream has none
-            tracked={name: type(item).__name__ for name, item in self._tracked.items()},
+            tracked={name: type(item).__name__ for name, item in self._objects().items()},
             remarks=sorted(self._remarks()),
         )
         yield from super().epochs(total)
@@ -65,7 +66,7 @@ class RecordingContext(context.Context):
     def backward(self, loss: torch.Tensor, *rest: Any, **options: Any) -> None:
         """As of `Context`, and note what was trained."""
         super().backward(loss, *rest, **options)
-        micro = self._in_hand()
+        micro = self._accumulation.current()
         self._loss_total += loss.item() * micro.samples
         if micro.samples:  # else it is a filler
             self._trained += micro.indices or range(micro.position, micro.position + micro.samples)
@@ -85,7 +86,7 @@ class RecordingContext(context.Context):
             )
             self._loss_total, self._trained = 0.0, []
             if step == self._orders.stop_at:
-                signal.raise_signal(self._job.signal)
+                signal.raise_signal(self._session.job.signal)
         stepped = super().step(*optimizers, **options)
         if stepped and self.step_count == self._orders.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -94,9 +95,13 @@ class RecordingContext(context.Context):
     def _record(self, kind: str, **values: Any) -> None:
         self._records.write(json.dumps({"kind": kind, **values}) + "\n")
 
+    def _objects(self) -> dict[str, Any]:
+        tracked = self._checkpoints.tracked
+        return {} if tracked is None else dict(tracked.objects)
+
     def _remarks(self) -> Iterator[str]:
         """What may make runs differ, as `topic: detail`; the topics are those of `causes`."""
-        tracked = list(self._tracked.values())
+        tracked = list(self._objects().values())
         modules = [item for item in tracked if isinstance(item, torch.nn.Module)]
         for module in modules:
             for name, part in module.named_modules():
@@ -166,11 +171,11 @@ def main() -> None:
     """Run the script as `__main__`, in this very module's place."""
     orders, script, *arguments = sys.argv[1:]
     told = Orders(**json.loads(orders))
-    start = begin.start
+    start = context_startup.start_context
     # The user's own checkpoints are never touched, wherever the script has them.
-    begin.start = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
-    begin.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,attr-defined]
-    companion.start = _refuse
+    context_startup.start_context = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
+    context_startup.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,attr-defined]
+    companion_startup.start_companion = _refuse
     _seed(told.seed)
 
     module = sys.modules["__main__"]

@@ -63,18 +63,18 @@ def parse():
 
 def fill_disk(ctx, rank):
     """Let writing shards fail on one rank from the second time on."""
-    import trainer_shim.sharded as sharded  # noqa: PLC0415, PLR0402
+    import trainer_shim.checkpointing.sharded_states as sharded  # noqa: PLC0415
 
-    written, count = sharded.written, 0
+    synced_file, count = sharded.synced_file, 0
 
     def full(path):
         nonlocal count
         count += path.name.startswith("__")
         if count > 1 and ctx.rank == rank:
             raise OSError(28, "No space left on device")
-        return written(path)
+        return synced_file(path)
 
-    sharded.written = full
+    sharded.synced_file = full
 
 
 def main():
@@ -92,11 +92,11 @@ def main():
     loader = ctx.loader(Numbers(args.samples), global_batch=args.global_batch, seed=1, max_per_gpu=args.max_per_gpu)
     ctx.track(model=net, optimizer=optimizer, schedule=schedule, average=average, idle=idle)
     assert not idle.state
-    log = (args.directory / f"trained-{ctx.incarnation}-{ctx.rank}.jsonl").open("w", buffering=1)
+    log = (args.directory / f"trained-{ctx.generation}-{ctx.rank}.jsonl").open("w", buffering=1)
     trained = []
     for epoch in ctx.epochs(args.epochs):
         for index, x, y in loader:
-            if ctx._micro.samples:  # not a filler
+            if ctx._accumulation.micro.samples:  # not a filler
                 trained += index.tolist()
             ctx.backward(nn.functional.mse_loss(net(x), y))
             if ctx.boundary:

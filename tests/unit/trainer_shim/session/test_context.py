@@ -1,0 +1,120 @@
+"""What a context reports of its steps, in a single process on a device that is simulated."""
+
+import json
+import os
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import trainer_shim
+from trainer_shim.process_groups.trainer_group import TrainerGroup
+
+HOST, DEVICE = 0.125, 1.0  # seconds of a step: what launching it takes, and what the device then does
+
+
+class Device:
+    """A clock, and a device that works through what it was given while the host goes on."""
+
+    def __init__(self):
+        self.now = 1000.0
+        self.done = 0.0
+
+    def launch(self, seconds):
+        self.now += HOST
+        self.done = max(self.now, self.done) + seconds
+
+    def drain(self, *_):
+        self.now = max(self.now, self.done)
+
+
+class Weights:
+    """A state on the device: to copy it awaits what changes it."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def state_dict(self):
+        self.device.drain()
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A simulated one, on whose clock everything runs."""
+    device = Device()
+    totals = TrainerGroup.sum
+    monkeypatch.setattr("time.monotonic", lambda: device.now)
+    monkeypatch.setattr(TrainerGroup, "synchronize", device.drain)
+    monkeypatch.setattr(TrainerGroup, "sum", lambda *arguments: (device.drain(), totals(*arguments))[1])
+    return device
+
+
+@pytest.fixture
+def start(tmp_path, trainer_process):
+    """Start a context as a new trainer would; environment and process group are as before afterwards."""
+    with patch.dict(os.environ):
+        yield lambda **options: trainer_shim.init(tmp_path / "checkpoints", **options)
+    torch.distributed.destroy_process_group()
+
+
+def train(ctx, device, *, own_backward=False, steps=4):
+    """Two epochs of so many steps, with an evaluation after two of them and behind each; the evaluations' seconds."""
+    weight = torch.ones((), requires_grad=True)
+    loader = ctx.loader(range(2 * steps), global_batch=2)
+    ctx.track(weights=Weights(device))
+    evaluations = 0.0
+
+    def evaluate():
+        nonlocal evaluations
+        for _ in ctx.evaluate([0]):
+            device.launch(50)
+            evaluations += HOST + 50
+
+    for _ in ctx.epochs(2):
+        for batch in loader:
+            device.launch(DEVICE)
+            loss = weight * batch.sum()
+            loss.backward() if own_backward else ctx.backward(loss)
+            ctx.step()
+            if ctx.step_count % steps == 2:
+                evaluate()
+        evaluate()
+    return evaluations
+
+
+def lines(tmp_path, kind):
+    text = (tmp_path / "reports" / "incarnation-1.jsonl").read_text()
+    return [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
+
+
+@pytest.mark.parametrize("every", [0.0, 600.0])
+def test_a_step_ends_with_the_device(start, device, tmp_path, every):
+    """All of the device's time for the steps is reported, and none of that for evaluations, whenever it is awaited."""
+    ctx = start(checkpoint_every=every)
+    began = device.now
+    evaluations = train(ctx, device)
+    steps = lines(tmp_path, "steps")
+    assert sum(line["steps"] for line in steps) == 8
+    assert sum(line["seconds"] for line in steps) == pytest.approx(device.now - began - evaluations, abs=1e-3)
+
+
+def test_a_profiling_run_ends_with_the_device(start, device, tmp_path, monkeypatch):
+    """A profiling run's seconds are those of its steps on the device, without the warm-up's."""
+    file = tmp_path / "trials.jsonl"
+    monkeypatch.setenv("METASCHED_TRIAL", "3")
+    monkeypatch.setenv("METASCHED_TRIALS", str(file))
+    with pytest.raises(SystemExit):
+        train(start(), device, steps=20)
+    assert 3 * DEVICE <= json.loads(file.read_text())["seconds"] <= 3 * (HOST + DEVICE)
+
+
+@pytest.mark.parametrize("own_backward", [False, True])
+def test_a_loss_that_is_not_known(start, device, tmp_path, own_backward):
+    """Where the script calls `backward` itself, its loss is not known, and not 0."""
+    train(start(), device, own_backward=own_backward)
+    losses = [line["loss"] for line in lines(tmp_path, "steps") + lines(tmp_path, "end")]
+    assert all((loss is None) == own_backward for loss in losses)

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: atomic files, manifests, retention, generations, and the states that they hold."""

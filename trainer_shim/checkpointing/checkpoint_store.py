@@ -1,0 +1,389 @@
+"""Checkpoints on disk: atomic, checksummed, the last good ones kept.
+
+A checkpoint is a data file, `incarnation-3-step-120.pt`, which plain torch.load reads; where states are sharded, a
+directory `incarnation-3-step-120.dcp` of torch.distributed.checkpoint beside it; and a manifest of the same name with
+`.json`, written last: a checkpoint without a manifest does not exist. The manifest has the size and the checksum of
+every other file, and the position in the training. A second checkpoint of the same step, whose position is a later one
+(the next epoch's beginning, the end), is called `incarnation-3-step-120-2`: it never touches the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, cast
+
+import torch
+
+from trainer_shim.checkpointing.atomic_files import (
+    FileChecksum,
+    atomic_file,
+    checksum_file,
+    read_with_retries,
+    sync_directory,
+)
+from trainer_shim.checkpointing.retention import retained
+from trainer_shim.checkpointing.sharded_states import write_shards
+from trainer_shim.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from trainer_shim.process_groups.save_group import SaveGroup
+
+FORMAT = 2  # 1 knew no shards
+
+_NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt|dcp)(\.partial)?")
+_READERS = 8  # files that are verified at once
+
+log = logging.getLogger("trainer_shim")
+
+
+class Progress(NamedTuple):
+    """A position in the training, always at the end of a step.
+
+    `cursor` counts the samples of `epoch` that have been trained on; `step` and `samples` count from the job's
+    beginning.
+    """
+
+    epoch: int = 0
+    cursor: int = 0
+    step: int = 0
+    samples: int = 0
+    finished: bool = False
+
+
+class States(NamedTuple):
+    """States to save, by name.
+
+    Attributes:
+        unsharded: the states that rank 0 saves; empty on the other ranks.
+        sharded: this rank's part of the states that all ranks save.
+        group: the ranks that save the sharded states, None where there are none.
+    """
+
+    unsharded: dict[str, Any]
+    sharded: dict[str, Any] = {}  # noqa: RUF012  nobody changes it
+    group: SaveGroup | None = None
+
+
+class Checkpoint(NamedTuple):
+    """A manifest.
+
+    `files` are by name within the store's directory; `sharded` are the names of the states that `shards` holds, none
+    where there is no such directory; `order` is what fixes the order of the samples, as the data side describes it.
+    """
+
+    data: Path
+    generation: int
+    files: dict[str, FileChecksum]
+    sharded: list[str]
+    progress: Progress
+    order: dict[str, Any]
+
+    @property
+    def shards(self) -> Path:
+        """The directory of what all ranks have written together."""
+        return self.data.with_suffix(".dcp")
+
+
+class CheckpointStore:
+    """The checkpoints of one directory. Only rank 0 writes, but for shards."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._unreadable: set[Path] = set()  # manifests that `latest` has passed over
+
+    def newest_generation(self) -> int:
+        """The highest generation that has left a file, 0 when there is none."""
+        return max((rank[0] for rank, _ in self._files()), default=0)
+
+    def latest(self) -> Checkpoint | None:
+        """Return the highest whole checkpoint by (generation, step), None when there is no checkpoint at all.
+
+        Damaged ones above it are set aside as `*.json.damaged`, with a warning. One that cannot be read, at several
+        attempts, is passed over with a warning, and stays where it is.
+
+        Raises:
+            CheckpointError: there are checkpoints and none is whole, the newest was written by another version, or they
+                are a framework's.
+        """
+        damaged: list[Path] = []
+        manifests = self._manifests()
+        for manifest in manifests:
+            try:
+                checkpoint = _read_whole(manifest)
+            except (_DamagedError, OSError) as error:
+                log.warning("checkpoint %s is skipped: %s", manifest, error)
+                if isinstance(error, _DamagedError):
+                    damaged.append(manifest)
+                else:
+                    self._unreadable.add(manifest)
+                continue
+            for skipped in damaged:
+                skipped.replace(f"{skipped}.damaged")
+            return checkpoint
+        if manifests:
+            raise CheckpointError(
+                f"{self.directory}: none of its {len(manifests)} checkpoints is whole; "
+                "restore one, or move them away to start from the beginning"
+            )
+        if next(self.directory.glob("incarnation-*/step-*.json"), None) is not None:
+            raise CheckpointError(
+                f"{self.directory}: holds checkpoints of a framework (trainer_shim.attach); use another directory"
+            )
+        return None
+
+    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The states by name, as they were given to `save`, on the CPU; without the sharded ones.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+
+        def read() -> dict[str, Any]:
+            # weights_only would refuse what a scheduler or a user's own object may keep; the directory is the user's.
+            states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
+            return states
+
+        return read_with_retries(checkpoint.data, read)
+
+    def save(
+        self,
+        states: States,
+        generation: int,
+        progress: Progress,
+        order: dict[str, Any],
+        check: Callable[[], None],
+    ) -> int:
+        """Write a checkpoint, remove those that are not retained, and return its size in bytes.
+
+        With a group, all ranks call this together; `check` is called on rank 0.
+
+        Raises:
+            SupersededError: `check` raised it, at the beginning or just before a file would have taken its name;
+                nothing was changed.
+            OSError: it could not be written; the older checkpoints are untouched.
+        """
+        position = {
+            "progress": progress._asdict(),
+            "order": order,
+            "sharded": sorted(states.sharded),
+        }
+        if states.group is not None:
+            return self._save_sharded(states, states.group, generation, position, check)
+        check()
+        return self._publish(self._stem(generation, progress.step), states.unsharded, {}, position, check)
+
+    def _save_sharded(
+        self,
+        states: States,
+        group: SaveGroup,
+        generation: int,
+        position: dict[str, Any],
+        check: Callable[[], None],
+    ) -> int:
+        """Make a directory, write into it on every rank, and publish that."""
+
+        def create_directory() -> Path:
+            check()
+            stem = self._stem(generation, position["progress"]["step"])
+            _remove_shards(stem)  # what a save that failed could not remove
+            _shards(stem, partial=True).mkdir()
+            return stem
+
+        def publish() -> int:
+            directory, partial = _shards(stem), _shards(stem, partial=True)
+            for name in files:
+                if not (partial / name).exists():
+                    raise FileNotFoundError(
+                        f"{partial / name}: another rank has written it, and rank 0 does not find it: "
+                        "the directory must be on a file system that all nodes of the job share"
+                    )
+            sync_directory(partial)
+            check()
+            partial.replace(directory)
+            return self._publish(stem, states.unsharded, files, position, check)
+
+        stem = group.on_rank_zero(create_directory)
+        try:
+            files = write_shards(_shards(stem, partial=True), states.sharded, group)
+            return group.on_rank_zero(publish)
+        except BaseException:
+            if group.is_rank_zero and not stem.with_suffix(".json").exists():
+                _remove_shards(stem)
+            raise
+
+    def _stem(self, generation: int, step: int) -> Path:
+        """The path of a new checkpoint, without its ending."""
+        stem = self.directory / f"incarnation-{generation}-step-{step}"
+        before = [rank[2] for rank, path in self._files() if rank[:2] == (generation, step) and _is_manifest(path)]
+        return stem.with_name(f"{stem.name}-{max(before) + 1}") if before else stem
+
+    def _publish(
+        self,
+        stem: Path,
+        states: dict[str, Any],
+        written: dict[str, FileChecksum],
+        position: dict[str, Any],
+        check: Callable[[], None],
+    ) -> int:
+        """Write the data, and the manifest, which makes a checkpoint of it and of what was `written` before."""
+        data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
+        with atomic_file(data, check) as file, _without_torch_checksum():
+            torch.save(states, cast("BinaryIO", file))
+        whole = file.checksum
+        content = {"format": FORMAT, **_checksum_to_json(whole), **position}
+        content["shards"] = {name: _checksum_to_json(found) for name, found in written.items()}
+        content["own_crc32"] = _manifest_checksum(content)
+        with atomic_file(manifest, check) as file:
+            file.write(json.dumps(content).encode())
+        sync_directory(self.directory)
+        self._remove_old(int(stem.name.split("-")[1]))
+        return whole.size + sum(found.size for found in written.values())
+
+    def _files(self) -> Iterator[tuple[tuple[int, int, int], Path]]:
+        """Every file of a checkpoint, with what orders them: generation, step, number in the step from 1."""
+        try:
+            paths = list(self.directory.iterdir())
+        except FileNotFoundError:
+            return
+        for path in paths:
+            match = _NAME.fullmatch(path.name)
+            if match:
+                yield (int(match[1]), int(match[2]), int(match[3] or 1)), path
+
+    def _manifests(self) -> list[Path]:
+        """Newest first."""
+        return [path for _, path in sorted(self._files(), reverse=True) if _is_manifest(path)]
+
+    def _remove_old(self, generation: int) -> None:
+        """Remove what is not retained, and what earlier generations left unfinished."""
+        manifests = self._manifests()
+        retained_manifests = retained(manifests, self._unreadable)
+        for manifest in manifests[len(retained_manifests) :]:
+            manifest.unlink(missing_ok=True)  # first: data without a manifest is not a checkpoint
+        stems = {manifest.stem for manifest in retained_manifests}
+        for (owner, _, _), path in self._files():
+            stem = path.name.partition(".")[0]
+            if owner <= generation and stem not in stems:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _without_torch_checksum() -> Iterator[None]:
+    """Let torch leave out its own checksum, which takes as long as the write: the manifest has one of the whole file.
+
+    torch.load asks for none. Torches before 2.6 know no such option.
+    """
+    serialization: Any = torch.serialization
+    if not hasattr(serialization, "set_crc32_options"):
+        yield
+        return
+    before = serialization.get_crc32_options()
+    serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        serialization.set_crc32_options(before)
+
+
+def _is_manifest(path: Path) -> bool:
+    """Whether the file says that a checkpoint exists."""
+    return path.suffix == ".json"
+
+
+class _DamagedError(Exception):
+    """A checkpoint is not whole; says how."""
+
+
+def _shards(stem: Path, *, partial: bool = False) -> Path:
+    """Where a checkpoint's shards are, and where they are until all of them are there."""
+    return stem.with_name(f"{stem.name}.dcp{'.partial' if partial else ''}")
+
+
+def _remove_shards(stem: Path) -> None:
+    for partial in (True, False):
+        shutil.rmtree(_shards(stem, partial=partial), ignore_errors=True)
+
+
+def _checksum_to_json(found: FileChecksum) -> dict[str, int]:
+    return {"bytes": found.size, "crc32": found.crc32}
+
+
+def _checksum_from_json(described: dict[str, int]) -> FileChecksum:
+    return FileChecksum(described["bytes"], described["crc32"])
+
+
+def _read_whole(manifest: Path) -> Checkpoint:
+    """Read the manifest and verify the data."""
+    checkpoint = read_with_retries(manifest, lambda: _read_manifest(manifest))
+    try:
+        read_with_retries(checkpoint.data, lambda: _verify(checkpoint))
+    except FileNotFoundError as error:
+        raise _DamagedError(f"its data is missing ({error.filename})") from None
+    return checkpoint
+
+
+def _read_manifest(manifest: Path) -> Checkpoint:
+    try:
+        content = json.loads(manifest.read_bytes())
+        version = content["format"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise _DamagedError(f"its manifest cannot be read ({error!r})") from error
+    if version not in {1, FORMAT}:
+        raise CheckpointError(
+            f"{manifest}: was written by another version of trainer_shim, in format {version!r}, and this one reads "
+            f"{FORMAT}: use that version, or another checkpoint directory"
+        )
+    if version == FORMAT and content.get("own_crc32") != _manifest_checksum(content):
+        raise _DamagedError("its manifest is not what was written")
+    data, shards = manifest.with_suffix(".pt"), _shards(manifest.with_suffix(""))
+    try:
+        parts = {
+            f"{shards.name}/{name}": _checksum_from_json(described)
+            for name, described in content.get("shards", {}).items()
+        }
+        return Checkpoint(
+            data=data,
+            generation=int(manifest.name.split("-")[1]),
+            files={data.name: _checksum_from_json(content), **parts},
+            sharded=list(content.get("sharded", [])),
+            progress=Progress(**content["progress"]),
+            order=content["order"],
+        )
+    except (TypeError, KeyError, AttributeError) as error:
+        raise _DamagedError(f"its manifest makes no sense ({error!r})") from error
+
+
+def _manifest_checksum(content: dict[str, Any]) -> int:
+    """The CRC-32 of all else that a manifest says: a position that is a little wrong would be resumed from."""
+    rest = {key: value for key, value in content.items() if key != "own_crc32"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def _verify(checkpoint: Checkpoint) -> None:
+    with ThreadPoolExecutor(_READERS) as readers:
+        for _ in readers.map(
+            lambda item: _verify_file(checkpoint.data.parent / item[0], item[1]), checkpoint.files.items()
+        ):
+            pass
+
+
+def _verify_file(path: Path, expected: FileChecksum) -> None:
+    size = path.stat().st_size
+    if size != expected.size:
+        raise _DamagedError(f"its data has {size} bytes instead of {expected.size} ({path.name})")
+    crc32 = checksum_file(path).crc32
+    if crc32 != expected.crc32:
+        raise _DamagedError(f"its data has the checksum {crc32:08x} instead of {expected.crc32:08x} ({path.name})")

@@ -1,0 +1,139 @@
+"""What a checkpoint holds: the script's objects by name, how their states are taken, and how they take them back."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer_shim.checkpointing.checkpoint_store import States
+from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
+from trainer_shim.checkpointing.sharded_states import read_shards, state_mismatch
+from trainer_shim.errors import CheckpointError, UsageError
+from trainer_shim.process_groups.fsdp import FsdpNoSync, is_fully_sharded
+from trainer_shim.process_groups.save_group import SaveGroup
+
+if TYPE_CHECKING:
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore
+
+
+class Stateful(Protocol):
+    """Anything that a checkpoint can hold."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Take a state back."""
+
+
+class TrackedObjects:
+    """The objects that a script has named.
+
+    Those whose state holds sharded tensors are saved by all ranks together, each its own part; the others by rank 0.
+
+    Raises:
+        UsageError: one of them has no state_dict, or cannot be saved at all.
+    """
+
+    def __init__(self, objects: dict[str, Stateful], *, is_rank_zero: bool) -> None:
+        self._is_rank_zero = is_rank_zero
+        self.objects: dict[str, Stateful] = {}  # without DDP around them
+        self._sharded: dict[str, Stateful] = {}  # those of them
+        self.modules = modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
+        for name, item in objects.items():
+            if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
+                raise UsageError(
+                    f"ctx.track({name}=...): a {type(item).__name__} has no state_dict and load_state_dict"
+                )
+            if isinstance(item, torch.nn.Module):
+                _refuse_older_fsdp(name, item)
+            # Saved without DDP's prefix, so that any script can load it.
+            plain = item.module if isinstance(item, DistributedDataParallel) else item
+            self.objects[name] = plain
+            if _is_sharded(plain):
+                named = ShardedOptimizer(name, plain, modules) if isinstance(plain, torch.optim.Optimizer) else plain
+                self._sharded[name] = named
+        self._models = [part for module in modules for part in module.modules()]
+        self._save_group = SaveGroup() if self._sharded else None
+
+    @property
+    def sharded(self) -> bool:
+        """Whether all ranks take part in a save."""
+        return self._save_group is not None
+
+    def gradient_sync_modules(self) -> list[Any]:
+        """Every part of the models whose gradients are exchanged; its `no_sync()` holds them back."""
+        return [part for part in self._models if isinstance(part, DistributedDataParallel)] + [
+            FsdpNoSync(part) for part in self._models if is_fully_sharded(part)
+        ]
+
+    @property
+    def _unsharded(self) -> list[str]:
+        return [name for name in self.objects if name not in self._sharded]
+
+    def states(self) -> States:
+        """The states at this moment; `unsharded` is empty on all ranks but the first."""
+        return States(
+            unsharded={name: self.objects[name].state_dict() for name in self._unsharded} if self._is_rank_zero else {},
+            sharded={name: item.state_dict() for name, item in self._sharded.items()},
+            group=self._save_group,
+        )
+
+    def read(self, store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The checkpoint's states, without the sharded ones.
+
+        Raises:
+            CheckpointError: it holds other names, or cannot be read on this rank.
+        """
+        try:
+            states = store.load(checkpoint)
+        except OSError as error:
+            raise CheckpointError(
+                f"{checkpoint.data}: a rank cannot read it ({error}): "
+                "the directory must be on a file system that all nodes of the job share"
+            ) from error
+        held = sorted([*states, *checkpoint.sharded])
+        tracked = sorted(self.objects)
+        if held != tracked:
+            raise CheckpointError(
+                f"{checkpoint.data}: holds {held}, and ctx.track() was given {tracked}; "
+                "track the same names, or use another checkpoint directory"
+            )
+        if set(checkpoint.sharded) != set(self._sharded):
+            raise CheckpointError(
+                f"{checkpoint.data}: holds {sorted(checkpoint.sharded)} sharded, and this script has "
+                f"{sorted(self._sharded)} sharded; shard the same models, or use another checkpoint directory"
+            )
+        return states
+
+    def restore(self, states: dict[str, Any], checkpoint: Checkpoint) -> None:
+        """Give every object its state; the sharded ones are read here, by all ranks together.
+
+        Raises:
+            CheckpointError: a state does not fit its object, or shards cannot be read.
+        """
+        if self._save_group is not None:
+            states = states | read_shards(checkpoint.shards, self._sharded, self._save_group)
+        for name, item in {**self.objects, **self._sharded}.items():
+            try:
+                item.load_state_dict(states[name])
+            except Exception as error:  # noqa: PERF203  a few turns
+                raise state_mismatch(checkpoint.data, name, error) from error
+
+
+def _is_sharded(item: Stateful) -> bool:
+    if isinstance(item, torch.optim.Optimizer):  # it may have no state yet
+        return holds_dtensor([group["params"] for group in item.param_groups])
+    return dtensors_exist() and holds_dtensor(item.state_dict())
+
+
+def _refuse_older_fsdp(name: str, module: torch.nn.Module) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever uses it has imported it
+    if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in module.modules()):
+        raise UsageError(
+            f"ctx.track({name}=...): FullyShardedDataParallel is not supported: use fully_shard, as ctx.shard(...) does"
+        )

@@ -1,0 +1,1 @@
+"""Training data: the order of the samples, their split over the ranks, and the loaders that deliver them."""

@@ -1,0 +1,65 @@
+"""Which kind of loader a data set gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable
+
+from torch.utils.data import IterableDataset
+
+from trainer_shim.data.sample_order import SampleOrder, StreamOrder
+from trainer_shim.data.stream import StreamSource
+from trainer_shim.data.train_loader import MapSource, TrainLoader
+from trainer_shim.errors import BatchError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.train_loader import Source
+
+# What makes the batches and their order, which is the shim's business.
+FIXED_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
+
+
+def make_loader(
+    dataset: Any,
+    iterate: Callable[[TrainLoader], Iterator[Any]],
+    options: dict[str, Any],
+    *,
+    seed: int,
+    shuffle: bool | None,
+    plan: BatchPlan,
+    rank: int,
+) -> TrainLoader:
+    """The loader of a map-style data set or of a stream; `options` are DataLoader's own.
+
+    With `drop_last` among them, the last global batch of an epoch is left out where it is not whole: the same samples
+    at every world size. A training may change that from one start to the next, because the cursor means the same.
+
+    Raises:
+        BatchError: `drop_last` leaves nothing.
+        UsageError: an option has no meaning here.
+    """
+    wrong = sorted(FIXED_OPTIONS & options.keys())
+    if wrong:
+        raise UsageError(
+            f"ctx.loader({wrong[0]}=...): the batches and their order follow from global_batch, max_per_gpu and shuffle"
+        )
+    drop_last = bool(options.pop("drop_last", False))
+    order: SampleOrder | StreamOrder
+    source: Source
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
+        order = SampleOrder(seed, len(dataset), shuffle is not False)
+        source = MapSource(dataset, order, plan, rank, options, drop_last=drop_last)
+    elif not hasattr(dataset, "__iter__"):
+        raise UsageError(f"ctx.loader() was given a {type(dataset).__name__}, which has no __getitem__ and no __iter__")
+    elif shuffle:
+        raise UsageError("ctx.loader(shuffle=True): a stream has its own order; shuffle in its __iter__")
+    else:
+        order = StreamOrder(seed)
+        source = StreamSource(dataset, order, plan, rank, options, drop_last=drop_last)
+    if drop_last and source.size == 0:
+        raise BatchError(
+            f"drop_last=True leaves nothing of {len(dataset)} samples: global_batch is {plan.global_batch}, lower it"
+        )
+    return TrainLoader(order, plan, source, iterate)

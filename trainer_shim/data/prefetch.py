@@ -1,0 +1,108 @@
+"""Prefetching: a thread fetches the next items, so that the main thread can take part in votes meanwhile."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+
+class Prefetcher(Generic[T]):
+    """The items of an iterator, one or more fetched ahead in a thread.
+
+    Only where it `waits` for other processes: an iterator that computes its items itself may use torch's generator, and
+    is left in the main thread, where an item is fetched when it is asked for.
+    """
+
+    def __init__(self, items: Iterator[T], *, waits: bool) -> None:
+        self._items = items
+        self._depth = 1  # how many are fetched ahead
+        self._closed = False
+        self._fetched: collections.deque[tuple[list[T], BaseException | None]] = collections.deque()
+        self._results: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="trainer_shim data", daemon=True) if waits else None
+        if self._thread:
+            self._requests.put("next")
+            self._thread.start()
+
+    def ready(self, seconds: float, count: int = 1) -> bool:
+        """Whether `count` items are there, or the end or a failure, none of them awaited for more than so many seconds.
+
+        From now on so many are fetched ahead, if they were fewer before. Without a thread always True.
+        """
+        if not self._thread:
+            return True
+        for _ in range(count - self._depth):
+            self._requests.put("next")
+        self._depth = max(count, self._depth)
+        try:
+            while len(self._fetched) < count and (not self._fetched or self._fetched[-1][1] is None):
+                self._fetched.append(self._results.get(timeout=seconds))
+        except queue.Empty:
+            return False
+        return True
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is no further item; waits for it."""
+        return isinstance(self._head()[1], StopIteration)
+
+    def peek(self) -> T | None:
+        """The next item, which stays the next one, None at the end; waits for it.
+
+        Raises:
+            BaseException: what the iterator raised instead.
+        """
+        items, error = self._head()
+        if error is not None and not isinstance(error, StopIteration):
+            raise error
+        return items[0] if items else None
+
+    def pop(self) -> T:
+        """The next item; waits for it.
+
+        Raises:
+            BaseException: what the iterator raised instead.
+        """
+        items, error = self._head()
+        if error is not None:
+            raise error
+        self._fetched.popleft()
+        if self._thread:
+            self._requests.put("next")
+        return items[0]
+
+    def close(self, *, wait: bool) -> None:
+        """Fetch no more; to `wait` for the item that is on its way leaves the iterator to others."""
+        self._closed = True
+        if self._thread:
+            self._requests.put("end")
+            if wait:
+                self._thread.join()
+
+    def _head(self) -> tuple[list[T], BaseException | None]:
+        if not self._fetched:
+            self._fetched.append(self._results.get() if self._thread else self._fetch())
+        return self._fetched[0]
+
+    def _fetch(self) -> tuple[list[T], BaseException | None]:
+        try:
+            return [next(self._items)], None
+        except StopIteration:
+            return [], StopIteration()  # without a traceback, whose frames would keep a loader and its workers alive
+        except BaseException as error:  # noqa: BLE001  it is raised again where the item is taken
+            return [], error
+
+    def _work(self) -> None:
+        while self._requests.get() == "next" and not self._closed:
+            fetched = self._fetch()
+            self._results.put(fetched)
+            if fetched[1] is not None:
+                return

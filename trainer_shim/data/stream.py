@@ -1,0 +1,191 @@
+"""Streams: data sets that can only be read in their own order, from the beginning.
+
+The stream of an epoch is one order for all: every process that reads it sees the whole of it, counts, and keeps what is
+its own by position. So a cursor means the same to every world, and who reads does not matter. Where reading past a
+sample costs as much as reading it, that is dear: an iterator that has `skip(n)` passes over them as it knows best.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Callable
+
+import torch
+import torch.utils.data._utils.worker as torch_worker
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.sample_order import MicroBatch
+from trainer_shim.data.seeding import derive_seed, seed_generators
+from trainer_shim.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.prefetch import Prefetcher
+    from trainer_shim.data.sample_order import StreamOrder
+
+
+class StreamSource:
+    """The micro-batches of a stream; with `drop_last`, of whole global batches only."""
+
+    def __init__(
+        self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
+    ) -> None:
+        try:
+            self.size: int | None = plan.samples_in_full_batches(len(stream)) if drop_last else len(stream)
+        except TypeError:
+            self.size = None
+        collate = options.get("collate_fn") or default_collate
+        self._position = torch.zeros(2, dtype=torch.int64)  # epoch and cursor
+        if options.get("num_workers"):  # which may live through epochs
+            self._position.share_memory_()  # type: ignore[no-untyped-call]
+        self.loader: DataLoader[Any] = DataLoader(
+            _RankStream(stream, order, plan, rank, self._position, least=plan.global_batch if drop_last else 1),
+            batch_size=None,
+            **{**options, "collate_fn": functools.partial(_collated, collate)},
+        )
+
+    def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Read on from `cursor`."""
+        self._position.copy_(torch.tensor([epoch, cursor]))
+        return iter(self.loader)
+
+
+class _RankStream(DatasetWrapper, IterableDataset[Any]):
+    """A rank's micro-batches, not collated yet; several loader workers take turns with them.
+
+    Global batches of fewer than `least` samples are left out.
+    """
+
+    def __init__(
+        self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, where: torch.Tensor, *, least: int
+    ) -> None:
+        super().__init__(stream)
+        self._seed = order.seed
+        self._plan = plan
+        # Of a full batch. A small last one may leave later ranks without samples, which spares the others from waiting
+        # with theirs until its size is known.
+        self._pieces = plan.micro_batches(rank, plan.global_batch)
+        self._first = plan.micro_batches(0, plan.global_batch)  # rank 0's: nobody has more of a small batch
+        self._position = where
+        self._least = least
+        self._turn: tuple[int, int] | None = None
+
+    def __iter__(self) -> Iterator[tuple[MicroBatch, list[Any]]]:
+        if self._turn is None:
+            info = get_worker_info()
+            self._turn = (info.id, info.num_workers) if info else (0, 1)
+            # A stream that sees that it is read by one worker of several would give it a part: here all see the whole.
+            torch_worker._worker_info = None  # noqa: SLF001  there is no other way
+        mine, turns = self._turn
+        epoch, cursor = self._position.tolist()
+        reader = _StreamReader(self.dataset, self._seed, epoch)
+        reader.skip(cursor)
+        spare = reader.peek()  # for fillers
+        done = 0  # of the rank's micro-batches
+        while True:
+            start = reader.position
+            held = []
+            for number, piece in enumerate(self._pieces):
+                if (done + number) % turns == mine:
+                    reader.skip(start + piece.start - reader.position)
+                    held.append((number, piece, reader.read(len(piece))))
+            reader.skip(start + self._plan.global_batch - reader.position)
+            size = reader.position - start
+            if size < self._least:
+                return
+            own, count = (sum(piece.start < size for piece in pieces) for pieces in (self._pieces, self._first))
+            for number, piece, samples in held:
+                if samples:
+                    last = number == count - 1
+                    yield self._micro_batch(start + piece.start, samples, last=last, size=size), samples
+            for number in range(own, count):
+                if (done + number) % turns == mine:
+                    last = number == count - 1
+                    yield MicroBatch(start, [], 0, 0.0, last=last, global_samples=size), spare
+            done += count
+
+    def _micro_batch(self, position: int, samples: list[Any], *, last: bool, size: int) -> MicroBatch:
+        weight = self._plan.weight(len(samples), size)
+        return MicroBatch(position, [], len(samples), weight, last=last, global_samples=size)
+
+
+class _StreamReader:
+    """Reads a stream, and counts. The stream's random numbers for a sample depend on (seed, epoch, position)."""
+
+    def __init__(self, stream: Any, seed: int, epoch: int) -> None:
+        self.position = 0  # of the next sample
+        self._seed = functools.partial(derive_seed, seed, epoch)
+        self._next: list[Any] = []  # what `peek` has read already
+        if hasattr(stream, "set_epoch"):
+            stream.set_epoch(epoch)
+        seed_generators(self._seed())
+        self._items = iter(stream)
+        self._skip: Callable[[int], Any] | None = getattr(self._items, "skip", None)
+
+    def peek(self) -> list[Any]:
+        """The next sample in a list, which is empty at the end."""
+        if not self._next:
+            seed_generators(self._seed(self.position))
+            self._next = [item for _, item in zip(range(1), self._items)]
+        return self._next
+
+    def read(self, count: int) -> list[Any]:
+        """So many samples, or those that are left."""
+        taken: list[Any] = []
+        while len(taken) < count and self.peek():
+            taken += self._next
+            self._next = []
+            self.position += 1
+        return taken
+
+    def skip(self, count: int) -> None:
+        """Pass over so many samples, or those that are left."""
+        if self._next and count:
+            self.read(1)
+            count -= 1
+        if self._skip is None:
+            while count and self.read(1):
+                count -= 1
+            return
+        if count:
+            passed = self._skip(count)
+            if type(passed) is not int or not 0 <= passed <= count:
+                kind = type(self._items).__name__
+                raise UsageError(
+                    f"{kind}.skip({count}) returned {passed!r}: it must say how many samples it passed over"
+                )
+            self.position += passed
+
+
+def next_batch_samples(prefetcher: Prefetcher[tuple[MicroBatch, Any]]) -> int:
+    """Return the number of samples in the global batch that comes next, 0 at the end of the stream; waits for it."""
+    following = prefetcher.peek()
+    return following[0].global_samples if following else 0
+
+
+def check_same_stream(total: int, total_of_squares: int, ranks: int) -> None:
+    """Check that every rank's next global batch has the same size.
+
+    The sum of the squares of the ranks' sizes is the least that it can be only if all sizes are the same.
+
+    Args:
+        total: the sum of the sizes over the ranks.
+        total_of_squares: the sum of their squares.
+        ranks: the number of ranks.
+
+    Raises:
+        UsageError: the sizes differ, so the ranks have read different streams.
+    """
+    if ranks * total_of_squares != total * total:
+        raise UsageError(
+            "the training data ended on one rank and not on another: a stream must be the same, in full, on every rank "
+            "(the loader shares it out), so it must not be split by rank or by worker"
+        )
+
+
+def _collated(collate: Callable[[list[Any]], Any], item: tuple[MicroBatch, list[Any]]) -> tuple[MicroBatch, Any]:
+    micro, samples = item
+    return micro, collate(samples)

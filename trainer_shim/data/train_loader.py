@@ -1,0 +1,163 @@
+"""The training loader: this rank's micro-batches of the training data, with their data."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any, Callable, Protocol
+
+from torch.utils.data import DataLoader, Dataset
+
+from trainer_shim.data.loader_workers import DatasetWrapper
+from trainer_shim.data.prefetch import Prefetcher
+from trainer_shim.data.sample_order import StreamOrder, micro_batches
+from trainer_shim.data.seeding import derive_seed, seed_generators
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.sample_order import MicroBatch, SampleOrder
+
+
+class TrainLoader:
+    """What the training loop iterates over: this rank's micro-batches, from where the training stands on."""
+
+    def __init__(
+        self,
+        order: SampleOrder | StreamOrder,
+        plan: BatchPlan,
+        source: Source,
+        iterate: Callable[[TrainLoader], Iterator[Any]],
+    ) -> None:
+        self.order = order
+        self.plan = plan
+        self._source = source
+        self._iterate = iterate
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate(self)
+
+    def __len__(self) -> int:
+        raise TypeError(
+            "a training loader has no length, which would depend on the world size and on where the training stands: "
+            "use loader.steps_per_epoch"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether only the data tell where an epoch ends, so that the ranks have to agree on it."""
+        return isinstance(self.order, StreamOrder)
+
+    @property
+    def samples_per_epoch(self) -> int | None:
+        """Samples that are trained in an epoch; None for a stream that does not tell its length."""
+        return self._source.size
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in an epoch, the same at every world size: what a learning-rate schedule counts in.
+
+        None for a stream that does not tell its length.
+        """
+        samples = self.samples_per_epoch
+        return None if samples is None else -(-samples // self.plan.global_batch)
+
+    def micro_batches(
+        self, epoch: int, cursor: int, await_data: Callable[[Prefetcher[tuple[MicroBatch, Any]]], None]
+    ) -> Iterator[tuple[MicroBatch, Any]]:
+        """Each micro-batch with its data; before each global batch and at the end, `await_data` gets the data's source.
+
+        The generators of this process start anew for each, from the seed and the position: a restart draws the same
+        numbers without any generator's state in the checkpoint.
+        """
+        loader = self._source.loader
+        prefetcher = Prefetcher(self._source.read_from(epoch, cursor), waits=loader.num_workers > 0)
+        boundary = True
+        try:
+            while True:
+                if boundary:
+                    await_data(prefetcher)
+                if prefetcher.exhausted:
+                    return
+                micro, batch = prefetcher.pop()
+                boundary = micro.last
+                # The word tells it from a sample's seed, whose numbers may be the same.
+                seed_generators(derive_seed(self.order.seed, epoch, micro.position, "micro-batch"))
+                yield micro, batch
+        except GeneratorExit:  # the script has left its loop
+            prefetcher.close(wait=loader.persistent_workers)  # which serve the next epoch, too
+            raise
+
+
+class Source(Protocol):
+    """Where a rank's micro-batches come from. `size` is what is trained in an epoch, None where nobody knows."""
+
+    loader: DataLoader[Any]
+    size: int | None
+
+    def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Read on from `cursor`."""
+
+
+class MapSource:
+    """The micro-batches of a map-style data set; with `drop_last`, of whole global batches only."""
+
+    def __init__(
+        self, dataset: Any, order: SampleOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
+    ) -> None:
+        self.size: int | None = plan.samples_in_full_batches(order.size) if drop_last else order.size
+        self._order = order
+        self._plan = plan
+        self._rank = rank
+        self._drop_last = drop_last
+        self._sampler = _Sampler()
+        self.loader: DataLoader[Any] = DataLoader(
+            _Seeded(dataset, order.seed),
+            batch_sampler=self._sampler,  # type: ignore[arg-type]
+            **options,
+        )
+
+    def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
+        """Read on from `cursor`."""
+        order = self._order.epoch_indices(epoch)
+        if self._drop_last:
+            order = order[: cursor + self._plan.samples_in_full_batches(len(order) - cursor)]
+        # Twice the same, because the data are asked for long before they come.
+        asked, expected = itertools.tee(micro_batches(order, cursor, self._plan, self._rank))
+        self._sampler.batches = ((epoch, micro.indices) for micro in asked)
+        # The data come first: the loader has to see its end, which lets the workers go.
+        return ((micro, batch) for batch, micro in zip(self.loader, expected))
+
+
+class _Sampler:
+    """What is fetched next, (epoch, indices) each. One for all epochs, because loader workers may live through them."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[tuple[int, list[int]]] = iter(())
+
+    def __iter__(self) -> Iterator[tuple[int, list[int]]]:
+        return self.batches
+
+
+class _Seeded(DatasetWrapper, Dataset[Any]):
+    """A data set whose random numbers for a sample depend on (seed, epoch, index), and not on who fetches it."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        super().__init__(dataset)
+        self._seed = seed
+
+    def __getitems__(self, batch: tuple[int, list[int]]) -> list[Any]:
+        epoch, indices = batch
+        whole = getattr(self.dataset, "__getitems__", None)
+        if whole:
+            seed_generators(derive_seed(self._seed, epoch, indices[0]))
+            found: list[Any] = whole(indices)
+            return found
+        found = []
+        for index in indices:
+            seed_generators(derive_seed(self._seed, epoch, index))
+            found.append(self.dataset[index])
+        return found

@@ -1,0 +1,1 @@
+"""Reports for the daemon: the report file, step metrics, and profiling runs."""

@@ -1,0 +1,80 @@
+"""A profiling run: a few steps at another world size, before the run, to learn how the job scales.
+
+The wrapper starts the script for it on some of the job's GPUs. Such a trainer claims no generation, loads and saves
+nothing, reports nothing but its speed, and exits. Source: Liu et al., "Ares", 2025, section 4 (profiling by the first
+10 iterations, the initial ones left out).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer_shim.environment.job import Job
+
+WARM_UP_STEPS = 3  # steps that are not timed
+_MAX_BYTES = 1 << 16
+
+log = logging.getLogger("trainer_shim")
+
+
+class ProfilingRun:
+    """Times steps, from the end of the warm-up on.
+
+    Args:
+        steps: how many are timed.
+        file: gets a line of JSON, by the first rank.
+    """
+
+    def __init__(self, steps: int, file: Path | None) -> None:
+        self._steps = steps
+        self._file = file
+        self._begun = 0.0
+        self._samples = 0
+
+    @classmethod
+    def of_job(cls, job: Job, *, writes: bool) -> ProfilingRun | None:
+        """Return the profiling run that the job's variables ask for, None where they ask for none.
+
+        Args:
+            job: the job as the wrapper describes it.
+            writes: whether this rank writes the results.
+        """
+        if job.profiling_steps is None:
+            return None
+        return cls(job.profiling_steps, job.profiling_file if writes else None)
+
+    def record_step(self, step: int, samples: int, clock: Callable[[], float], **facts: Any) -> bool:
+        """Whether that was the last step; the first rank's call with a file then writes down what was measured.
+
+        Args:
+            step: of the profiling run.
+            samples: seen so far.
+            clock: tells the time in seconds at which the steps so far are done.
+            **facts: what else the line is to say.
+        """
+        if step <= WARM_UP_STEPS:
+            self._begun, self._samples = clock(), samples
+        if step < WARM_UP_STEPS + self._steps:
+            return False
+        line = {"steps": self._steps, "samples": samples - self._samples, "seconds": clock() - self._begun, **facts}
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return True
+
+
+def read_profiling_results(file: Path | None) -> list[dict[str, Any]]:
+    """The results of the profiling runs before this run, one dictionary each; empty without a file."""
+    if file is None:
+        return []
+    try:
+        with file.open("rb") as opened:
+            return [json.loads(line) for line in opened.read(_MAX_BYTES).splitlines()]
+    except (OSError, ValueError) as error:
+        log.warning("the profiling runs' results cannot be read: %s", error)
+        return []

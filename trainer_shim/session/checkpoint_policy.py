@@ -1,0 +1,154 @@
+"""What a script's trainer saves, by which ranks, and whether a stop is worth a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Callable, TypeVar
+
+from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
+from trainer_shim.checkpointing.checkpoint_store import Progress
+from trainer_shim.checkpointing.tracked_objects import TrackedObjects
+from trainer_shim.errors import CheckpointError, SupersededError
+
+if TYPE_CHECKING:
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.checkpointing.tracked_objects import Stateful
+    from trainer_shim.session.trainer_session import TrainerSession
+
+T = TypeVar("T")
+
+log = logging.getLogger("trainer_shim")
+
+
+class CheckpointPolicy:
+    """The checkpoints of a training whose script names what they hold.
+
+    Rank 0 saves alone; where states are sharded, all ranks save together. The outcome is the same on all ranks.
+
+    Args:
+        session: the session of this trainer.
+        store: the checkpoints of the directory.
+        resumed: the checkpoint from which the training resumes, None for a fresh start.
+
+    Attributes:
+        saver: the saver of this trainer's checkpoints.
+        tracked: the objects that a checkpoint holds, None before `track`.
+    """
+
+    def __init__(self, session: TrainerSession, store: CheckpointStore, resumed: Checkpoint | None) -> None:
+        self._session = session
+        self._group = session.group
+        self.store = store
+        self._resumed = resumed
+        self._order: dict[str, Any] | None = None
+        self.tracked: TrackedObjects | None = None
+        self.saver = CheckpointSaver(
+            store,
+            session.generation,
+            resumed,
+            session.check_generation,
+            session.report,
+            history=session.saves,
+            is_rank_zero=session.group.rank == 0,
+            disabled=session.job.profiling_steps is not None,
+        )
+
+    def set_order(self, order: dict[str, Any]) -> None:
+        """Fix the order of the samples, in which a checkpoint's position counts.
+
+        Raises:
+            CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
+        """
+        if self._resumed and self._resumed.order != order:
+            raise CheckpointError(
+                f"{self._resumed.data}: made with {self._resumed.order}, and this script has {order}; "
+                "use another checkpoint directory for other data"
+            )
+        self._order = order
+
+    def track(self, objects: dict[str, Stateful]) -> TrackedObjects:
+        """Name the objects that a checkpoint holds, load their states where there is one, and return them. Collective.
+
+        Raises:
+            CheckpointError: the checkpoint holds other names, or states that do not fit, or cannot be read.
+            UsageError: an object has no state_dict.
+        """
+        with self._group.watchdog.busy():
+            tracked = TrackedObjects(objects, is_rank_zero=self._group.rank == 0)
+            self.saver.collective = tracked.sharded
+            if self._resumed is not None:
+                resumed = self._resumed
+                states = self._on_every_rank(lambda: tracked.read(self.store, resumed))
+                self._on_every_rank(lambda: tracked.restore(states, resumed))
+        self.tracked = tracked
+        return tracked
+
+    def states(self) -> States:
+        """Return the present states of the tracked objects."""
+        assert self.tracked is not None  # noqa: S101  nothing is saved before `track`
+        return self.tracked.states()
+
+    def start(self, progress: Progress) -> None:
+        """Save in the background, unless nothing was trained since the newest checkpoint."""
+        assert self._order is not None  # noqa: S101  nothing is saved before `set_order`
+        self.saver.start(self.states, progress, self._order)
+
+    def worth_saving(self, progress: Progress, cause: str, *, urgent: bool) -> bool:
+        """Return whether a stop for this cause has something to save, and time for it; rank 0 decides."""
+        if cause == "superseded" or progress == self.saver.saved_progress:
+            return False
+        return self._session.has_time_to_save(urgent=urgent)
+
+    def save_for_stop(self, progress: Progress) -> bool:
+        """Save now, and return whether that succeeded; an error is logged. Collective."""
+
+        def save() -> bool:
+            try:
+                self._save(progress, "stop")
+            except SupersededError:
+                return False  # the next vote ends the trainer
+            except OSError as error:
+                if self._group.rank == 0:
+                    log.error("no checkpoint at step %d, the last one stays: %s", progress.step, error)  # noqa: TRY400
+                return False
+            return True
+
+        return self._on_saving_ranks(save)
+
+    def save_at_end(self, progress: Progress) -> bool:
+        """Save the final checkpoint, and return whether this trainer may still write. Collective.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be written.
+        """
+
+        def save() -> bool:
+            try:
+                self._save(progress, "final")
+            except SupersededError:
+                return False
+            except OSError as error:
+                raise CheckpointError(f"the final checkpoint cannot be written: {error}") from error
+            return True
+
+        return self._on_saving_ranks(save)
+
+    def _save(self, progress: Progress, cause: str) -> None:
+        if self._order is not None:
+            self.saver.save(self.states, progress, self._order, cause)
+
+    def _on_saving_ranks(self, action: Callable[[], T]) -> T:
+        return action() if self.saver.collective else self._group.on_rank_zero(action)
+
+    def _on_every_rank(self, action: Callable[[], T]) -> T:
+        """Run `action` on every rank; a CheckpointError of one is an error of all. Collective."""
+        try:
+            result, failure = action(), None
+        except CheckpointError as error:
+            failure = error
+        failed = self._group.any_rank(failure is not None)
+        if failure is not None:
+            raise failure
+        if failed:
+            raise CheckpointError(f"{self.store.directory}: another rank could not load the checkpoint, and says why")
+        return result

@@ -1,0 +1,553 @@
+"""The face of the shim for scripts whose training loop is their own: what such a script calls."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from trainer_shim.batch import plan_batch
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress
+from trainer_shim.checkpointing.tracked_objects import Stateful
+from trainer_shim.data.evaluation import lockstep_batches
+from trainer_shim.data.loader_factory import make_loader
+from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
+from trainer_shim.data.stream import check_same_stream, next_batch_samples
+from trainer_shim.errors import UsageError
+from trainer_shim.preemption.exit import process_exit
+from trainer_shim.preemption.stop_requests import POLL_INTERVAL
+from trainer_shim.process_groups.ddp import resume_buffer_broadcasts, stop_buffer_broadcasts
+from trainer_shim.process_groups.fsdp import fully_shard
+from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
+from trainer_shim.session.checkpoint_policy import CheckpointPolicy
+from trainer_shim.session.data_supply import DataSupply
+from trainer_shim.session.evaluation_time import EvaluationTime
+from trainer_shim.session.gradient_accumulation import GradientAccumulation
+from trainer_shim.session.stop_callbacks import StopCallbacks
+from trainer_shim.session.usage_checks import (
+    check_same_data,
+    signal_handlers,
+    warn_of_replaced_handlers,
+    warn_of_unwrapped_modules,
+)
+from trainer_shim.session.vote import Vote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.data.prefetch import Prefetcher
+    from trainer_shim.data.train_loader import TrainLoader
+    from trainer_shim.process_groups.trainer_group import TrainerGroup
+    from trainer_shim.session.stop_callbacks import StopCallback
+    from trainer_shim.session.trainer_session import TrainerSession
+
+T = TypeVar("T")
+
+log = logging.getLogger("trainer_shim")
+
+
+class Context:
+    """One trainer: a process among `size`, which trains one job from where its last generation left it.
+
+    Made by `trainer_shim.init`. At step boundaries the ranks agree on whether to stop, so all of them leave the loop
+    after the same step, by SystemExit. Where steps are short, some boundaries have no vote (see `vote_interval`).
+    """
+
+    def __init__(
+        self, *, session: TrainerSession, group: TrainerGroup, store: CheckpointStore, resumed: Checkpoint | None
+    ) -> None:
+        self._session = session
+        self._group = group
+        self._checkpoints = CheckpointPolicy(session, store, resumed)
+        self._progress = resumed.progress if resumed else Progress()
+        self._profiling_run = ProfilingRun.of_job(session.job, writes=group.rank == 0)
+        self._loader: TrainLoader | None = None
+        self._supply = DataSupply()
+        self._accumulation = GradientAccumulation()
+        self._evaluation_time = EvaluationTime()
+        self._callbacks = StopCallbacks()
+        self._handlers = signal_handlers(self._stop_signals)
+        self._begun = False
+        self._in_epoch = False
+        atexit.register(self._close)
+
+    @property
+    def rank(self) -> int:
+        """This process's number, from 0."""
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes that train together."""
+        return self._group.size
+
+    @property
+    def device(self) -> torch.device:
+        """The device on which this rank computes."""
+        return self._group.device
+
+    @property
+    def generation(self) -> int:
+        """This trainer's fencing token on the checkpoint directory: the number of its claim, from 1."""
+        return self._session.generation
+
+    @property
+    def step_count(self) -> int:
+        """Optimizer steps since the beginning of the job, over all its runs."""
+        return self._progress.step
+
+    @property
+    def is_profiling_run(self) -> bool:
+        """Whether this is a profiling run: it times some steps from the beginning, and saves nothing."""
+        return self._profiling_run is not None
+
+    @property
+    def boundary(self) -> bool:
+        """Whether the micro-batch in hand ends its global batch: after `backward`, the gradients are then complete."""
+        return self._accumulation.micro is not None and self._accumulation.micro.last
+
+    def wrap(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+        """Move `module` to this rank's device, and return it wrapped in DDP, to which further options are passed."""
+        on_gpu = self.device.type == "cuda"
+        devices = [self.device] if on_gpu else None
+        with self._group.watchdog.armed("ctx.wrap"):
+            return DistributedDataParallel(module.to(self.device), device_ids=devices, **options)
+
+    def shard(self, module: torch.nn.Module, **options: Any) -> torch.nn.Module:
+        """Apply FSDP2 (`fully_shard`) with further options to `module` in place, over all ranks, and return it.
+
+        As with `fully_shard` itself, shard the blocks of a model before the model, and make the optimizer after that.
+        """
+        with self._group.watchdog.armed("ctx.shard"):
+            return fully_shard(module, self.device.type, self.size, options)
+
+    def loader(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        seed: int = 0,
+        shuffle: bool | None = None,
+        max_per_gpu: int | None = None,
+        **options: Any,
+    ) -> TrainLoader:
+        """Return the training data, as micro-batches of this rank.
+
+        Args:
+            dataset: map-style, or a stream (iterable-style); the same on every rank.
+            global_batch: samples in an optimizer step, over all ranks, at every world size.
+            seed: the seed of the order, and of the generators of torch, `random` and NumPy, for each sample and
+                micro-batch.
+            shuffle: whether each epoch has an order of its own: by default it has, and a stream has its own order.
+            max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
+            **options: torch's DataLoader's own (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last` leaves out
+                the last global batch of an epoch where it is not full.
+
+        Raises:
+            BatchError: the global batch cannot be split over this world.
+            CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
+            UsageError: there is a training loader already, an option has no meaning here, or the ranks' data differ.
+        """
+        if self._loader is not None:
+            raise UsageError(
+                "ctx.loader() is for the training data, once: evaluate with ctx.evaluate(...), and give two training "
+                "sets as one that returns samples of both"
+            )
+        plan = plan_batch(global_batch, self.size, max_per_gpu)
+        options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
+        loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
+        check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
+        self._checkpoints.set_order(loader.order._asdict())
+        self._loader = loader
+        return loader
+
+    def track(self, **objects: Stateful) -> None:
+        """Name the objects that a checkpoint holds; where there is one, their states are loaded here. Collective.
+
+        Raises:
+            CheckpointError: the checkpoint holds other names, or states that do not fit, or cannot be read.
+            UsageError: called twice, or with an object that has no state_dict.
+        """
+        if self._checkpoints.tracked is not None:
+            raise UsageError("ctx.track() names everything in one call")
+        tracked = self._checkpoints.track(objects)
+        self._accumulation.modules = tracked.modules
+        self._accumulation.synchronized = tracked.gradient_sync_modules()
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Iterate over the epochs that are left of `total`, the first perhaps in its middle; then end the training.
+
+        A finished job has none left, and its script continues behind the loop at once.
+
+        Raises:
+            UsageError: before `loader` and `track`, or for more epochs when the training has ended.
+            CheckpointError: the final checkpoint cannot be written.
+            SystemExit: a stop was agreed.
+        """
+        process_exit.repeat()
+        if self._session.ended:
+            if total > self._progress.epoch and not self._progress.finished:
+                raise UsageError("ctx.epochs(...) is for the whole training: its end is saved, and nothing after it")
+            return
+        self._begin(total)
+        while self._progress.epoch < total and not self._progress.finished:
+            self._session.discard_boundary_vote()  # of a step right after which the script has left its loop
+            self._session.vote_interval.force_vote()
+            self._pass_boundary()
+            self._in_epoch = True
+            yield self._progress.epoch
+            process_exit.repeat()  # where the script caught the exit
+            self._in_epoch = False
+            self._progress = self._progress._replace(epoch=self._progress.epoch + 1, cursor=0)
+            self._evaluation_time.end_epoch()
+        self._end()
+
+    def evaluate(self, batches: Iterable[T]) -> Iterator[T]:
+        """Iterate over the batches of an evaluation; the ranks may have different numbers of them. Collective.
+
+        The ranks proceed in lockstep and vote before every batch on whether to stop. They stop at once where a
+        checkpoint holds all that was trained: in a long evaluation behind the loop over the training batches. Elsewhere
+        a stop waits for the end of the evaluation, unless its deadline is near or a SIGTERM after the first signal
+        makes it urgent. A DataLoader's workers ignore the stop signals.
+
+        Raises:
+            SystemExit: a stop was agreed.
+        """
+        process_exit.repeat()
+        if self._session.ended:
+            yield from batches
+            return
+
+        def agree(waits: int, unfinished: int) -> tuple[int, int, int]:
+            vote = self._stop_between_boundaries(Vote(data_late=waits, evaluation_unfinished=unfinished))
+            return vote.data_late, vote.evaluation_unfinished, vote.evaluation_left
+
+        with self._evaluating():
+            source = prefetch_ignoring_signals(batches, self._stop_signals)
+            yield from lockstep_batches(source, agree, lambda: self._session.start_vote(Vote(evaluation_left=1)))
+
+    def poll(self) -> None:
+        """Stop if that was asked: for long work outside the loops. Collective.
+
+        It stops as `evaluate` does: where a checkpoint holds all that was trained, or where there is no time left.
+
+        Raises:
+            SystemExit: a stop was agreed.
+        """
+        process_exit.repeat()
+        if not self._session.ended:
+            self._stop_between_boundaries(Vote())
+
+    def on_stop(self, before: StopCallback | None = None, after: StopCallback | None = None) -> None:
+        """Have functions called at a stop, on every rank, with its cause: `before` and `after` the checkpoint.
+
+        The checkpoint holds what `before` changes. It is not called where nothing may or can be saved. An exception is
+        logged, and changes nothing.
+        """
+        self._callbacks.add(before, after)
+
+    def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Add the gradient of `loss`, the mean over the micro-batch in hand, with its weight in the global batch.
+
+        With a `scaler` the gradient is scaled by it; the reports have the loss as it is.
+
+        Raises:
+            UsageError: outside a loop over the training loader, or the script has cleared the gradients that this one
+                is to be added to.
+        """
+        micro = self._accumulation.current()
+        self._accumulation.add_gradient(check=not self._checkpoints.saver.collective)  # FSDP keeps its sums elsewhere
+        if micro.last:
+            self._start_boundary_vote()  # here, because the votes are summed while the gradients are computed
+        self._session.metrics.add_loss(loss, micro.samples)
+        weighted = loss if micro.weight == 1 else loss * micro.weight
+        (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
+        """At the end of a global batch, step and clear the optimizers, and return True; else do nothing.
+
+        With a `scaler` the steps go through it, and it is updated. A step that it skips, because gradients overflowed,
+        counts like any other: its batch was trained on, to no effect.
+
+        This call starts the vote of the step's boundary, and never raises SystemExit. The training stops, and saves,
+        where the loop asks for its next batch (`_pass_boundary`): so a checkpoint includes what the script does after a
+        step, such as a schedule's own step.
+
+        Raises:
+            UsageError: outside a loop over the training loader, or a second time for one batch.
+        """
+        micro = self._accumulation.current()
+        if not micro.last:
+            return False
+        self._accumulation.mark_stepped(micro)
+        self._start_boundary_vote()  # for a script that has a `backward` of its own
+        self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
+        for optimizer in optimizers:
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+            optimizer.zero_grad()
+        if scaler is not None:
+            scaler.update()
+        self._progress = self._progress._replace(
+            cursor=self._progress.cursor + micro.global_samples,
+            step=self._progress.step + 1,
+            samples=self._progress.samples + micro.global_samples,
+        )
+        self._session.vote_interval.count_step()
+        self._session.metrics.add_step(micro.global_samples)
+        return True
+
+    def _pass_boundary(self) -> None:
+        """Pass the boundary behind a step, or before an epoch: do what the ranks have voted for. Collective.
+
+        Raises:
+            SystemExit: the ranks have voted to stop.
+        """
+        self._start_boundary_vote()  # unless `backward` or `step` has: an evaluation has come in between
+        self._accumulation.start_batch()
+        watchdog, metrics = self._group.watchdog, self._session.metrics
+        watchdog.first_step_done = metrics.steps > 0 or watchdog.first_step_done
+        vote = self._session.finish_boundary_vote()
+        if vote is None:
+            return
+        self._supply.late = vote.data_late > 0
+        if vote.report_due or vote.save_due or vote.stop_cause:
+            metrics.synchronize()
+        if vote.report_due or vote.stop_cause:
+            self._report_steps()
+        if vote.stop_cause:
+            self._stop(vote.stop_cause, urgent=vote.urgent > 0)
+        if self._loader is not None:
+            self._checkpoints.saver.settle(wait=False)
+            if vote.save_due:
+                self._checkpoints.start(self._progress)
+
+    def finish(self) -> None:
+        """End the training before its last epoch (early stopping), for good: started again, the job trains no more.
+
+        Raises:
+            CheckpointError: the final checkpoint cannot be written.
+        """
+        if not self._session.ended:
+            self._progress = self._progress._replace(finished=True)
+        self._end()
+
+    def __enter__(self) -> Context:  # noqa: PYI034  Self is not in Python 3.9's typing
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.finish()
+
+    @property
+    def _stop_signals(self) -> tuple[int, ...]:
+        """The signals that the processes of a Slurm step receive for a stop; a loader's workers ignore them."""
+        return signal.SIGTERM, self._session.job.signal
+
+    def _begin(self, total: int) -> None:
+        if self._loader is None or not self._checkpoints.tracked or not self._checkpoints.tracked.objects:
+            raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
+        warn_of_replaced_handlers(self._handlers)
+        if self.rank == 0 and not self._accumulation.synchronized:
+            warn_of_unwrapped_modules(self._accumulation.modules)
+        self._begun = True
+        self._session.report_start(step=self._progress.step, samples=self._progress.samples)
+        file = self._session.job.profiling_file if self.rank == 0 and not self.is_profiling_run else None
+        for line in read_profiling_results(file):
+            self._session.report.emit("trial", **line)
+        self._session.report.emit(
+            "declare",
+            total_steps=_times(total, self._loader.steps_per_epoch),
+            total_samples=_times(total, self._loader.samples_per_epoch),
+            global_batch=self._loader.plan.global_batch,
+        )
+
+    def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
+        process_exit.repeat()
+        if not self._in_epoch:
+            raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
+        metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
+        accumulation.start_epoch()
+        self._supply.start_epoch(loader)
+        metrics.restart_timer()
+        asked = metrics.timer_started
+        for micro, batch in loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data):
+            metrics.add_data_wait(time.monotonic() - asked)
+            watchdog.arm(f"step {self._progress.step + 1}")
+            try:
+                with accumulation.working_on(micro):
+                    yield batch
+            finally:  # also where the script leaves its loop here
+                watchdog.disarm()
+            if micro.last:
+                accumulation.end_batch()
+                metrics.stop_timer()
+                self._pass_boundary()  # the training may stop here
+                self._close_profiling_step(loader)
+                self._evaluation_time.pass_boundary()
+                metrics.restart_timer()
+            asked = time.monotonic()
+        self._supply.end_epoch()
+        metrics.synchronize()
+        worth_it = self._evaluation_time.long_between_epochs
+        if self._group.on_rank_zero(lambda: worth_it):
+            with watchdog.busy():
+                self._checkpoints.start(self._progress)
+
+    def _close_profiling_step(self, loader: TrainLoader) -> None:
+        """Exit after the last step of a profiling run; all ranks count alike."""
+        plan, done = loader.plan, self._progress
+        if self._profiling_run is not None and self._profiling_run.record_step(
+            done.step,
+            done.samples,
+            self._synchronized_time,
+            world_size=self.size,
+            global_batch=plan.global_batch,
+            per_gpu_batch=plan.per_gpu_batch,
+            accumulation=plan.accumulation,
+        ):
+            self._session.exit_after_profiling()
+
+    def _synchronized_time(self) -> float:
+        """Return the time on the monotonic clock at which the device has finished its work."""
+        self._group.synchronize()
+        return time.monotonic()
+
+    def _start_boundary_vote(self) -> None:
+        """Start the vote of the boundary that comes, if it has one that was not started yet."""
+        if self._session.needs_boundary_vote:
+            self._session.start_boundary_vote(
+                data_late=self._supply.next_is_late(),
+                data_short=not self._supply.covers(self._session.vote_interval.steps),
+            )
+
+    def _await_data(self, prefetcher: Prefetcher[Any]) -> None:
+        """Wait until every rank has its next batch, or a stop is agreed: this still belongs to the boundary."""
+        self._supply.attach(prefetcher)
+        is_stream = self._loader is not None and self._loader.is_stream
+        self._supply.late |= is_stream  # the ranks have to agree on the end of a stream
+        vote = Vote()
+        while self._supply.late:
+            waits = not prefetcher.ready(POLL_INTERVAL)
+            samples = next_batch_samples(prefetcher) if is_stream and not waits else 0
+            own = Vote(data_late=waits, batch_samples=samples, batch_samples_squared=samples * samples)
+            vote = self._session.start_vote(own).result()
+            if vote.stop_cause:
+                self._session.metrics.synchronize()
+                self._report_steps()
+                self._stop(vote.stop_cause, urgent=vote.urgent > 0)
+            self._supply.late = vote.data_late > 0
+        if is_stream:
+            check_same_stream(vote.batch_samples, vote.batch_samples_squared, self.size)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """A block that is no part of the training's time, and whose forward passes need no other rank."""
+        self._group.synchronize()
+        started = time.monotonic()
+        with self._group.watchdog.armed("the start of an evaluation"):
+            stopped = stop_buffer_broadcasts(self._accumulation.synchronized)
+        try:
+            yield
+            self._group.synchronize()
+        finally:
+            resume_buffer_broadcasts(stopped)
+            seconds = time.monotonic() - started
+            self._evaluation_time.add(seconds)
+            self._session.metrics.exclude(seconds)
+
+    def _stop_between_boundaries(self, vote: Vote) -> Vote:
+        """Stop where that was asked and loses nothing, or where there is no time left; else return the ranks' votes.
+
+        The script may have changed tracked objects since the last boundary, so nothing can be saved here.
+
+        Raises:
+            SystemExit: the ranks have voted to stop.
+        """
+        self._session.vote_interval.force_vote()
+        if self.rank == 0:
+            vote = vote._replace(
+                progress_saved=self._checkpoints.saver.covers(self._progress),
+                deadline_near=self._session.seconds_to_deadline() < (self._session.saves.slowest_seconds or 0),
+            )
+        found = self._session.start_vote(vote).result()
+        stops_now = found.progress_saved or found.deadline_near or found.urgent or found.superseded
+        if found.stop_cause and stops_now and not found.evaluation_left:  # a rank that has left does not hear of it
+            self._report_steps()
+            self._stop(found.stop_cause, may_save=False)
+        return found
+
+    def _report_steps(self) -> None:
+        if self._loader is not None:
+            self._session.report_steps(self._progress.step, self._loader.plan)
+
+    def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
+        """Save if there is something to save and time for it, and exit. Collective.
+
+        Raises:
+            SystemExit: always.
+        """
+        noticed = self._group.earliest(self._session.stop.noticed)
+        with self._group.watchdog.busy():
+            self._checkpoints.saver.settle()
+
+        def decide() -> bool:
+            return may_save and self._checkpoints.worth_saving(self._progress, cause, urgent=urgent)
+
+        saves = self._group.on_rank_zero(decide)
+        if saves:
+            self._callbacks.run_before(cause)
+
+        saved = saves and self._checkpoints.save_for_stop(self._progress)
+
+        def outcome() -> tuple[str, bool]:
+            unchanged = self._progress == self._checkpoints.saver.saved_progress
+            checkpointed = saved or (not saves and cause != "superseded" and unchanged)
+            return ("superseded" if self._session.stop.superseded else cause), checkpointed
+
+        cause, checkpointed = self._group.on_rank_zero(outcome)
+        self._callbacks.run_after(cause)
+        self._session.exit_for_stop(cause, step=self._progress.step, noticed=noticed, checkpointed=checkpointed)
+
+    def _end(self) -> None:
+        if self._session.ended:
+            return
+        self._session.discard_boundary_vote()  # of a step right after which the script has left its loop
+        self._session.metrics.synchronize()
+        self._report_steps()
+        if not self._checkpoints.save_at_end(self._progress):
+            self._stop("superseded")
+        with self._group.watchdog.armed("the end of the training"):
+            stop_buffer_broadcasts(self._accumulation.synchronized)  # from here on the ranks need not evaluate alike
+        self._group.watchdog.close()
+        self._session.finish(step=self._progress.step, samples=self._progress.samples)
+
+    def _close(self) -> None:
+        """Leave the process group when the interpreter exits: the script may still need it before.
+
+        A rank that failed leaves by dying: a farewell could wait for the other ranks in vain.
+        """
+        if self._session.ended:
+            self._group.close()
+        elif self._begun and self.rank == 0 and not hasattr(sys, "last_value"):
+            log.warning(
+                "the script has ended before its epochs: there is no final checkpoint, and started again it would "
+                "go on. Call ctx.finish() to end a training early"
+            )
+
+
+def _times(epochs: int, each: int | None) -> int | None:
+    return None if each is None else epochs * each

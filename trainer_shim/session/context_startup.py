@@ -1,0 +1,74 @@
+"""The startup of a trainer whose training loop is its own, from its environment to its context."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.directory_owner import claim_directory
+from trainer_shim.checkpointing.generation import claim_generation, claims_directory, highest_generation
+from trainer_shim.environment.launcher import write_exit_code
+from trainer_shim.errors import CheckpointError, UsageError
+from trainer_shim.preemption.exit import wait_for_gloo_threads
+from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.watchdog import HUNG_EXIT_CODE
+from trainer_shim.session.context import Context
+from trainer_shim.session.process_startup import log_start, start_process
+from trainer_shim.session.trainer_session import TrainerSession
+from trainer_shim.session.usage_checks import check_no_process_group
+
+if TYPE_CHECKING:
+    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+
+
+def start_context(
+    checkpoint_dir: str | os.PathLike[str], checkpoint_every: float, collective_timeout: float | None = None
+) -> Context:
+    """Return the context of this process; see `trainer_shim.init` for the arguments and errors."""
+    if collective_timeout is not None and not collective_timeout > 0:
+        raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
+    check_no_process_group()
+    job, stop, world = start_process()
+    group = TrainerGroup(world, collective_timeout)
+    atexit.register(wait_for_gloo_threads)
+    store = CheckpointStore(Path(checkpoint_dir))
+
+    def claim() -> tuple[int, Checkpoint | None]:
+        if job.profiling_steps is not None:
+            return highest_generation(claims_directory(store.directory)), None
+        try:
+            claim_directory(store.directory, job)
+            generation = claim_generation(claims_directory(store.directory), store.newest_generation())
+        except OSError as error:
+            raise CheckpointError(
+                f"{store.directory}: the checkpoint directory cannot be written ({error}): "
+                "give one that this job can write, on a file system that all its nodes share"
+            ) from error
+        return generation, store.latest()
+
+    generation, resumed = group.on_rank_zero(claim)
+
+    def exit_code_of_hang() -> int:
+        """Return the code that asks for another run only where that run would resume from this one's checkpoint."""
+        saved = any(store.directory.glob(f"incarnation-{generation}-step-*.json"))
+        code = job.exit_code if saved and job.exit_code is not None else HUNG_EXIT_CODE
+        write_exit_code(code, os.environ)
+        return code
+
+    group.watchdog.exit_code = exit_code_of_hang
+    beginning = f"resumed from step {resumed.progress.step}" if resumed else "from the beginning"
+    log_start(group, job, generation, beginning)
+    session = TrainerSession(
+        group=group,
+        job=job,
+        stop=stop,
+        checkpoints=store.directory,
+        generation=generation,
+        resumed=resumed is not None,
+        checkpoint_every=checkpoint_every,
+        measures_data=True,
+    )
+    return Context(session=session, group=group, store=store, resumed=resumed)

@@ -1,0 +1,52 @@
+"""The part of the startup that every trainer has: stop signals, the job, the world, and the line in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainer_shim.environment.job import Job, read_job
+from trainer_shim.environment.launcher import torchrun_signal_warning
+from trainer_shim.environment.log_output import ensure_log_handler
+from trainer_shim.environment.world import World, find_world, launch_warning
+from trainer_shim.preemption.stop_requests import StopRequests, handle_stop_signals
+
+if TYPE_CHECKING:
+    from trainer_shim.process_groups.rank_group import RankGroup
+
+log = logging.getLogger("trainer_shim")
+
+
+class ProcessStart(NamedTuple):
+    """What a trainer knows when its process has just started."""
+
+    job: Job
+    stop: StopRequests
+    world: World
+
+
+def start_process() -> ProcessStart:
+    """Handle the stop signals, read the environment, and warn of what looks like a mistake in it.
+
+    Raises:
+        VariableError: the environment describes half a world.
+        UsageError: called outside the main thread.
+    """
+    ensure_log_handler()
+    job = read_job(os.environ)
+    stop = StopRequests()
+    handle_stop_signals(stop, job.signal)
+    world = find_world(os.environ)
+    if world.rank == 0:
+        for words in (launch_warning(os.environ, world), torchrun_signal_warning(os.environ, job.signal, os.getppid())):
+            if words:
+                log.warning("%s", words)
+    return ProcessStart(job, stop, world)
+
+
+def log_start(group: RankGroup, job: Job, generation: int, beginning: str) -> None:
+    """Log, on rank 0, the generation, run and world size of this trainer, and where it resumes from."""
+    if group.rank == 0:
+        run = job.run or "unknown"
+        log.info("generation %d, run %s, world size %d, %s", generation, run, group.size, beginning)

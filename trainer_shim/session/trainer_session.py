@@ -1,0 +1,271 @@
+"""The training session behind both faces: votes, stop requests, the fence, reports, and the end of a trainer."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from trainer_shim.checkpointing.generation import claims_directory, highest_generation
+from trainer_shim.checkpointing.save_history import SaveHistory
+from trainer_shim.environment.launcher import write_exit_code
+from trainer_shim.errors import SupersededError
+from trainer_shim.preemption.exit import process_exit
+from trainer_shim.preemption.lease import LeaseWatch
+from trainer_shim.preemption.stop_requests import (
+    POLL_INTERVAL,
+    exit_code,
+    has_time_to_save,
+    ignore_stop_signals,
+    release_stop_signals,
+)
+from trainer_shim.reporting.report_writer import REPORT_SECONDS, ReportWriter, process_age
+from trainer_shim.reporting.step_metrics import StepMetrics
+from trainer_shim.session.vote import PendingVote, Vote
+from trainer_shim.session.vote_interval import VoteInterval
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainer_shim.environment.job import Job
+    from trainer_shim.preemption.stop_requests import StopRequests
+    from trainer_shim.process_groups.rank_group import RankGroup
+
+log = logging.getLogger("trainer_shim")
+
+
+class SplitPlan(Protocol):
+    """A global batch, split over the ranks."""
+
+    @property
+    def global_batch(self) -> int:
+        """The samples of an optimizer step, over all ranks."""
+
+    @property
+    def per_gpu_batch(self) -> int:
+        """The most samples that a GPU processes at once."""
+
+    @property
+    def accumulation(self) -> int:
+        """The micro-batches that a GPU processes for one optimizer step."""
+
+
+class TrainerSession:
+    """One trainer, from its startup to its end, whoever owns the training loop.
+
+    At step boundaries the ranks vote on whether to stop, to save and to report. Rank 0 watches the lease and the fence
+    for all of them; every rank hears the signals. Methods that vote are collective: all ranks call them alike.
+
+    Args:
+        group: the processes of the training.
+        job: the job as the wrapper describes it.
+        stop: the stop requests that this process has received.
+        checkpoints: the checkpoint directory.
+        generation: the fencing token that this trainer has claimed on the directory.
+        resumed: whether the training resumes from a checkpoint.
+        checkpoint_every: seconds between periodic checkpoints.
+        measures_data: whether the face tells the session how long a rank waits for data.
+
+    Attributes:
+        metrics: the step metrics of the next report.
+        report: the writer of the job's report file.
+        saves: the history of this trainer's checkpoints.
+        vote_interval: the steps between two votes.
+        ended: whether the training has ended, or stopped.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: RankGroup,
+        job: Job,
+        stop: StopRequests,
+        checkpoints: Path,
+        generation: int,
+        resumed: bool,
+        checkpoint_every: float,
+        measures_data: bool,
+    ) -> None:
+        self.group = group
+        self.job = job
+        self.stop = stop
+        self.generation = generation
+        self.resumed = resumed
+        reports = job.reports if group.rank == 0 and job.profiling_steps is None else None
+        self.report = ReportWriter(reports, generation)
+        self.metrics = StepMetrics(group, measures_data=measures_data)
+        self.saves = SaveHistory(resumed=resumed)
+        self.vote_interval = VoteInterval(checkpoint_every)
+        self.ended = False
+        self._claims = claims_directory(checkpoints)
+        self._checkpoint_every = checkpoint_every
+        self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
+        self._boundary_vote: PendingVote | None = None
+        self._polled = 0.0  # when rank 0 has last read the lease and the fence, on the monotonic clock
+        self._warned = False
+
+    # Votes
+
+    def start_vote(self, vote: Vote) -> PendingVote:
+        """Start to sum the ranks' votes; this rank's stop requests are added to its vote."""
+        self._poll_stop_requests()
+        return PendingVote(self.group.start_sum(vote.with_requests(self.stop).pack()))
+
+    @property
+    def needs_boundary_vote(self) -> bool:
+        """Whether the boundary that comes has a vote that was not started yet."""
+        return self._boundary_vote is None and self.vote_interval.due
+
+    def start_boundary_vote(self, *, data_late: bool = False, data_short: bool = False) -> None:
+        """Start the vote of the boundary that comes, if it needs one.
+
+        Args:
+            data_late: this rank's next batch is not there yet.
+            data_short: this rank may wait for data before the next vote.
+        """
+        if not self.needs_boundary_vote:
+            return
+        now = time.monotonic()
+        proposal = self.vote_interval.start_vote(now)
+        vote = Vote(data_late=data_late, data_short=data_short)
+        if self.group.rank == 0:
+            vote = vote._replace(
+                report_due=now - self.metrics.summarized_at >= REPORT_SECONDS,
+                save_due=self.saves.due(self._checkpoint_every),
+                proposed_interval=proposal,
+            )
+        self._boundary_vote = self.start_vote(vote)
+
+    def finish_boundary_vote(self) -> Vote | None:
+        """Wait for the vote of this boundary, and return its sum, None at a boundary without a vote."""
+        if self._boundary_vote is None:
+            self.vote_interval.skip_boundary()
+            return None
+        started = time.monotonic()
+        vote = self._boundary_vote.result()
+        self.metrics.add_sync_wait(time.monotonic() - started)
+        self._boundary_vote = None
+        self.vote_interval.finish_vote(vote.proposed_interval, ready=not vote.data_short)
+        return vote
+
+    def discard_boundary_vote(self) -> None:
+        """Wait for a vote that was started for a boundary at which nothing is decided any more."""
+        if self._boundary_vote is not None:
+            self._boundary_vote.result()
+            self._boundary_vote = None
+
+    # Stop requests and the fence
+
+    def seconds_to_deadline(self) -> float:
+        """Return the seconds until the deadline of the stop, as far as rank 0 knows one; else infinity."""
+        return self._lease.seconds_to_deadline(self.stop.first_signal) if self._lease else math.inf
+
+    def has_time_to_save(self, *, urgent: bool) -> bool:
+        """Return whether a stop leaves time for a checkpoint, judged by the duration of the last ones."""
+        return has_time_to_save(self.seconds_to_deadline(), self.saves.slowest_seconds, self.saves.age, urgent=urgent)
+
+    def check_generation(self) -> None:
+        """Check that no newer generation has claimed the checkpoint directory.
+
+        Raises:
+            SupersededError: a newer generation has: this trainer must write nothing more.
+            OSError: the claims cannot be read.
+        """
+        self._watch_generation()
+        if self.stop.superseded:
+            raise SupersededError("a newer generation has started on this checkpoint directory")
+
+    def _watch_generation(self) -> None:
+        if highest_generation(self._claims) > self.generation:
+            self.stop.request("superseded")
+
+    def _poll_stop_requests(self) -> None:
+        """On rank 0, read the fence and the lease once in POLL_INTERVAL."""
+        now = time.monotonic()
+        if self.group.rank != 0 or now - self._polled < POLL_INTERVAL:
+            return
+        self._polled = now
+        try:
+            self._watch_generation()
+        except OSError as error:  # nothing is written until the fence can be read
+            if not self._warned:
+                log.warning("the fence cannot be read, training continues: %s", error)
+            self._warned = True
+        cause = self._lease.stop_cause() if self._lease else None
+        if cause:
+            self.stop.request(cause)
+
+    # Reports
+
+    def report_start(self, *, step: int, samples: int) -> None:
+        """Write the `start` line; its key `incarnation` is the generation."""
+        self.report.emit(
+            "start",
+            run=self.job.run,
+            incarnation=self.generation,
+            world_size=self.group.size,
+            step=step,
+            samples=samples,
+            resumed=self.resumed,
+            init_seconds=process_age(),
+        )
+
+    def report_steps(self, step: int, plan: SplitPlan) -> None:
+        """Write the `steps` line of the steps since the last one, if there were any. Collective."""
+        line = self.metrics.summarize()
+        if line is None:
+            return
+        self.report.emit(
+            "steps",
+            step=step,
+            **line,
+            peak_bytes=self.group.peak_bytes(),
+            world_size=self.group.size,
+            global_batch=plan.global_batch,
+            per_gpu_batch=plan.per_gpu_batch,
+            accumulation=plan.accumulation,
+        )
+
+    # The end
+
+    def exit_for_stop(self, cause: str, *, step: int, noticed: float | None, checkpointed: bool) -> NoReturn:
+        """Report the stop, and exit with its code.
+
+        Args:
+            cause: the agreed cause.
+            step: the optimizer steps so far.
+            noticed: the unix seconds of the first request on any rank.
+            checkpointed: whether a checkpoint holds all that was trained.
+
+        Raises:
+            SystemExit: always.
+        """
+        self.report.emit("stop", step=step, cause=cause, noticed=noticed, checkpointed=checkpointed)
+        code = exit_code(cause, self.job.exit_code)
+        if self.group.rank == 0:
+            log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, checkpointed, code)
+        self._end_for_good()
+        process_exit.start(0 if write_exit_code(code, os.environ) else code)  # torchrun would take it for a failure
+
+    def exit_after_profiling(self) -> NoReturn:
+        """Exit with code 0 after a profiling run.
+
+        Raises:
+            SystemExit: always.
+        """
+        self._end_for_good()
+        process_exit.start(0)
+
+    def _end_for_good(self) -> None:
+        self.ended = True
+        ignore_stop_signals(self.job.signal)
+
+    def finish(self, *, step: int, samples: int) -> None:
+        """Report that the training is complete and saved, and give the stop signals back to the script."""
+        self.report.emit("end", step=step, samples=samples, loss=self.metrics.loss)
+        self.ended = True
+        release_stop_signals(self.job.signal)
+        if self.group.rank == 0:
+            log.info("finished after step %d", step)
