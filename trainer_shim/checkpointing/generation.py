@@ -1,8 +1,8 @@
 """The fence: each start of a trainer on a checkpoint directory claims the next number.
 
-Slurm may start a job again while an old trainer still lives (a lost node, a crashed controller). The claims are files
-that `create` makes, which is exclusive on every shared file system in use, and they are never removed: so "somebody
-newer has started" is "a higher number is there".
+Slurm may start a job again while an old trainer still lives (a lost node, a crashed controller). Claims are files
+created exclusively, which works on every shared file system in use. They are never removed, so that a higher number
+proves that a newer trainer has started.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def claims_directory(checkpoints: Path) -> Path:
-    """Return the directory of the claims in a checkpoint directory.
+def generations_directory(checkpoints: Path) -> Path:
+    """Return the directory of the claimed generations, below a checkpoint directory.
 
     On disk and in reports a generation is called an incarnation, its name in earlier versions: older checkpoint
     directories are read, and the names that the daemon reads are unchanged.
@@ -28,31 +28,31 @@ def claims_directory(checkpoints: Path) -> Path:
     return checkpoints / "incarnations"
 
 
-def highest_generation(claims: Path) -> int:
+def highest_generation(directory: Path) -> int:
     """The newest generation claimed in the directory, 0 when there is none.
 
     It lists the directory instead of asking for one name, because NFS clients cache that a name does not exist.
     """
     try:
-        names = [path.name for path in claims.iterdir()]
+        names = [path.name for path in directory.iterdir()]
     except FileNotFoundError:
         return 0
     return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
 
 
-def claim_generation(claims: Path, above: int) -> int:
+def claim_generation(directory: Path, above: int) -> int:
     """Claim the lowest free generation that is higher than every other and than `above`, and return it.
 
     Raises:
         OSError: the directory cannot be written; nothing was claimed.
     """
-    claims.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     # For people only.
     text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()})
     while True:
-        above = max(highest_generation(claims), above)
+        above = max(highest_generation(directory), above)
         try:
-            create_exclusively(claims / str(above + 1), text)
+            create_exclusively(directory / str(above + 1), text)
         except FileExistsError:  # somebody else was faster
             above += 1
         else:

@@ -58,7 +58,7 @@ class ShardedOptimizer:
         self._parameters = dict(zip(self._names, parameters))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state by name."""
+        """The optimizer's state, by parameter name."""
         state = self._optimizer.state_dict()
         groups = [{**group, "params": [self._names[i] for i in group["params"]]} for group in state["param_groups"]]
         return {"state": {self._names[i]: value for i, value in state["state"].items()}, "param_groups": groups}

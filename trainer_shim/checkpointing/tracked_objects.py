@@ -24,10 +24,10 @@ class Stateful(Protocol):
     """Anything that a checkpoint can hold."""
 
     def state_dict(self) -> Any:
-        """Return the state."""
+        """Return the object's state, as a checkpoint holds it."""
 
     def load_state_dict(self, state: Any) -> Any:
-        """Take a state back."""
+        """Load a state that ``state_dict`` returned."""
 
 
 class TrackedObjects:

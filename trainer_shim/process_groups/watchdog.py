@@ -83,7 +83,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def armed(self, what: str) -> Iterator[None]:
-        """Armed for a block."""
+        """Context manager: arm the watchdog for a block."""
         before = self._wait
         self.arm(what)
         try:
@@ -103,7 +103,7 @@ class Watchdog:
             self._wait = before and before._replace(since=self._clock)
 
     def close(self) -> None:
-        """Watch no more."""
+        """Disarm the watchdog and end its thread."""
         self._closed.set()
 
     def _run(self) -> None:

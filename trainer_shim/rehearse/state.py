@@ -74,7 +74,7 @@ def default_tolerance(leaves: list[Any]) -> float:
 
 
 def differ(first: Any, second: Any) -> Difference:
-    """Compare two leaves."""
+    """The difference between two leaves of a state: its size, and both in words."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _differ_tensors(first, second)
     if type(first) is type(second) and isinstance(first, (float, complex)):

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from trainer_shim.checkpointing.directory_owner import claim_directory
-from trainer_shim.checkpointing.generation import claim_generation, claims_directory
+from trainer_shim.checkpointing.generation import claim_generation, generations_directory
 from trainer_shim.checkpointing.manifests import FrameworkCheckpoint, FrameworkCheckpoints
 from trainer_shim.errors import CheckpointError
 from trainer_shim.preemption.exit import process_exit
@@ -34,7 +34,7 @@ def start_companion(checkpoint_dir: str | os.PathLike[str], checkpoint_every: fl
             raise CheckpointError(f"{root}: holds checkpoints of trainer_shim.init(); use another directory")
         try:
             claim_directory(root, job)
-            generation = claim_generation(claims_directory(root), checkpoints.newest_generation())
+            generation = claim_generation(generations_directory(root), checkpoints.newest_generation())
             checkpoints.generation_directory(generation).mkdir()
         except OSError as error:
             raise CheckpointError(f"{root}: the checkpoint directory cannot be written: {error}") from error

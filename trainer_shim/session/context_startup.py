@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
 from trainer_shim.checkpointing.directory_owner import claim_directory
-from trainer_shim.checkpointing.generation import claim_generation, claims_directory, highest_generation
+from trainer_shim.checkpointing.generation import claim_generation, generations_directory, highest_generation
 from trainer_shim.environment.launcher import write_exit_code
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.preemption.exit import wait_for_gloo_threads
@@ -38,10 +38,10 @@ def start_context(
 
     def claim() -> tuple[int, Checkpoint | None]:
         if job.profiling_steps is not None:
-            return highest_generation(claims_directory(store.directory)), None
+            return highest_generation(generations_directory(store.directory)), None
         try:
             claim_directory(store.directory, job)
-            generation = claim_generation(claims_directory(store.directory), store.newest_generation())
+            generation = claim_generation(generations_directory(store.directory), store.newest_generation())
         except OSError as error:
             raise CheckpointError(
                 f"{store.directory}: the checkpoint directory cannot be written ({error}): "

@@ -13,7 +13,7 @@ class EvaluationTime:
         self._between_epochs: float | None = None
 
     def add(self, seconds: float) -> None:
-        """Add an evaluation."""
+        """Add the duration of one evaluation, seconds."""
         self._seconds += seconds
 
     def pass_boundary(self) -> None:

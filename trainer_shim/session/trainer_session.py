@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from trainer_shim.checkpointing.generation import claims_directory, highest_generation
+from trainer_shim.checkpointing.generation import generations_directory, highest_generation
 from trainer_shim.checkpointing.save_history import SaveHistory
 from trainer_shim.environment.launcher import write_exit_code
 from trainer_shim.errors import SupersededError
@@ -99,7 +99,7 @@ class TrainerSession:
         self.saves = SaveHistory(resumed=resumed)
         self.vote_interval = VoteInterval(checkpoint_every)
         self.ended = False
-        self._claims = claims_directory(checkpoints)
+        self._generations = generations_directory(checkpoints)
         self._checkpoint_every = checkpoint_every
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
         self._boundary_vote: PendingVote | None = None
@@ -178,7 +178,7 @@ class TrainerSession:
             raise SupersededError("a newer generation has started on this checkpoint directory")
 
     def _watch_generation(self) -> None:
-        if highest_generation(self._claims) > self.generation:
+        if highest_generation(self._generations) > self.generation:
             self.stop.request("superseded")
 
     def _poll_stop_requests(self) -> None:
