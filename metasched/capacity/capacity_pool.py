@@ -14,7 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import NamedTuple
 
-from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.model import Job, Node, Placement, Snapshot
+from metasched.core.retention import is_non_preemptible, suspended_by_daemon
 
 CPU_ONLY = ""
 """The GPU type of jobs without GPUs."""
@@ -112,13 +113,6 @@ class _Stock:
         return self._wider[reach]
 
 
-def is_fixed(job: Job) -> bool:
-    """Whether it holds what neither it nor anybody else can be given otherwise now."""
-    if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
-        return False  # as nearly all are: the question is asked for every job in every round
-    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
-
-
 class CapacityPool:
     """What is left to give: GPUs and CPUs of nodes that accept jobs.
 
@@ -126,10 +120,10 @@ class CapacityPool:
         shares: by uid, what was given. Jobs that stay where they are have theirs from the beginning.
     """
 
-    def __init__(self, snapshot: Snapshot, stays: Callable[[Job], bool] = is_fixed) -> None:
-        """Begin a round; ``stays`` says who neither stops nor moves."""
+    def __init__(self, snapshot: Snapshot, is_retained: Callable[[Job], bool] = is_non_preemptible) -> None:
+        """Begin a round; ``is_retained`` says which jobs keep what they hold."""
         self._snapshot = snapshot
-        self._stays = stays
+        self._is_retained = is_retained
         self._groups = {1 << i: nodes for i, nodes in enumerate(alike(snapshot.nodes, named_nodes(snapshot.jobs)))}
         self._bit = {node.name: bit for bit, nodes in self._groups.items() for node in nodes}
         self._gpus = _Stock([sum(node.gpus for node in nodes) for nodes in self._groups.values()])
@@ -149,7 +143,7 @@ class CapacityPool:
         free = {node.name: (node.gpus, node.cpus) for nodes in self._groups.values() for node in nodes}
         for job in snapshot.jobs:
             place = _holds(job)
-            if place is not None and self._stays(job):
+            if place is not None and self._is_retained(job):
                 share = GpuAmount(place.gpus, place.gpu_type or CPU_ONLY)
                 self._put(job, share, self._staying(job, place, free))
 
@@ -190,13 +184,6 @@ class CapacityPool:
     def cpus_left(self, reach: NodeSet) -> int:
         """CPUs that are left to give to jobs of that reach."""
         return self._cpus.left(reach)
-
-    def keeps(self, job: Job) -> bool:
-        """Whether it holds something on nodes that would not take it again."""
-        if job.placement is None or not job.active:
-            return False
-        there = [self._snapshot.node.get(name) for name in job.placement.nodes]
-        return not all(node is not None and node.accepts and job.matches(node) for node in there)
 
     @property
     def used_up(self) -> bool:
@@ -249,7 +236,7 @@ class CapacityPool:
     def _counted_already(self, job: Job, place: Placement) -> bool:
         """Whether another one that stays has the same GPUs, and they count as that one's."""
         other = None if job.co_runner is None else self._snapshot.job.get(job.co_runner)
-        if other is None or not (self._stays(job) and self._stays(other)):
+        if other is None or not (self._is_retained(job) and self._is_retained(other)):
             return False
         return other.uid < job.uid and _holds(other) == place
 
@@ -317,7 +304,7 @@ def without(nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
     left = {node.name: node for node in nodes}
     counted: set[str] = set()
     for job in jobs:
-        rests = job.status is Status.SUSPENDED and job.suspended_by_us
+        rests = suspended_by_daemon(job)
         for name, gpus in job.placement.node_gpus if job.placement is not None else ():
             if (node := left.get(name)) is not None:
                 left[name] = replace(

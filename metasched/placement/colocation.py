@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.core.model import Grant, Job, Node, Status
+from metasched.core.retention import is_pinned
 from metasched.placement.requests import RequestOrder, least
 
 
@@ -89,17 +90,17 @@ class CoRunners:
 
     def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
         """Note that two jobs are to share GPUs, or say why they cannot."""
-        if any(job.status is Status.SUSPENDED and not job.pinned for job in (host, guest)):
+        if any(job.status is Status.SUSPENDED and not is_pinned(job) for job in (host, guest)):
             return f"it cannot share GPUs with job {host.slurm_job_id} while one of them is suspended"
-        if host.pinned and guest.pinned:
+        if is_pinned(host) and is_pinned(guest):
             return None if are_together(host, guest) else f"neither it nor job {host.slurm_job_id} can move"
         pair = joined(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
         if pair is None:
             return f"no nodes suit both it and job {host.slurm_job_id}"
-        if host.pinned:
+        if is_pinned(host):
             self.beside[guest.uid] = host.uid
             self.unpaired[guest.uid] = f"there is no room for it beside job {host.slurm_job_id}"
-        elif guest.pinned:
+        elif is_pinned(guest):
             self.beside[host.uid] = guest.uid
         else:
             self.pairs[host.uid] = pair

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from metasched.capacity.capacity_pool import named_nodes
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.retention import is_pinned, suspended_by_daemon
 from metasched.placement import explanations
 from metasched.placement.assignments import ALL, NO_GPUS, Assignments
 from metasched.placement.colocation import CoRunners, Pair, are_together
@@ -107,7 +108,7 @@ class _Placer:
             place = job.placement
             if place is None or not job.active:
                 continue
-            if job.pinned:
+            if is_pinned(job):
                 other = job.co_runner
                 if other in seats.fixed and are_together(job, self.order.job[other]):
                     self._seat(job, place, other)
@@ -116,7 +117,7 @@ class _Placer:
                     seats.assign(job, place)
             elif job.status is Status.SUSPENDED:
                 # Who suspended it may resume it at any moment: only behind our own are the CPUs ours to give.
-                seats.leave(job, place, Resources(1, 0, 1) if job.suspended_by_us else ALL)
+                seats.leave(job, place, Resources(1, 0, 1) if suspended_by_daemon(job) else ALL)
             elif job.status is Status.RUNNING and job.preempt is Preempt.SUSPEND:
                 seats.leave(job, place, Resources(0, 0, 1))
         for uid, host in self.couples.beside.items():

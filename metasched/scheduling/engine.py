@@ -14,6 +14,7 @@ from metasched.capacity.capacity_pool import without
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.retention import continues_without_policy, is_immovable, is_pinned, suspended_by_others
 from metasched.placement import Placements, closing
 from metasched.scheduling.quota_enforcement import place_within, shut_out
 
@@ -78,7 +79,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
         reasons[uid] = f"{reasons[uid]}; {missing}"
     for uid in placements.placed.keys() - reasons.keys():
         reasons[uid] = CANNOT_STOP
-    kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and _goes_on(job)}
+    kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and continues_without_policy(job)}
     targets = {**kept, **placements.placed}
     shares = {**placements.co_runners, **_still_shared(snapshot, kept, targets)}
     return RoundResult(decision, after, targets, reasons, shares)
@@ -111,21 +112,15 @@ def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
     if not hidden:
         return snapshot, aside
     shown = tuple([job for job in jobs if job.uid not in hidden])
-    held = [job for job, _ in aside if _goes_on(job) or job.status is suspended]
+    held = [job for job, _ in aside if continues_without_policy(job) or job.status is suspended]
     return replace(snapshot, jobs=shown, nodes=without(snapshot.nodes, held) if held else snapshot.nodes), aside
 
 
 def _why_aside(job: Job) -> str | None:
     """Why the policy has no say about the job, if it has none."""
-    if job.status is Status.SUSPENDED and not job.suspended_by_us:
+    if suspended_by_others(job):
         return "somebody else suspended it, and has to resume it"
     return job.blocked
-
-
-def _goes_on(job: Job) -> bool:
-    """Whether a job that was put aside goes on with what it holds: what forbids a start does not end a run."""
-    stays = job.status is Status.RUNNING and job.stop_requested is None
-    return stays or (job.status is Status.SUSPENDED and not job.suspended_by_us)
 
 
 def _still_shared(
@@ -183,7 +178,7 @@ def _check_uids(policy: str, view: Snapshot, uids: Iterable[str]) -> None:
         seen.add(uid)
     if len(seen) < len(jobs):
         for job in view.jobs:
-            if job.uid not in seen and not job.pinned:
+            if job.uid not in seen and not is_pinned(job):
                 raise PolicyViolationError(policy, job.uid, "is missing from the decision")
 
 
@@ -223,7 +218,7 @@ def _broken_rule(job: Job, grant: Grant) -> str | None:
 def _broken_hold(job: Job, grant: Grant) -> str | None:
     """The same, where the job may have to keep what it holds."""
     held = job.placement
-    if held is None or not (job.status is Status.SUSPENDED or job.pinned):
+    if held is None or not is_immovable(job):
         return None
     least = grant.gpus if grant.at_least is None else grant.at_least
     if not least <= held.gpus <= grant.gpus or grant.gpu_type not in (None, held.gpu_type):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from metasched.core.model import Action, Job, Placement, Preempt, Resume, Snapshot, Status, Suspend
+from metasched.core.model import Action, Job, Placement, Resume, Snapshot, Status, Suspend
+from metasched.core.retention import holds_without_stop, is_blocked_from_start, is_stoppable_at, is_vacating
 from metasched.scheduling.gpu_shards import GpuShards
 
 
@@ -64,7 +65,7 @@ class GpuSharingPlan:
     def partner(self, job: Job) -> Job | None:
         """The job that it is to share its GPUs with, if both are to run, and still live."""
         other = self._snapshot.job.get(self._shares.partners.get(job.uid, ""))
-        if other is None or self._shares.seats is None or (other.blocked is not None and not other.active):
+        if other is None or self._shares.seats is None or is_blocked_from_start(other):
             return None
         return other if self._targets.get(job.uid) == self._targets.get(other.uid) is not None else None
 
@@ -82,7 +83,7 @@ class GpuSharingPlan:
         if nodes & (self._given | seats.unsettled) or any(self._moves(there, nodes, pair) for there in self._parts()):
             return False
         if other.active:
-            ready = self._sits(other, place) and self._joins(seats, other.uid)
+            ready = self._holds_half(other, place) and self._joins(seats, other.uid)
         else:
             ready = other.status in (Status.HELD, Status.QUEUED) and self._land_alone(seats, nodes)
         if ready:
@@ -98,13 +99,12 @@ class GpuSharingPlan:
         """Whether a job that has a part of a GPU comes to one of the nodes, or leaves it."""
         if job.status is Status.QUEUED:
             return job.uid not in pair and job.released is not None and not nodes.isdisjoint(job.released.nodes)
-        leaves = job.status is Status.STOPPING or job.stop_requested is not None
-        return leaves and job.placement is not None and not nodes.isdisjoint(job.placement.nodes)
+        return is_vacating(job) and job.placement is not None and not nodes.isdisjoint(job.placement.nodes)
 
-    def _sits(self, job: Job, place: Placement) -> bool:
+    def _holds_half(self, job: Job, place: Placement) -> bool:
         """Whether it has its part of the place, and stays."""
-        up = job.status in (Status.RUNNING, Status.SUSPENDED) and job.stop_requested is None
-        return up and job.half_gpus and job.placement == place and job.uid not in self.leave
+        shares = job.half_gpus and job.placement == place and job.uid not in self.leave
+        return shares and holds_without_stop(job)
 
     def _joins(self, seats: GpuShards, uid: str) -> bool:
         """Whether a job that is released now lands beside that one: its GPU is the first with room, and stays so.
@@ -127,13 +127,10 @@ class GpuSharingPlan:
 
     # -- who must leave ---------------------------------------------------------------------------------------------
 
-    def _stays(self, uid: str) -> bool:
-        """Whether a job runs where it belongs, could be stopped, and has not been asked to."""
+    def _is_stoppable(self, uid: str) -> bool:
+        """Whether a job has its target placement, and could be asked to stop there."""
         job = self._snapshot.job.get(uid)
-        if job is None or job.placement is None or job.placement != self._targets.get(uid):
-            return False
-        up = job.status is Status.RUNNING or (job.status is Status.SUSPENDED and job.suspended_by_us)
-        return up and job.stop_requested is None and job.preempt is Preempt.CHECKPOINT
+        return job is not None and is_stoppable_at(job, self._targets.get(uid))
 
     def _last(self, *uids: str) -> str:
         """The least important."""
@@ -141,9 +138,9 @@ class GpuSharingPlan:
 
     def _who_leaves(self, seats: GpuShards) -> Iterator[tuple[str, str]]:
         jobs = self._snapshot.job
-        yield from ((uid, "Slurm has given its GPU to another job") for uid in seats.doubled if self._stays(uid))
+        yield from ((uid, "Slurm has given its GPU to another job") for uid in seats.doubled if self._is_stoppable(uid))
         for uid, other in seats.couples.items():
-            if uid < other and self._stays(uid) and self._stays(other):
+            if uid < other and self._is_stoppable(uid) and self._is_stoppable(other):
                 yield from self._parted(jobs[uid], jobs[other])
         for uid in self._targets:
             job = jobs.get(uid)
@@ -152,7 +149,7 @@ class GpuSharingPlan:
                 yield from self._before_whole(seats, job)
             if job is None or other_job is None:
                 continue
-            if self._stays(uid):
+            if self._is_stoppable(uid):
                 yield from self._unfit(seats, job, other_job)
             elif job.status is Status.HELD and other_job.status is Status.HELD and job.uid < other_job.uid:
                 yield from self._in_the_way(seats, job)
@@ -170,7 +167,7 @@ class GpuSharingPlan:
         """A job that runs where its pair is to be, if the other cannot come to it."""
         if not job.half_gpus:
             yield job.uid, f"is to share its GPU with job {other.slurm_job_id}, and has the whole of it"
-        elif self._stays(other.uid):
+        elif self._is_stoppable(other.uid):
             if (
                 other.half_gpus
                 and seats.couples.get(job.uid) != other.uid
@@ -192,7 +189,7 @@ class GpuSharingPlan:
             if node in seats.unsettled or gpu is None or seats.is_empty(node, gpu):
                 continue
             for uid in seats.on(node, gpu):
-                if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
+                if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
                     yield uid, f"has half a GPU, on which Slurm would put job {job.slurm_job_id}"
 
     @staticmethod
@@ -208,7 +205,7 @@ class GpuSharingPlan:
         """Who has half a GPU that Slurm would give to a job which asks for whole ones."""
         for node, gpu in self._taken_for_free(seats, job, self._targets[job.uid]):
             for uid in seats.on(node, gpu):
-                if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
+                if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
                     yield uid, f"has half a GPU, which Slurm would give to job {job.slurm_job_id}"
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -219,7 +216,7 @@ class GpuSharingPlan:
             if uid > other_uid or not {uid, other_uid} <= self._shares.time_slicing:
                 continue
             leaves = uid in self.leave or other_uid in self.leave
-            if leaves or not (self._stays(uid) and self._stays(other_uid)):
+            if leaves or not (self._is_stoppable(uid) and self._is_stoppable(other_uid)):
                 continue
             one, other = jobs[uid], jobs[other_uid]
             if self.partner(one) is other:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.core.model import Decision, Grant, Job, Placement, Quota, Snapshot, Status
+from metasched.core.model import Decision, Grant, Placement, Quota, Snapshot
+from metasched.core.retention import consumes_quota_regardless
 from metasched.placement import Placements, place
 
 # So often a decision is gone through at most; each time, at least one more job is known to find no more than it has.
@@ -208,13 +209,9 @@ class _Admission:
 
 def _held(snapshot: Snapshot) -> Mapping[str, Placement]:
     """What nothing in this round can free."""
-    return {job.uid: job.placement for job in snapshot.jobs if job.placement is not None and _stays(job)}
-
-
-def _stays(job: Job) -> bool:
-    """Whether it holds what nothing in this round can free: what must not start (again) runs on."""
-    suspended, runs = job.status is Status.SUSPENDED, job.status is Status.RUNNING
-    return suspended or (runs and (job.pinned or job.blocked is not None))
+    return {
+        job.uid: job.placement for job in snapshot.jobs if job.placement is not None and consumes_quota_regardless(job)
+    }
 
 
 def _of(grant: Grant, found: Placement) -> Grant:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from metasched.capacity.capacity_pool import even_ways, is_fixed, units_of, without
+from metasched.capacity.capacity_pool import even_ways, units_of, without
 from metasched.core.model import Job, Node, Snapshot, Speed, Status
+from metasched.core.retention import is_non_preemptible, runs_on_closed_nodes_only
 from metasched.time_shares.round_mechanism import APART
 
 
@@ -66,7 +67,7 @@ class AllocationInputs:
 def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationInputs:
     """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
     empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    stays = [job for job in snapshot.jobs if is_fixed(job) or _runs_outside(empty, job)]
+    stays = [job for job in snapshot.jobs if is_non_preemptible(job) or runs_on_closed_nodes_only(job, empty)]
     staying = {job.uid for job in stays}
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
     places = _Places(without(empty.values(), stays))
@@ -134,12 +135,6 @@ class _Places:
         if (found := self._spreads.get(shape)) is None:
             found = self._spreads[shape] = _spreads(job, self.suiting(job, shape))
         return found
-
-
-def _runs_outside(nodes: Mapping[str, Node], job: Job) -> bool:
-    """Whether it runs on none of these nodes, which accept jobs: nobody else could use what it has."""
-    place = job.placement if job.status is Status.RUNNING else None
-    return place is not None and place.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
 
 
 def _shut_out(jobs: Iterable[Job], empty: Iterable[Node]) -> AbstractSet[str]:

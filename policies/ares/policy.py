@@ -17,9 +17,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from metasched.capacity.capacity_pool import CPU_ONLY, CapacityPool, GpuAmount, is_fixed
+from metasched.capacity.capacity_pool import CPU_ONLY, CapacityPool, GpuAmount
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from policies.ares.fair_finish_queue import Line, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
@@ -86,6 +87,7 @@ class _Round:
 
     def __init__(self, parameters: AresParameters, snapshot: Snapshot, room: CapacityPool, line: Line) -> None:
         self.parameters = parameters
+        self.nodes = snapshot.node
         self.room = room
         self.line = line
         self.now = snapshot.now
@@ -112,7 +114,7 @@ class _Round:
         if self.parameters.explore:
             self._explore()
         for job in self.without_gpus:
-            if job.uid not in self.room.shares and (self.room.keeps(job) or self._runs(job)):
+            if job.uid not in self.room.shares and (holds_unassignable_nodes(job, self.nodes) or self._runs(job)):
                 self.room.give(job, GpuAmount(0, CPU_ONLY))
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
@@ -126,7 +128,7 @@ class _Round:
     def _serve(self, job: Job) -> None:
         """Give it what it prefers of what is left: the fastest; among equals, what is of the type that it has."""
         room = self.room
-        if job.uid in room.shares or (room.used_up and not room.keeps(job)):
+        if job.uid in room.shares or (room.used_up and not holds_unassignable_nodes(job, self.nodes)):
             return
         scaling = Scaling(job, room.site(job), self.parameters.alpha)
         options = [] if (kept := self._kept(job)) is None else [kept]
@@ -150,7 +152,7 @@ class _Round:
     def _kept(self, job: Job) -> Amount | None:
         """What it holds on nodes that accept no jobs any more, if there is room for it."""
         place = job.placement
-        if place is None or not self.room.keeps(job):
+        if place is None or not holds_unassignable_nodes(job, self.nodes):
             return None
         kind = place.gpu_type or CPU_ONLY
         if not self.room.fits(job, GpuAmount(place.gpus, kind)):
@@ -172,7 +174,7 @@ class _Round:
         tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
             share = self.room.shares.get(job.uid)
-            if share is None or is_fixed(job) or self.room.keeps(job):
+            if share is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
                 continue
             if (left := self._left(job, share.gpu_type)) > 0:
                 scaling = Scaling(job, self.room.site(job), self.parameters.alpha)
@@ -215,7 +217,7 @@ class _Round:
         room = self.room
         share = room.shares.get(job.uid)
         kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
-        if share is not None and (is_fixed(job) or gpus >= job.gpus):
+        if share is not None and (is_non_preemptible(job) or gpus >= job.gpus):
             return False
         scaling = Scaling(job, room.site(job), self.parameters.alpha)
         kinds = sorted(scaling.site.widest, key=lambda kind: self._likes(job, kind), reverse=True)
@@ -246,7 +248,7 @@ class _Round:
     def _grant(self, job: Job, share: GpuAmount, reason: str) -> Grant:
         """Fewer GPUs rather than the same further apart: its speed is known where they are close."""
         gpus, kind = share
-        if is_fixed(job) or gpus <= job.min_gpus:
+        if is_non_preemptible(job) or gpus <= job.min_gpus:
             return Grant(job.uid, gpus, reason, gpus, kind or None)
         spread = self.room.site(job).spread(kind, gpus)
         held = len(job.placement.nodes) if job.placement is not None else 0

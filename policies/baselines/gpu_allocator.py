@@ -19,9 +19,9 @@ from metasched.capacity.capacity_pool import (
     NodeSet,
     ShapeCapacity,
     even_ways,
-    is_fixed,
 )
 from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 
 TEENS = range(11, 14)
 Kind = tuple[str, NodeSet]
@@ -59,8 +59,8 @@ def allocate(
 class Allocator:
     """GPUs being given away, in the order of a queue that holds all jobs of the snapshot.
 
-    Jobs that can neither stop nor move have what they hold from the beginning: ``stays`` says who, by default those
-    that are ``fixed``.
+    Jobs that can neither stop nor move have what they hold from the beginning: ``is_retained`` says who, by
+    default those that are non-preemptible in this round.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Allocator:
         queue: Sequence[Job],
         *,
         elastic: bool,
-        stays: Callable[[Job], bool] = is_fixed,
+        is_retained: Callable[[Job], bool] = is_non_preemptible,
     ) -> None:
         self.snapshot = snapshot
         self.queue = queue
         self.elastic = elastic
-        self.room = CapacityPool(snapshot, stays)
+        self.room = CapacityPool(snapshot, is_retained)
         self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
 
     def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
@@ -91,7 +91,9 @@ class Allocator:
             least = self.least(job)
             if share is not None:
                 at_least = (
-                    min(least, share.gpus) if least < share.gpus and self.elastic and not is_fixed(job) else share.gpus
+                    min(least, share.gpus)
+                    if least < share.gpus and self.elastic and not is_non_preemptible(job)
+                    else share.gpus
                 )
                 grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
             elif not self.possible(job):
@@ -177,7 +179,8 @@ class Allocator:
         if job.placement is not None and job.active and job.placement.gpus >= self.least(job):
             # What it holds is possible, whatever its nodes accept now; what others could not use it need not give back.
             held, gpus = job.placement.gpu_type or CPU_ONLY, job.placement.gpus
-            sizes[held] = (gpus if self.room.keeps(job) else min((gpus, *sizes.get(held, ()))),)
+            only = holds_unassignable_nodes(job, self.snapshot.node)
+            sizes[held] = (gpus if only else min((gpus, *sizes.get(held, ()))),)
         if len(sizes) == 1:
             return [GpuAmount(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
@@ -194,7 +197,7 @@ class Allocator:
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
         share = self.room.shares.get(job.uid)
-        if share is None or share.gpus >= goal or is_fixed(job):
+        if share is None or share.gpus >= goal or is_non_preemptible(job):
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
             if share.gpus < gpus <= goal and self.room.give(job, GpuAmount(gpus, share.gpu_type)):

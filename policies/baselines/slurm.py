@@ -20,6 +20,7 @@ from pydantic import Field
 from metasched.capacity.capacity_pool import CPU_ONLY, CapacityCost, GpuAmount, NodeSet
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.retention import holds_or_is_released
 from policies.baselines.gpu_allocator import Allocator, Kind, compete, ordinal, within
 
 STATE_VERSION = 1
@@ -72,8 +73,8 @@ class Slurm(Policy):
         ledger.charge(snapshot, self.parameters.half_life_seconds)
         shares = {job.account or "": job.fair_share for job in snapshot.jobs if job.fair_share is not None}
         priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}, shares))
-        started = [job for job in snapshot.jobs if _started(job)]
-        waiting = [job for job in snapshot.jobs if not _started(job)]
+        started = [job for job in snapshot.jobs if holds_or_is_released(job)]
+        waiting = [job for job in snapshot.jobs if not holds_or_is_released(job)]
         waiting.sort(key=lambda job: (-priority[job.uid], job.submitted, job.uid))
         return _Easy(snapshot, started, waiting, self.parameters).decision(), ledger.state()
 
@@ -88,11 +89,6 @@ class Slurm(Policy):
             factors = (given.age_weight * age, given.fairshare_weight * fair[_owner(job)], given.size_weight * size)
             found[job.uid] = sum(factors)
         return found
-
-
-def _started(job: Job) -> bool:
-    """Whether it has resources, or is about to get those that it was released for."""
-    return job.active or job.released is not None
 
 
 def _owner(job: Job) -> Owner:
@@ -193,7 +189,7 @@ class _Easy:
         self.parameters = parameters
         self.waiting = waiting
         self.started = started
-        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, stays=_started)
+        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, is_retained=holds_or_is_released)
         self.running: list[Job] = []
         self.reserved: dict[Kind, _Reservation] = {}
         self.grants: list[Grant] = []
