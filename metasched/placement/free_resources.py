@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from metasched.capacity.capacity_pool import alike
+from metasched.capacity.shapes import interchangeable_nodes, units_within
 from metasched.core.model import Job, Node, Placement
 
 
@@ -50,7 +50,7 @@ class NodeIndex:
         return self._kinds(named) if named else self._alike
 
     def _kinds(self, named: frozenset[str]) -> list[list[int]]:
-        return [[self.number[node.name] for node in kind] for kind in alike(self.nodes, named)]
+        return [[self.number[node.name] for node in kind] for kind in interchangeable_nodes(self.nodes, named)]
 
 
 class Group:
@@ -111,9 +111,7 @@ class FreeResources:
 
     def units(self, i: int, job: Job) -> int:
         """GPUs of node i that a job could have now, with the CPUs and the memory that it needs for each."""
-        cpus = self.cpus[i] // job.cpus_per_unit if job.cpus_per_unit else self.gpus[i]
-        memory = self.memory[i] // job.memory_per_unit if job.memory_per_unit else self.gpus[i]
-        return min(self.gpus[i], cpus, memory)
+        return units_within(job, self.gpus[i], self.cpus[i], self.memory[i])
 
     def hold(self, holders: Iterable[tuple[Job, Placement]]) -> None:
         """Take what jobs have, before anything is searched: there is no order of the nodes to be kept yet.

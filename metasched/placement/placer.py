@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metasched.capacity.capacity_pool import named_nodes
+from metasched.capacity.shapes import nodes_named_by
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.retention import is_pinned, suspended_by_daemon
 from metasched.placement import explanations
@@ -66,7 +66,7 @@ class _Placer:
         ground = _last_ground.of(snapshot.nodes)
         self.couples = CoRunners(order, ground.nodes)
         pairs = [pair.job for pair in self.couples.pairs.values()]
-        self.seats = Assignments(order, ground, named_nodes([*snapshot.jobs, *pairs]))
+        self.seats = Assignments(order, ground, nodes_named_by([*snapshot.jobs, *pairs]))
         self.search = Search(self.seats, uneven=snapshot.uneven)
         self.displacement = PreemptionSearch(order, self.seats, self.search)
         self.co_runners: dict[str, str] = {}

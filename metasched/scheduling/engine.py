@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from metasched.capacity.capacity_pool import without
+from metasched.capacity.shapes import without_allocations
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
@@ -113,7 +113,9 @@ def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
         return snapshot, aside
     shown = tuple([job for job in jobs if job.uid not in hidden])
     held = [job for job, _ in aside if continues_without_policy(job) or job.status is suspended]
-    return replace(snapshot, jobs=shown, nodes=without(snapshot.nodes, held) if held else snapshot.nodes), aside
+    return replace(
+        snapshot, jobs=shown, nodes=without_allocations(snapshot.nodes, held) if held else snapshot.nodes
+    ), aside
 
 
 def _why_aside(job: Job) -> str | None:

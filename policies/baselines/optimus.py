@@ -69,7 +69,7 @@ class _Growth:
             look(position)
         while heap:
             _, position, share = heapq.heappop(heap)
-            if self.allocator.room.give(jobs[position], share):
+            if self.allocator.room.assign(jobs[position], share):
                 look(position)
 
     def ends_blind(self, job: Job) -> bool:
@@ -91,7 +91,7 @@ class _Growth:
 
     def _step(self, job: Job) -> tuple[GpuAmount, GpuAmount] | None:
         """What it has been given, and the next larger amount."""
-        share = self.allocator.room.shares.get(job.uid)
+        share = self.allocator.room.assigned.get(job.uid)
         if share is None or is_non_preemptible(job):
             return None
         gpus = next((n for n in self.allocator.sizes(job).get(share.gpu_type, ()) if n > share.gpus), None)

@@ -17,7 +17,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from metasched.capacity.capacity_pool import CPU_ONLY, CapacityCost, GpuAmount, NodeSet
+from metasched.capacity.capacity_pool import CapacityCost, GpuAmount
+from metasched.capacity.shapes import CPU_ONLY, NodeSet
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.retention import holds_or_is_released
@@ -223,9 +224,9 @@ class _Easy:
         kind = self.allocator.kind(job, share.gpu_type)
         room, (gpu_type, reach) = self.allocator.room, kind
         need = _units(room.costs(job, share), kind)
-        free = room.cpus_left(reach) if gpu_type == CPU_ONLY else room.left(reach)
+        free = room.unassigned_cpus(reach) if gpu_type == CPU_ONLY else room.unassigned_gpus(reach)
         at = self.now
-        ends = sorted((self._end(one), _units(room.taken(one), kind)) for one in self.running)
+        ends = sorted((self._end(one), _units(room.assigned_costs(one), kind)) for one in self.running)
         for end, units in ends:
             if free >= need and end > at:
                 break
@@ -247,7 +248,7 @@ class _Easy:
                 kept_free |= reserved.kind[1]
             elif units:
                 late[kind] = replace(reserved, extra=reserved.extra - units)
-        if not self.allocator.room.give(job, share, kept_free):
+        if not self.allocator.room.assign(job, share, kept_free):
             return False
         reason = turn if self._first(job, share) is None else f"{turn}; backfilled"
         self.running.append(job)
@@ -274,4 +275,4 @@ class _Easy:
 def _units(costs: Iterable[CapacityCost], kind: Kind) -> int:
     """What a share takes of one kind: GPUs of a type, or CPUs."""
     gpu_type, reach = kind
-    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.reach & reach])
+    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.node_set & reach])
