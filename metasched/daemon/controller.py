@@ -18,7 +18,8 @@ from metasched.daemon.status_publisher import Publisher, why_no_sharing
 from metasched.observe.observed_job import START_DEFERRED
 from metasched.observe.observer import Observation, Observer
 from metasched.replay.snapshot_codec import encode
-from metasched.scheduling.engine import PolicyViolationError, RoundResult, run_round
+from metasched.scheduling.contract_checks import PolicyViolationError
+from metasched.scheduling.engine import RoundResult, run_round
 from metasched.scheduling.gpu_sharing import GpuSharing
 from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock

@@ -21,7 +21,7 @@ MOST_TIMES = 16
 HOST_WITHOUT = "the job whose GPUs it was to share does not get all of them"
 
 
-def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tuple[Placements, Mapping[str, str]]:
+def place_within_quotas(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tuple[Placements, Mapping[str, str]]:
     """Find nodes for what the limits allow of a decision; and by uid, in words, what they took from whom.
 
     Args:
@@ -50,7 +50,7 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
     return replace(found, unplaced=missing), words
 
 
-def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Placements) -> Mapping[str, str]:
+def jobs_without_quota(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Placements) -> Mapping[str, str]:
     """Jobs that limits leave nothing, with words for it, where others wait behind them while GPUs are free.
 
     A policy that keeps a strict order, and so offers nobody as fallback, is to be asked again without them: it knows

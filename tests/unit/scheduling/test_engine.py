@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from metasched.core.model import Decision, Grant, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.retention import is_pinned
-from metasched.scheduling.engine import CANNOT_STOP, PolicyViolationError, run_round
+from metasched.scheduling.contract_checks import PolicyViolationError
+from metasched.scheduling.engine import CANNOT_STOP, run_round
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las
 from tests.unit.strategies import FixedPolicy, grants_for, snapshots
