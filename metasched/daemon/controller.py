@@ -275,7 +275,7 @@ class Controller:
     def _plan(self, seen: Observation) -> Sequence[Action]:
         schedule = self.config.schedule
         limits = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
-        shares = replace(self._shares, seats=seen.seats)
+        shares = replace(self._shares, shards=seen.seats)
         return plan(seen.snapshot, self._targets, limits, shares, self._actuator.unsent)
 
     def _round_facts(self) -> RoundFacts:
