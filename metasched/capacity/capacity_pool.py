@@ -1,348 +1,236 @@
-"""What a round has to give, for each job as far as the job can use it; and which amounts it can be given at all.
+"""The GPUs and CPUs that a policy can still assign in a round: counted by sets of nodes, without choosing nodes.
 
-Nodes that no job tells apart are one group, and the groups that suit a job are its reach. What a job is given comes off
-its reach as a whole, since on which groups it will be is the placement's business. So much is left for a job as is left
-on its reach, and on every wider one, beside what was given to jobs that can be nowhere else. That is exact where of any
-two reaches one holds the other, or they have nothing in common (Hall's theorem on matchings). Where they overlap in
-another way, the room may seem larger than it is, and the placement tells; it never seems smaller.
+Nodes that no job tells apart form one group, and the groups that suit a job are its node set. An amount that is
+assigned to a job is charged to the job's node set as a whole: the placement chooses the nodes later. For a job, the
+unassigned amount is the least over its node set and all known supersets, where each set is charged for the jobs whose
+node sets lie within it. The count is exact where any two node sets are nested or disjoint (Hall's theorem on
+matchings). Where they overlap in another way, the pool may seem larger than it is, and the placement finds out; the
+pool never seems smaller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
-
-CPU_ONLY = ""
-"""The GPU type of jobs without GPUs."""
-
-NodeSet = int
-"""A set of groups: bit i stands for group i."""
+from metasched.capacity.shapes import CPU_ONLY, ClusterShapes, NodeSet, ShapeCapacity
+from metasched.core.model import Job, Placement, Snapshot
+from metasched.core.retention import is_non_preemptible
 
 
 class GpuAmount(NamedTuple):
-    """An amount given to a job: GPUs of a type (CPU-only: 0 of ``CPU_ONLY``)."""
+    """An amount assigned to a job: GPUs of a type (CPU-only: 0 of ``CPU_ONLY``)."""
 
     gpus: int
     gpu_type: str
 
 
 class CapacityCost(NamedTuple):
-    """What a share takes somewhere."""
+    """GPUs and CPUs that an amount is charged for, and the node set to which they are charged."""
 
-    reach: NodeSet
+    node_set: NodeSet
     gpus: int
     cpus: int
 
 
-class ShapeCapacity:
-    """Where jobs of one kind could be, on the nodes that accept jobs, if those were empty.
-
-    Attributes:
-        units: by GPU type, the GPUs (CPU-only: 1) that each node has for such a job, descending.
-        widest: by GPU type, the most GPUs of such a job on one node.
-        reach: by GPU type, the groups that suit such a job.
-    """
-
-    def __init__(
-        self, job: Job, units: Mapping[str, Sequence[int]], reach: Mapping[str, NodeSet], *, uneven: bool
-    ) -> None:
-        self.units = units
-        self.reach = reach
-        self.widest = {kind: found[0] for kind, found in units.items() if found and found[0] > 0}
-        self._job = job  # one of them
-        self._uneven = uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
-        self._spreads: dict[tuple[str, int], tuple[int, ...] | None] = {}
-
-    def spread(self, kind: str, gpus: int) -> tuple[int, ...] | None:
-        """So many GPUs on as few nodes as can be; None where no nodes hold them."""
-        key = kind, gpus
-        if key not in self._spreads:
-            self._spreads[key] = self._find(self.units.get(kind, ()), gpus)
-        return self._spreads[key]
-
-    def whole(self, kind: str, gpus: int) -> bool:
-        """Whether an amount is on one node, or fills nodes, so that it leaves no fragments."""
-        most = self.widest[kind]
-        return self._uneven or gpus <= most or gpus % most == 0
-
-    def _find(self, units: Sequence[int], gpus: int) -> tuple[int, ...] | None:
-        if self._uneven:
-            parts: list[int] = []
-            for most in units:
-                parts.append(min(most, gpus - sum(parts)))
-                if sum(parts) == gpus:
-                    return tuple(parts)
-            return None
-        return next(((g,) * k for k, g in even_ways(self._job, gpus, units)), None)
-
-
-class _Stock:
-    """Amounts of one thing, by group, and what is left of them."""
+class _ResourceCounter:
+    """The amounts of one resource in each group, and how much of them is unassigned on node sets."""
 
     def __init__(self, amounts: Sequence[int]) -> None:
         self._amounts = amounts
-        self._given: dict[NodeSet, int] = {}
-        self._left: dict[NodeSet, int] = {}  # on a reach, beside what was given to jobs that can be nowhere else
-        self._wider: dict[NodeSet, list[NodeSet]] = {}  # those that hold a reach, itself among them
+        self._charged: dict[NodeSet, int] = {}
+        self._unassigned: dict[NodeSet, int] = {}  # net of what is charged to the node set and its subsets
+        self._supersets: dict[NodeSet, list[NodeSet]] = {}  # those asked for so far, the node set itself included
 
-    def left(self, reach: NodeSet) -> int:
-        """What is left on a reach; one that was asked for once counts for all that lie within it."""
-        wider = self._wider.get(reach) or self._look_at(reach)
-        return self._left[reach] if len(wider) == 1 else min([self._left[one] for one in wider])
+    def unassigned(self, node_set: NodeSet) -> int:
+        """The amount that can be assigned to a job of this node set.
 
-    def take(self, reach: NodeSet, amount: int) -> None:
-        for wider in self._wider.get(reach) or self._look_at(reach):
-            self._left[wider] -= amount
-        self._given[reach] += amount
+        From its first use on, a node set also bounds the amounts of all node sets within it.
+        """
+        supersets = self._supersets.get(node_set) or self._register(node_set)
+        if len(supersets) == 1:
+            return self._unassigned[node_set]
+        return min([self._unassigned[superset] for superset in supersets])
 
-    def _look_at(self, reach: NodeSet) -> list[NodeSet]:
-        there = sum(amount for i, amount in enumerate(self._amounts) if reach >> i & 1)
-        self._left[reach] = there - sum(given for within, given in self._given.items() if within & reach == within)
-        self._given[reach] = 0
-        self._wider[reach] = []
-        for other, wider in self._wider.items():
-            if other & reach == other:
-                wider.append(reach)
-            elif other & reach == reach:
-                self._wider[reach].append(other)
-        return self._wider[reach]
+    def charge(self, node_set: NodeSet, amount: int) -> None:
+        """Charge an amount to a node set; a negative amount undoes a charge."""
+        for superset in self._supersets.get(node_set) or self._register(node_set):
+            self._unassigned[superset] -= amount
+        self._charged[node_set] += amount
 
-
-def is_fixed(job: Job) -> bool:
-    """Whether it holds what neither it nor anybody else can be given otherwise now."""
-    if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
-        return False  # as nearly all are: the question is asked for every job in every round
-    return job.pinned or (job.status is Status.SUSPENDED and job.gpus > 0)
+    def _register(self, node_set: NodeSet) -> list[NodeSet]:
+        total = sum(amount for i, amount in enumerate(self._amounts) if node_set >> i & 1)
+        within = sum(charged for subset, charged in self._charged.items() if subset & node_set == subset)
+        self._unassigned[node_set] = total - within
+        self._charged[node_set] = 0
+        self._supersets[node_set] = []
+        for other, supersets in self._supersets.items():
+            if other & node_set == other:
+                supersets.append(node_set)
+            elif other & node_set == node_set:
+                self._supersets[node_set].append(other)
+        return self._supersets[node_set]
 
 
 class CapacityPool:
-    """What is left to give: GPUs and CPUs of nodes that accept jobs.
+    """GPUs and CPUs of the nodes that accept jobs, and what of them is assigned to which job.
 
     Attributes:
-        shares: by uid, what was given. Jobs that stay where they are have theirs from the beginning.
+        assigned: by uid, the amount assigned to a job. Retained jobs have theirs from the beginning.
     """
 
-    def __init__(self, snapshot: Snapshot, stays: Callable[[Job], bool] = is_fixed) -> None:
-        """Begin a round; ``stays`` says who neither stops nor moves."""
+    def __init__(self, snapshot: Snapshot, is_retained: Callable[[Job], bool] = is_non_preemptible) -> None:
+        """Begin a round.
+
+        Args:
+            snapshot: the round's jobs and nodes.
+            is_retained: whether a job keeps its allocation in this round, or what it is released for.
+        """
         self._snapshot = snapshot
-        self._stays = stays
-        self._groups = {1 << i: nodes for i, nodes in enumerate(alike(snapshot.nodes, named_nodes(snapshot.jobs)))}
-        self._bit = {node.name: bit for bit, nodes in self._groups.items() for node in nodes}
-        self._gpus = _Stock([sum(node.gpus for node in nodes) for nodes in self._groups.values()])
-        self._cpus = _Stock([sum(node.cpus for node in nodes) for nodes in self._groups.values()])
-        types: dict[str, NodeSet] = {}
-        for bit, nodes in self._groups.items():
+        self._is_retained = is_retained
+        self._shapes = ClusterShapes(snapshot.nodes, snapshot.jobs, uneven=snapshot.uneven)
+        groups = self._shapes.groups
+        self._bit = {node.name: bit for bit, nodes in groups.items() for node in nodes}
+        self._gpus = _ResourceCounter([sum(node.gpus for node in nodes) for nodes in groups.values()])
+        self._cpus = _ResourceCounter([sum(node.cpus for node in nodes) for nodes in groups.values()])
+        by_type: dict[str, NodeSet] = {}
+        for bit, nodes in groups.items():
             if (gpu_type := nodes[0].gpu_type) is not None:
-                types[gpu_type] = types.get(gpu_type, 0) | bit
-        self._types = tuple(types.values())
-        for reach in self._types:  # the widest count for all, also where others overlap in part
-            self._gpus.left(reach)
-        self._cpus.left(sum(self._groups))
-        self._sites: dict[object, ShapeCapacity] = {}
-        self._site: dict[str, ShapeCapacity] = {}  # by uid
+                by_type[gpu_type] = by_type.get(gpu_type, 0) | bit
+        self._types = tuple(by_type.values())
+        for node_set in self._types:  # registered first: the widest sets bound all others, also those that overlap
+            self._gpus.unassigned(node_set)
+        self._cpus.unassigned(sum(groups))
         self._costs: dict[str, Sequence[CapacityCost]] = {}
-        self.shares: dict[str, GpuAmount] = {}
-        free = {node.name: (node.gpus, node.cpus) for nodes in self._groups.values() for node in nodes}
+        self.assigned: dict[str, GpuAmount] = {}
+        free = {node.name: (node.gpus, node.cpus) for nodes in groups.values() for node in nodes}
         for job in snapshot.jobs:
-            place = _holds(job)
-            if place is not None and self._stays(job):
-                share = GpuAmount(place.gpus, place.gpu_type or CPU_ONLY)
-                self._put(job, share, self._staying(job, place, free))
+            place = _held_or_released(job)
+            if place is not None and self._is_retained(job):
+                amount = GpuAmount(place.gpus, place.gpu_type or CPU_ONLY)
+                self._record(job, amount, self._retained_costs(job, place, free))
 
-    # -- an empty cluster -----------------------------------------------------------------------------------------
+    def shape(self, job: Job) -> ShapeCapacity:
+        """The amounts that the job could be given if the cluster were empty; one object for each shape of job."""
+        return self._shapes.of(job)
 
-    def site(self, job: Job) -> ShapeCapacity:
-        """Where it could be; jobs that are alike in that share one."""
-        site = self._site.get(job.uid)
-        if site is None:
-            key = (job.gpus > 0, job.constraints, job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
-            if key not in self._sites:
-                self._sites[key] = self._find_site(job)
-            site = self._site[job.uid] = self._sites[key]
-        return site
+    def node_set(self, job: Job, gpu_type: str) -> NodeSet:
+        """The groups of a GPU type that suit the job. A CPU-only job's groups may have GPUs or none."""
+        return self.shape(job).node_sets.get(gpu_type, 0)
 
-    def _find_site(self, job: Job) -> ShapeCapacity:
-        units: dict[str, list[int]] = {}
-        reach: dict[str, NodeSet] = {}
-        for bit, nodes in self._groups.items():
-            if job.matches(nodes[0]):
-                kind = (nodes[0].gpu_type or CPU_ONLY) if job.gpus else CPU_ONLY
-                reach[kind] = reach.get(kind, 0) | bit
-                units.setdefault(kind, []).extend(units_of(job, node) for node in nodes)
-        for found in units.values():
-            found.sort(reverse=True)
-        return ShapeCapacity(job, units, reach, uneven=self._snapshot.uneven)
+    def unassigned_gpus(self, node_set: NodeSet) -> int:
+        """GPUs that can still be assigned to jobs of a node set, which is of one GPU type."""
+        return self._gpus.unassigned(node_set)
 
-    # -- what is left ---------------------------------------------------------------------------------------------
-
-    def reach(self, job: Job, gpu_type: str) -> NodeSet:
-        """The groups of a GPU type that suit it; a CPU-only job's may have GPUs or none."""
-        return self.site(job).reach.get(gpu_type, 0)
-
-    def left(self, reach: NodeSet) -> int:
-        """GPUs that are left to give to jobs of that reach, which is of one type."""
-        return self._gpus.left(reach)
-
-    def cpus_left(self, reach: NodeSet) -> int:
-        """CPUs that are left to give to jobs of that reach."""
-        return self._cpus.left(reach)
-
-    def keeps(self, job: Job) -> bool:
-        """Whether it holds something on nodes that would not take it again."""
-        if job.placement is None or not job.active:
-            return False
-        there = [self._snapshot.node.get(name) for name in job.placement.nodes]
-        return not all(node is not None and node.accepts and job.matches(node) for node in there)
+    def unassigned_cpus(self, node_set: NodeSet) -> int:
+        """CPUs that can still be assigned to jobs of a node set."""
+        return self._cpus.unassigned(node_set)
 
     @property
-    def used_up(self) -> bool:
-        """Whether no GPUs are left."""
-        return all(self._gpus.left(reach) <= 0 for reach in self._types)
+    def exhausted(self) -> bool:
+        """Whether no GPUs of any type are unassigned."""
+        return all(self._gpus.unassigned(node_set) <= 0 for node_set in self._types)
 
-    def fits(self, job: Job, share: GpuAmount) -> bool:
-        """Whether so much is left, beside what it has been given already."""
-        return self._fitting(job, self.costs(job, share))
+    def fits(self, job: Job, amount: GpuAmount) -> bool:
+        """Whether the amount could be assigned to the job instead of what is assigned to it now."""
+        return self._fits(job, self.costs(job, amount))
 
-    def give(self, job: Job, share: GpuAmount, reserved: NodeSet = 0) -> bool:
-        """Give it that instead of what it has been given, if so much is left beside groups to be ``reserved``."""
-        costs = self.costs(job, share, reserved)
-        fits = self._fitting(job, costs)
+    def assign(self, job: Job, amount: GpuAmount, reserved: NodeSet = 0) -> bool:
+        """Assign the amount to the job, instead of what is assigned to it now, if it fits.
+
+        Args:
+            job: the job.
+            amount: the GPUs.
+            reserved: groups that the job must not be charged to.
+
+        Returns:
+            whether it fits; if not, nothing is changed.
+        """
+        costs = self.costs(job, amount, reserved)
+        fits = self._fits(job, costs)
         if fits:
-            self._put(job, share, costs)
+            self._record(job, amount, costs)
         return fits
 
-    def costs(self, job: Job, share: GpuAmount, reserved: NodeSet = 0) -> Sequence[CapacityCost]:
-        """What a share takes: what the job holds already on nodes that accept no jobs takes nothing."""
-        reach = self.reach(job, share.gpu_type)
+    def costs(self, job: Job, amount: GpuAmount, reserved: NodeSet = 0) -> Sequence[CapacityCost]:
+        """What the amount would be charged for. What the job holds on nodes that accept no jobs is free of charge."""
+        node_set = self.node_set(job, amount.gpu_type)
         held = job.placement if job.active else None
-        if held is not None and held.gpus == share.gpus and (held.gpu_type or CPU_ONLY) == share.gpu_type:
-            parts = []
+        if held is not None and held.gpus == amount.gpus and (held.gpu_type or CPU_ONLY) == amount.gpu_type:
+            costs = []
             for name, gpus in held.node_gpus:
                 if (bit := self._bit.get(name)) is not None:
-                    parts.append(CapacityCost(reach & ~reserved if bit & reach else bit, gpus, job.node_cpus(gpus)))
-            return _sums(parts)
-        units = share.gpus if job.gpus else (job.nodes or 1)
-        return (CapacityCost(reach & ~reserved, share.gpus, units * job.cpus_per_unit),)
+                    charged_to = node_set & ~reserved if bit & node_set else bit
+                    costs.append(CapacityCost(charged_to, gpus, job.node_cpus(gpus)))
+            return _summed(costs)
+        units = amount.gpus if job.gpus else (job.nodes or 1)
+        return (CapacityCost(node_set & ~reserved, amount.gpus, units * job.cpus_per_unit),)
 
-    def taken(self, job: Job) -> Sequence[CapacityCost]:
-        """What was taken for what it has been given."""
+    def assigned_costs(self, job: Job) -> Sequence[CapacityCost]:
+        """What the amount that is assigned to the job is charged for; empty where nothing is assigned."""
         return self._costs.get(job.uid, ())
 
-    def _staying(self, job: Job, place: Placement, free: dict[str, tuple[int, int]]) -> Sequence[CapacityCost]:
-        """What it holds where it is, no more of a node than is ``free`` there, which is taken off."""
-        gpus_too = not self._counted_already(job, place)
-        parts = []
+    def _retained_costs(self, job: Job, place: Placement, free: dict[str, tuple[int, int]]) -> Sequence[CapacityCost]:
+        """What a retained job is charged for on each of its nodes: no more than is ``free`` there, which is reduced."""
+        counts_gpus = not self._counted_with_co_runner(job, place)
+        costs = []
         for name, gpus in place.node_gpus:
             if name in free:
-                left_gpus, left_cpus = free[name]
-                part = CapacityCost(
-                    self._bit[name], min(gpus * gpus_too, left_gpus), min(job.node_cpus(gpus), left_cpus)
-                )
-                free[name] = left_gpus - part.gpus, left_cpus - part.cpus
-                parts.append(part)
-        return _sums(parts)
+                free_gpus, free_cpus = free[name]
+                charged_gpus = min(gpus, free_gpus) if counts_gpus else 0
+                charged_cpus = min(job.node_cpus(gpus), free_cpus)
+                free[name] = free_gpus - charged_gpus, free_cpus - charged_cpus
+                costs.append(CapacityCost(self._bit[name], charged_gpus, charged_cpus))
+        return _summed(costs)
 
-    def _counted_already(self, job: Job, place: Placement) -> bool:
-        """Whether another one that stays has the same GPUs, and they count as that one's."""
+    def _counted_with_co_runner(self, job: Job, place: Placement) -> bool:
+        """Whether the job's GPUs are charged to its co-runner, which is retained on the same GPUs."""
         other = None if job.co_runner is None else self._snapshot.job.get(job.co_runner)
-        if other is None or not (self._stays(job) and self._stays(other)):
+        if other is None or not (self._is_retained(job) and self._is_retained(other)):
             return False
-        return other.uid < job.uid and _holds(other) == place
+        return other.uid < job.uid and _held_or_released(other) == place
 
-    def _fitting(self, job: Job, costs: Sequence[CapacityCost]) -> bool:
-        """Whether so much is left beside what others have been given."""
+    def _fits(self, job: Job, costs: Sequence[CapacityCost]) -> bool:
+        """Whether the costs can be charged once those of the job's present amount are refunded."""
         before = self._costs.get(job.uid)
         if before is None:
-            return self._has(costs)
-        self._take(before, -1)
-        fits = self._has(costs)
-        self._take(before, 1)
+            return self._affordable(costs)
+        self._charge(before, -1)
+        fits = self._affordable(costs)
+        self._charge(before, 1)
         return fits
 
-    def _has(self, costs: Sequence[CapacityCost]) -> bool:
-        for reach, gpus, cpus in costs:
-            if not reach or (gpus and gpus > self._gpus.left(reach)) or (cpus and cpus > self._cpus.left(reach)):
+    def _affordable(self, costs: Sequence[CapacityCost]) -> bool:
+        for node_set, gpus, cpus in costs:
+            if not node_set or (gpus and gpus > self._gpus.unassigned(node_set)):
+                return False
+            if cpus and cpus > self._cpus.unassigned(node_set):
                 return False
         return True
 
-    def _put(self, job: Job, share: GpuAmount, costs: Sequence[CapacityCost]) -> None:
-        self._take(self.taken(job), -1)
-        self._take(costs, 1)
+    def _record(self, job: Job, amount: GpuAmount, costs: Sequence[CapacityCost]) -> None:
+        self._charge(self.assigned_costs(job), -1)
+        self._charge(costs, 1)
         self._costs[job.uid] = costs
-        self.shares[job.uid] = share
+        self.assigned[job.uid] = amount
 
-    def _take(self, costs: Sequence[CapacityCost], sign: int) -> None:
-        for reach, gpus, cpus in costs:
+    def _charge(self, costs: Sequence[CapacityCost], sign: int) -> None:
+        for node_set, gpus, cpus in costs:
             if gpus:
-                self._gpus.take(reach, sign * gpus)
+                self._gpus.charge(node_set, sign * gpus)
             if cpus:
-                self._cpus.take(reach, sign * cpus)
+                self._cpus.charge(node_set, sign * cpus)
 
 
-def _sums(parts: Iterable[CapacityCost]) -> Sequence[CapacityCost]:
-    """The same, one of each reach."""
-    found: dict[NodeSet, CapacityCost] = {}
-    for reach, gpus, cpus in parts:
-        _, more_gpus, more_cpus = found.get(reach, (reach, 0, 0))
-        found[reach] = CapacityCost(reach, more_gpus + gpus, more_cpus + cpus)
-    return tuple(found.values())
+def _summed(costs: Iterable[CapacityCost]) -> Sequence[CapacityCost]:
+    """The costs, with those of one node set added up."""
+    sums: dict[NodeSet, CapacityCost] = {}
+    for node_set, gpus, cpus in costs:
+        _, more_gpus, more_cpus = sums.get(node_set, (node_set, 0, 0))
+        sums[node_set] = CapacityCost(node_set, more_gpus + gpus, more_cpus + cpus)
+    return tuple(sums.values())
 
 
-def named_nodes(jobs: Iterable[Job]) -> frozenset[str]:
-    """Names of nodes that some job calls by name."""
-    named = [job.only_nodes | job.excluded_nodes for job in jobs if job.only_nodes or job.excluded_nodes]
-    return frozenset[str]().union(*named)
-
-
-def alike(nodes: Iterable[Node], named: AbstractSet[str]) -> list[list[Node]]:
-    """Accepting nodes that no job tells apart, if the named ones are all that jobs call by name."""
-    groups: dict[object, list[Node]] = {}
-    for node in nodes:
-        if node.accepts:
-            called = node.name if node.name in named else None
-            key = (node.gpu_type, node.features, node.partitions, node.reservation, node.open_seconds, called)
-            groups.setdefault(key, []).append(node)
-    return list(groups.values())
-
-
-def without(nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
-    """The nodes without what these jobs hold there. GPUs that two of them share are taken off once.
-
-    A suspension of ours frees CPUs, and nothing else.
-    """
-    left = {node.name: node for node in nodes}
-    counted: set[str] = set()
-    for job in jobs:
-        rests = job.status is Status.SUSPENDED and job.suspended_by_us
-        for name, gpus in job.placement.node_gpus if job.placement is not None else ():
-            if (node := left.get(name)) is not None:
-                left[name] = replace(
-                    node,
-                    gpus=node.gpus if job.co_runner in counted else max(node.gpus - gpus, 0),
-                    cpus=node.cpus if rests else max(node.cpus - job.node_cpus(gpus), 0),
-                    memory=max(node.memory - job.node_memory(gpus), 0),
-                )
-        counted.add(job.uid)
-    return tuple(left.values())
-
-
-def even_ways(job: Job, gpus: int, units: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Nodes and GPUs on each, the fewest nodes first, that hold so many; ``units`` is each node's, descending."""
-    return ((k, g) for k, g in job.spreads(gpus) if k <= len(units) and units[k - 1] >= max(g, 1))
-
-
-def units_of(job: Job, node: Node) -> int:
-    """GPUs (CPU-only: 1) that a node has for a job when it is empty."""
-    gpus = node.gpus if job.gpus else 1
-    cpus = node.cpus // job.cpus_per_unit if job.cpus_per_unit else gpus
-    memory = node.memory // job.memory_per_unit if job.memory_per_unit else gpus
-    return min(gpus, cpus, memory)
-
-
-def _holds(job: Job) -> Placement | None:
-    """What it has, or is about to get."""
+def _held_or_released(job: Job) -> Placement | None:
+    """The allocation that the job holds, or that it was released for."""
     return job.placement or job.released

@@ -309,17 +309,6 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return self.status in (Status.RUNNING, Status.SUSPENDED, Status.STOPPING)
 
     @property
-    def pinned(self) -> bool:
-        """Whether it holds an allocation that scheduling must not take away.
-
-        A suspended job keeps its memory (and in Slurm its GPUs), so it can go on only where it is; for a GPU job
-        suspension frees nothing worth having, so such a job is pinned while it runs.
-        """
-        if not self.active:
-            return False
-        return self.preempt is Preempt.NO or (self.preempt is Preempt.SUSPEND and self.gpus > 0)
-
-    @property
     def attained_service(self) -> float:
         """GPU-seconds received so far over all types (Tiresias, section 3.1: GPUs x time)."""
         return sum(self.attained.values())

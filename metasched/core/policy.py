@@ -81,7 +81,8 @@ class Policy(ABC):
         """Decide one round.
 
         Every job of the snapshot may start (the engine keeps blocked ones to itself) and is in exactly one of
-        ``grants``, ``fallback`` and ``waits`` of the answer. A job that is ``pinned`` must be granted what it holds.
+        ``grants``, ``fallback`` and ``waits`` of the answer. A pinned job
+        (``retention.is_pinned``) must be granted what it holds.
         """
 
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:

@@ -11,13 +11,15 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.model import Action, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy
+from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.status_publisher import Publisher, why_no_sharing
 from metasched.observe.observed_job import START_DEFERRED
 from metasched.observe.observer import Observation, Observer
 from metasched.replay.snapshot_codec import encode
-from metasched.scheduling.engine import PolicyViolationError, RoundResult, run_round
+from metasched.scheduling.contract_checks import PolicyViolationError
+from metasched.scheduling.engine import RoundResult, run_round
 from metasched.scheduling.gpu_sharing import GpuSharing
 from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock
@@ -189,7 +191,7 @@ class Controller:
 
     def _note_events(self, seen: Observation) -> None:
         accepting = frozenset((node.name, node.reservation) for node in seen.snapshot.nodes if node.accepts)
-        blocked = frozenset(job.uid for job in seen.snapshot.jobs if _may_not_start(job))
+        blocked = frozenset(job.uid for job in seen.snapshot.jobs if is_blocked_from_start(job))
         idle = blocked & self._targets.keys()
         freed = {uid for uid in self._blocked - blocked if (job := seen.snapshot.job.get(uid)) and not job.active}
         if freed:  # what the last round said of these is no longer true
@@ -232,7 +234,11 @@ class Controller:
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
             shares = _shares(self.policy, snapshot, result)
-            kept = [job for job in snapshot.jobs if _keeps(job, result.targets, shares)]
+            kept = [
+                job
+                for job in snapshot.jobs
+                if continues_undisturbed(job, result.targets.get(job.uid), has_co_runner=job.uid in shares.partners)
+            ]
             self._store.commit_round(
                 number,
                 at=seen.now,
@@ -269,7 +275,7 @@ class Controller:
     def _plan(self, seen: Observation) -> Sequence[Action]:
         schedule = self.config.schedule
         limits = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
-        shares = replace(self._shares, seats=seen.seats)
+        shares = replace(self._shares, shards=seen.seats)
         return plan(seen.snapshot, self._targets, limits, shares, self._actuator.unsent)
 
     def _round_facts(self) -> RoundFacts:
@@ -286,18 +292,7 @@ class Controller:
 
 def _awake(job: Job) -> Job:
     """A job that rests while another has its turn on the same GPU runs, as policies see it."""
-    rests = job.status is Status.SUSPENDED and job.suspended_by_us and job.gpus > 0
-    return job.evolve(status=Status.RUNNING) if rests else job
-
-
-def _may_not_start(job: Job) -> bool:
-    return job.blocked is not None and not job.active
-
-
-def _keeps(job: Job, targets: Mapping[str, Placement], shares: GpuSharing) -> bool:
-    """Whether a round leaves a job what it has."""
-    fits = targets.get(job.uid) == job.placement and (job.half_gpus or job.uid not in shares.partners)
-    return job.status is Status.RUNNING and job.stop_requested is None and fits
+    return job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job
 
 
 def _shares(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:

@@ -77,7 +77,7 @@ def job_of(  # noqa: PLR0917  one fact from each side
         profiled=needed.trials,
         slo_seconds=needed.slo_seconds,
         time_limit_seconds=seen.time_limit,
-        co_runner=None if hardware.seats is None else hardware.seats.couples.get(record.uid),
+        co_runner=None if hardware.seats is None else hardware.seats.co_runners.get(record.uid),
         whole_gpus=not (needed.shards and hardware.shards),
         half_gpus=needed.shards and is_part(seen, hardware.shards),
         suspended_at=run.suspended_at if run is not None else None,

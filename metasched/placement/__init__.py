@@ -1,20 +1,21 @@
-"""Who runs -> which nodes: k nodes x g GPUs of one type for each job, gangs whole or not at all.
+"""From grants to nodes: k nodes x g GPUs of one type for each job, gangs whole or not at all. Pure.
 
-What is kept, and in which order nodes are given away:
+    assign what cannot be taken away: pinned jobs, and the memory (and GPUs) of suspended jobs
+    assign granted jobs their present placements, if those satisfy the grants: running jobs, and jobs queued on nodes
+    for each other grant, most important first:
+        search free nodes: fewest nodes, then the nodes of the previous run, then the fewest racks, then best fit,
+            then node name; for the full amount first, then for fewer GPUs down to ``at_least``
+        if there are none: preempt placed jobs (``preemption.py``), first those after the grant, then those before it,
+            if each of these finds other nodes at once
+    for each fallback, in order: search free nodes
 
-1. What cannot be taken away stays: pinned jobs, the memory (and GPUs) of suspended ones.
-2. A granted job that runs on an amount that fits its grant stays where it is; so does one that is queued on its nodes.
-3. The other grants follow in their order: fewest nodes first, then the nodes of the previous run, then the fewest
-   racks, then best fit, then node name. Where the full amount does not fit, fewer GPUs down to ``at_least``. Where the
-   cluster allows it, an amount that has no even place is spread unevenly.
-4. A grant that still has no place may displace kept jobs: first those after it, then, if each finds another place at
-   once, those before it. So a later grant never costs an earlier one its place, and nothing moves without need.
-5. The fallback takes what is left, in order.
+A later grant never costs an earlier one its placement, and no job moves without need. Where the cluster allows it, an
+amount that has no even placement is spread unevenly. A placement that the policy prescribes is realised as it is.
 
-Two jobs on the same GPUs are placed as one that needs the CPUs and memory of both: they stay, move and wait together,
-but where there is no room for both, the host goes alone. A place that the policy prescribes is taken as it is.
+Two jobs that are to share GPUs are placed as one job that needs the CPUs and memory of both. Where no nodes hold both,
+the host is placed alone.
 
-The GPUs of running jobs without a grant, and of jobs that Slurm is ending, count as free: a successor queues on them.
+The GPUs of running jobs without a grant, and of stopping jobs, count as free: a successor queues on them.
 """
 
 from metasched.placement.explanations import closing

@@ -1,4 +1,4 @@
-"""Two jobs on the same GPUs: how they are placed as one."""
+"""Pairs of jobs that are to share GPUs: how a pair is placed as one job."""
 
 from __future__ import annotations
 
@@ -6,39 +6,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.core.model import Grant, Job, Node, Status
-from metasched.placement.requests import RequestOrder, least
+from metasched.core.retention import is_pinned
+from metasched.placement.requests import RequestOrder, least_gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A host and its guest, and what stands for both of them.
+    """A host, its guest, and the joint request that stands for both.
 
     Attributes:
-        host, guest: the jobs.
-        alone: the host's own grant.
-        job: the host with the CPUs and memory of both, on nodes that suit both.
-        grant: what both grants allow.
+        host: the job that is granted first.
+        guest: the job that gets the host's GPUs, too.
+        host_grant: the host's own grant.
+        joint_job: the host with the CPUs and memory of both jobs, on nodes that suit both.
+        joint_grant: what both grants allow.
     """
 
     host: Job
     guest: Job
-    alone: Grant
-    job: Job
-    grant: Grant
+    host_grant: Grant
+    joint_job: Job
+    joint_grant: Grant
 
     @property
-    def together(self) -> bool:
-        """Whether they share GPUs already."""
-        return are_together(self.host, self.guest)
+    def colocated(self) -> bool:
+        """Whether the two jobs hold the same GPUs already."""
+        return are_colocated(self.host, self.guest)
 
 
-def are_together(one: Job, other: Job) -> bool:
-    """Whether two jobs hold the very same GPUs."""
+def are_colocated(one: Job, other: Job) -> bool:
+    """Whether two jobs hold the same GPUs now, as co-runners."""
     return one.co_runner == other.uid and one.placement is not None and one.placement == other.placement
 
 
-def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[Node]) -> Pair | None:
-    """The pair; None where no place could suit both."""
+def joint_request(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[Node]) -> Pair | None:
+    """The pair with its joint request.
+
+    Args:
+        host: the job that is granted first.
+        guest: its co-runner.
+        grant: the host's grant.
+        guests: the guest's grant.
+        nodes: all nodes.
+
+    Returns:
+        None where no placement could suit both.
+    """
     only = host.only_nodes
     if host.constraints != guest.constraints:
         only = frozenset(node.name for node in nodes if host.matches(node) and guest.matches(node))
@@ -54,55 +67,57 @@ def joined(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[N
         max_nodes=min((most for most in (host.max_nodes, guest.max_nodes) if most is not None), default=None),
     )
     runs = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
-    if runs is not None and not are_together(host, guest):
-        # One of them is there already: that is to the pair what the place of its release is to a queued job.
+    if runs is not None and not are_colocated(host, guest):
+        # One of the two runs: its nodes are to the pair what the nodes of its release are to a queued job.
         job = job.evolve(status=Status.QUEUED, placement=None, released=runs.placement)
     both = replace(
         grant,
-        at_least=max(least(grant), least(guests)),
+        at_least=max(least_gpus(grant), least_gpus(guests)),
         gpu_type=guests.gpu_type if grant.gpu_type is None else grant.gpu_type,
         exact=guests.exact if grant.exact is None else grant.exact,
     )
     return Pair(host, guest, grant, job, both)
 
 
-class CoRunners:
-    """Who is to share GPUs with whom.
+class CoRunnerPairs:
+    """The pairs of jobs that the grants ask to be co-runners.
 
     Attributes:
-        pairs: by host.
-        beside: by uid, the pinned job with whom it is to share.
-        unpaired: guests without a host as yet, and why.
-        guests: who has no place of its own to look for.
+        pairs: pairs of which neither job is pinned, by the host's uid.
+        pinned_hosts: by uid of a job, the uid of the pinned job whose GPUs it is to share.
+        unpaired: by uid of a guest that may stay without its host's GPUs, the reason.
+        guests: uids of the jobs for which no placement of their own is searched.
     """
 
     def __init__(self, order: RequestOrder, nodes: Sequence[Node]) -> None:
         self.pairs: dict[str, Pair] = {}
-        self.beside: dict[str, str] = {}
+        self.pinned_hosts: dict[str, str] = {}
         self.unpaired: dict[str, str] = {}
         for grant in order.grants:
             if grant.co_runner is not None:
                 why = self._pair(order, nodes, order.job[grant.co_runner], order.job[grant.uid], grant)
                 if why is not None:
                     self.unpaired[grant.uid] = why
-        self.guests = {pair.guest.uid for pair in self.pairs.values()} | (self.unpaired.keys() - self.beside.keys())
+        self.guests = {pair.guest.uid for pair in self.pairs.values()} | (
+            self.unpaired.keys() - self.pinned_hosts.keys()
+        )
 
     def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
-        """Note that two jobs are to share GPUs, or say why they cannot."""
-        if any(job.status is Status.SUSPENDED and not job.pinned for job in (host, guest)):
+        """Record that two jobs are to share GPUs; return why they cannot, or may not find it possible, else None."""
+        if any(job.status is Status.SUSPENDED and not is_pinned(job) for job in (host, guest)):
             return f"it cannot share GPUs with job {host.slurm_job_id} while one of them is suspended"
-        if host.pinned and guest.pinned:
-            return None if are_together(host, guest) else f"neither it nor job {host.slurm_job_id} can move"
-        pair = joined(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
+        if is_pinned(host) and is_pinned(guest):
+            return None if are_colocated(host, guest) else f"neither it nor job {host.slurm_job_id} can move"
+        pair = joint_request(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
         if pair is None:
             return f"no nodes suit both it and job {host.slurm_job_id}"
-        if host.pinned:
-            self.beside[guest.uid] = host.uid
+        if is_pinned(host):
+            self.pinned_hosts[guest.uid] = host.uid
             self.unpaired[guest.uid] = f"there is no room for it beside job {host.slurm_job_id}"
-        elif guest.pinned:
-            self.beside[host.uid] = guest.uid
+        elif is_pinned(guest):
+            self.pinned_hosts[host.uid] = guest.uid
         else:
             self.pairs[host.uid] = pair
-            if pair.together or not host.active:
-                order.stand_in(pair.job, pair.grant)
+            if pair.colocated or not host.active:
+                order.replace_request(pair.joint_job, pair.joint_grant)
         return None

@@ -1,4 +1,7 @@
-"""What is free on each node, indexed so that a fitting node is found without looking at all of them."""
+"""The free resources of each node, indexed so that a fitting node is found without a scan of all nodes.
+
+Unlike a ``CapacityPool``, which counts amounts on sets of nodes, this index knows every node.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from metasched.capacity.capacity_pool import alike
+from metasched.capacity.shapes import interchangeable_nodes, units_within
 from metasched.core.model import Job, Node, Placement
 
 
 class Resources(NamedTuple):
-    """What a job takes on one node."""
+    """GPUs, CPUs and bytes of memory that a job takes on one node."""
 
     gpus: int
     cpus: int
@@ -20,16 +23,25 @@ class Resources(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, gpus: int) -> Resources:
-        """What it takes on a node for that many GPUs."""
+        """The resources that a job takes on a node for that many GPUs there."""
         return cls(gpus, job.node_cpus(gpus), job.node_memory(gpus))
 
-    def part(self, share: Resources) -> Resources:
-        """Those kinds of resources that are 1 in the share, without those that are 0."""
-        return Resources(self.gpus * share.gpus, self.cpus * share.cpus, self.memory * share.memory)
+    def masked(self, kinds: Resources) -> Resources:
+        """The same, with those kinds of resources set to 0 that are 0 in ``kinds``; the others are 1 there."""
+        return Resources(self.gpus * kinds.gpus, self.cpus * kinds.cpus, self.memory * kinds.memory)
 
 
 class NodeIndex:
-    """A cluster's nodes, numbered in the order of their names: what stays the same while jobs come and go."""
+    """A cluster's nodes, numbered in the order of their names; independent of jobs, so rounds can share it.
+
+    Attributes:
+        nodes: nodes by number.
+        number: node numbers by name.
+        gpus, cpus, memory: what each node has for our jobs, by number.
+        widest: by GPU type, the most GPUs on one node.
+        types: GPU types, sorted.
+        has_racks: whether the rack of any node is known.
+    """
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.name)
@@ -43,18 +55,26 @@ class NodeIndex:
                 self.widest[node.gpu_type] = max(node.gpus, self.widest.get(node.gpu_type, 0))
         self.types = sorted(self.widest)
         self.has_racks = any(node.rack is not None for node in self.nodes)
-        self._alike = self._kinds(frozenset())
+        self._without_names = self._group(frozenset())
 
-    def kinds(self, named: frozenset[str]) -> list[list[int]]:
-        """Accepting nodes that no job tells apart, if the named ones are all that jobs call by name."""
-        return self._kinds(named) if named else self._alike
+    def groups(self, named: frozenset[str]) -> list[list[int]]:
+        """Numbers of the nodes that accept jobs, in groups of interchangeable ones; ``named`` are those jobs name."""
+        return self._group(named) if named else self._without_names
 
-    def _kinds(self, named: frozenset[str]) -> list[list[int]]:
-        return [[self.number[node.name] for node in kind] for kind in alike(self.nodes, named)]
+    def _group(self, named: frozenset[str]) -> list[list[int]]:
+        return [[self.number[node.name] for node in group] for group in interchangeable_nodes(self.nodes, named)]
 
 
-class Group:
-    """Accepting nodes that no job tells apart."""
+class NodeGroup:
+    """Interchangeable nodes that accept jobs, sorted by what is free on them.
+
+    Attributes:
+        example: any node of the group.
+        gpu_type: the GPU type of its nodes; None for nodes without GPUs.
+        numbers: the nodes' numbers.
+        by_gpus: (free GPUs, node number) of nodes with free GPUs, ascending; None until it is needed.
+        by_cpus: (free CPUs, node number) of all nodes, ascending; None until it is needed.
+    """
 
     __slots__ = ("by_cpus", "by_gpus", "example", "gpu_type", "numbers")
 
@@ -62,33 +82,40 @@ class Group:
         self.example = example
         self.gpu_type = example.gpu_type
         self.numbers = numbers
-        # Sorted, once somebody has asked: (free GPUs, node) of those that have any, and (free CPUs, node) of all.
         self.by_gpus: list[tuple[int, int]] | None = None
         self.by_cpus: list[tuple[int, int]] | None = None
 
 
 class FreeResources:
-    """What is free on each node."""
+    """The free resources of each node, by node number, and the groups of nodes.
 
-    def __init__(self, ground: NodeIndex, named: frozenset[str]) -> None:
-        self.nodes = ground.nodes
-        self.number = ground.number
-        self.gpus = ground.gpus.copy()
-        self.cpus = ground.cpus.copy()
-        self.memory = ground.memory.copy()
-        self._total: dict[str | None, int] | None = None  # GPUs by type, once somebody has asked
-        self.groups: list[Group] = []
-        self.group: list[Group | None] = [None] * len(ground.nodes)
-        self._matching: dict[object, list[Group]] = {}
-        for numbers in ground.kinds(named):
-            group = Group(ground.nodes[numbers[0]], numbers)
+    Attributes:
+        nodes: nodes by number.
+        number: node numbers by name.
+        gpus, cpus, memory: what is free on each node; negative where more is held than the node has.
+        groups: groups of interchangeable nodes that accept jobs.
+        group: the group of each node; None for a node that accepts no jobs.
+    """
+
+    def __init__(self, node_index: NodeIndex, named: frozenset[str]) -> None:
+        self.nodes = node_index.nodes
+        self.number = node_index.number
+        self.gpus = node_index.gpus.copy()
+        self.cpus = node_index.cpus.copy()
+        self.memory = node_index.memory.copy()
+        self._total: dict[str | None, int] | None = None  # GPUs by type; None until it is needed
+        self.groups: list[NodeGroup] = []
+        self.group: list[NodeGroup | None] = [None] * len(node_index.nodes)
+        self._matching: dict[object, list[NodeGroup]] = {}
+        for numbers in node_index.groups(named):
+            group = NodeGroup(node_index.nodes[numbers[0]], numbers)
             self.groups.append(group)
             for i in numbers:
                 self.group[i] = group
 
     @property
     def total(self) -> Mapping[str | None, int]:
-        """GPUs by type, on nodes that accept jobs; a node that holds more than it has lacks nothing elsewhere."""
+        """Free GPUs by type, on nodes that accept jobs; a node with negative free GPUs counts as 0."""
         if self._total is None:
             self._total, gpus = {}, self.gpus
             for group in self.groups:
@@ -96,8 +123,8 @@ class FreeResources:
                 self._total[group.gpu_type] = self._total.get(group.gpu_type, 0) + free
         return self._total
 
-    def matching(self, job: Job, gpu_type: str | None = None) -> list[Group]:
-        """Groups whose nodes suit the job; of one GPU type, if it is given."""
+    def matching(self, job: Job, gpu_type: str | None = None) -> list[NodeGroup]:
+        """The groups whose nodes suit the job; only those of one GPU type, if it is given."""
         key = (gpu_type, job.gpus > 0, *job.constraints)
         found = self._matching.get(key)
         if found is None:
@@ -106,19 +133,18 @@ class FreeResources:
         return found
 
     def fits(self, i: int, load: Resources) -> bool:
-        """Whether node i can take the load now."""
+        """Whether what is free on node i suffices for a load."""
         return self.gpus[i] >= load.gpus and self.cpus[i] >= load.cpus and self.memory[i] >= load.memory
 
     def units(self, i: int, job: Job) -> int:
-        """GPUs of node i that a job could have now, with the CPUs and the memory that it needs for each."""
-        cpus = self.cpus[i] // job.cpus_per_unit if job.cpus_per_unit else self.gpus[i]
-        memory = self.memory[i] // job.memory_per_unit if job.memory_per_unit else self.gpus[i]
-        return min(self.gpus[i], cpus, memory)
+        """Free GPUs of node i for which the free CPUs and memory suffice, too, by what the job needs for each GPU."""
+        return units_within(job, self.gpus[i], self.cpus[i], self.memory[i])
 
-    def hold(self, holders: Iterable[tuple[Job, Placement]]) -> None:
-        """Take what jobs have, before anything is searched: there is no order of the nodes to be kept yet.
+    def take_all(self, holders: Iterable[tuple[Job, Placement]]) -> None:
+        """Take what running jobs hold, before the first search, while no sorted lists have to be kept up to date.
 
-        A node that is gone has nothing to be taken; no place may be uneven.
+        Args:
+            holders: jobs with their placements, none of them uneven; nodes that no longer exist are ignored.
         """
         gpus, cpus, memory, number = self.gpus, self.cpus, self.memory, self.number
         for job, place in holders:
@@ -152,36 +178,36 @@ class FreeResources:
             del group.by_cpus[bisect_left(group.by_cpus, (cpus, i))]
             insort(group.by_cpus, (self.cpus[i], i))
 
-    def candidates(self, groups: Iterable[Group], load: Resources) -> Iterator[int]:
-        """Nodes with enough free GPUs (CPU-only: CPUs), tightest fit first; a CPU-only load spares GPU nodes."""
+    def candidates(self, groups: Iterable[NodeGroup], load: Resources) -> Iterator[int]:
+        """Numbers of nodes with enough free GPUs (CPU-only: CPUs), tightest fit first, GPU nodes last for CPU-only."""
         if load.gpus:
-            yield from _merged([self._tail(group, load.gpus) for group in groups])
+            yield from _merged([self._at_least_gpus(group, load.gpus) for group in groups])
         else:
-            without = [group for group in groups if group.gpu_type is None]
-            having = [group for group in groups if group.gpu_type is not None]
-            for some in (without, having):
-                yield from _merged([self._cpu_tail(group, load.cpus) for group in some])
+            cpu_groups = [group for group in groups if group.gpu_type is None]
+            gpu_groups = [group for group in groups if group.gpu_type is not None]
+            for some in (cpu_groups, gpu_groups):
+                yield from _merged([self._at_least_cpus(group, load.cpus) for group in some])
 
-    def _tail(self, group: Group, least: int) -> list[tuple[int, int]]:
+    def _at_least_gpus(self, group: NodeGroup, least: int) -> list[tuple[int, int]]:
         if group.by_gpus is None:
             gpus = self.gpus
             group.by_gpus = sorted([(gpus[i], i) for i in group.numbers if gpus[i] > 0])
         return group.by_gpus[bisect_left(group.by_gpus, (least, -1)) :]
 
-    def _cpu_tail(self, group: Group, least: int) -> list[tuple[int, int]]:
+    def _at_least_cpus(self, group: NodeGroup, least: int) -> list[tuple[int, int]]:
         if group.by_cpus is None:
             group.by_cpus = sorted((self.cpus[i], i) for i in group.numbers)
         return group.by_cpus[bisect_left(group.by_cpus, (least, -1)) :]
 
     def names(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """The nodes' names."""
+        """The names of nodes, by their numbers."""
         return tuple([self.nodes[i].name for i in numbers])
 
     def numbers(self, place: Placement) -> list[int]:
-        """The numbers of its nodes; a node that is gone has none."""
+        """The numbers of a placement's nodes; nodes that no longer exist are left out."""
         number = self.number
         return [number[name] for name in place.nodes if name in number]
 
 
-def _merged(tails: list[list[tuple[int, int]]]) -> Iterator[int]:
-    return (i for _, i in (tails[0] if len(tails) == 1 else heapq.merge(*tails)))
+def _merged(ascending: list[list[tuple[int, int]]]) -> Iterator[int]:
+    return (i for _, i in (ascending[0] if len(ascending) == 1 else heapq.merge(*ascending)))

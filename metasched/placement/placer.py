@@ -1,29 +1,30 @@
-"""Grants in their order: who stays, who goes where, who makes room for whom."""
+"""The placement of a round's grants, in their order; the package's docstring has the pseudo-code."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from metasched.capacity.capacity_pool import named_nodes
+from metasched.capacity.shapes import nodes_named_by
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.retention import is_pinned, suspended_by_daemon
 from metasched.placement import explanations
-from metasched.placement.assignments import ALL, NO_GPUS, Assignments
-from metasched.placement.colocation import CoRunners, Pair, are_together
+from metasched.placement.assignments import ALL_BUT_GPUS, ALL_KINDS, Assignments
+from metasched.placement.colocation import CoRunnerPairs, Pair, are_colocated
 from metasched.placement.free_resources import NodeIndex, Resources
 from metasched.placement.preemption import PreemptionSearch
-from metasched.placement.requests import RequestOrder, answers, least
-from metasched.placement.search import Search
+from metasched.placement.requests import RequestOrder, least_gpus, satisfies
+from metasched.placement.search import NodeSearch
 
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """Where the granted jobs go.
+    """The placements of granted jobs.
 
     Attributes:
         placed: by uid, most important first; pinned jobs are in it whether granted or not.
-        unplaced: by uid, why a grant or fallback has no place, in words.
-        co_runners: by uid, the other job on the same GPUs, for both of each pair.
+        unplaced: by uid, why a grant or fallback has no placement, in words.
+        co_runners: by uid, the other job on the same GPUs, for both jobs of each pair.
     """
 
     placed: Mapping[str, Placement]
@@ -32,27 +33,30 @@ class Placements:
 
 
 def place(snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant] = ()) -> Placements:
-    """Find nodes for the grants, most important first, then for the fallback in what is left.
+    """Find nodes for the grants, most important first, then for the fallbacks on what remains free.
 
-    Every uid must be a job of the snapshot, and appear once.
+    Args:
+        snapshot: jobs and nodes.
+        grants: the grants; every uid must be a job of the snapshot, and appear once in both sequences.
+        fallback: jobs that may run where a grant could not be placed.
     """
     return _Placer(snapshot, grants, fallback).run()
 
 
-class _LastGround:
-    """The cluster that was looked at last: a simulation shows the very same tuple of nodes round after round."""
+class _LastNodeIndex:
+    """The index of the latest cluster: a simulation passes the same tuple of nodes round after round."""
 
     def __init__(self) -> None:
         self._last: tuple[tuple[Node, ...], NodeIndex] | None = None
 
     def of(self, nodes: tuple[Node, ...]) -> NodeIndex:
-        last = self._last  # one read: another thread may write it
+        last = self._last  # read once, as another thread may write it
         if last is None or last[0] is not nodes:
             self._last = last = (nodes, NodeIndex(nodes))
         return last[1]
 
 
-_last_ground = _LastGround()
+_last_node_index = _LastNodeIndex()
 
 
 class _Placer:
@@ -60,202 +64,207 @@ class _Placer:
 
     def __init__(self, snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]) -> None:
         can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
-        self.held = [job for job in snapshot.jobs if job.preempt is not can_stop or job.status is suspended]
+        self.retained_jobs = [job for job in snapshot.jobs if job.preempt is not can_stop or job.status is suspended]
         self.order = order = RequestOrder(snapshot, grants, fallback)
-        ground = _last_ground.of(snapshot.nodes)
-        self.couples = CoRunners(order, ground.nodes)
-        pairs = [pair.job for pair in self.couples.pairs.values()]
-        self.seats = Assignments(order, ground, named_nodes([*snapshot.jobs, *pairs]))
-        self.search = Search(self.seats, uneven=snapshot.uneven)
-        self.displacement = PreemptionSearch(order, self.seats, self.search)
+        node_index = _last_node_index.of(snapshot.nodes)
+        self.co_runner_pairs = CoRunnerPairs(order, node_index.nodes)
+        pairs = [pair.joint_job for pair in self.co_runner_pairs.pairs.values()]
+        self.assignments = Assignments(order, node_index, nodes_named_by([*snapshot.jobs, *pairs]))
+        self.search = NodeSearch(self.assignments, uneven=snapshot.uneven)
+        self.preemption = PreemptionSearch(order, self.assignments, self.search)
         self.co_runners: dict[str, str] = {}
-        self.words: dict[object, str] = {}
+        self._explained: dict[object, str] = {}
 
     def run(self) -> Placements:
-        self._fix()
-        self._keep()
-        job, placed, kept = self.order.job, self.seats.placed, self.seats.kept
-        pairs, beside, guests = self.couples.pairs, self.couples.beside, self.couples.guests
+        self._assign_retained()
+        self._assign_present()
+        job, placed, settled = self.order.job, self.assignments.placed, self.assignments.settled
+        of_pairs = self.co_runner_pairs
+        pairs, pinned_hosts, guests = of_pairs.pairs, of_pairs.pinned_hosts, of_pairs.guests
         for rank, grant in enumerate(self.order.grants):
             uid = grant.uid
-            if uid in guests or uid in kept:
+            if uid in guests or uid in settled:
                 continue
-            if uid in pairs and (uid not in placed or job[uid] is not pairs[uid].job):
-                self._join(rank, pairs[uid])
+            if uid in pairs and (uid not in placed or job[uid] is not pairs[uid].joint_job):
+                self._place_pair(rank, pairs[uid])
             elif uid in placed:
                 if placed[uid].gpus < grant.gpus:
                     self._grow(grant)
-            elif uid in beside and self._sit(grant, beside[uid]):
+            elif uid in pinned_hosts and self._place_with_pinned(grant, pinned_hosts[uid]):
                 continue
             elif grant.co_runner is None:
-                self._settle(rank, grant)
+                self._place_grant(rank, grant)
         for uid, pair in pairs.items():
-            if uid in placed and job[uid] is pair.job:
+            if uid in placed and job[uid] is pair.joint_job:
                 placed[pair.guest.uid] = placed[uid]
-                self._share(uid, pair.guest.uid)
+                self._record_pair(uid, pair.guest.uid)
         unplaced = {grant.uid: self._explain(grant) for grant in self.order.grants if grant.uid not in placed}
-        ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.seats.fixed else {}
+        ordered = {uid: placed[uid] for uid in placed if uid not in self.order.rank} if self.assignments.pinned else {}
         ordered |= {uid: placed[uid] for uid in self.order.rank if uid in placed}
         return Placements(ordered, unplaced, self.co_runners)
 
-    # -- who holds what ------------------------------------------------------------------------------------------
+    # -- present allocations ------------------------------------------------------------------------------------------
 
-    def _fix(self) -> None:
-        """Take off what nothing in this round can free."""
-        seats = self.seats
-        for job in sorted(self.held, key=lambda job: (job.submitted, job.uid)):
+    def _assign_retained(self) -> None:
+        """Assign what no decision of this round can free: pinned jobs, and retained resources of suspended jobs."""
+        assignments = self.assignments
+        for job in sorted(self.retained_jobs, key=lambda job: (job.submitted, job.uid)):
             place = job.placement
             if place is None or not job.active:
                 continue
-            if job.pinned:
+            if is_pinned(job):
                 other = job.co_runner
-                if other in seats.fixed and are_together(job, self.order.job[other]):
-                    self._seat(job, place, other)
+                if other in assignments.pinned and are_colocated(job, self.order.job[other]):
+                    self._assign_colocated(job, place, other)
                 else:
-                    seats.fixed.add(job.uid)
-                    seats.assign(job, place)
+                    assignments.pinned.add(job.uid)
+                    assignments.assign(job, place)
             elif job.status is Status.SUSPENDED:
-                # Who suspended it may resume it at any moment: only behind our own are the CPUs ours to give.
-                seats.leave(job, place, Resources(1, 0, 1) if job.suspended_by_us else ALL)
+                # An admin may resume the job at any moment, so only a suspension by the daemon frees CPUs.
+                assignments.retain(job, place, Resources(1, 0, 1) if suspended_by_daemon(job) else ALL_KINDS)
             elif job.status is Status.RUNNING and job.preempt is Preempt.SUSPEND:
-                seats.leave(job, place, Resources(0, 0, 1))
-        for uid, host in self.couples.beside.items():
-            job, place = self.order.job[uid], seats.placed[host]
+                assignments.retain(job, place, Resources(0, 0, 1))
+        for uid, host in self.co_runner_pairs.pinned_hosts.items():
+            job, place = self.order.job[uid], assignments.placed[host]
             asked = self.order.grants[self.order.rank[uid]]
-            if job.status is Status.RUNNING and are_together(job, self.order.job[host]) and answers(asked, place):
-                self._seat(job, place, host)
+            if job.status is Status.RUNNING and are_colocated(job, self.order.job[host]) and satisfies(asked, place):
+                self._assign_colocated(job, place, host)
 
-    def _keep(self) -> None:
-        """Leave granted jobs where they are: running ones as a fact, the others as far as there is room."""
-        stay, queued = [], []
-        seats, jobs = self.seats, self.order.job
-        placed, kept = seats.placed, seats.kept
-        settled = placed.keys() | self.couples.guests | self.couples.beside.keys()
+    def _assign_present(self) -> None:
+        """Assign granted jobs their present placements: running jobs as a fact, others if they fit."""
+        running, queued = [], []
+        assignments, jobs = self.assignments, self.order.job
+        placed, settled = assignments.placed, assignments.settled
+        others = placed.keys() | self.co_runner_pairs.guests | self.co_runner_pairs.pinned_hosts.keys()
         runs, waits = Status.RUNNING, (Status.QUEUED, Status.SUSPENDED)
         for grant in self.order.grants:
             uid = grant.uid
             job = jobs[uid]
             place, status = job.placement, job.status
-            if uid in settled:
+            if uid in others:
                 continue
             if status is runs:
-                if place is None or not answers(grant, place) or (job.co_runner and seats.parted(job)):
+                if place is None or not satisfies(grant, place) or (job.co_runner and assignments.loses_co_runner(job)):
                     continue
-                kept.add(uid)
-                if seats.residue or place.uneven:
-                    seats.assign(job, place)
+                settled.add(uid)
+                if assignments.retained or place.uneven:
+                    assignments.assign(job, place)
                 else:
                     placed[uid] = place
-                    stay.append((job, place))
+                    running.append((job, place))
             elif status in waits:
                 queued.append((grant, job))
-        seats.free.hold(stay)
+        assignments.free.take_all(running)
         for grant, job in queued:
-            seats.stay(grant, job)
+            assignments.assign_present(grant, job)
         short = {grant.uid for grant in self.order.grants if grant.at_least is not None and grant.at_least < grant.gpus}
-        kept.difference_update(self.couples.pairs, short)
+        settled.difference_update(self.co_runner_pairs.pairs, short)
 
     # -- one grant -----------------------------------------------------------------------------------------------
 
-    def _settle(self, rank: int, grant: Grant) -> None:
-        """Find a place for it, and make room where there is none."""
+    def _place_grant(self, rank: int, grant: Grant) -> None:
+        """Place one grant, if necessary by preemption."""
         job = self.order.job[grant.uid]
-        # A job that stops to grow must not fall back to its old size if it is looked at meanwhile: it would never end.
+        # A job that is stopping in order to grow must not be placed at its old size meanwhile, or it never grows.
         grows = job.status is Status.STOPPING and job.placement is not None and job.placement.gpus < grant.gpus
-        if not grows and self.seats.stay(grant, job):
+        if not grows and self.assignments.assign_present(grant, job):
             return
-        prescribed = job.placement if job.uid in self.seats.residue else grant.exact
+        prescribed = job.placement if job.uid in self.assignments.retained else grant.exact
         if prescribed is not None:
-            self.displacement.put(rank, grant, job, prescribed)
+            self.preemption.place_exactly(rank, grant, job, prescribed)
             return
-        low = least(grant)
-        if not self._enough(rank, grant, job, low) or self.search.amount(grant, job, grant.gpus):
+        low = least_gpus(grant)
+        if not self._may_be_enough(rank, grant, job, low) or self.search.place_amount(grant, job, grant.gpus):
             return
         important = rank < self.order.granted
         full = job.spreads(grant.gpus)
-        if important and self.displacement.evenly(rank, job, full, self.order.granted - 1):
+        if important and self.preemption.place_evenly(rank, job, full, self.order.granted - 1):
             return
-        if not self.search.fewer(grant, job, low) and important:
-            self.displacement.anyhow(rank, grant, job, low)
+        if not self.search.place_fewer(grant, job, low) and important:
+            self.preemption.place_any_amount(rank, grant, job, low)
 
-    def _enough(self, rank: int, grant: Grant, job: Job, gpus: int) -> bool:
-        """Whether GPUs, though scattered or held by later jobs, are enough for a grant; cheap, and never wrongly no."""
+    def _may_be_enough(self, rank: int, grant: Grant, job: Job, gpus: int) -> bool:
+        """Whether the free GPUs and those of later jobs add up to enough for a grant; never wrongly False."""
         if not job.gpus:
             return True
-        seats = self.seats
-        total = sum([seats.free.total.get(kind, 0) for kind in self.search.kinds(grant, job)])
+        assignments = self.assignments
+        total = sum([assignments.free.total.get(kind, 0) for kind in self.search.gpu_types(grant, job)])
         if total < gpus and rank < self.order.granted:
-            seats.index()
-            for later in reversed(seats.ranks):
+            assignments.index_preemptible()
+            for later in reversed(assignments.preemptible_ranks):
                 if total >= gpus or later < rank:
                     break
-                total += seats.placed[self.order.grants[later].uid].gpus
+                total += assignments.placed[self.order.grants[later].uid].gpus
         return total >= gpus
 
     def _grow(self, grant: Grant) -> None:
-        """Move a kept job to more GPUs, where its grant asks for more than it holds and they are free."""
+        """Move a job that is placed on its present GPUs to more, where its grant asks for more and they are free."""
         job = self.order.job[grant.uid]
-        if grant.uid in self.seats.fixed or grant.uid in self.seats.residue:
+        if grant.uid in self.assignments.pinned or grant.uid in self.assignments.retained:
             return
-        # What was hopeless may fit into its own room.
-        before, known = self.seats.release(grant.uid), self.search.forget()
-        if not self.search.amount(grant, job, grant.gpus) and not self.search.fewer(grant, job, before.gpus + 1):
-            self.seats.assign(job, before)
-            self.search.hopeless = known
+        # What was infeasible may fit on the job's own nodes.
+        before, infeasible = self.assignments.release(grant.uid), self.search.clear_infeasible()
+        if not self.search.place_amount(grant, job, grant.gpus) and not self.search.place_fewer(
+            grant, job, before.gpus + 1
+        ):
+            self.assignments.assign(job, before)
+            self.search.known_infeasible = infeasible
 
     # -- two on the same GPUs ------------------------------------------------------------------------------------
 
-    def _join(self, rank: int, pair: Pair) -> None:
-        """Place host and guest, where they are not placed together yet, or else the host alone."""
+    def _place_pair(self, rank: int, pair: Pair) -> None:
+        """Place a pair that is not placed together yet, or else the host alone."""
         uid = pair.host.uid
-        before, known = None, self.search.hopeless
-        if uid in self.seats.placed:
-            before, known = self.seats.release(uid), self.search.forget()
-        self.order.stand_in(pair.job, pair.grant)
-        self._settle(rank, pair.grant)
-        if uid in self.seats.placed:
+        before, infeasible = None, self.search.known_infeasible
+        if uid in self.assignments.placed:
+            before, infeasible = self.assignments.release(uid), self.search.clear_infeasible()
+        self.order.replace_request(pair.joint_job, pair.joint_grant)
+        self._place_grant(rank, pair.joint_grant)
+        if uid in self.assignments.placed:
             return
-        self.order.stand_in(pair.host, pair.alone)
+        self.order.replace_request(pair.host, pair.host_grant)
         if before is None:
-            self._settle(rank, pair.alone)
+            self._place_grant(rank, pair.host_grant)
         else:
-            self.seats.assign(pair.host, before)
-            self.search.hopeless = known
+            self.assignments.assign(pair.host, before)
+            self.search.known_infeasible = infeasible
 
-    def _sit(self, grant: Grant, host: str) -> bool:
-        """Put a job on the GPUs of a pinned one, unless that shares them with another one that stays."""
-        seats, job, place = self.seats, self.order.job[grant.uid], self.seats.placed[host]
-        if host in self.co_runners or not answers(grant, place) or not seats.takes(job, place):
+    def _place_with_pinned(self, grant: Grant, host: str) -> bool:
+        """Assign a pinned job's GPUs to another job, unless a third job shares them; return whether it was done."""
+        assignments, job, place = self.assignments, self.order.job[grant.uid], self.assignments.placed[host]
+        if host in self.co_runners or not satisfies(grant, place) or not assignments.is_assignable(job, place):
             return False
-        if not all(seats.free.fits(i, load) for i, load in seats.loads(job, place, NO_GPUS)):
+        if not all(assignments.free.fits(i, load) for i, load in assignments.loads(job, place, ALL_BUT_GPUS)):
             return False
-        self._seat(job, place, host)
+        self._assign_colocated(job, place, host)
         return True
 
-    def _seat(self, job: Job, place: Placement, host: str) -> None:
-        self.seats.assign_colocated(job, place)
-        self._share(job.uid, host)
+    def _assign_colocated(self, job: Job, place: Placement, host: str) -> None:
+        self.assignments.assign_colocated(job, place)
+        self._record_pair(job.uid, host)
 
-    def _share(self, one: str, other: str) -> None:
+    def _record_pair(self, one: str, other: str) -> None:
         self.co_runners[one], self.co_runners[other] = other, one
 
-    # -- words ---------------------------------------------------------------------------------------------------
+    # -- reasons ---------------------------------------------------------------------------------------------------
 
     def _explain(self, grant: Grant) -> str:
-        """Why it has no place."""
-        job, free = self.order.job[grant.uid], self.seats.free
+        """Why a grant has no placement, in words; found once for jobs with equal requests."""
+        job, free = self.order.job[grant.uid], self.assignments.free
         if grant.co_runner is not None:
             host = self.order.job[grant.co_runner]
-            why = "but there is no room for both" if host.uid in self.seats.placed else "which has no place either"
-            return self.couples.unpaired.get(job.uid, f"is to share the GPUs of job {host.slurm_job_id}, {why}")
-        if job.uid in self.seats.residue and job.placement is not None:
+            why = (
+                "but there is no room for both" if host.uid in self.assignments.placed else "which has no place either"
+            )
+            return self.co_runner_pairs.unpaired.get(job.uid, f"is to share the GPUs of job {host.slurm_job_id}, {why}")
+        if job.uid in self.assignments.retained and job.placement is not None:
             return explanations.suspended(job.placement)
         if grant.exact is not None:
             return explanations.exact(free, job, grant.exact)
-        gpus = least(grant)
+        gpus = least_gpus(grant)
         unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
         key = (gpus, grant.gpu_type, job.gpus > 0, job.constraints, unit)
-        if key not in self.words:
-            types = self.search.kinds(grant, job) if job.gpus else (None,)
-            self.words[key] = explanations.search(free, job, gpus, types, uneven=self.search.uneven)
-        return self.words[key]
+        if key not in self._explained:
+            types = self.search.gpu_types(grant, job) if job.gpus else (None,)
+            self._explained[key] = explanations.search(free, job, gpus, types, uneven=self.search.uneven)
+        return self._explained[key]

@@ -1,4 +1,16 @@
-"""Making room: who is displaced for whom."""
+"""Preemption in the placement: jobs that lose their placements of this round so that another job gets one.
+
+    place_evenly, for each spread (k nodes x g GPUs) and GPU type:
+        candidates: the nodes of preemptible jobs, the least important jobs first
+        minimal victims of a node: take the least important jobs off it until the load fits, then put back the most
+            important ones that fit beside it
+        choose the k candidates with the fewest victims
+        release the victims, assign the nodes to the job, and place the victims that come before it again
+        restore all of it if one of these finds no nodes; victims after the job are placed in their own turn
+
+Only jobs above a rank may be victims: first fallbacks, then all jobs after the one that is placed, at last any job.
+Each attempt that fails is counted, since it looks at every node.
+"""
 
 from __future__ import annotations
 
@@ -6,107 +18,124 @@ from collections.abc import Callable, Iterable, Iterator
 
 from metasched.core.model import Grant, Job, Placement
 from metasched.placement.assignments import Assignments
-from metasched.placement.free_resources import Group, Resources
-from metasched.placement.requests import RequestOrder, answers
-from metasched.placement.search import Search
+from metasched.placement.free_resources import NodeGroup, Resources
+from metasched.placement.requests import RequestOrder, satisfies
+from metasched.placement.search import NodeSearch
 
-# A search for jobs to displace looks at every node; after so many vain ones the rest of the round goes without.
-VAIN_REPAIRS = 32
+# A search for victims looks at every node: after this many failed attempts the rest of the round does without.
+MAX_FAILED_ATTEMPTS = 32
 
 
 class PreemptionSearch:
-    """Places jobs by displacing others."""
+    """Places jobs by preempting others that are placed already."""
 
-    def __init__(self, order: RequestOrder, seats: Assignments, search: Search) -> None:
-        self._vain = 0
-        self._order, self._seats, self._search, self._free = order, seats, search, seats.free
+    def __init__(self, order: RequestOrder, assignments: Assignments, search: NodeSearch) -> None:
+        self._failed_attempts = 0
+        self._order, self._assignments, self._search, self._free = order, assignments, search, assignments.free
 
-    def put(self, rank: int, grant: Grant, job: Job, place: Placement) -> None:
-        """Place it exactly there, by displacing others if it must be."""
-        in_place = job.uid in self._seats.residue
-        if not answers(grant, place) or not (in_place or self._seats.takes(job, place)):
+    def place_exactly(self, rank: int, grant: Grant, job: Job, place: Placement) -> None:
+        """Place the job on exactly these nodes, if necessary by preempting others."""
+        in_place = job.uid in self._assignments.retained
+        if not satisfies(grant, place) or not (in_place or self._assignments.is_assignable(job, place)):
             return
-        if self._seats.fits(job, place):
-            self._seats.assign(job, place)
+        if self._assignments.fits(job, place):
+            self._assignments.assign(job, place)
             return
-        loads = self._seats.rest(job, place)
-        if rank >= self._order.granted or len(loads) < len(place.nodes) or self._vain >= VAIN_REPAIRS:
+        loads = self._assignments.additional_loads(job, place)
+        if rank >= self._order.granted or len(loads) < len(place.nodes) or self._failed_attempts >= MAX_FAILED_ATTEMPTS:
             return
-        self._seats.index()
+        self._assignments.index_preemptible()
         for above in (self._order.granted - 1, rank, -1):
-            victims = [self._victims(i, load, above) for i, load in loads]
-            displaced = set[str]().union(*(some for some in victims if some is not None))
-            if None not in victims and self._swap(rank, job, place, displaced):
+            victims = [self._minimal_victims(i, load, above) for i, load in loads]
+            preempted = set[str]().union(*(some for some in victims if some is not None))
+            if None not in victims and self._preempt_and_place(rank, job, place, preempted):
                 return
-        self._vain += 1
+        self._failed_attempts += 1
 
-    def evenly(self, rank: int, job: Job, spreads: Iterable[tuple[int, int]], above: int) -> bool:
-        """Place a grant by taking nodes from placed jobs of rank above a bound, few and unimportant ones.
+    def place_evenly(self, rank: int, job: Job, spreads: Iterable[tuple[int, int]], above: int) -> bool:
+        """Place a job on the first of some spreads by preempting few and unimportant jobs.
 
-        Displaced jobs before it in the order get another place at once, or nothing is changed; those after it get
-        their turn later.
+        Args:
+            rank: the job's rank.
+            job: the job.
+            spreads: (nodes, GPUs per node) to try, in order.
+            above: only jobs of a higher rank than this may be preempted.
+
+        Returns:
+            whether it was placed; if not, nothing is changed.
         """
-        self._seats.index()
-        if self._seats.ranks and self._seats.ranks[-1] > above:
-            types = self._search.types(self._order.grants[rank], job)
+        self._assignments.index_preemptible()
+        if self._assignments.preemptible_ranks and self._assignments.preemptible_ranks[-1] > above:
+            types = self._search.preferred_gpu_types(self._order.grants[rank], job)
             for k, g in spreads:
                 for gpu_type in types:
-                    found = self._vacate(job, k, g, self._among(self._free.matching(job, gpu_type)), above)
+                    found = self._cheapest_nodes(job, k, g, self._in_groups(self._free.matching(job, gpu_type)), above)
                     if found is not None:
-                        numbers, displaced = found
-                        if self._swap(rank, job, Placement(self._free.names(numbers), g, gpu_type), displaced):
+                        numbers, preempted = found
+                        if self._preempt_and_place(
+                            rank, job, Placement(self._free.names(numbers), g, gpu_type), preempted
+                        ):
                             return True
         return False
 
-    def anyhow(self, rank: int, grant: Grant, job: Job, low: int) -> None:
-        """Place it on all of its GPUs or on ``low``, whoever must go for that; not after too many vain searches."""
-        if self._vain >= VAIN_REPAIRS:
+    def place_any_amount(self, rank: int, grant: Grant, job: Job, low: int) -> None:
+        """Place the job on all of its GPUs or on ``low``, whichever jobs lose their placements for it.
+
+        After too many failed attempts nothing is tried.
+        """
+        if self._failed_attempts >= MAX_FAILED_ATTEMPTS:
             return
         served = any(
-            self.evenly(rank, job, job.spreads(gpus), above)
+            self.place_evenly(rank, job, job.spreads(gpus), above)
             for gpus in dict.fromkeys((grant.gpus, low))
             for above in (rank, -1)
         )
-        self._vain += not (served or (self._search.uneven and self._unevenly(rank, grant, job, low)))
+        self._failed_attempts += not (served or (self._search.uneven and self._place_unevenly(rank, grant, job, low)))
 
-    def _unevenly(self, rank: int, grant: Grant, job: Job, low: int) -> bool:
-        """Place it on what becomes free as later jobs are displaced, the least important first."""
-        self._seats.index()
-        known = self._search.forget()
-        displaced: list[tuple[str, Placement]] = []
+    def _place_unevenly(self, rank: int, grant: Grant, job: Job, low: int) -> bool:
+        """Place the job on what becomes free as later jobs are preempted one by one, the least important first.
+
+        Victims that still fit afterwards are put back.
+        """
+        self._assignments.index_preemptible()
+        infeasible = self._search.clear_infeasible()
+        preempted: list[tuple[str, Placement]] = []
         found = False
-        while not found and self._seats.ranks and self._seats.ranks[-1] > rank:
-            uid = self._order.grants[self._seats.ranks[-1]].uid
-            displaced.append((uid, self._seats.release(uid)))
-            self._search.forget()
-            found = any(self._search.amount(grant, job, gpus) for gpus in dict.fromkeys((grant.gpus, low)))
-        for uid, place in reversed(displaced):
-            if not found or self._seats.fits(self._order.job[uid], place):
-                self._seats.assign(self._order.job[uid], place)
+        while not found and self._assignments.preemptible_ranks and self._assignments.preemptible_ranks[-1] > rank:
+            uid = self._order.grants[self._assignments.preemptible_ranks[-1]].uid
+            preempted.append((uid, self._assignments.release(uid)))
+            self._search.clear_infeasible()
+            found = any(self._search.place_amount(grant, job, gpus) for gpus in dict.fromkeys((grant.gpus, low)))
+        for uid, place in reversed(preempted):
+            if not found or self._assignments.fits(self._order.job[uid], place):
+                self._assignments.assign(self._order.job[uid], place)
         if not found:
-            self._search.hopeless = known
+            self._search.known_infeasible = infeasible
         return found
 
-    def _among(self, groups: list[Group]) -> Callable[[int], bool]:
+    def _in_groups(self, groups: list[NodeGroup]) -> Callable[[int], bool]:
         return lambda i: self._free.group[i] in groups
 
-    def _vacate(
-        self, job: Job, k: int, g: int, site: Callable[[int], bool], above: int
+    def _cheapest_nodes(
+        self, job: Job, k: int, g: int, suits: Callable[[int], bool], above: int
     ) -> tuple[list[int], set[str]] | None:
-        """K sites that become free enough by displacing few jobs of rank above a bound, and these jobs.
+        """The k nodes on which g GPUs become free by preempting the fewest jobs of rank above a bound.
 
-        None if there are none. Looks at the nodes of the least important jobs first, and no further once enough
-        sites are found that cost one job each.
+        The nodes of the least important jobs are looked at first, and no further ones once k nodes are found that
+        cost at most one job each.
+
+        Returns:
+            the node numbers, and the uids of the jobs to preempt; None if there are too few such nodes.
         """
         load = Resources.of(job, g)
         costs: list[tuple[int, int, int]] = []
         victims: dict[int, set[str]] = {}
         cheap = 0
-        for i in self._from_the_end(load, above):
-            if i in victims or not site(i):
+        for i in self._candidate_nodes(load, above):
+            if i in victims or not suits(i):
                 continue
             victims[i] = set()
-            needed = self._victims(i, load, above)
+            needed = self._minimal_victims(i, load, above)
             if needed is not None:
                 victims[i] = needed
                 costs.append((len(needed), len(costs), i))
@@ -118,21 +147,21 @@ class PreemptionSearch:
         chosen = [i for _, _, i in sorted(costs)[:k]]
         return chosen, set().union(*(victims[i] for i in chosen))
 
-    def _from_the_end(self, load: Resources, above: int) -> Iterator[int]:
-        """Nodes that fit as they are, then nodes of placed jobs, the least important first; with repetitions."""
+    def _candidate_nodes(self, load: Resources, above: int) -> Iterator[int]:
+        """Nodes on which the load fits as it is, then nodes of placed jobs, the least important first, repeatedly."""
         yield from (i for i in self._free.candidates(self._free.groups, load) if self._free.fits(i, load))
-        for rank in reversed(self._seats.ranks):
+        for rank in reversed(self._assignments.preemptible_ranks):
             if rank <= above:
                 return
-            yield from self._free.numbers(self._seats.placed[self._order.grants[rank].uid])
+            yield from self._free.numbers(self._assignments.placed[self._order.grants[rank].uid])
 
-    def _victims(self, i: int, load: Resources, above: int) -> set[str] | None:
-        """The jobs to take off node i for the load to fit, the least important first; None if it cannot."""
+    def _minimal_victims(self, i: int, load: Resources, above: int) -> set[str] | None:
+        """The uids of the least important jobs that must leave node i for the load to fit; None if it cannot fit."""
         gpus = self._free.gpus[i] - load.gpus
         cpus = self._free.cpus[i] - load.cpus
         memory = self._free.memory[i] - load.memory
         taken: list[tuple[str, Resources]] = []
-        there = self._seats.movable[i]
+        there = self._assignments.preemptible_loads[i]
         for uid in sorted(there, key=self._order.rank.__getitem__, reverse=True):
             if (gpus >= 0 and cpus >= 0 and memory >= 0) or self._order.rank[uid] <= above:
                 break
@@ -142,37 +171,37 @@ class PreemptionSearch:
         if gpus < 0 or cpus < 0 or memory < 0:
             return None
         needed = set()
-        for uid, held in reversed(taken):  # spare the most important that need not go after all
+        for uid, held in reversed(taken):  # put back the most important that fit
             if gpus >= held.gpus and cpus >= held.cpus and memory >= held.memory:
                 gpus, cpus, memory = gpus - held.gpus, cpus - held.cpus, memory - held.memory
             else:
                 needed.add(uid)
         return needed
 
-    def _swap(self, rank: int, job: Job, place: Placement, displaced: set[str]) -> bool:
-        """Give the place to the job, and other places to displaced jobs before it; all of it or nothing."""
-        before = {uid: self._seats.release(uid) for uid in displaced}
-        known = self._search.forget()
-        self._seats.assign(job, place)
+    def _preempt_and_place(self, rank: int, job: Job, place: Placement, preempted: set[str]) -> bool:
+        """Assign the placement to the job, and other placements to preempted jobs before it; all of it or nothing."""
+        before = {uid: self._assignments.release(uid) for uid in preempted}
+        infeasible = self._search.clear_infeasible()
+        self._assignments.assign(job, place)
         moved = []
-        for uid in sorted((uid for uid in displaced if self._order.rank[uid] < rank), key=self._order.rank.__getitem__):
+        for uid in sorted((uid for uid in preempted if self._order.rank[uid] < rank), key=self._order.rank.__getitem__):
             grant, other = self._order.grants[self._order.rank[uid]], self._order.job[uid]
             moved.append(uid)
-            if not self._settled_again(grant, other, before[uid].gpus):
+            if not self._place_again(grant, other, before[uid].gpus):
                 break
         else:
             return True
         for uid in (*moved, job.uid):
-            if uid in self._seats.placed:
-                self._seats.release(uid)
+            if uid in self._assignments.placed:
+                self._assignments.release(uid)
         for uid, there in before.items():
-            self._seats.assign(self._order.job[uid], there)
-        self._search.hopeless = known
+            self._assignments.assign(self._order.job[uid], there)
+        self._search.known_infeasible = infeasible
         return False
 
-    def _settled_again(self, grant: Grant, job: Job, gpus: int) -> bool:
-        """Whether a displaced job has its place still, or another one of that many GPUs."""
-        if self._seats.stay(grant, job):
+    def _place_again(self, grant: Grant, job: Job, gpus: int) -> bool:
+        """Place a preempted job where it was, or on other nodes with that many GPUs; return whether it was placed."""
+        if self._assignments.assign_present(grant, job):
             return True
-        held = job.uid in self._seats.residue
-        return not held and grant.exact is None and self._search.amount(grant, job, gpus)
+        held = job.uid in self._assignments.retained
+        return not held and grant.exact is None and self._search.place_amount(grant, job, gpus)

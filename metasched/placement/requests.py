@@ -1,4 +1,4 @@
-"""What is asked for: grants, most important first."""
+"""The requests of a call of ``place``: grants, most important first, then fallbacks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from metasched.core.model import Grant, Job, Placement, Snapshot
 
 
 class RequestOrder:
-    """Who is to be placed, most important first.
+    """The requests in their order, most important first.
 
     Attributes:
-        grants: the grants, then the fallback.
-        granted: how many of them are grants.
-        rank: by uid, which of them is the job's.
-        job: by uid; hosts may stand for themselves and their guests.
+        grants: the grants, then the fallbacks.
+        granted: the number of grants among them.
+        rank: by uid, the position of the job's request in ``grants``.
+        job: jobs by uid; a host may stand for itself and its guest.
     """
 
     def __init__(self, snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]) -> None:
@@ -27,19 +27,19 @@ class RequestOrder:
                 job = self.job[grant.uid]
                 self.job[grant.uid] = job.evolve(max_nodes=min(grant.max_nodes, job.max_nodes or grant.max_nodes))
 
-    def stand_in(self, job: Job, grant: Grant) -> None:
-        """From here on this is what the job is, and is to have."""
+    def replace_request(self, job: Job, grant: Grant) -> None:
+        """Replace a job and its request, for example by those of a pair."""
         self.job[grant.uid] = job
         self.grants[self.rank[grant.uid]] = grant
 
 
-def least(grant: Grant) -> int:
-    """The fewest GPUs that a grant allows."""
+def least_gpus(grant: Grant) -> int:
+    """The fewest GPUs that satisfy a grant."""
     return grant.gpus if grant.at_least is None else grant.at_least
 
 
-def answers(grant: Grant, place: Placement) -> bool:
-    """Whether holding that place is one of the things that the grant allows."""
+def satisfies(grant: Grant, place: Placement) -> bool:
+    """Whether a placement is one of those that the grant allows, by GPUs, GPU type and number of nodes."""
     if grant.exact is not None:
         return place == grant.exact
     if grant.gpu_type is not None and grant.gpu_type != place.gpu_type:
@@ -47,4 +47,4 @@ def answers(grant: Grant, place: Placement) -> bool:
     if grant.max_nodes is not None and len(place.nodes) > grant.max_nodes:
         return False
     gpus = place.gpus
-    return gpus == grant.gpus or least(grant) <= gpus <= grant.gpus
+    return gpus == grant.gpus or least_gpus(grant) <= gpus <= grant.gpus

@@ -1,4 +1,4 @@
-"""The search for nodes in what is free."""
+"""The search for free nodes, without preemption."""
 
 from __future__ import annotations
 
@@ -10,68 +10,71 @@ from metasched.placement.assignments import Assignments
 from metasched.placement.free_resources import Resources
 
 
-class Search:
-    """Places jobs on what is free.
+class NodeSearch:
+    """Finds free nodes for jobs, and assigns them.
 
     Attributes:
         uneven: whether a job may have more GPUs on one node than on another.
-        hopeless: what was looked for in vain; to be forgotten where something becomes free.
+        known_infeasible: requests for which no nodes were found, to be cleared when resources become free.
     """
 
-    def __init__(self, seats: Assignments, *, uneven: bool) -> None:
-        self.hopeless: set[object] = set()
-        self._free, self._ground, self._assign = seats.free, seats.ground, seats.assign
+    def __init__(self, assignments: Assignments, *, uneven: bool) -> None:
+        self.known_infeasible: set[object] = set()
+        self._free, self._node_index, self._assign = assignments.free, assignments.node_index, assignments.assign
         self.uneven = uneven
 
-    def forget(self) -> set[object]:
-        """Hope again; what was hopeless is given back, to be put back where nothing comes of it."""
-        known, self.hopeless = self.hopeless, set()
-        return known
+    def clear_infeasible(self) -> set[object]:
+        """Clear the cache of infeasible requests and return it, so that a failed attempt can restore it."""
+        infeasible, self.known_infeasible = self.known_infeasible, set()
+        return infeasible
 
-    def kinds(self, grant: Grant, job: Job) -> Sequence[str]:
-        """GPU types that would do."""
-        widest = self._ground.widest
+    def gpu_types(self, grant: Grant, job: Job) -> Sequence[str]:
+        """The GPU types of the cluster that the grant and the job accept."""
+        widest = self._node_index.widest
         if grant.gpu_type is not None:
             return [grant.gpu_type] if grant.gpu_type in widest else []
-        return [kind for kind in job.gpu_types if kind in widest] if job.gpu_types else self._ground.types
+        return [kind for kind in job.gpu_types if kind in widest] if job.gpu_types else self._node_index.types
 
-    def types(self, grant: Grant, job: Job) -> Sequence[str | None]:
-        """The same, that of its present or previous run first; a job without GPUs has the one type None."""
+    def preferred_gpu_types(self, grant: Grant, job: Job) -> Sequence[str | None]:
+        """The same, that of the present or previous run first; the only type of a CPU-only job is None."""
         if not job.gpus:
             return (None,)
-        kinds, before = self.kinds(grant, job), _before(job)
+        kinds, before = self.gpu_types(grant, job), _latest_placement(job)
         if before is None or len(kinds) == 1:
             return kinds
         return sorted(kinds, key=lambda kind: kind != before.gpu_type)
 
-    def amount(self, grant: Grant, job: Job, gpus: int) -> bool:
-        """Place it on that many GPUs, evenly if possible."""
-        if self.anywhere(grant, job, job.spreads(gpus)):
+    def place_amount(self, grant: Grant, job: Job, gpus: int) -> bool:
+        """Place the job on that many free GPUs, evenly if possible; return whether it was placed."""
+        if self.place_first(grant, job, job.spreads(gpus)):
             return True
         if not (self.uneven and gpus) or grant.exact is not None:
             return False
-        for gpu_type in self.types(grant, job):
-            shares = self._unevenly(job, gpus, gpu_type)
+        for gpu_type in self.preferred_gpu_types(grant, job):
+            shares = self._uneven_parts(job, gpus, gpu_type)
             if shares is not None:
                 names = self._free.names(i for i, _ in shares)
                 self._assign(job, Placement(names, 0, gpu_type, tuple(g for _, g in shares)))
                 return True
         return False
 
-    def fewer(self, grant: Grant, job: Job, low: int) -> bool:
-        """Place it on fewer GPUs than its grant's, if that allows it: the largest amount that is at least ``low``.
+    def place_fewer(self, grant: Grant, job: Job, low: int) -> bool:
+        """Place the job on the most GPUs that are fewer than its grant's and at least ``low``, if the grant allows it.
 
-        Spread evenly, all but the grant's least are held to as few nodes as can hold them: seven nodes x one GPU are no
-        gain over one x four.
+        Spread evenly, every amount above the grant's least must be on the fewest nodes that can hold it: seven nodes x
+        one GPU are no gain over one node x four.
+
+        Returns:
+            whether it was placed.
         """
         if grant.at_least is None or grant.at_least >= grant.gpus:
             return False
         low = max(low, grant.at_least)
         if self.uneven:
-            most = max((self._room(job, kind) for kind in self.kinds(grant, job)), default=0)
-            return any(self.amount(grant, job, gpus) for gpus in range(min(grant.gpus - 1, most), low - 1, -1))
-        widest = max([self._ground.widest[kind] for kind in self.kinds(grant, job)], default=0)
-        return self.anywhere(
+            most = max((self._most_uneven(job, kind) for kind in self.gpu_types(grant, job)), default=0)
+            return any(self.place_amount(grant, job, gpus) for gpus in range(min(grant.gpus - 1, most), low - 1, -1))
+        widest = max([self._node_index.widest[kind] for kind in self.gpu_types(grant, job)], default=0)
+        return self.place_first(
             grant,
             job,
             (
@@ -82,41 +85,45 @@ class Search:
             ),
         )
 
-    def anywhere(self, grant: Grant, job: Job, spreads: Iterable[tuple[int, int]]) -> bool:
-        """Place it on the first spread for which there are nodes."""
-        types = self.types(grant, job)
+    def place_first(self, grant: Grant, job: Job, spreads: Iterable[tuple[int, int]]) -> bool:
+        """Place the job on the first of some spreads for which there are nodes; return whether it was placed."""
+        types = self.preferred_gpu_types(grant, job)
         for k, g in spreads:
             for gpu_type in types:
-                numbers = self._find(job, k, g, gpu_type)
+                numbers = self._find_nodes(job, k, g, gpu_type)
                 if numbers is not None:
                     self._assign(job, Placement(self._free.names(numbers), g, gpu_type))
                     return True
         return False
 
-    def _find(self, job: Job, k: int, g: int, gpu_type: str | None) -> list[int] | None:
-        """K nodes with room: first those of the previous run, then those of few racks, then the tightest."""
+    def _find_nodes(self, job: Job, k: int, g: int, gpu_type: str | None) -> list[int] | None:
+        """K nodes with g free GPUs each: those of the previous run first, then on the fewest racks, then the tightest.
+
+        Returns:
+            node numbers; None where there are too few.
+        """
         load = Resources.of(job, g)
         key = (k, load, gpu_type, job.constraints)
-        if key in self.hopeless:
+        if key in self.known_infeasible:
             return None
-        free, groups, before = self._free, self._free.matching(job, gpu_type), _before(job)
+        free, groups, before = self._free, self._free.matching(job, gpu_type), _latest_placement(job)
         chosen = []
         if before is not None:
             chosen = [i for i in free.numbers(before) if free.fits(i, load) and free.group[i] in groups][:k]
             if len(chosen) == k:
                 return chosen
         fitting = (i for i in free.candidates(groups, load) if free.fits(i, load) and i not in chosen)
-        if k > 1 and self._ground.has_racks:
-            chosen = self._by_rack(chosen, list(fitting), k)
+        if k > 1 and self._node_index.has_racks:
+            chosen = self._on_fewest_racks(chosen, list(fitting), k)
         else:
             chosen += islice(fitting, k - len(chosen))
         if len(chosen) < k:
-            self.hopeless.add(key)
+            self.known_infeasible.add(key)
             return None
         return chosen
 
-    def _by_rack(self, chosen: list[int], fitting: list[int], k: int) -> list[int]:
-        """K nodes, the chosen and some that fit (tightest first), on the fewest racks; of racks alike, the fullest."""
+    def _on_fewest_racks(self, chosen: list[int], fitting: list[int], k: int) -> list[int]:
+        """K node numbers, the chosen and some that fit (tightest first), on the fewest racks; of equals the fullest."""
         nodes, racks = self._free.nodes, dict[str | None, list[int]]()
         for i in fitting:
             racks.setdefault(nodes[i].rack, []).append(i)
@@ -130,14 +137,18 @@ class Search:
             found += racks.pop(best)
         return found[:k]
 
-    def _room(self, job: Job, gpu_type: str | None) -> int:
-        """The most GPUs that it could have now, if they may be spread unevenly."""
+    def _most_uneven(self, job: Job, gpu_type: str | None) -> int:
+        """The most free GPUs of a type that the job could have now, spread unevenly."""
         groups = self._free.matching(job, gpu_type)
         units = sorted((max(self._free.units(i, job), 0) for group in groups for i in group.numbers), reverse=True)
         return sum(units[: job.max_nodes if job.nodes is None else job.nodes])
 
-    def _unevenly(self, job: Job, gpus: int, gpu_type: str | None) -> list[tuple[int, int]] | None:
-        """Nodes, and GPUs on each: the freest nodes, until the rest fits on one, and of such nodes the tightest."""
+    def _uneven_parts(self, job: Job, gpus: int, gpu_type: str | None) -> list[tuple[int, int]] | None:
+        """Node numbers, and GPUs on each: the freest nodes, until the rest fits on one, and of such nodes the tightest.
+
+        Returns:
+            None where the nodes cannot hold so many GPUs.
+        """
         free = self._free
         groups = free.matching(job, gpu_type)
         units = sorted(
@@ -162,6 +173,6 @@ class Search:
         return shares if not left and exactly in (None, len(shares)) else None
 
 
-def _before(job: Job) -> Placement | None:
-    """Where it is or was last."""
+def _latest_placement(job: Job) -> Placement | None:
+    """The placement that the job holds, is released for, or held in its previous run."""
     return job.placement or job.released or job.last_placement

@@ -1,48 +1,46 @@
 """One round: a snapshot goes in, targets and reasons come out.
 
-The policy sees only jobs that may start. What the others hold (a job that runs although it must not start again, a job
-that somebody else suspended) is taken off the nodes first, so neither policy nor placement can count on it.
+    schedulable = snapshot without blocked and finished jobs, and without what such jobs still hold
+    decision    = the policy's answer for the schedulable snapshot, checked against the contract
+    placements  = nodes for as much of the decision as the quotas allow
+    while quotas leave some jobs nothing, and those make others wait for free GPUs: decide again without them
+    result      = placements and the allocations of hidden jobs, with a reason for every job
+
+The policy and the placement see only jobs that may start. A job that runs although it must not start again, or that an
+admin suspended, is hidden from them, and its allocation is taken off the nodes first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from metasched.capacity.capacity_pool import without
-from metasched.core.errors import MetaschedError
-from metasched.core.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
+from metasched.capacity.shapes import without_allocations
+from metasched.core.model import Decision, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.retention import continues_without_policy, suspended_by_others
 from metasched.placement import Placements, closing
-from metasched.scheduling.quota_enforcement import place_within, shut_out
+from metasched.scheduling.contract_checks import check_decision
+from metasched.scheduling.quota_enforcement import jobs_without_quota, place_within_quotas
 
-# So often at most the policy is asked again in a round, each time without more jobs that limits leave nothing.
-MOST_DECISIONS = 16
+# The policy is asked again at most this often in a round, each time without more jobs that quotas leave nothing.
+MAX_REPEATED_DECISIONS = 16
 
 CANNOT_STOP = "it runs to its end: it cannot be preempted"
 
 
-class PolicyViolationError(MetaschedError):
-    """A policy's answer breaks the contract."""
-
-    def __init__(self, policy: str, uid: str, rule: str) -> None:
-        super().__init__(f"policy {policy!r}, job {uid}: {rule}")
-        self.policy = policy
-        self.uid = uid
-        self.rule = rule
-
-
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round decided.
+    """The outcome of a round.
 
     Attributes:
-        decision: the policy's answer.
-        state: what the policy carries to the next round.
-        targets: where each job that should run now belongs, most important first.
-        reasons: for every live job, in words, why it runs or waits.
-        co_runners: by uid, the other job on the same GPUs, for both of each pair.
+        decision: the policy's decision.
+        state: the policy's state, for the next round.
+        targets: by uid, the placement that each job should have now, most important job first; other jobs should not
+            run.
+        reasons: by uid, for every live job, why it runs or waits, in words.
+        co_runners: by uid, the other job that should be on the same GPUs, for both jobs of each pair.
     """
 
     decision: Decision
@@ -53,217 +51,103 @@ class RoundResult:
 
 
 def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> RoundResult:
-    """Decide and place one round; ``state`` is None at the first round of a policy.
+    """Decide and place one round, as the module's pseudo-code says.
+
+    Args:
+        snapshot: all jobs and nodes.
+        policy: the policy to ask.
+        state: the policy's state from its last round; None at its first.
 
     Raises:
-        PolicyViolationError: the policy's answer breaks the contract.
+        PolicyViolationError: the policy's decision breaks the contract.
     """
-    view, aside = _view(snapshot)
-    before = state if state is not None else policy.initial_state(view)
-    decision, after, placements, limited = _decide(snapshot, view, policy, before)
-    reasons = {job.uid: words for job, words in aside}
-    for _ in range(MOST_DECISIONS):
-        if not (out := shut_out(snapshot, view, decision, placements)):
+    schedulable, hidden = _schedulable_snapshot(snapshot)
+    before = state if state is not None else policy.initial_state(schedulable)
+    decision, after, placements, limited = _decide(snapshot, schedulable, policy, before)
+    reasons = {job.uid: words for job, words in hidden}
+    for _ in range(MAX_REPEATED_DECISIONS):
+        if not (out := jobs_without_quota(snapshot, schedulable, decision, placements)):
             break
         reasons |= out
-        view = replace(view, jobs=tuple([job for job in view.jobs if job.uid not in out]))
-        decision, _, placements, limited = _decide(snapshot, view, policy, before)  # ``after`` is that of all jobs
+        schedulable = replace(schedulable, jobs=tuple([job for job in schedulable.jobs if job.uid not in out]))
+        # The policy's next state remains the one that it decided upon with all jobs.
+        decision, _, placements, limited = _decide(snapshot, schedulable, policy, before)
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
     for uid, words in limited.items():
         reasons[uid] = f"{reasons[uid]}; {words}"
     for uid, missing in placements.unplaced.items():
         reasons[uid] = f"{reasons[uid]}; {missing}"
-    for uid, missing in closing((job for job in view.jobs if job.uid not in placements.placed), view.nodes).items():
+    unplaced = (job for job in schedulable.jobs if job.uid not in placements.placed)
+    for uid, missing in closing(unplaced, schedulable.nodes).items():
         reasons[uid] = f"{reasons[uid]}; {missing}"
     for uid in placements.placed.keys() - reasons.keys():
         reasons[uid] = CANNOT_STOP
-    kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and _goes_on(job)}
-    targets = {**kept, **placements.placed}
-    shares = {**placements.co_runners, **_still_shared(snapshot, kept, targets)}
-    return RoundResult(decision, after, targets, reasons, shares)
+    retained = {
+        job.uid: job.placement for job, _ in hidden if job.placement is not None and continues_without_policy(job)
+    }
+    targets = {**retained, **placements.placed}
+    co_runners = {**placements.co_runners, **_retained_pairs(snapshot, retained, targets)}
+    return RoundResult(decision, after, targets, reasons, co_runners)
 
 
 def _decide(
-    snapshot: Snapshot, view: Snapshot, policy: Policy, state: PolicyState
+    snapshot: Snapshot, schedulable: Snapshot, policy: Policy, state: PolicyState
 ) -> tuple[Decision, PolicyState, Placements, Mapping[str, str]]:
-    """Decide and place once, for the jobs of a view; the last is what limits took from whom, in words.
+    """Ask the policy, check its decision, and place as much of it as the quotas allow.
+
+    Returns:
+        the decision, the policy's next state, the placements, and by uid, in words, what quotas took from a job.
 
     Raises:
-        PolicyViolationError: the policy's answer breaks the contract.
+        PolicyViolationError: the policy's decision breaks the contract.
     """
-    decision, after = policy.decide(view, state)
-    _check(policy.name, view, decision)
-    return decision, after, *place_within(snapshot, view, decision)
+    decision, after = policy.decide(schedulable, state)
+    check_decision(policy.name, schedulable, decision)
+    return decision, after, *place_within_quotas(snapshot, schedulable, decision)
 
 
 def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
-    """The policy's work beside the rounds, on what it sees of the cluster."""
-    return policy.precompute(_view(snapshot)[0], state)
+    """The result of the policy's long computation between rounds, on the schedulable snapshot; None for none.
+
+    Returns:
+        JSON-compatible data for ``Snapshot.precomputed`` of a later round.
+    """
+    return policy.precompute(_schedulable_snapshot(snapshot)[0], state)
 
 
-def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
-    """What the policy sees, and the live jobs that it does not, each with the reason."""
+def _schedulable_snapshot(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
+    """The snapshot that the policy sees, and the live jobs that are hidden from it, each with the reason."""
     jobs, finished, suspended = snapshot.jobs, Status.FINISHED, Status.SUSPENDED
-    odd = [job for job in jobs if job.blocked is not None or job.status is suspended or job.status is finished]
-    aside = [(job, words) for job in odd if job.status is not finished and (words := _why_aside(job)) is not None]
-    hidden = {job.uid for job in odd if job.status is finished} | {job.uid for job, _ in aside}
-    if not hidden:
-        return snapshot, aside
-    shown = tuple([job for job in jobs if job.uid not in hidden])
-    held = [job for job, _ in aside if _goes_on(job) or job.status is suspended]
-    return replace(snapshot, jobs=shown, nodes=without(snapshot.nodes, held) if held else snapshot.nodes), aside
+    unusual = [job for job in jobs if job.blocked is not None or job.status is suspended or job.status is finished]
+    hidden = [(job, why) for job in unusual if job.status is not finished and (why := _why_hidden(job)) is not None]
+    left_out = {job.uid for job in unusual if job.status is finished} | {job.uid for job, _ in hidden}
+    if not left_out:
+        return snapshot, hidden
+    shown = tuple([job for job in jobs if job.uid not in left_out])
+    holders = [job for job, _ in hidden if continues_without_policy(job) or job.status is suspended]
+    nodes = without_allocations(snapshot.nodes, holders) if holders else snapshot.nodes
+    return replace(snapshot, jobs=shown, nodes=nodes), hidden
 
 
-def _why_aside(job: Job) -> str | None:
-    """Why the policy has no say about the job, if it has none."""
-    if job.status is Status.SUSPENDED and not job.suspended_by_us:
+def _why_hidden(job: Job) -> str | None:
+    """Why the job is hidden from the policy, in words; None where it is not."""
+    if suspended_by_others(job):
         return "somebody else suspended it, and has to resume it"
     return job.blocked
 
 
-def _goes_on(job: Job) -> bool:
-    """Whether a job that was put aside goes on with what it holds: what forbids a start does not end a run."""
-    stays = job.status is Status.RUNNING and job.stop_requested is None
-    return stays or (job.status is Status.SUSPENDED and not job.suspended_by_us)
-
-
-def _still_shared(
-    snapshot: Snapshot, kept: Mapping[str, Placement], targets: Mapping[str, Placement]
+def _retained_pairs(
+    snapshot: Snapshot, retained: Mapping[str, Placement], targets: Mapping[str, Placement]
 ) -> Mapping[str, str]:
-    """The pairs of jobs on the same GPUs of which one was put aside, as long as neither leaves."""
-    shares: dict[str, str] = {}
-    for uid, place_kept in kept.items():
+    """The pairs on the same GPUs of which one job is hidden from the policy, as long as both keep their allocations.
+
+    Returns:
+        by uid, the other job, for both jobs of each pair.
+    """
+    pairs: dict[str, str] = {}
+    for uid, place in retained.items():
         other = snapshot.job[uid].co_runner
-        if other is not None and targets.get(other) == place_kept == snapshot.job[other].placement:
-            shares[uid], shares[other] = other, uid
-    return shares
-
-
-def _check(policy: str, view: Snapshot, decision: Decision) -> None:
-    """Hold a decision against the contract.
-
-    Raises:
-        PolicyViolationError: it breaks it.
-    """
-    grants = (*decision.grants, *decision.fallback)
-    jobs, granted = view.job, {grant.uid: grant for grant in grants}
-    if len(granted) < len(grants) or (granted.keys() ^ decision.waits.keys()) != jobs.keys():
-        _check_uids(policy, view, [*[grant.uid for grant in grants], *decision.waits])
-    can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
-    for grant in grants:
-        job = jobs[grant.uid]
-        broken = _broken_rule(job, grant)
-        if broken is None and (job.preempt is not can_stop or job.status is suspended):
-            broken = _broken_hold(job, grant)
-        if broken is None and (grant.exact is not None or grant.co_runner is not None):
-            broken = _misplaced(view, grant) or _misshared(view, grant, granted)
-        if broken is not None:
-            raise PolicyViolationError(policy, grant.uid, broken)
-    for uid, words in decision.waits.items():
-        if not words:
-            raise PolicyViolationError(policy, uid, "waits without a reason")
-    if view.sharing:
-        _check_pairs(policy, grants)
-
-
-def _check_uids(policy: str, view: Snapshot, uids: Iterable[str]) -> None:
-    """Every job of the view is answered once, except that pinned ones may be left out.
-
-    Raises:
-        PolicyViolationError: not so.
-    """
-    jobs = view.job
-    seen: set[str] = set()
-    for uid in uids:
-        if uid not in jobs:
-            raise PolicyViolationError(policy, uid, "is not a job that may start")
-        if uid in seen:
-            raise PolicyViolationError(policy, uid, "appears twice in the decision")
-        seen.add(uid)
-    if len(seen) < len(jobs):
-        for job in view.jobs:
-            if job.uid not in seen and not job.pinned:
-                raise PolicyViolationError(policy, job.uid, "is missing from the decision")
-
-
-def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
-    """Hosts come before their guests, and nobody is in two pairs.
-
-    Raises:
-        PolicyViolationError: not so.
-    """
-    free: set[str] = set()
-    for grant in grants:
-        if grant.co_runner is None:
-            free.add(grant.uid)
-        elif grant.co_runner in free:
-            free.remove(grant.co_runner)
-        else:
-            rule = f"is to share the GPUs of job {grant.co_runner}, which is not granted before it, or is in a pair"
-            raise PolicyViolationError(policy, grant.uid, rule)
-
-
-def _broken_rule(job: Job, grant: Grant) -> str | None:
-    """The rule of the contract that a grant breaks, in words."""
-    gpus, kind, fewest, low = grant.gpus, grant.gpu_type, job.min_gpus, grant.at_least
-    if not grant.reason:
-        return "is granted without a reason"
-    if not fewest <= gpus <= job.max_gpus:
-        return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
-    if low is not None and not fewest <= low <= gpus:
-        return f"is granted at least {low} GPUs, it takes {fewest} to {gpus}"
-    if kind is not None and (not job.gpus or (job.gpu_types and kind not in job.gpu_types)):
-        return f"is granted GPUs of type {kind}, it accepts {', '.join(job.gpu_types) or 'none'}"
-    if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
-        return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
-    return None
-
-
-def _broken_hold(job: Job, grant: Grant) -> str | None:
-    """The same, where the job may have to keep what it holds."""
-    held = job.placement
-    if held is None or not (job.status is Status.SUSPENDED or job.pinned):
-        return None
-    least = grant.gpus if grant.at_least is None else grant.at_least
-    if not least <= held.gpus <= grant.gpus or grant.gpu_type not in (None, held.gpu_type):
-        return f"is granted other than the {held.gpus} GPUs that it must keep"
-    if grant.exact not in (None, held):
-        return "is granted another place than the one that it must keep"
-    return None
-
-
-def _misplaced(view: Snapshot, grant: Grant) -> str | None:
-    """What is wrong with the place that a grant prescribes, in words."""
-    exact, job = grant.exact, view.job[grant.uid]
-    if exact is None:
-        return None
-    if (exact.gpus, exact.gpu_type) != (grant.gpus, grant.gpu_type) or grant.at_least not in (None, grant.gpus):
-        return (
-            f"is granted {grant.gpus} GPUs of type {grant.gpu_type}, and a place with {exact.gpus} of {exact.gpu_type}"
-        )
-    if len(set(exact.nodes)) < len(exact.nodes) or (job.gpus and min(exact.spread, default=0) < 1):
-        return "is granted a place with a node twice, or without GPUs"
-    if exact.uneven and not view.uneven:
-        return "is granted an uneven place, which this cluster cannot realise"
-    k, asked = len(exact.nodes), job.nodes if job.gpus else job.nodes or 1
-    if asked not in (None, k) or (job.max_nodes is not None and k > job.max_nodes):
-        return (
-            f"is granted a place on {k} nodes, it takes {'at most ' if asked is None else ''}{asked or job.max_nodes}"
-        )
-    return None
-
-
-def _misshared(view: Snapshot, grant: Grant, granted: Mapping[str, Grant]) -> str | None:
-    """What is wrong with the job whose GPUs a grant is to share, in words."""
-    if grant.co_runner is None:
-        return None
-    host = granted.get(grant.co_runner)
-    if not view.sharing:
-        return "is to share GPUs, which this cluster cannot realise"
-    if not grant.gpus or host is None or host.gpus != grant.gpus:
-        return f"is to share the GPUs of job {grant.co_runner}, which is not granted the same {grant.gpus} GPUs"
-    kinds, places = {grant.gpu_type, host.gpu_type} - {None}, {grant.exact, host.exact} - {None}
-    if len(kinds) > 1 or len(places) > 1:
-        return f"is to share the GPUs of job {grant.co_runner}, which is granted others"
-    return None
+        if other is not None and targets.get(other) == place == snapshot.job[other].placement:
+            pairs[uid], pairs[other] = other, uid
+    return pairs

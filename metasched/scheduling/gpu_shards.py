@@ -1,7 +1,7 @@
-"""Which GPU of a node each job sits on, and which one Slurm gives to the next that asks for a part of one.
+"""GPU shards: which GPU of a node each job has a shard of, and which GPU Slurm assigns to the next job. Pure.
 
-Nobody can tell Slurm which GPU to take. It takes the first of a node that has enough shards free, in the order of their
-indices: not the one that is in use already. Pure.
+Slurm cannot be told which GPU to assign. It assigns the first GPU of a node that has enough free shards, in the order
+of the GPUs' indices, whether the GPU is in use already or not.
 """
 
 from __future__ import annotations
@@ -13,52 +13,53 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class GpuShards:
-    """A look at the GPUs of a cluster in which Slurm gives away parts of them.
+    """The GPU shards of a cluster, as Slurm shows them at one poll.
 
     Attributes:
-        per_gpu: shards of each GPU; even, and one of two jobs on a GPU has half of them.
-        free: by node, shards that are free of each of its GPUs, in the order of their indices.
-        held: by uid, by node, the GPU that one of our jobs has a part of.
-        unsettled: nodes where jobs are just giving GPUs back: Slurm does not tell which.
-        doubled: those of ours that have a part of a GPU which another job has whole.
-        forgets: whether Slurm takes a GPU for free as soon as the first of two jobs on it has ended, and gives it to
-            the next job that asks for whole GPUs (seen on 22.05, corrected in 23.02). Its count of shards stays right.
+        per_gpu: shards of each GPU, an even number; each of two jobs on a GPU has half of them.
+        free: by node, the free shards of each of its GPUs, by the GPUs' indices.
+        held: by uid of our jobs, by node, the index of the GPU that the job has a half of.
+        unsettled: names of nodes where jobs are giving GPUs back: Slurm does not tell which GPUs.
+        overlapping: uids of our jobs that have a half of a GPU which another job has whole.
+        assigns_half_free: whether Slurm counts a GPU as free as soon as the first of two jobs on it has ended, and
+            assigns it to the next job that asks for whole GPUs (observed in 22.05, corrected in 23.02). Its count of
+            shards remains right.
     """
 
     per_gpu: int
     free: Mapping[str, tuple[int, ...]]
     held: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     unsettled: frozenset[str] = frozenset()
-    doubled: frozenset[str] = frozenset()
-    forgets: bool = False
+    overlapping: frozenset[str] = frozenset()
+    assigns_half_free: bool = False
 
     @property
     def half(self) -> int:
-        """Shards of one of two jobs on a GPU."""
+        """The number of shards that each of two jobs on a GPU has."""
         return self.per_gpu // 2
 
-    def first(self, node: str) -> int | None:
-        """The GPU on which a job of half a GPU would land now; None where none has room."""
+    def next_half(self, node: str) -> int | None:
+        """The index of the GPU of which Slurm would assign a half now; None where no GPU has a free half."""
         return next((gpu for gpu, free in enumerate(self.free.get(node, ())) if free >= self.half), None)
 
     def is_empty(self, node: str, gpu: int) -> bool:
-        """Whether nobody has a part of a GPU."""
+        """Whether no job has a shard of a GPU."""
         return self.free[node][gpu] == self.per_gpu
 
     def next_whole(self, node: str, gpus: int) -> tuple[int, ...]:
-        """The GPUs that a job would get which asks for so many whole ones, as far as there are any."""
-        free = (self.per_gpu, self.half) if self.forgets else (self.per_gpu,)
+        """The indices of the GPUs that Slurm would assign to a job that asks for whole ones, as many as there are."""
+        free = (self.per_gpu, self.half) if self.assigns_half_free else (self.per_gpu,)
         return tuple(gpu for gpu, shards in enumerate(self.free.get(node, ())) if shards in free)[:gpus]
 
-    def on(self, node: str, gpu: int) -> tuple[str, ...]:
-        """Who of ours has a part of a GPU."""
-        return tuple(uid for uid, seats in self.held.items() if seats.get(node) == gpu)
+    def holders(self, node: str, gpu: int) -> tuple[str, ...]:
+        """The uids of our jobs that have a half of a GPU."""
+        return tuple(uid for uid, gpus in self.held.items() if gpus.get(node) == gpu)
 
     @cached_property
-    def couples(self) -> Mapping[str, str]:
-        """By uid, the other of ours on the very same GPUs, for both of each two."""
-        there: dict[tuple[tuple[str, int], ...], list[str]] = {}
-        for uid, seats in self.held.items():
-            there.setdefault(tuple(sorted(seats.items())), []).append(uid)
-        two = [uids for uids in there.values() if len(uids) == 2]  # noqa: PLR2004  a couple
+    def co_runners(self) -> Mapping[str, str]:
+        """By uid of our jobs, the other job on the same GPUs, for both jobs of each pair."""
+        by_gpus: dict[tuple[tuple[str, int], ...], list[str]] = {}
+        for uid, gpus in self.held.items():
+            by_gpus.setdefault(tuple(sorted(gpus.items())), []).append(uid)
+        two = [uids for uids in by_gpus.values() if len(uids) == 2]  # noqa: PLR2004  a pair
         return {uid: other for one, another in two for uid, other in ((one, another), (another, one))}

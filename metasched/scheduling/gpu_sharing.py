@@ -1,8 +1,17 @@
-"""Two jobs on one GPU: when they may start, who must leave, and whose turn it is. Pure.
+"""GPU sharing: when the two jobs of a pair may start, which jobs must restart, and whose time slice it is. Pure.
 
-Slurm chooses the GPU itself (``metasched/seats.py``). So two jobs that are to share start together, on a node where no
-GPU is half free; or one joins the other where Slurm would put it on that very GPU. Where Slurm would not, somebody has
-to restart. A job whose partner leaves or changes keeps what it holds.
+Slurm chooses the GPU itself (``gpu_shards.py``), so a pair gets onto one GPU in one of two ways:
+
+    both jobs wait: start them in one poll, where the next half that Slurm assigns is of an empty GPU
+    one job runs on half GPUs: start the other where the next half is the other half of those GPUs
+    neither is possible: a job restarts that is in the way, or that its co-runner cannot get to
+
+A job whose co-runner ends or changes keeps its GPUs. Pairs in time slices (Gandiva, OSDI 2018, section 3.1):
+
+    both run: suspend the one with more attained service
+    one is paused: after ``slice_seconds``, suspend the other and resume it
+    both are paused: resume the one that was suspended first
+    the pair is dissolved: resume the paused job, since a suspended job cannot be stopped
 """
 
 from __future__ import annotations
@@ -10,232 +19,238 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from metasched.core.model import Action, Job, Placement, Preempt, Resume, Snapshot, Status, Suspend
+from metasched.core.model import Action, Job, Placement, Resume, Snapshot, Status, Suspend
+from metasched.core.retention import holds_without_stop, is_blocked_from_start, is_stoppable_at, is_vacating
 from metasched.scheduling.gpu_shards import GpuShards
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSharing:
-    """Who should share GPUs, and who does.
+    """The pairs of jobs that should share GPUs, and the GPU shards that jobs hold.
 
     Attributes:
-        partners: by uid, the other job that should be on the same GPUs, for both of each pair.
-        time_slicing: the jobs of pairs of which only one should run at a time.
-        seats: who sits where; None where Slurm gives away whole GPUs only.
+        partners: by uid, the other job that should be on the same GPUs, for both jobs of each pair.
+        time_slicing: uids of the jobs of pairs of which only one should run at a time.
+        shards: the GPU shards of the cluster; None where Slurm assigns whole GPUs only.
     """
 
     partners: Mapping[str, str] = field(default_factory=dict)
     time_slicing: frozenset[str] = frozenset()
-    seats: GpuShards | None = None
+    shards: GpuShards | None = None
 
 
 class GpuSharingPlan:
-    """What sharing asks of one poll's plan.
+    """The part of one poll's plan that is due to GPU sharing.
 
     Args:
-        snapshot: what is.
-        targets: where each job that should run belongs, most important first.
-        shares: who should share, and who does.
-        slice_seconds: how long a turn lasts where two jobs take turns.
+        snapshot: jobs and nodes as observed.
+        targets: by uid, the placement that each job should have, most important job first.
+        sharing: the pairs that should share GPUs, and the shards that jobs hold.
+        slice_seconds: the length of a time slice.
 
     Attributes:
-        leave: by uid, why a job must leave though its place is right, in words.
-        turns: what those who take turns are to do now.
-        resting: the suspended jobs of those who take turns.
+        restarts: by uid, why a job on its target placement must restart, in words.
+        slice_actions: by uid, the suspensions and resumptions that time slices require now.
+        paused: uids of the jobs of time-sliced pairs that are suspended.
     """
 
     def __init__(
-        self, snapshot: Snapshot, targets: Mapping[str, Placement], shares: GpuSharing, slice_seconds: float
+        self, snapshot: Snapshot, targets: Mapping[str, Placement], sharing: GpuSharing, slice_seconds: float
     ) -> None:
         self._snapshot = snapshot
         self._targets = targets
-        self._shares = shares
+        self._sharing = sharing
         self._slice_seconds = slice_seconds
         self._rank = {uid: rank for rank, uid in enumerate(targets)}
-        self._given: set[str] = set()  # nodes on which a pair starts in this poll
-        self._pairs: set[frozenset[str]] = set()  # that do
-        self.leave: dict[str, str] = {}
-        self.turns: dict[str, Action] = {}
-        self.resting: set[str] = set()
-        if shares.seats is not None:
-            self.leave.update(self._who_leaves(shares.seats))
-            self.turns.update((action.uid, action) for action in self._turns(shares.seats))
+        self._starting_nodes: set[str] = set()  # nodes on which a pair starts in this poll
+        self._starting_pairs: set[frozenset[str]] = set()  # pairs that start in this poll
+        self.restarts: dict[str, str] = {}
+        self.slice_actions: dict[str, Action] = {}
+        self.paused: set[str] = set()
+        if sharing.shards is not None:
+            self.restarts.update(self._find_restarts(sharing.shards))
+            self.slice_actions.update((action.uid, action) for action in self._slice_actions(sharing.shards))
 
     def partner(self, job: Job) -> Job | None:
-        """The job that it is to share its GPUs with, if both are to run, and still live."""
-        other = self._snapshot.job.get(self._shares.partners.get(job.uid, ""))
-        if other is None or self._shares.seats is None or (other.blocked is not None and not other.active):
+        """The other job that should be on the job's GPUs, if both jobs should run there and neither is blocked."""
+        other = self._snapshot.job.get(self._sharing.partners.get(job.uid, ""))
+        if other is None or self._sharing.shards is None or is_blocked_from_start(other):
             return None
         return other if self._targets.get(job.uid) == self._targets.get(other.uid) is not None else None
 
     def may_start(self, job: Job, place: Placement) -> bool:
-        """Whether Slurm would put it on the right GPU if it were released now."""
-        other, seats = self.partner(job), self._shares.seats
-        if seats is None:
+        """Whether Slurm would assign the right GPUs to a job if it were released for a placement now."""
+        other, shards = self.partner(job), self._sharing.shards
+        if shards is None:
             return True
         if other is None:
-            return not any(self._taken_for_free(seats, job, place))
+            return not any(self._half_free_as_whole(shards, job, place))
         pair = frozenset((job.uid, other.uid))
-        if pair in self._pairs:
+        if pair in self._starting_pairs:
             return True
         nodes = set(place.nodes)
-        if nodes & (self._given | seats.unsettled) or any(self._moves(there, nodes, pair) for there in self._parts()):
+        if nodes & (self._starting_nodes | shards.unsettled):
+            return False
+        if any(self._comes_or_goes(job, nodes, pair) for job in self._snapshot.jobs if job.half_gpus):
             return False
         if other.active:
-            ready = self._sits(other, place) and self._joins(seats, other.uid)
+            ready = self._holds_half(other, place) and self._lands_on_gpu_of(shards, other.uid)
         else:
-            ready = other.status in (Status.HELD, Status.QUEUED) and self._land_alone(seats, nodes)
+            ready = other.status in (Status.HELD, Status.QUEUED) and self._land_on_empty_gpus(shards, nodes)
         if ready:
-            self._given |= nodes
-            self._pairs.add(pair)
+            self._starting_nodes |= nodes
+            self._starting_pairs.add(pair)
         return ready
 
-    def _parts(self) -> Iterator[Job]:
-        return (job for job in self._snapshot.jobs if job.half_gpus)
-
     @staticmethod
-    def _moves(job: Job, nodes: set[str], pair: frozenset[str]) -> bool:
-        """Whether a job that has a part of a GPU comes to one of the nodes, or leaves it."""
+    def _comes_or_goes(job: Job, nodes: set[str], pair: frozenset[str]) -> bool:
+        """Whether a job on half GPUs, not of the pair, is about to start on, or is vacating, one of the nodes."""
         if job.status is Status.QUEUED:
             return job.uid not in pair and job.released is not None and not nodes.isdisjoint(job.released.nodes)
-        leaves = job.status is Status.STOPPING or job.stop_requested is not None
-        return leaves and job.placement is not None and not nodes.isdisjoint(job.placement.nodes)
+        return is_vacating(job) and job.placement is not None and not nodes.isdisjoint(job.placement.nodes)
 
-    def _sits(self, job: Job, place: Placement) -> bool:
-        """Whether it has its part of the place, and stays."""
-        up = job.status in (Status.RUNNING, Status.SUSPENDED) and job.stop_requested is None
-        return up and job.half_gpus and job.placement == place and job.uid not in self.leave
+    def _holds_half(self, job: Job, place: Placement) -> bool:
+        """Whether a job holds half of each GPU of a placement, and goes on holding it."""
+        shares = job.half_gpus and job.placement == place and job.uid not in self.restarts
+        return shares and holds_without_stop(job)
 
-    def _joins(self, seats: GpuShards, uid: str) -> bool:
-        """Whether a job that is released now lands beside that one: its GPU is the first with room, and stays so.
+    def _lands_on_gpu_of(self, shards: GpuShards, uid: str) -> bool:
+        """Whether a job that is released now gets the other halves of a job's GPUs.
 
-        A GPU before it that becomes free in the meantime would be taken instead.
+        On each node, that GPU has to be the first with a free half, and no job may be vacating the node: a GPU with a
+        lower index that became free would be assigned instead.
         """
-        held = seats.held.get(uid, {})
-        leaving = {
+        held = shards.held.get(uid, {})
+        vacating = {
             node
             for job in self._snapshot.jobs
             if job.placement is not None and job.stop_requested is not None
             for node in job.placement.nodes
         }
-        return bool(held) and all(seats.first(node) == gpu and node not in leaving for node, gpu in held.items())
+        return bool(held) and all(shards.next_half(node) == gpu and node not in vacating for node, gpu in held.items())
 
     @staticmethod
-    def _land_alone(seats: GpuShards, nodes: set[str]) -> bool:
-        """Whether the next part that is given away on each of the nodes is one of a GPU that nobody has."""
-        return all((gpu := seats.first(node)) is None or seats.is_empty(node, gpu) for node in nodes)
+    def _land_on_empty_gpus(shards: GpuShards, nodes: set[str]) -> bool:
+        """Whether the next half that Slurm assigns on each of the nodes is one of an empty GPU."""
+        return all((gpu := shards.next_half(node)) is None or shards.is_empty(node, gpu) for node in nodes)
 
-    # -- who must leave ---------------------------------------------------------------------------------------------
+    # -- restarts ----------------------------------------------------------------------------------------------------
 
-    def _stays(self, uid: str) -> bool:
-        """Whether a job runs where it belongs, could be stopped, and has not been asked to."""
+    def _is_stoppable(self, uid: str) -> bool:
+        """Whether a job has its target placement, and could be asked to stop there."""
         job = self._snapshot.job.get(uid)
-        if job is None or job.placement is None or job.placement != self._targets.get(uid):
-            return False
-        up = job.status is Status.RUNNING or (job.status is Status.SUSPENDED and job.suspended_by_us)
-        return up and job.stop_requested is None and job.preempt is Preempt.CHECKPOINT
+        return job is not None and is_stoppable_at(job, self._targets.get(uid))
 
-    def _last(self, *uids: str) -> str:
-        """The least important."""
+    def _least_important(self, *uids: str) -> str:
+        """The uid of the least important of some jobs."""
         return max(uids, key=lambda uid: (self._rank.get(uid, len(self._rank)), uid))
 
-    def _who_leaves(self, seats: GpuShards) -> Iterator[tuple[str, str]]:
+    def _find_restarts(self, shards: GpuShards) -> Iterator[tuple[str, str]]:
         jobs = self._snapshot.job
-        yield from ((uid, "Slurm has given its GPU to another job") for uid in seats.doubled if self._stays(uid))
-        for uid, other in seats.couples.items():
-            if uid < other and self._stays(uid) and self._stays(other):
-                yield from self._parted(jobs[uid], jobs[other])
+        yield from (
+            (uid, "Slurm has given its GPU to another job") for uid in shards.overlapping if self._is_stoppable(uid)
+        )
+        for uid, other in shards.co_runners.items():
+            if uid < other and self._is_stoppable(uid) and self._is_stoppable(other):
+                yield from self._separated(jobs[uid], jobs[other])
         for uid in self._targets:
             job = jobs.get(uid)
             other_job = None if job is None else self.partner(job)
             if job is not None and job.status is Status.HELD and other_job is None:
-                yield from self._before_whole(seats, job)
+                yield from self._on_half_free_as_whole(shards, job)
             if job is None or other_job is None:
                 continue
-            if self._stays(uid):
-                yield from self._unfit(seats, job, other_job)
+            if self._is_stoppable(uid):
+                yield from self._unreachable_by_co_runner(shards, job, other_job)
             elif job.status is Status.HELD and other_job.status is Status.HELD and job.uid < other_job.uid:
-                yield from self._in_the_way(seats, job)
+                yield from self._on_next_half_gpus(shards, job)
 
-    def _parted(self, one: Job, other: Job) -> Iterator[tuple[str, str]]:
-        """Two on one GPU that are not to be: who has another partner to come stays, if only one has."""
+    def _separated(self, one: Job, other: Job) -> Iterator[tuple[str, str]]:
+        """The restart of one of two jobs on the same GPUs that should not share them.
+
+        A job that awaits another co-runner goes on, if only one of the two does.
+        """
         if self.partner(one) is other:
             return
-        lonely = [job.uid for job in (one, other) if self.partner(job) is None]
-        goes = lonely[0] if len(lonely) == 1 else self._last(one.uid, other.uid)
-        stays = other if goes == one.uid else one
-        yield goes, f"no longer shares the GPU of job {stays.slurm_job_id}"
+        single = [job.uid for job in (one, other) if self.partner(job) is None]
+        restarts = single[0] if len(single) == 1 else self._least_important(one.uid, other.uid)
+        stays = other if restarts == one.uid else one
+        yield restarts, f"no longer shares the GPU of job {stays.slurm_job_id}"
 
-    def _unfit(self, seats: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, str]]:
-        """A job that runs where its pair is to be, if the other cannot come to it."""
+    def _unreachable_by_co_runner(self, shards: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, str]]:
+        """The restart of a job on the GPUs of its pair, if Slurm would not assign the other halves to its co-runner."""
         if not job.half_gpus:
             yield job.uid, f"is to share its GPU with job {other.slurm_job_id}, and has the whole of it"
-        elif self._stays(other.uid):
+        elif self._is_stoppable(other.uid):
             if (
                 other.half_gpus
-                and seats.couples.get(job.uid) != other.uid
-                and self._last(job.uid, other.uid) == job.uid
+                and shards.co_runners.get(job.uid) != other.uid
+                and self._least_important(job.uid, other.uid) == job.uid
             ):
                 yield job.uid, f"is to share the GPU of job {other.slurm_job_id}, and sits on another"
-        elif not other.active and job.placement is not None and seats.unsettled.isdisjoint(job.placement.nodes):
-            for node, gpu in seats.held.get(job.uid, {}).items():
-                lower = seats.first(node)
-                strange = seats.free[node][gpu] < seats.half and len(seats.on(node, gpu)) == 1
-                if (lower is not None and lower < gpu) or strange:
+        elif not other.active and job.placement is not None and shards.unsettled.isdisjoint(job.placement.nodes):
+            for node, gpu in shards.held.get(job.uid, {}).items():
+                lower = shards.next_half(node)
+                held_by_stranger = shards.free[node][gpu] < shards.half and len(shards.holders(node, gpu)) == 1
+                if (lower is not None and lower < gpu) or held_by_stranger:
                     yield job.uid, f"is to share a GPU with job {other.slurm_job_id}, which could not come to this one"
                     return
 
-    def _in_the_way(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
-        """Who has half a GPU on which Slurm would put one of a new pair."""
+    def _on_next_half_gpus(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
+        """Restarts of single jobs whose other half GPU Slurm would assign to a job of a new pair."""
         for node in self._targets[job.uid].nodes:
-            gpu = seats.first(node)
-            if node in seats.unsettled or gpu is None or seats.is_empty(node, gpu):
+            gpu = shards.next_half(node)
+            if node in shards.unsettled or gpu is None or shards.is_empty(node, gpu):
                 continue
-            for uid in seats.on(node, gpu):
-                if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
+            for uid in shards.holders(node, gpu):
+                if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
                     yield uid, f"has half a GPU, on which Slurm would put job {job.slurm_job_id}"
 
     @staticmethod
-    def _taken_for_free(seats: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
-        """The half free GPUs that Slurm would give to a job which asks for whole ones, if it forgets the other half."""
-        if job.gpus > 0 and job.whole_gpus and seats.forgets:
+    def _half_free_as_whole(shards: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
+        """The GPUs with a half in use that Slurm would wrongly assign to a job that asks for whole GPUs.
+
+        Returns:
+            pairs of a node's name and a GPU's index.
+        """
+        if job.gpus > 0 and job.whole_gpus and shards.assigns_half_free:
             for node, gpus in place.node_gpus:
-                for gpu in seats.next_whole(node, gpus):
-                    if not seats.is_empty(node, gpu):
+                for gpu in shards.next_whole(node, gpus):
+                    if not shards.is_empty(node, gpu):
                         yield node, gpu
 
-    def _before_whole(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
-        """Who has half a GPU that Slurm would give to a job which asks for whole ones."""
-        for node, gpu in self._taken_for_free(seats, job, self._targets[job.uid]):
-            for uid in seats.on(node, gpu):
-                if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
+    def _on_half_free_as_whole(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
+        """Restarts of single jobs with half a GPU that Slurm would wrongly assign to a job that asks for whole GPUs."""
+        for node, gpu in self._half_free_as_whole(shards, job, self._targets[job.uid]):
+            for uid in shards.holders(node, gpu):
+                if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
                     yield uid, f"has half a GPU, which Slurm would give to job {job.slurm_job_id}"
 
-    # -- turns -------------------------------------------------------------------------------------------------------
+    # -- time slices ----------------------------------------------------------------------------------------------------
 
-    def _turns(self, seats: GpuShards) -> Iterator[Action]:
+    def _slice_actions(self, shards: GpuShards) -> Iterator[Action]:
         jobs = self._snapshot.job
-        for uid, other_uid in seats.couples.items():
-            if uid > other_uid or not {uid, other_uid} <= self._shares.time_slicing:
+        for uid, other_uid in shards.co_runners.items():
+            if uid > other_uid or not {uid, other_uid} <= self._sharing.time_slicing:
                 continue
-            leaves = uid in self.leave or other_uid in self.leave
-            if leaves or not (self._stays(uid) and self._stays(other_uid)):
+            restarts = uid in self.restarts or other_uid in self.restarts
+            if restarts or not (self._is_stoppable(uid) and self._is_stoppable(other_uid)):
                 continue
             one, other = jobs[uid], jobs[other_uid]
             if self.partner(one) is other:
-                yield from self._turn(one, other)
+                yield from self._next_slice(one, other)
 
-    def _turn(self, one: Job, other: Job) -> Iterator[Action]:
-        """What two that take turns are to do now, so that exactly one of them runs."""
-        rests = [job for job in (one, other) if job.status is Status.SUSPENDED]
-        self.resting.update(job.uid for job in rests)
-        if not rests:
+    def _next_slice(self, one: Job, other: Job) -> Iterator[Action]:
+        """The suspensions and resumptions after which exactly one job of a pair runs."""
+        paused = [job for job in (one, other) if job.status is Status.SUSPENDED]
+        self.paused.update(job.uid for job in paused)
+        if not paused:
             had_more = max((one, other), key=lambda job: (job.attained_service, self._rank.get(job.uid, 0)))
             yield Suspend(had_more.uid, f"takes turns with job {(other if had_more is one else one).slurm_job_id}")
             return
-        waits = min(rests, key=lambda job: job.suspended_at or 0.0)
+        waits = min(paused, key=lambda job: job.suspended_at or 0.0)
         runs = other if waits is one else one
-        if len(rests) > 1:
+        if len(paused) > 1:
             yield Resume(waits.uid, f"its turn: job {runs.slurm_job_id} rests, too")
         elif self._snapshot.now - (waits.suspended_at or 0.0) >= self._slice_seconds:
             yield Suspend(runs.uid, f"the turn of job {waits.slurm_job_id}")

@@ -1,7 +1,7 @@
-"""What runs and what should run -> the actions that are missing now.
+"""The plan: the actions that are missing now between the observed jobs and their targets. Pure.
 
-The plan is a function of what is observed, not of what was done before: it is asked at every poll, and any of its
-actions may be lost or done twice. Successors are queued on their GPUs before the jobs that hold them are stopped: Slurm
+The plan is a function of what is observed, not of earlier actions. It is made at every poll, and each of its actions
+may be lost or done twice. Successors are queued on their GPUs before the jobs that hold these GPUs are stopped: Slurm
 starts a queued job within a tenth of a second of its GPUs becoming free, and needs up to a second otherwise.
 """
 
@@ -32,12 +32,12 @@ ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resum
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Patience, in seconds.
+    """How long the plan waits for runs and for Slurm, in seconds.
 
     Attributes:
-        grace_seconds: for a run to answer a stop.
-        start_seconds: for a released job to start once its nodes are not held by jobs that have to leave them.
-        slice_seconds: the length of a turn where two jobs take turns on a GPU.
+        grace_seconds: time for a run to answer a request to stop.
+        start_seconds: time for a released job to start once no job is vacating its nodes.
+        slice_seconds: length of a time slice of two jobs on the same GPUs.
     """
 
     grace_seconds: float
@@ -45,26 +45,26 @@ class Timeouts:
     slice_seconds: float = 60.0
 
 
-NOBODY_SHARES = GpuSharing()
+NO_SHARING = GpuSharing()
 
 
 def plan(
     snapshot: Snapshot,
     targets: Mapping[str, Placement],
-    limits: Timeouts,
-    shares: GpuSharing = NOBODY_SHARES,
+    timeouts: Timeouts,
+    sharing: GpuSharing = NO_SHARING,
     unsent: Collection[str] = (),
 ) -> tuple[Action, ...]:
     """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
 
     Args:
-        snapshot: what is.
-        targets: where each job that should run now belongs, most important first; other jobs should not run.
-        limits: how long to wait for whom.
-        shares: who should share GPUs, and who does.
-        unsent: uids of jobs whose stop may not have reached Slurm.
+        snapshot: jobs and nodes as observed.
+        targets: by uid, the placement that each job should have now, most important first; other jobs should not run.
+        timeouts: how long to wait for runs and for Slurm.
+        sharing: the pairs that should share GPUs, and the shards that jobs hold.
+        unsent: uids of jobs whose request to stop may not have reached Slurm.
     """
-    planner = _Planner(snapshot, targets, limits, shares, unsent)
+    planner = _Planner(snapshot, targets, timeouts, sharing, unsent)
     last = len(targets)
     rank = {uid: i for i, uid in enumerate(targets)}
     jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
@@ -80,31 +80,31 @@ class _Planner:
         self,
         snapshot: Snapshot,
         targets: Mapping[str, Placement],
-        limits: Timeouts,
-        shares: GpuSharing,
+        timeouts: Timeouts,
+        sharing: GpuSharing,
         unsent: Collection[str],
     ) -> None:
         self.unsent = unsent
-        self.sharing = GpuSharingPlan(snapshot, targets, shares, limits.slice_seconds)
+        self.sharing = GpuSharingPlan(snapshot, targets, sharing, timeouts.slice_seconds)
         self.now = snapshot.now
         self.targets = targets
-        self.limits = limits
+        self.timeouts = timeouts
         self.busy_cpus: dict[str, int] = {}
-        self.leaving: set[str] = set()
-        self.heirs: dict[str, list[str]] = {}
+        self.vacating: set[str] = set()
+        self.successors: dict[str, list[str]] = {}
         self.cpus = {node.name: node.cpus for node in snapshot.nodes}
         for job in snapshot.jobs:
             target = targets.get(job.uid)
             if job.placement is not None and job.status in (Status.RUNNING, Status.STOPPING):
                 self._occupy(job, job.placement)
                 if job.status is Status.STOPPING or job.placement != target:
-                    self.leaving.update(job.placement.nodes)
+                    self.vacating.update(job.placement.nodes)
             if target is not None and target != job.placement:
                 for node in target.nodes:
-                    self.heirs.setdefault(node, []).append(job.slurm_job_id)
+                    self.successors.setdefault(node, []).append(job.slurm_job_id)
 
     def missing(self, job: Job) -> Action | None:
-        """What this job lacks now."""
+        """The action that is missing for one job now; None for none."""
         target = self.targets.get(job.uid)
         match job.status:
             case Status.HELD:
@@ -137,12 +137,12 @@ class _Planner:
         if (changed := self._released_otherwise(job, target)) is not None:
             return HoldJob(job.uid, changed)
         waited = self.now - job.released_at if job.released_at is not None else 0.0
-        if waited > self.limits.start_seconds and self.leaving.isdisjoint(target.nodes):
-            return HoldJob(job.uid, f"it did not start within {self.limits.start_seconds:g} s")
+        if waited > self.timeouts.start_seconds and self.vacating.isdisjoint(target.nodes):
+            return HoldJob(job.uid, f"it did not start within {self.timeouts.start_seconds:g} s")
         return None
 
     def _released_otherwise(self, job: Job, target: Placement) -> str | None:
-        """What it was released for, if that is not what it is to have now, in words."""
+        """What a queued job should have instead of what it was released for, in words; None where nothing changed."""
         if job.released != target:
             return f"its place is now {_describe(target)}"
         if job.half_gpus != (self.sharing.partner(job) is not None):
@@ -151,27 +151,29 @@ class _Planner:
 
     def _running(self, job: Job, target: Placement | None) -> Action | None:
         if job.preempt is Preempt.SUSPEND and job.gpus == 0:
-            return Suspend(job.uid, self._why(job, target)) if target is None else None
+            return Suspend(job.uid, self._why_stopped(job, target)) if target is None else None
         if job.preempt is not Preempt.CHECKPOINT:
             return None
-        leaves = self._why(job, target) if job.placement != target else self.sharing.leave.get(job.uid)
+        why = self._why_stopped(job, target) if job.placement != target else self.sharing.restarts.get(job.uid)
         if job.stop_requested is not None:
-            # A stop cannot be taken back: the trainer may be half-way out, and starts again in the same place.
-            deadline = job.stop_requested + self.limits.grace_seconds
+            # A request to stop cannot be withdrawn: the trainer may be exiting already, and starts again there.
+            deadline = job.stop_requested + self.timeouts.grace_seconds
             if self.now > deadline:
-                return Requeue(job.uid, f"it did not answer a stop within {self.limits.grace_seconds:g} s")
-            return Stop(job.uid, leaves or "it was to leave", deadline) if job.uid in self.unsent else None
-        if leaves is not None:
-            return Stop(job.uid, leaves, self.now + self.limits.grace_seconds)
-        return self.sharing.turns.get(job.uid)
+                return Requeue(job.uid, f"it did not answer a stop within {self.timeouts.grace_seconds:g} s")
+            return Stop(job.uid, why or "it was to leave", deadline) if job.uid in self.unsent else None
+        if why is not None:
+            return Stop(job.uid, why, self.now + self.timeouts.grace_seconds)
+        return self.sharing.slice_actions.get(job.uid)
 
     def _suspended(self, job: Job, target: Placement | None) -> Action | None:
         if not job.suspended_by_us or job.placement is None:
             return None
         if job.gpus > 0:
-            # It rests on a GPU that it shares. Nothing else may keep it: it cannot even be stopped while it rests.
-            rests = job.uid in self.sharing.resting and job.uid not in self.sharing.turns
-            return None if rests else self.sharing.turns.get(job.uid) or Resume(job.uid, "it no longer takes turns")
+            # The job is paused for the time slice of its co-runner. A paused job cannot be stopped: resume it first.
+            paused = job.uid in self.sharing.paused and job.uid not in self.sharing.slice_actions
+            if paused:
+                return None
+            return self.sharing.slice_actions.get(job.uid) or Resume(job.uid, "it no longer takes turns")
         if job.placement != target:
             return None
         needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.node_gpus}
@@ -184,20 +186,20 @@ class _Planner:
         for node, gpus in place.node_gpus:
             self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(gpus)
 
-    def _why(self, job: Job, target: Placement | None) -> str:
-        """Why it must leave the place that it has."""
+    def _why_stopped(self, job: Job, target: Placement | None) -> str:
+        """Why a job must give up its allocation, in words."""
         if target is not None:
             return f"moves to {_describe(target)}"
         nodes = job.placement.nodes if job.placement is not None else ()
-        heirs = sorted({heir for node in nodes for heir in self.heirs.get(node, ())})
-        if not heirs:
+        successors = sorted({successor for node in nodes for successor in self.successors.get(node, ())})
+        if not successors:
             return "it is not its turn"
-        more = f" and {len(heirs) - 3} more" if len(heirs) > 3 else ""  # noqa: PLR2004 - three are enough to read
-        return f"makes room for {', '.join(heirs[:3])}{more}"
+        more = f" and {len(successors) - 3} more" if len(successors) > 3 else ""  # noqa: PLR2004 - three are enough to read
+        return f"makes room for {', '.join(successors[:3])}{more}"
 
 
 def _describe(place: Placement) -> str:
-    """A place in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
+    """A placement in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
     nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.node_gpus) if place.uneven else ", ".join(place.nodes)
     if place.gpu_type is None:
         return nodes

@@ -1,8 +1,11 @@
-"""Limits that hold whatever a policy decides: what of its grants they allow, and where that goes. Pure.
+"""Quotas, which hold whatever a policy decides: how much of its grants they allow, and where that is placed. Pure.
 
-Grants are taken in the decision's order, after what nothing in this round can free. One that would exceed a limit is
-cut to what is left, or goes without; what it leaves is there for those after it. What is allowed and finds no place, or
-less of one, uses nothing up: the decision is gone through again without it, as long as somebody who was cut could gain.
+charge the allocations that no decision of this round can free
+repeat
+admit each grant in the decision's order: whole, cut to what its quotas leave, or not at all
+place what is admitted
+remember the jobs that found less than was admitted: they are admitted no more than that from now on
+until no job found less, or no job that was cut or denied could gain from it
 """
 
 from __future__ import annotations
@@ -11,62 +14,73 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.core.model import Decision, Grant, Job, Placement, Quota, Snapshot, Status
+from metasched.core.model import Decision, Grant, Placement, Quota, Snapshot
+from metasched.core.retention import consumes_quota_regardless
 from metasched.placement import Placements, place
 
-# So often a decision is gone through at most; each time, at least one more job is known to find no more than it has.
-MOST_TIMES = 16
+# A decision is admitted and placed at most this often; each pass finds at least one more job that needs less.
+MAX_PASSES = 16
 
 HOST_WITHOUT = "the job whose GPUs it was to share does not get all of them"
 
 
-def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tuple[Placements, Mapping[str, str]]:
-    """Find nodes for what the limits allow of a decision; and by uid, in words, what they took from whom.
+def place_within_quotas(
+    snapshot: Snapshot, schedulable: Snapshot, decision: Decision
+) -> tuple[Placements, Mapping[str, str]]:
+    """Place as much of a decision as the quotas allow.
 
     Args:
-        snapshot: all jobs.
-        view: those that the policy has decided about, and the nodes without what the others hold.
-        decision: the policy's.
+        snapshot: all jobs, and the quotas.
+        schedulable: the snapshot that the policy has seen.
+        decision: the policy's decision.
+
+    Returns:
+        the placements, and by uid, in words, what a quota took from a job.
     """
     if not snapshot.quotas:
-        return place(view, decision.grants, decision.fallback), {}
-    held = _held(snapshot)
+        return place(schedulable, decision.grants, decision.fallback), {}
+    held = _held_regardless(snapshot)
     most: dict[str, Placement | None] = {}
     unplaced: dict[str, str] = {}
     words: dict[str, str] = {}
-    for _ in range(MOST_TIMES):
-        allowed = _Admission(snapshot, view, held).admit(decision, most)
+    for _ in range(MAX_PASSES):
+        allowed = _Admission(snapshot, schedulable, held).admit(decision, most)
         words = {uid: words[uid] for uid in words.keys() & most.keys()} | allowed.words
-        found = place(view, allowed.grants, allowed.fallback)
+        found = place(schedulable, allowed.grants, allowed.fallback)
         unplaced |= found.unplaced
-        less = _less(snapshot.quotas, allowed, found, held)
-        # Who finds no place on the one type that it is left may find one on another, once others have theirs.
+        less = _jobs_with_less(snapshot.quotas, allowed, found, held)
+        # A job without nodes of the one type that quotas leave it may find nodes of another type in the next pass.
         less = less or dict.fromkeys(allowed.narrowed - found.placed.keys())
-        if not less or not _could_gain(snapshot, view, allowed, found, held):
+        if not less or not _could_gain(snapshot, schedulable, allowed, found, held):
             break
         most |= less
     missing = {uid: why for uid, why in unplaced.items() if uid not in found.placed and uid not in allowed.denied}
     return replace(found, unplaced=missing), words
 
 
-def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Placements) -> Mapping[str, str]:
-    """Jobs that limits leave nothing, with words for it, where others wait behind them while GPUs are free.
+def jobs_without_quota(
+    snapshot: Snapshot, schedulable: Snapshot, decision: Decision, found: Placements
+) -> Mapping[str, str]:
+    """The jobs that quotas leave nothing, if other jobs wait behind them while GPUs are free.
 
-    A policy that keeps a strict order, and so offers nobody as fallback, is to be asked again without them: it knows
-    nothing of limits, and would let nobody pass.
+    A policy that keeps a strict order, and so offers no fallback, is to be asked again without these jobs: it knows
+    nothing of quotas, and lets no job pass them.
+
+    Returns:
+        by uid, the reason in words; empty where nobody waits behind them.
     """
-    if not snapshot.quotas or not decision.waits or any(view.job[grant.uid].gpus for grant in decision.fallback):
+    if not snapshot.quotas or not decision.waits or any(schedulable.job[grant.uid].gpus for grant in decision.fallback):
         return {}
-    held = _held(snapshot)
-    room, free = _left(snapshot, view, held, found)
+    held = _held_regardless(snapshot)
+    budget, free = _remaining(snapshot, schedulable, held, found)
     out: dict[str, str] = {}
-    for job in view.jobs:
-        if job.uid in room.of and job.uid not in found.placed and job.uid not in held:
-            limits = [room.most(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
-            most, limit = max(limits, default=(math.inf, -1))
+    for job in schedulable.jobs:
+        if job.uid in budget.quotas_of and job.uid not in found.placed and job.uid not in held:
+            quotas = [budget.most_gpus(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
+            most, quota = max(quotas, default=(math.inf, -1))
             if most < job.min_gpus:
-                out[job.uid] = _words(snapshot.quotas[limit], most)
-    behind = [view.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
+                out[job.uid] = _words(snapshot.quotas[quota], most)
+    behind = [schedulable.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
     if any(not job.gpus or max(free.values(), default=0) >= job.min_gpus for job in behind):
         return out
     return {}
@@ -74,12 +88,15 @@ def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Plac
 
 @dataclass(slots=True)
 class _Allowed:
-    """What limits allow of a decision.
+    """What quotas allow of a decision.
 
     Attributes:
-        grants, fallback: the decision's, cut.
-        denied, cut, narrowed: who goes without, who has less than granted, and who is left but one type.
-        words: of them all, which limit it was.
+        grants: the decision's grants, cut where necessary.
+        fallback: the decision's fallbacks, likewise.
+        denied: uids of jobs that are admitted nothing.
+        cut: uids of jobs that are admitted fewer GPUs than granted.
+        narrowed: uids of jobs that are admitted GPUs of one type only.
+        words: by uid, for all of these, which quota it is.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -90,78 +107,88 @@ class _Allowed:
     words: dict[str, str] = field(default_factory=dict)
 
 
-class _Room:
-    """What is left of each limit."""
+class _QuotaBudget:
+    """What is left of each quota.
 
-    def __init__(self, limits: Sequence[Quota]) -> None:
-        self.limits = limits
-        self.left = [limit.left for limit in limits]
-        self.of: dict[str, list[int]] = {}
-        for i, limit in enumerate(limits):
-            for uid in limit.members:
-                self.of.setdefault(uid, []).append(i)
+    Attributes:
+        quotas: the quotas.
+        left: for each of them, the GPUs or running jobs that are left.
+        quotas_of: by uid of a job, the positions of its quotas.
+    """
 
-    def take(self, uid: str, gpus: int, kinds: Collection[str | None]) -> None:
-        """A job has so many GPUs, of one of these types."""
-        for i in self.of.get(uid, ()):
-            limit = self.limits[i]
-            if limit.of_jobs:
+    def __init__(self, quotas: Sequence[Quota]) -> None:
+        self.quotas = quotas
+        self.left = [quota.left for quota in quotas]
+        self.quotas_of: dict[str, list[int]] = {}
+        for i, quota in enumerate(quotas):
+            for uid in quota.members:
+                self.quotas_of.setdefault(uid, []).append(i)
+
+    def charge(self, uid: str, gpus: int, kinds: Collection[str | None]) -> None:
+        """Charge a running job with GPUs of one of some types to all of its quotas."""
+        for i in self.quotas_of.get(uid, ()):
+            quota = self.quotas[i]
+            if quota.of_jobs:
                 self.left[i] -= 1
-            elif limit.gpu_type is None or limit.gpu_type in kinds:
+            elif quota.gpu_type is None or quota.gpu_type in kinds:
                 self.left[i] -= gpus
 
-    def most(self, uid: str, kinds: Collection[str | None]) -> tuple[float, int]:
-        """The GPUs that a job could have, whichever of these types they are; and the limit that says so.
+    def most_gpus(self, uid: str, kinds: Collection[str | None]) -> tuple[float, int]:
+        """The GPUs that a job's quotas leave it, whichever of some types they are.
 
-        Negative where it must not run at all. Infinite, and -1, where no limit says anything.
+        Returns:
+            the number of GPUs, negative where the job must not run at all; and the position of the quota that decides.
+            Infinite, and -1, where no quota limits the job.
         """
         found: tuple[float, int] = (math.inf, -1)
-        for i in self.of.get(uid, ()):
-            limit, left = self.limits[i], self.left[i]
-            if limit.of_jobs:
+        for i in self.quotas_of.get(uid, ()):
+            quota, left = self.quotas[i], self.left[i]
+            if quota.of_jobs:
                 found = min(found, (math.inf if left > 0 else -1.0, i))
-            elif limit.gpu_type is None or limit.gpu_type in kinds:
+            elif quota.gpu_type is None or quota.gpu_type in kinds:
                 found = min(found, (max(left, 0), i))
         return found
 
 
 class _Admission:
-    """One pass over a decision."""
+    """One pass over a decision, in its order."""
 
-    def __init__(self, snapshot: Snapshot, view: Snapshot, held: Mapping[str, Placement]) -> None:
-        self.job = view.job
+    def __init__(self, snapshot: Snapshot, schedulable: Snapshot, held: Mapping[str, Placement]) -> None:
+        self.job = schedulable.job
         self.held = held
-        self.types = sorted(view.capacity)
-        self.room = _Room(snapshot.quotas)
-        self.whole: set[str] = set()  # who has got all that it was granted
+        self.types = sorted(schedulable.capacity)
+        self.budget = _QuotaBudget(snapshot.quotas)
+        self.whole: set[str] = set()  # uids of jobs that are admitted all that was granted
         self.allowed = _Allowed()
         for uid, placement in held.items():
-            self.room.take(uid, placement.gpus, [placement.gpu_type])
+            self.budget.charge(uid, placement.gpus, [placement.gpu_type])
 
     def admit(self, decision: Decision, most: Mapping[str, Placement | None]) -> _Allowed:
-        """What is allowed, if some jobs are known to find no more than ``most``, None being no place at all."""
+        """What is allowed; ``most`` has the jobs that found less in earlier passes, None being no placement at all."""
         allowed, moved = self.allowed, []
         for grants, to in ((decision.grants, allowed.grants), (decision.fallback, allowed.fallback)):
             for grant in grants:
                 if grant.uid in most:
                     place_found = most[grant.uid]
-                    got = None if place_found is None else _of(grant, place_found)
+                    got = None if place_found is None else _limited_to(grant, place_found)
                 else:
-                    got = self._cut(grant)
+                    got = self._admit_grant(grant)
                 if got is not None and grant.exact is not None and got.exact is None:
-                    moved.append(self._taken(got))  # its place is no longer the policy's: nobody else's may suffer
+                    moved.append(
+                        self._charged(got)
+                    )  # a placement that is not the policy's must not displace one that is
                 elif got is not None:
-                    to.append(self._taken(got))
+                    to.append(self._charged(got))
         allowed.fallback[:0] = moved
         return allowed
 
-    def _taken(self, grant: Grant) -> Grant:
+    def _charged(self, grant: Grant) -> Grant:
         if grant.uid not in self.held:
-            self.room.take(grant.uid, grant.gpus, self._kinds(grant))
+            self.budget.charge(grant.uid, grant.gpus, self._kinds(grant))
         return grant
 
-    def _cut(self, grant: Grant) -> Grant | None:
-        """What of a grant is allowed; None for nothing."""
+    def _admit_grant(self, grant: Grant) -> Grant | None:
+        """As much of a grant as is allowed; None for nothing."""
         uid, job = grant.uid, self.job[grant.uid]
         if uid in self.held:
             self.whole.add(uid)
@@ -169,66 +196,66 @@ class _Admission:
         if grant.co_runner is not None and grant.co_runner not in self.whole:
             self._deny(uid, HOST_WITHOUT)
             return None
-        most, limit = self.room.most(uid, self._kinds(grant))
+        most, quota = self.budget.most_gpus(uid, self._kinds(grant))
         if most < grant.gpus and grant.gpu_type is None:
-            most, limit, grant = self._of_one_type(grant, most, limit)
+            most, quota, grant = self._narrow_to_best_type(grant, most, quota)
         if most >= grant.gpus:
             self.whole.add(uid)
             return grant
         if most < job.min_gpus or grant.co_runner is not None:
-            self._deny(uid, _words(self.room.limits[limit], most))
+            self._deny(uid, _words(self.budget.quotas[quota], most))
             return None
         gpus = int(most)
         self.allowed.cut.add(uid)
-        self.allowed.words[uid] = f"of {_gpus(grant.gpus)} the limit {self.room.limits[limit].name} leaves it {gpus}"
+        self.allowed.words[uid] = f"of {_gpus(grant.gpus)} the limit {self.budget.quotas[quota].name} leaves it {gpus}"
         return replace(grant, gpus=gpus, at_least=job.min_gpus, exact=None)
 
-    def _of_one_type(self, grant: Grant, most: float, limit: int) -> tuple[float, int, Grant]:
-        """The type of which it can have most, if that is more than of all that it accepts."""
+    def _narrow_to_best_type(self, grant: Grant, most: float, quota: int) -> tuple[float, int, Grant]:
+        """Narrow a grant to the GPU type of which quotas leave most, if that is more than they leave of any type.
+
+        Returns:
+            the GPUs, the position of the deciding quota, and the grant.
+        """
         for kind in self._kinds(grant):
-            there, what = self.room.most(grant.uid, [kind])
+            there, what = self.budget.most_gpus(grant.uid, [kind])
             if there > most:
-                most, limit = there, what
+                most, quota = there, what
                 grant = replace(grant, gpu_type=kind)
         if grant.gpu_type is not None:
             self.allowed.narrowed.add(grant.uid)
             self.allowed.words[grant.uid] = f"limits leave it GPUs of type {grant.gpu_type} alone"
-        return most, limit, grant
+        return most, quota, grant
 
     def _deny(self, uid: str, words: str) -> None:
         self.allowed.denied.add(uid)
         self.allowed.words[uid] = words
 
     def _kinds(self, grant: Grant) -> Sequence[str | None]:
-        """The types of which its GPUs may be."""
+        """The GPU types that a grant allows; None for a CPU-only job."""
         if grant.gpu_type is not None or not grant.gpus:
             return [grant.gpu_type]
         return self.job[grant.uid].gpu_types or self.types
 
 
-def _held(snapshot: Snapshot) -> Mapping[str, Placement]:
-    """What nothing in this round can free."""
-    return {job.uid: job.placement for job in snapshot.jobs if job.placement is not None and _stays(job)}
+def _held_regardless(snapshot: Snapshot) -> Mapping[str, Placement]:
+    """By uid, the allocations that no decision of this round can free."""
+    return {
+        job.uid: job.placement for job in snapshot.jobs if job.placement is not None and consumes_quota_regardless(job)
+    }
 
 
-def _stays(job: Job) -> bool:
-    """Whether it holds what nothing in this round can free: what must not start (again) runs on."""
-    suspended, runs = job.status is Status.SUSPENDED, job.status is Status.RUNNING
-    return suspended or (runs and (job.pinned or job.blocked is not None))
-
-
-def _of(grant: Grant, found: Placement) -> Grant:
-    """The grant, for no more than what was found for it."""
+def _limited_to(grant: Grant, found: Placement) -> Grant:
+    """A grant of no more than what was found for it in an earlier pass."""
     if found.gpus == grant.gpus:
         return replace(grant, gpu_type=found.gpu_type)
     return replace(grant, gpus=found.gpus, at_least=None, gpu_type=found.gpu_type, exact=None)
 
 
-def _less(
-    limits: Iterable[Quota], allowed: _Allowed, found: Placements, held: Collection[str]
+def _jobs_with_less(
+    quotas: Iterable[Quota], allowed: _Allowed, found: Placements, held: Collection[str]
 ) -> dict[str, Placement | None]:
-    """Of the jobs that count against limits, what those have found that use up less than they were allowed."""
-    members = frozenset[str]().union(*(limit.members for limit in limits)).difference(held)
+    """The jobs with quotas that found less than was admitted: by uid, their placements, None for no placement."""
+    members = frozenset[str]().union(*(quota.members for quota in quotas)).difference(held)
     order = [*allowed.grants, *allowed.fallback]
     paired = {uid for grant in order if grant.co_runner is not None for uid in (grant.uid, grant.co_runner)}
     less: dict[str, Placement | None] = {}
@@ -242,35 +269,35 @@ def _less(
 
 
 def _could_gain(
-    snapshot: Snapshot, view: Snapshot, allowed: _Allowed, found: Placements, held: Mapping[str, Placement]
+    snapshot: Snapshot, schedulable: Snapshot, allowed: _Allowed, found: Placements, held: Mapping[str, Placement]
 ) -> bool:
-    """Whether somebody whom a limit took something from could have more of it, now that all have their places."""
-    room, free = _left(snapshot, view, held, found)
+    """Whether a job that was denied, cut or narrowed could have more, by its quotas and the GPUs that are free."""
+    budget, free = _remaining(snapshot, schedulable, held, found)
     for uid in allowed.denied | allowed.cut | (allowed.narrowed - found.placed.keys()):
-        job, has = view.job[uid], found.placed.get(uid)
+        job, has = schedulable.job[uid], found.placed.get(uid)
         kinds: Collection[str | None] = job.gpu_types or list(free)
         if has is not None or not job.gpus:
             kinds = [None if has is None else has.gpu_type]
         needs = job.min_gpus if has is None else 1
         for kind in kinds:
-            if room.most(uid, [kind])[0] >= needs and (kind is None or free.get(kind, 0) >= needs):
+            if budget.most_gpus(uid, [kind])[0] >= needs and (kind is None or free.get(kind, 0) >= needs):
                 return True
     return False
 
 
-def _left(
-    snapshot: Snapshot, view: Snapshot, held: Mapping[str, Placement], found: Placements
-) -> tuple[_Room, Mapping[str, int]]:
-    """What is left of limits, and of GPUs by type, once all have their places."""
-    room, free = _Room(snapshot.quotas), dict(view.capacity)
+def _remaining(
+    snapshot: Snapshot, schedulable: Snapshot, held: Mapping[str, Placement], found: Placements
+) -> tuple[_QuotaBudget, Mapping[str, int]]:
+    """What the placements leave of quotas, and of GPUs by type on nodes that accept jobs."""
+    budget, free = _QuotaBudget(snapshot.quotas), dict(schedulable.capacity)
     for uid, there in {**held, **found.placed}.items():
-        room.take(uid, there.gpus, [there.gpu_type])
+        budget.charge(uid, there.gpus, [there.gpu_type])
     for uid, there in found.placed.items():
         for name, gpus in there.node_gpus if uid not in found.co_runners or uid < found.co_runners[uid] else ():
-            node = view.node.get(name)
+            node = schedulable.node.get(name)
             if node is not None and node.accepts and node.gpu_type is not None:
                 free[node.gpu_type] -= gpus
-    return room, free
+    return budget, free
 
 
 def _words(limit: Quota, most: float) -> str:

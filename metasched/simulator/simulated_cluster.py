@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Node, Placement, Preempt, Status
+from metasched.core.retention import is_pinned, suspended_by_daemon, suspended_by_others
 from metasched.simulator.records import JobOutcome, RunInterval, Settings, Submission
 from metasched.throughput.training import Pace
 
@@ -206,7 +207,7 @@ class Cluster:
             live.first_started = self.now
             self._start(live, 0.0)
             live.job = live.job.evolve(run=job.run, run_started=job.run_started)
-            if job.status is Status.SUSPENDED and not job.suspended_by_us:
+            if suspended_by_others(job):
                 self._suspend(live, by_us=False)
 
     def happen(self) -> list[JobOutcome]:
@@ -317,7 +318,7 @@ class Cluster:
         """Stop jobs that stay on their nodes, but with other company: their GPUs are others."""
         running = [live for live in self._holding.values() if live.job.status is Status.RUNNING]
         order = {uid: i for i, uid in enumerate(self._targets)}
-        running.sort(key=lambda live: (live.job.pinned, -order[live.job.uid]))
+        running.sort(key=lambda live: (is_pinned(live.job), -order[live.job.uid]))
         for live in running:
             assert live.seat is not None  # noqa: S101  it runs
             mate, wanted = live.seat.mate(live), self._holding.get(self._shares.get(live.job.uid, ""))
@@ -410,7 +411,7 @@ class Cluster:
             self._change_company(mate)
 
     def _resume(self, live: _Live) -> None:
-        if live.job.status is not Status.SUSPENDED or not live.job.suspended_by_us:
+        if not suspended_by_daemon(live.job):
             return
         unsaved = max(live.since - live.saved_at, 0.0)
         live.began = self.now

@@ -8,6 +8,7 @@ from statistics import fmean
 
 from metasched.core.model import Job, Node, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.retention import holds_without_effective_stop
 from metasched.simulator.learned_speeds import ALL, curves, everywhere, learned
 from metasched.simulator.records import InitialState, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
@@ -68,7 +69,7 @@ def forecast(
     """
     settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
     live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
-    jobs = [job for job in live if job.blocked is None or _keeps(job)]
+    jobs = [job for job in live if job.blocked is None or holds_without_effective_stop(job)]
     nodes = (*snapshot.nodes, *_unlisted(snapshot, jobs))
     submissions = tuple(_submission(job, estimates[job.uid]) for job in jobs)
     ends: dict[str, dict[str, float | None]] = {job.uid: {} for job in jobs}
@@ -82,17 +83,12 @@ def forecast(
     return [Forecast(job, estimates[job.uid].how, ends[job.uid], stops[job.uid]) for job in jobs]
 
 
-def _keeps(job: Job) -> bool:
-    """Whether it has what it holds until a policy decides otherwise, or for ever if somebody else suspended it."""
-    if job.status is Status.SUSPENDED and not job.suspended_by_us:
-        return True
-    return job.status in (Status.RUNNING, Status.SUSPENDED) and job.stop_requested is None
-
-
 def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
     """Nodes on which jobs run, and which the cluster no longer lists: with what is held there, and for nobody else."""
     found: dict[str, Node] = {}
-    for job, place in [(job, job.placement) for job in jobs if job.placement is not None and _keeps(job)]:
+    for job, place in [
+        (job, job.placement) for job in jobs if job.placement is not None and holds_without_effective_stop(job)
+    ]:
         for name, gpus in place.node_gpus:
             if name not in snapshot.node:
                 node = found.setdefault(name, Node(name, place.gpu_type, 0, 0, 0, accepts=False))
@@ -109,7 +105,7 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
     return Submission(
         job.evolve(
             progress_steps=estimate.done,
-            placement=job.placement if _keeps(job) else None,
+            placement=job.placement if holds_without_effective_stop(job) else None,
             released=None,
             released_at=None,
             stop_requested=None,

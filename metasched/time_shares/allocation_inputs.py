@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from metasched.capacity.capacity_pool import even_ways, is_fixed, units_of, without
+from metasched.capacity.shapes import ClusterShapes, ShapeCapacity, without_allocations
 from metasched.core.model import Job, Node, Snapshot, Speed, Status
+from metasched.core.retention import is_non_preemptible, runs_on_closed_nodes_only
 from metasched.time_shares.round_mechanism import APART
 
 
@@ -64,31 +65,40 @@ class AllocationInputs:
 
 
 def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationInputs:
-    """Who claims what in a round; ``apart``: and how fast jobs are on GPUs that are spread over many nodes."""
+    """The inputs of a round's time shares.
+
+    Args:
+        snapshot: the round's jobs and nodes.
+        apart: whether to find out the speeds on GPUs that are spread over many nodes, too.
+    """
     empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    stays = [job for job in snapshot.jobs if is_fixed(job) or _runs_outside(empty, job)]
+    stays = [job for job in snapshot.jobs if is_non_preemptible(job) or runs_on_closed_nodes_only(job, empty)]
     staying = {job.uid for job in stays}
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
-    places = _Places(without(empty.values(), stays))
-    gpus = places.gpus()
-    capacity = {kind: sum(left) for kind, left in gpus.items()}
+    nodes = without_allocations(empty.values(), stays)
+    shapes = ClusterShapes(nodes, snapshot.jobs, uneven=False)
+    gpus: dict[str, list[int]] = {}
+    for node in nodes:
+        gpus.setdefault(node.gpu_type or "", []).append(node.gpus)
+    capacity = {kind: sum(each) for kind, each in gpus.items()}
     by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
     spreads, speeds, scattered = {}, {}, {}
     far: dict[object, Mapping[str, float]] = {}
     for job in jobs:
-        like = shape = _shape(job)
-        found = places.spreads(job, shape)
-        if (kept := _kept(job, capacity)) is not None and kept[0] not in found:
-            like, found = (like, kept), {**found, kept[0]: kept[1]}
-        key = like, job.speed
+        shape = shapes.of(job)
+        found = _consolidated(job, shape)
+        held = _held_outside(job, capacity, found)
+        if held is not None:
+            found = {**found, held[0]: held[1]}
+        key = shape, job.gpus, held, job.speed
         if (known := by_speed.get(key)) is None:
             known = by_speed[key] = _speeds(job.speed, found)
             if apart:
-                far[key] = _apart(job, known[0], places.suiting(job, shape))
+                far[key] = _apart(job, known[0], shape)
         spreads[job.uid], speeds[job.uid] = known
         if apart and far[key]:
             scattered[job.uid] = far[key]
-    placeless = (job for job in jobs if not spreads[job.uid])
+    placeless = [job for job in jobs if not spreads[job.uid]]
     return AllocationInputs(
         jobs,
         capacity,
@@ -103,56 +113,32 @@ def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationI
     )
 
 
-def _shape(job: Job) -> tuple[object, ...]:
-    """What decides where it can be placed, its constraints first."""
-    return job.constraints, job.gpus, job.nodes, job.max_nodes, job.cpus_per_unit, job.memory_per_unit
+def _consolidated(job: Job, shape: ShapeCapacity) -> dict[str, tuple[int, ...]]:
+    """By GPU type, ascending, the job's placement on the fewest nodes, as GPUs on each; types without one left out."""
+    found = ((gpu_type, shape.consolidated(gpu_type, job.gpus)) for gpu_type in sorted(shape.units))
+    return {gpu_type: spread for gpu_type, spread in found if spread is not None}
 
 
-class _Places:
-    """Nodes, and where on them jobs could be placed; of jobs of one shape it is found once."""
-
-    def __init__(self, nodes: Iterable[Node]) -> None:
-        self._nodes = list(nodes)
-        self._suiting: dict[object, list[Node]] = {}
-        self._spreads: dict[object, dict[str, tuple[int, ...]]] = {}
-
-    def gpus(self) -> Mapping[str, list[int]]:
-        """By type, those of each node."""
-        found: dict[str, list[int]] = {}
-        for node in self._nodes:
-            found.setdefault(node.gpu_type or "", []).append(node.gpus)
-        return found
-
-    def suiting(self, job: Job, shape: tuple[object, ...]) -> Sequence[Node]:
-        """The nodes that suit a job."""
-        if shape[0] not in self._suiting:
-            self._suiting[shape[0]] = [node for node in self._nodes if job.matches(node)]
-        return self._suiting[shape[0]]
-
-    def spreads(self, job: Job, shape: tuple[object, ...]) -> dict[str, tuple[int, ...]]:
-        """By type, a job's placement with the fewest nodes."""
-        if (found := self._spreads.get(shape)) is None:
-            found = self._spreads[shape] = _spreads(job, self.suiting(job, shape))
-        return found
+def _shut_out(jobs: Sequence[Job], empty: Iterable[Node]) -> AbstractSet[str]:
+    """The uids of those of some jobs without a placement that would have one on empty nodes."""
+    shapes = ClusterShapes(empty, jobs, uneven=False)
+    return {job.uid for job in jobs if _speeds(job.speed, _consolidated(job, shapes.of(job)))[0]}
 
 
-def _runs_outside(nodes: Mapping[str, Node], job: Job) -> bool:
-    """Whether it runs on none of these nodes, which accept jobs: nobody else could use what it has."""
+def _held_outside(
+    job: Job, capacity: Mapping[str, int], found: Mapping[str, tuple[int, ...]]
+) -> tuple[str, tuple[int, ...]] | None:
+    """The running job's allocation, where no placement was ``found`` on its GPU type.
+
+    It remains possible, even where its nodes would not be assigned to the job again.
+
+    Returns:
+        the GPU type, and GPUs on each node; None where there is nothing to be added.
+    """
     place = job.placement if job.status is Status.RUNNING else None
-    return place is not None and place.gpus > 0 and nodes.keys().isdisjoint(place.nodes)
-
-
-def _shut_out(jobs: Iterable[Job], empty: Iterable[Node]) -> AbstractSet[str]:
-    """Which of these jobs, that have no place, would have one on empty nodes."""
-    places = _Places(empty)
-    return {job.uid for job in jobs if _speeds(job.speed, places.spreads(job, _shape(job)))[0]}
-
-
-def _kept(job: Job, capacity: Mapping[str, int]) -> tuple[str, tuple[int, ...]] | None:
-    """What it has, as type and GPUs on each node: that is possible, even where its nodes would not take it again."""
-    place = job.placement if job.status is Status.RUNNING else None
-    kind = None if place is None or place.gpus != job.gpus else place.gpu_type
-    return None if place is None or kind is None or kind not in capacity else (kind, place.spread)
+    if place is None or place.gpus != job.gpus or place.gpu_type is None:
+        return None
+    return (place.gpu_type, place.spread) if place.gpu_type in capacity and place.gpu_type not in found else None
 
 
 def _speeds(
@@ -166,24 +152,14 @@ def _speeds(
     return {kind: spreads[kind] for kind in runs}, runs
 
 
-def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], nodes: Iterable[Node]) -> Mapping[str, float]:
-    """By type, the speed on as many nodes as can be, where that is known, and another place than the one on few."""
+def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], shape: ShapeCapacity) -> Mapping[str, float]:
+    """By GPU type, the known steps per second on the most nodes possible, if those are more than in ``spreads``."""
     if job.speed is None:
         return {}
-    far = {kind: spread for kind, spread in _spreads(job, nodes, most=True).items() if kind in spreads}
-    found = {kind: job.speed.steps_per_second(kind, far[kind]) for kind in far if len(far[kind]) > len(spreads[kind])}
+    far = {kind: shape.scattered(kind, job.gpus) for kind in sorted(shape.units) if kind in spreads}
+    found = {
+        kind: job.speed.steps_per_second(kind, spread)
+        for kind, spread in far.items()
+        if spread is not None and len(spread) > len(spreads[kind])
+    }
     return {kind: speed for kind, speed in found.items() if speed}
-
-
-def _spreads(job: Job, nodes: Iterable[Node], *, most: bool = False) -> dict[str, tuple[int, ...]]:
-    """By type of these nodes that could hold it, the placement with the fewest of them, or with the most."""
-    room: dict[str, list[int]] = {}
-    for node in nodes:
-        room.setdefault(node.gpu_type or "", []).append(units_of(job, node))
-    found = {}
-    for gpu_type, sizes in sorted(room.items()):
-        sizes.sort(reverse=True)
-        ways = [(g,) * k for k, g in even_ways(job, job.gpus, sizes)]
-        if ways:
-            found[gpu_type] = ways[-1 if most else 0]
-    return found

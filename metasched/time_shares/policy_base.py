@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from metasched.capacity.capacity_pool import is_fixed
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.retention import is_non_preemptible
 from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
 from metasched.time_shares.round_mechanism import (
@@ -377,17 +377,17 @@ def _decision(
 def _staying(claims: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]:
     """Grants of what they hold, for those who stay."""
     before: dict[str | None, Job] = {}
-    for job in sorted(claims.stays, key=lambda job: not is_fixed(job)):  # of two, who cannot move is the host
+    for job in sorted(claims.stays, key=lambda job: not is_non_preemptible(job)):  # of two, who cannot move is the host
         if (place := job.placement) is None:
             continue
-        host = before.get(job.co_runner) if claims.sharing and not is_fixed(job) else None
+        host = before.get(job.co_runner) if claims.sharing and not is_non_preemptible(job) else None
         if host is not None and host.placement == place:
             reason = f"{RUNS_ON}, with job {host.slurm_job_id} on the same GPUs"
             yield Grant(
                 job.uid, place.gpus, reason, gpu_type=place.gpu_type, co_runner=host.uid, time_slicing=time_slicing
             )
         else:
-            reason = "it runs to its end" if is_fixed(job) else RUNS_ON
+            reason = "it runs to its end" if is_non_preemptible(job) else RUNS_ON
             yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
         before[job.uid] = job
 

@@ -17,9 +17,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from metasched.capacity.capacity_pool import CPU_ONLY, CapacityPool, GpuAmount, is_fixed
+from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
+from metasched.capacity.shapes import CPU_ONLY
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from policies.ares.fair_finish_queue import Line, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
@@ -68,8 +70,8 @@ def demand(room: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
     """
     steps = job.remaining_steps
     if steps is not None:
-        scaling = Scaling(job, room.site(job), 1.0)
-        speeds = {kind: scaling.speed(kind, job.gpus) for kind in scaling.site.widest}
+        scaling = Scaling(job, room.shape(job), 1.0)
+        speeds = {kind: scaling.speed(kind, job.gpus) for kind in scaling.shape.widest}
         known = {kind: speed for kind, speed in speeds.items() if speed}
         if known:
             count = sum(snapshot.capacity[kind] for kind in known)
@@ -86,6 +88,7 @@ class _Round:
 
     def __init__(self, parameters: AresParameters, snapshot: Snapshot, room: CapacityPool, line: Line) -> None:
         self.parameters = parameters
+        self.nodes = snapshot.node
         self.room = room
         self.line = line
         self.now = snapshot.now
@@ -112,8 +115,8 @@ class _Round:
         if self.parameters.explore:
             self._explore()
         for job in self.without_gpus:
-            if job.uid not in self.room.shares and (self.room.keeps(job) or self._runs(job)):
-                self.room.give(job, GpuAmount(0, CPU_ONLY))
+            if job.uid not in self.room.assigned and (holds_unassignable_nodes(job, self.nodes) or self._runs(job)):
+                self.room.assign(job, GpuAmount(0, CPU_ONLY))
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
         reasons = [(job, POOL) for job in in_pool]
@@ -126,20 +129,20 @@ class _Round:
     def _serve(self, job: Job) -> None:
         """Give it what it prefers of what is left: the fastest; among equals, what is of the type that it has."""
         room = self.room
-        if job.uid in room.shares or (room.used_up and not room.keeps(job)):
+        if job.uid in room.assigned or (room.exhausted and not holds_unassignable_nodes(job, self.nodes)):
             return
-        scaling = Scaling(job, room.site(job), self.parameters.alpha)
+        scaling = Scaling(job, room.shape(job), self.parameters.alpha)
         options = [] if (kept := self._kept(job)) is None else [kept]
-        for kind in scaling.site.widest:
+        for kind in scaling.shape.widest:
             options += islice((one for one in scaling.amounts(kind) if room.fits(job, one.share)), 1)
         if options:
             best = max(options, key=lambda one: (one.speed or 0.0, *self._likes(job, one.kind)))
             self.given[job.uid] = best
-            room.give(job, best.share)
+            room.assign(job, best.share)
 
     def _left(self, job: Job, kind: str) -> int:
         """GPUs of a type that it could have more than it has."""
-        return self.room.left(self.room.reach(job, kind))
+        return self.room.unassigned_gpus(self.room.node_set(job, kind))
 
     def _likes(self, job: Job, kind: str) -> tuple[bool, int, int, str]:
         """Greater for the type that it has or had, then by its own order, then for that of which most is free."""
@@ -150,7 +153,7 @@ class _Round:
     def _kept(self, job: Job) -> Amount | None:
         """What it holds on nodes that accept no jobs any more, if there is room for it."""
         place = job.placement
-        if place is None or not self.room.keeps(job):
+        if place is None or not holds_unassignable_nodes(job, self.nodes):
             return None
         kind = place.gpu_type or CPU_ONLY
         if not self.room.fits(job, GpuAmount(place.gpus, kind)):
@@ -162,22 +165,22 @@ class _Round:
         for job in self.known:
             given = self.given.get(job.uid)
             if given is not None and (left := self._left(job, given.kind)) > 0:
-                scaling = Scaling(job, self.room.site(job), self.parameters.alpha)
+                scaling = Scaling(job, self.room.shape(job), self.parameters.alpha)
                 more = grown(scaling, given, given.gpus + left)
-                if more is not None and self.room.give(job, more.share):
+                if more is not None and self.room.assign(job, more.share):
                     self.given[job.uid] = more
 
     def _explore(self) -> None:
         """Let jobs run where that tells how fast they are: in line, and those that trials bring into the line."""
         tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
-            share = self.room.shares.get(job.uid)
-            if share is None or is_fixed(job) or self.room.keeps(job):
+            share = self.room.assigned.get(job.uid)
+            if share is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
                 continue
             if (left := self._left(job, share.gpu_type)) > 0:
-                scaling = Scaling(job, self.room.site(job), self.parameters.alpha)
+                scaling = Scaling(job, self.room.shape(job), self.parameters.alpha)
                 more = scaling.unknown(share.gpu_type, share.gpus + left)
-                if more is not None and more.gpus > share.gpus and self.room.give(job, more.share):
+                if more is not None and more.gpus > share.gpus and self.room.assign(job, more.share):
                     self.exploring.add(job.uid)
 
     # -- the pool -------------------------------------------------------------------------------------------------
@@ -190,14 +193,14 @@ class _Round:
         Those are served who have had less than under fair sharing, and those whose turn is not over.
         """
         left = math.ceil(self._pool() - CLOSE)
-        stay = {job.uid for job in self.unknown if job.uid in self.room.shares}
+        stay = {job.uid for job in self.unknown if job.uid in self.room.assigned}
         served = set(stay)
-        left -= sum(self.room.shares[uid].gpus for uid in served)
+        left -= sum(self.room.assigned[uid].gpus for uid in served)
         for job in sorted(self.unknown, key=lambda job: not self._in_turn(job)):
             due = job.uid not in served and (self._in_turn(job) or self.line.owed(job) >= 0)
             if due and self._serve_plainly(job, max(left, job.min_gpus) if served == stay else left):
                 served.add(job.uid)
-                left -= self.room.shares[job.uid].gpus
+                left -= self.room.assigned[job.uid].gpus
         return served
 
     def _pool(self) -> float:
@@ -213,19 +216,19 @@ class _Round:
     def _serve_plainly(self, job: Job, most: int) -> bool:
         """Give it up to so many GPUs of what it asked for, if that is more than it has been given; whether it was."""
         room = self.room
-        share = room.shares.get(job.uid)
+        share = room.assigned.get(job.uid)
         kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
-        if share is not None and (is_fixed(job) or gpus >= job.gpus):
+        if share is not None and (is_non_preemptible(job) or gpus >= job.gpus):
             return False
-        scaling = Scaling(job, room.site(job), self.parameters.alpha)
-        kinds = sorted(scaling.site.widest, key=lambda kind: self._likes(job, kind), reverse=True)
+        scaling = Scaling(job, room.shape(job), self.parameters.alpha)
+        kinds = sorted(scaling.shape.widest, key=lambda kind: self._likes(job, kind), reverse=True)
         options = [one for other in kinds if kind in (None, other) for one in scaling.plain(other)]
         if kind is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
         found = [one for one in options if gpus < one.gpus <= most and room.fits(job, one.share)]
         if found:
             best = max(found, key=lambda one: one.gpus)  # the first of them
-            room.give(job, best.share)
+            room.assign(job, best.share)
         return bool(found)
 
     # -- the answer -----------------------------------------------------------------------------------------------
@@ -233,7 +236,7 @@ class _Round:
     def _answer(self, reasons: Sequence[tuple[Job, str]]) -> Decision:
         grants, fallback, waits = [], [], {}
         for job, reason in reasons:
-            share = self.room.shares.get(job.uid)
+            share = self.room.assigned.get(job.uid)
             if share is not None:
                 more = f"; {EXPLORES}" if job.uid in self.exploring else ""
                 grants.append(self._grant(job, share, reason + more))
@@ -246,18 +249,18 @@ class _Round:
     def _grant(self, job: Job, share: GpuAmount, reason: str) -> Grant:
         """Fewer GPUs rather than the same further apart: its speed is known where they are close."""
         gpus, kind = share
-        if is_fixed(job) or gpus <= job.min_gpus:
+        if is_non_preemptible(job) or gpus <= job.min_gpus:
             return Grant(job.uid, gpus, reason, gpus, kind or None)
-        spread = self.room.site(job).spread(kind, gpus)
+        spread = self.room.shape(job).consolidated(kind, gpus)
         held = len(job.placement.nodes) if job.placement is not None else 0
         most = max(len(spread), held) if spread is not None else None
         return Grant(job.uid, gpus, reason, job.min_gpus, kind or None, max_nodes=most)
 
     def _runs(self, job: Job) -> Amount | None:
         """The first of the amounts, up to what it asked for, on which it could run if nothing else did."""
-        site = self.room.site(job)
+        shape = self.room.shape(job)
         if not job.gpus:
-            return None if site.spread("", 0) is None else Amount("", 0, None)
-        scaling = Scaling(job, site, self.parameters.alpha)
-        kinds = sorted(site.widest, key=lambda kind: self._likes(job, kind), reverse=True)
+            return None if shape.consolidated("", 0) is None else Amount("", 0, None)
+        scaling = Scaling(job, shape, self.parameters.alpha)
+        kinds = sorted(shape.widest, key=lambda kind: self._likes(job, kind), reverse=True)
         return next((amount for kind in kinds for amount in scaling.plain(kind)), None)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from metasched.capacity.capacity_pool import GpuAmount, ShapeCapacity
+from metasched.capacity.capacity_pool import GpuAmount
+from metasched.capacity.shapes import ShapeCapacity
 from metasched.core.model import Job
 
 CLOSE = 1e-9  # an efficiency of just alpha is enough, whatever the last bit of a float says
@@ -34,18 +35,18 @@ class Scaling:
 
     Args:
         job: with GPUs.
-        site: where it could be.
+        shape: the amounts that nodes could hold of it.
         alpha: the least part of its speed for each GPU, relative to that at the GPUs it asked for.
     """
 
-    def __init__(self, job: Job, site: ShapeCapacity, alpha: float) -> None:
+    def __init__(self, job: Job, shape: ShapeCapacity, alpha: float) -> None:
         self.job = job
-        self.site = site
+        self.shape = shape
         self.alpha = alpha
 
     def speed(self, kind: str, gpus: int) -> float | None:
         """Steps per second on as few nodes as can be; None where it is not known, or has no place."""
-        spread = self.site.spread(kind, gpus)
+        spread = self.shape.consolidated(kind, gpus)
         return None if self.job.speed is None or spread is None else self.job.speed.steps_per_second(kind, spread)
 
     def amounts(self, kind: str) -> Iterator[Amount]:
@@ -59,7 +60,7 @@ class Scaling:
         """The same up to what it asked for: that, then halves of it, and at last its least."""
         gpus = self.job.gpus
         while gpus >= self.job.min_gpus:
-            if self.site.spread(kind, gpus) is not None and (speed := self.speed(kind, gpus)) != 0:
+            if self.shape.consolidated(kind, gpus) is not None and (speed := self.speed(kind, gpus)) != 0:
                 yield Amount(kind, gpus, speed)
             gpus = max(gpus // 2, self.job.min_gpus) if gpus > self.job.min_gpus else 0
 
@@ -68,12 +69,12 @@ class Scaling:
 
         None where there is none.
         """
-        job, site = self.job, self.site
+        job, shape = self.job, self.shape
         asked = self.speed(given.kind, job.gpus)
         if not asked or not given.speed:
             return None
         for gpus in range(min(most, 2 * given.gpus - 1, job.max_gpus), given.gpus, -1):
-            if site.whole(given.kind, gpus):
+            if shape.fills_nodes(given.kind, gpus):
                 more = Amount(given.kind, gpus, self.speed(given.kind, gpus))
                 if more.speed and more.speed > given.speed and self._efficient(more, asked):
                     return more
@@ -101,7 +102,7 @@ class Scaling:
         if not asked and (asked == 0 or not job.profiled):
             return None
         gpus = 2 * job.gpus
-        while gpus <= min(most, job.max_gpus) and self.site.spread(kind, gpus) is not None:
+        while gpus <= min(most, job.max_gpus) and self.shape.consolidated(kind, gpus) is not None:
             amount = Amount(kind, gpus, self.speed(kind, gpus))
             if amount.speed is None:
                 found = amount

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from metasched.core.model import Decision, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.retention import holds_or_is_released
 from policies.baselines.gpu_allocator import allocate
 
 
@@ -33,7 +34,7 @@ class Fifo(Policy):
         """Serve jobs in order of submission; keeps no state."""
         queue = sorted(
             snapshot.jobs,
-            key=lambda job: (not (job.active or job.released is not None), job.submitted, job.uid),
+            key=lambda job: (not holds_or_is_released(job), job.submitted, job.uid),
         )
         decision = allocate(
             snapshot,

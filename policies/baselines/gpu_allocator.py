@@ -12,16 +12,10 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from metasched.capacity.capacity_pool import (
-    CPU_ONLY,
-    CapacityPool,
-    GpuAmount,
-    NodeSet,
-    ShapeCapacity,
-    even_ways,
-    is_fixed,
-)
+from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
+from metasched.capacity.shapes import CPU_ONLY, NodeSet, ShapeCapacity, even_spreads
 from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 
 TEENS = range(11, 14)
 Kind = tuple[str, NodeSet]
@@ -59,8 +53,8 @@ def allocate(
 class Allocator:
     """GPUs being given away, in the order of a queue that holds all jobs of the snapshot.
 
-    Jobs that can neither stop nor move have what they hold from the beginning: ``stays`` says who, by default those
-    that are ``fixed``.
+    Jobs that can neither stop nor move have what they hold from the beginning: ``is_retained`` says who, by
+    default those that are non-preemptible in this round.
     """
 
     def __init__(
@@ -69,12 +63,12 @@ class Allocator:
         queue: Sequence[Job],
         *,
         elastic: bool,
-        stays: Callable[[Job], bool] = is_fixed,
+        is_retained: Callable[[Job], bool] = is_non_preemptible,
     ) -> None:
         self.snapshot = snapshot
         self.queue = queue
         self.elastic = elastic
-        self.room = CapacityPool(snapshot, stays)
+        self.room = CapacityPool(snapshot, is_retained)
         self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
 
     def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
@@ -87,11 +81,13 @@ class Allocator:
         grants, fallback, waits = [], [], {}
         for position, job in enumerate(self.queue, start=1):
             reason = f"{ordinal(position)} of {len(self.queue)} in line{words(job)}"
-            share = self.room.shares.get(job.uid)
+            share = self.room.assigned.get(job.uid)
             least = self.least(job)
             if share is not None:
                 at_least = (
-                    min(least, share.gpus) if least < share.gpus and self.elastic and not is_fixed(job) else share.gpus
+                    min(least, share.gpus)
+                    if least < share.gpus and self.elastic and not is_non_preemptible(job)
+                    else share.gpus
                 )
                 grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
             elif not self.possible(job):
@@ -114,7 +110,7 @@ class Allocator:
 
         A job without GPUs has the one amount 0 where enough nodes could hold it.
         """
-        key = (self.room.site(job), self.least(job), job.max_gpus)
+        key = (self.room.shape(job), self.least(job), job.max_gpus)
         if key not in self._sizes:
             self._sizes[key] = self._find_sizes(job)
         return self._sizes[key]
@@ -122,7 +118,7 @@ class Allocator:
     def _find_sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
         sizes = {}
         uneven = self.snapshot.uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
-        for gpu_type, units_of in self.room.site(job).units.items():
+        for gpu_type, units_of in self.room.shape(job).units.items():
             most = job.max_gpus if self.elastic else job.gpus
             amounts = range(self.least(job), min(most, sum(units_of)) + 1)
             found = list(amounts) if uneven else _even(job, amounts, units_of)
@@ -145,10 +141,10 @@ class Allocator:
         heads: dict[Kind, str] = {}
         behind: dict[str, str | None] = {}
         for job in self.queue:
-            if job.uid in self.room.shares or self._keep_type(job, heads):
+            if job.uid in self.room.assigned or self._keep_type(job, heads):
                 continue
             options = self.options(job)
-            if any(self.room.give(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
+            if any(self.room.assign(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
                 continue
             kinds = [self.kind(job, share.gpu_type) for share in options]
             ahead = (slurm_job_id for mine in kinds for theirs, slurm_job_id in heads.items() if compete(mine, theirs))
@@ -160,7 +156,7 @@ class Allocator:
 
     def kind(self, job: Job, gpu_type: str) -> Kind:
         """What it competes for when it is to have GPUs (CPU-only: nodes) of a type."""
-        return gpu_type, self.room.reach(job, gpu_type)
+        return gpu_type, self.room.node_set(job, gpu_type)
 
     def _keep_type(self, job: Job, heads: Iterable[Kind]) -> bool:
         """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
@@ -168,7 +164,7 @@ class Allocator:
         if held is None or held.gpus != self.least(job) or not job.active:
             return False
         share = GpuAmount(held.gpus, held.gpu_type or CPU_ONLY)
-        return self.room.give(job, share, within(heads, share.gpu_type))
+        return self.room.assign(job, share, within(heads, share.gpu_type))
 
     def options(self, job: Job) -> list[GpuAmount]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
@@ -177,7 +173,8 @@ class Allocator:
         if job.placement is not None and job.active and job.placement.gpus >= self.least(job):
             # What it holds is possible, whatever its nodes accept now; what others could not use it need not give back.
             held, gpus = job.placement.gpu_type or CPU_ONLY, job.placement.gpus
-            sizes[held] = (gpus if self.room.keeps(job) else min((gpus, *sizes.get(held, ()))),)
+            only = holds_unassignable_nodes(job, self.snapshot.node)
+            sizes[held] = (gpus if only else min((gpus, *sizes.get(held, ()))),)
         if len(sizes) == 1:
             return [GpuAmount(amounts[0], gpu_type) for gpu_type, amounts in sizes.items()]
         order = {gpu_type: i for i, gpu_type in enumerate(job.gpu_types)}
@@ -189,15 +186,15 @@ class Allocator:
 
     def left(self, job: Job, gpu_type: str) -> int:
         """GPUs of a type that are left to give to jobs like this."""
-        return self.room.left(self.room.reach(job, gpu_type))
+        return self.room.unassigned_gpus(self.room.node_set(job, gpu_type))
 
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
-        share = self.room.shares.get(job.uid)
-        if share is None or share.gpus >= goal or is_fixed(job):
+        share = self.room.assigned.get(job.uid)
+        if share is None or share.gpus >= goal or is_non_preemptible(job):
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
-            if share.gpus < gpus <= goal and self.room.give(job, GpuAmount(gpus, share.gpu_type)):
+            if share.gpus < gpus <= goal and self.room.assign(job, GpuAmount(gpus, share.gpu_type)):
                 return
 
     # -- words ----------------------------------------------------------------------------------------------------
@@ -212,11 +209,11 @@ class Allocator:
 
     def free(self, job: Job) -> str:
         """How much of what it needs is left, in words."""
-        reaches = [self.room.reach(job, gpu_type) for gpu_type in self.sizes(job)]
-        cpus = sum(max(self.room.cpus_left(reach), 0) for reach in reaches)
+        reaches = [self.room.node_set(job, gpu_type) for gpu_type in self.sizes(job)]
+        cpus = sum(max(self.room.unassigned_cpus(reach), 0) for reach in reaches)
         if not job.gpus:
             return f"{cpus} CPUs are free"
-        left = sum(max(self.room.left(reach), 0) for reach in reaches)
+        left = sum(max(self.room.unassigned_gpus(reach), 0) for reach in reaches)
         need = self.least(job) * job.cpus_per_unit
         return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
 
@@ -235,7 +232,7 @@ def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int
     """The amounts that nodes with so many units, descending, hold in equal parts; see ``Allocator.sizes``."""
     found: list[int] = []
     for gpus in amounts:
-        if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in even_ways(job, gpus, units_of)):
+        if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in even_spreads(job, gpus, units_of)):
             found.append(gpus)
     return found
 

@@ -12,9 +12,10 @@ import heapq
 from dataclasses import replace
 from typing import ClassVar
 
-from metasched.capacity.capacity_pool import GpuAmount, is_fixed
+from metasched.capacity.capacity_pool import GpuAmount
 from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.retention import is_non_preemptible
 from policies.baselines.gpu_allocator import Allocator
 from policies.baselines.remaining_time import Outlook
 
@@ -68,7 +69,7 @@ class _Growth:
             look(position)
         while heap:
             _, position, share = heapq.heappop(heap)
-            if self.allocator.room.give(jobs[position], share):
+            if self.allocator.room.assign(jobs[position], share):
                 look(position)
 
     def ends_blind(self, job: Job) -> bool:
@@ -90,8 +91,8 @@ class _Growth:
 
     def _step(self, job: Job) -> tuple[GpuAmount, GpuAmount] | None:
         """What it has been given, and the next larger amount."""
-        share = self.allocator.room.shares.get(job.uid)
-        if share is None or is_fixed(job):
+        share = self.allocator.room.assigned.get(job.uid)
+        if share is None or is_non_preemptible(job):
             return None
         gpus = next((n for n in self.allocator.sizes(job).get(share.gpu_type, ()) if n > share.gpus), None)
         return None if gpus is None else (share, GpuAmount(gpus, share.gpu_type))

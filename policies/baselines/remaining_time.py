@@ -16,7 +16,7 @@ class Outlook:
         """Steps per second on so many GPUs of a type; None where it is not known, or no nodes hold them."""
         if job.speed is None or gpus < 1:
             return None
-        spread = self.room.site(job).spread(gpu_type, gpus)
+        spread = self.room.shape(job).consolidated(gpu_type, gpus)
         return None if spread is None else job.speed.steps_per_second(gpu_type, spread)
 
     def remaining_seconds(self, job: Job) -> float | None:
@@ -28,13 +28,13 @@ class Outlook:
         steps = job.remaining_steps
         if steps is None:
             return None
-        site = self.room.site(job)
-        speeds = [self.speed(job, kind, gpus) for kind in site.widest if (gpus := self._most(job, kind)) is not None]
+        shape = self.room.shape(job)
+        speeds = [self.speed(job, kind, gpus) for kind in shape.widest if (gpus := self._most(job, kind)) is not None]
         speed = max((known or 0.0 for known in speeds), default=0.0) or job.steps_per_second
         return steps / speed if speed else None
 
     def _most(self, job: Job, gpu_type: str) -> int | None:
         """The GPUs that it asked for, or as many fewer as nodes hold."""
-        site = self.room.site(job)
+        shape = self.room.shape(job)
         amounts = range(job.gpus, job.min_gpus - 1, -1)
-        return next((gpus for gpus in amounts if site.spread(gpu_type, gpus) is not None), None)
+        return next((gpus for gpus in amounts if shape.consolidated(gpu_type, gpus) is not None), None)

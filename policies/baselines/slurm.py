@@ -17,9 +17,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from metasched.capacity.capacity_pool import CPU_ONLY, CapacityCost, GpuAmount, NodeSet
+from metasched.capacity.capacity_pool import CapacityCost, GpuAmount
+from metasched.capacity.shapes import CPU_ONLY, NodeSet
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.retention import holds_or_is_released
 from policies.baselines.gpu_allocator import Allocator, Kind, compete, ordinal, within
 
 STATE_VERSION = 1
@@ -72,8 +74,8 @@ class Slurm(Policy):
         ledger.charge(snapshot, self.parameters.half_life_seconds)
         shares = {job.account or "": job.fair_share for job in snapshot.jobs if job.fair_share is not None}
         priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}, shares))
-        started = [job for job in snapshot.jobs if _started(job)]
-        waiting = [job for job in snapshot.jobs if not _started(job)]
+        started = [job for job in snapshot.jobs if holds_or_is_released(job)]
+        waiting = [job for job in snapshot.jobs if not holds_or_is_released(job)]
         waiting.sort(key=lambda job: (-priority[job.uid], job.submitted, job.uid))
         return _Easy(snapshot, started, waiting, self.parameters).decision(), ledger.state()
 
@@ -88,11 +90,6 @@ class Slurm(Policy):
             factors = (given.age_weight * age, given.fairshare_weight * fair[_owner(job)], given.size_weight * size)
             found[job.uid] = sum(factors)
         return found
-
-
-def _started(job: Job) -> bool:
-    """Whether it has resources, or is about to get those that it was released for."""
-    return job.active or job.released is not None
 
 
 def _owner(job: Job) -> Owner:
@@ -193,7 +190,7 @@ class _Easy:
         self.parameters = parameters
         self.waiting = waiting
         self.started = started
-        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, stays=_started)
+        self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, is_retained=holds_or_is_released)
         self.running: list[Job] = []
         self.reserved: dict[Kind, _Reservation] = {}
         self.grants: list[Grant] = []
@@ -227,9 +224,9 @@ class _Easy:
         kind = self.allocator.kind(job, share.gpu_type)
         room, (gpu_type, reach) = self.allocator.room, kind
         need = _units(room.costs(job, share), kind)
-        free = room.cpus_left(reach) if gpu_type == CPU_ONLY else room.left(reach)
+        free = room.unassigned_cpus(reach) if gpu_type == CPU_ONLY else room.unassigned_gpus(reach)
         at = self.now
-        ends = sorted((self._end(one), _units(room.taken(one), kind)) for one in self.running)
+        ends = sorted((self._end(one), _units(room.assigned_costs(one), kind)) for one in self.running)
         for end, units in ends:
             if free >= need and end > at:
                 break
@@ -251,7 +248,7 @@ class _Easy:
                 kept_free |= reserved.kind[1]
             elif units:
                 late[kind] = replace(reserved, extra=reserved.extra - units)
-        if not self.allocator.room.give(job, share, kept_free):
+        if not self.allocator.room.assign(job, share, kept_free):
             return False
         reason = turn if self._first(job, share) is None else f"{turn}; backfilled"
         self.running.append(job)
@@ -278,4 +275,4 @@ class _Easy:
 def _units(costs: Iterable[CapacityCost], kind: Kind) -> int:
     """What a share takes of one kind: GPUs of a type, or CPUs."""
     gpu_type, reach = kind
-    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.reach & reach])
+    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.node_set & reach])

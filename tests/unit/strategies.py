@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Decision, Grant, Hold, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.retention import is_immovable
 
 GPU_TYPES = ("a100", "v100")
 NOW = 10_000.0
@@ -192,7 +193,7 @@ def grants_for(draw, view):
 @st.composite
 def grant_for(draw, job):
     """A grant that keeps to the contract."""
-    if job.placement is not None and (job.pinned or job.status is Status.SUSPENDED):
+    if job.placement is not None and is_immovable(job):
         return Grant(job.uid, job.placement.gpus, "keeps what it holds")
     gpus = draw(st.integers(job.min_gpus, job.max_gpus))
     if job.placement is not None and draw(st.booleans()):
@@ -206,7 +207,7 @@ def grant_for(draw, job):
 def exact_for(draw, view, grant):
     """The same amount at a prescribed place, wherever that is."""
     job = view.job[grant.uid]
-    if job.placement is not None and (job.pinned or job.status is Status.SUSPENDED):
+    if job.placement is not None and is_immovable(job):
         return replace(grant, exact=job.placement, gpu_type=job.placement.gpu_type)
     kinds = sorted({node.gpu_type for node in view.nodes if job.gpus and node.gpu_type in (job.gpu_types or GPU_TYPES)})
     if not kinds:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Decision, Grant, Node, Preempt
 from metasched.core.policy import Policy, PolicyParameters
+from metasched.core.retention import is_pinned
 from metasched.simulator.records import Failures, Settings, Submission, Workload
 from metasched.throughput.training import Pace
 from tests import builders
@@ -89,11 +90,11 @@ class Chaos(Policy):
         order = sorted(snapshot.jobs, key=lambda job: (whim(job, "turn", 1000), job.uid))
         grants, waits, alone = [], {}, []
         for job in order:
-            if whim(job, "wait", 4) == 0 and not job.pinned:
+            if whim(job, "wait", 4) == 0 and not is_pinned(job):
                 waits[job.uid] = "a whim"
                 continue
             gpus = job.min_gpus + whim(job, "gpus", job.max_gpus - job.min_gpus + 1)
-            if job.pinned and job.placement is not None:
+            if is_pinned(job) and job.placement is not None:
                 gpus = job.placement.gpus
             grant = Grant(job.uid, gpus, "a whim")
             host = next((other for other in alone if other.gpus == gpus > 0), None)

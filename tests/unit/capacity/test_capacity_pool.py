@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from metasched.capacity.capacity_pool import CapacityPool, GpuAmount, without
+from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
+from metasched.capacity.shapes import without_allocations
 from metasched.core.model import Node, Preempt, Status
 from metasched.scheduling.engine import run_round
 from policies.ares.policy import Ares, AresParameters
@@ -76,8 +77,8 @@ def test_what_is_held_beyond_a_node_is_taken_from_no_other():
     cluster = (Node("small", "v100", 2, 10, 1 << 40), Node("other", "v100", 4, 16, 1 << 40))
     other = job("o", 4, cpus_per_unit=4)
     room = CapacityPool(snapshot([pinned, other], cluster))
-    assert room.left(room.reach(other, "v100")) == 4
-    assert room.cpus_left(room.reach(other, "v100")) == 16
+    assert room.unassigned_gpus(room.node_set(other, "v100")) == 4
+    assert room.unassigned_cpus(room.node_set(other, "v100")) == 16
 
 
 @pytest.mark.parametrize("uneven", [False, True])
@@ -85,7 +86,7 @@ def test_a_job_without_gpus_has_no_place_where_no_node_has_its_cpus(uneven):
     """Also where placements may be uneven."""
     jobs = [job("fits", 0, cpus_per_unit=16), job("wide", 0, cpus_per_unit=17)]
     room = CapacityPool(snapshot(jobs, (node("here"),), uneven=uneven))
-    assert [room.site(one).spread("", 0) for one in jobs] == [(0,), None]
+    assert [room.shape(one).consolidated("", 0) for one in jobs] == [(0,), None]
 
 
 def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
@@ -94,10 +95,10 @@ def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
     any_node, picky = job("any", 4, partition="main"), job("picky", 4, features=frozenset({"ib"}))
     for first, second in ((any_node, picky), (picky, any_node)):
         room = CapacityPool(snapshot([any_node, picky], cluster))
-        assert room.give(first, GpuAmount(4, "v100"))
-        assert room.left(room.reach(second, "v100")) == 4
-        assert room.give(second, GpuAmount(4, "v100"))
-        assert room.used_up
+        assert room.assign(first, GpuAmount(4, "v100"))
+        assert room.unassigned_gpus(room.node_set(second, "v100")) == 4
+        assert room.assign(second, GpuAmount(4, "v100"))
+        assert room.exhausted
         assert not room.fits(job("more", 1), GpuAmount(1, "v100"))
 
 
@@ -106,8 +107,8 @@ def test_a_job_that_cannot_move_is_charged_where_it_is():
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     pinned, picky = running(job("p", 4, preempt=Preempt.NO), "ib"), job("picky", 1, features=frozenset({"ib"}))
     room = CapacityPool(snapshot([pinned, picky], cluster))
-    assert room.left(room.reach(picky, "v100")) == 0
-    assert room.left(room.reach(pinned, "v100")) == 4
+    assert room.unassigned_gpus(room.node_set(picky, "v100")) == 0
+    assert room.unassigned_gpus(room.node_set(pinned, "v100")) == 4
 
 
 @pytest.mark.parametrize("policy", [Fifo(), Slurm(), Ares()], ids=lambda policy: policy.name)
@@ -126,5 +127,5 @@ def test_what_a_suspended_job_holds(by_us, cpus):
     """Its GPUs and memory; its CPUs only where somebody else has suspended it, and may resume it at any moment."""
     rests = running(job("r", 2, cpus_per_unit=4, memory_per_unit=5), "here")
     rests = rests.evolve(status=Status.SUSPENDED, suspended_by_us=by_us)
-    (left,) = without([node("here")], [rests])
+    (left,) = without_allocations([node("here")], [rests])
     assert (left.gpus, left.cpus, left.memory) == (2, cpus, (1 << 40) - 10)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.model import Grant, Placement, Preempt, Snapshot, Status
+from metasched.core.retention import is_pinned
 from metasched.placement import place
 from tests.builders import job, node
 from tests.unit.strategies import grant_for, grants_for, held, jobs, load, overfull, rooms, snapshots
@@ -46,7 +47,7 @@ def test_every_placement_is_one_that_slurm_can_realise(data):
         assert len(set(found.nodes)) == len(found.nodes)
         if owner.gpus:
             assert {spot.gpu_type for spot in spots} == {found.gpu_type}
-        if uid in asked and not owner.pinned:
+        if uid in asked and not is_pinned(owner):
             grant = asked[uid]
             assert (grant.gpus if grant.at_least is None else grant.at_least) <= found.gpus <= grant.gpus
             assert (len(found.nodes), found.gpus_per_node) in owner.spreads(found.gpus) or (
@@ -81,7 +82,7 @@ def test_only_those_share_gpus_who_are_to(data):
         assert other in (asked.get(uid), owner.co_runner) or asked.get(other) == uid
     for guest, host in asked.items():
         if guest in result.placed:
-            assert result.co_runners.get(guest) == host or shot.job[guest].pinned
+            assert result.co_runners.get(guest) == host or is_pinned(shot.job[guest])
 
 
 @given(st.data())
@@ -90,12 +91,12 @@ def test_no_grant_is_lost_and_no_pinned_job_moves(data):
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     result = place(shot, grants, fallback)
-    pinned = {owner.uid for owner in shot.jobs if owner.pinned}
+    pinned = {owner.uid for owner in shot.jobs if is_pinned(owner)}
     assert result.placed.keys() | result.unplaced.keys() == {g.uid for g in (*grants, *fallback)} | pinned
     assert not result.placed.keys() & result.unplaced.keys()
     assert all(result.unplaced.values())
     for owner in shot.jobs:
-        if owner.pinned:
+        if is_pinned(owner):
             assert result.placed[owner.uid] == owner.placement
         if owner.status is Status.SUSPENDED:
             assert result.placed.get(owner.uid) in (None, owner.placement)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Decision, Grant, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
-from metasched.scheduling.engine import CANNOT_STOP, PolicyViolationError, run_round
+from metasched.core.retention import is_pinned
+from metasched.scheduling.contract_checks import PolicyViolationError
+from metasched.scheduling.engine import CANNOT_STOP, run_round
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las
 from tests import builders
@@ -56,7 +58,7 @@ def test_every_live_job_has_a_reason_and_every_target_is_live(data):
     assert all(result.reasons.values())
     assert result.targets.keys() <= live
     for owner in shot.jobs:
-        if owner.pinned and owner.blocked is None:
+        if is_pinned(owner) and owner.blocked is None:
             assert result.targets[owner.uid] == owner.placement
 
 

@@ -34,7 +34,7 @@ def running(site):
     return [job for job in site.slurm.jobs() if job.state is JobState.RUNNING]
 
 
-def seats(site):
+def jobs_by_gpu(site):
     """Addresses by (node, GPU)."""
     there = {}
     for job in site.slurm.jobs():
@@ -52,10 +52,10 @@ def test_more_jobs_than_gpus_share_them_in_pairs(site):
     """Four jobs on two GPUs: two on each, all running, and each beside the one that the policy chose."""
     jobs = [site.add("--gres=shard:2") for _ in range(4)]
     site.run_until(lambda: len(running(site)) == 4)
-    assert sorted(map(len, seats(site).values())) == [2, 2]
+    assert sorted(map(len, jobs_by_gpu(site).values())) == [2, 2]
     wanted, _ = site.store.target_shares()
-    for couple in seats(site).values():
-        one, other = (site.record(slurm_job_id).uid for slurm_job_id in couple)
+    for on_gpu in jobs_by_gpu(site).values():
+        one, other = (site.record(slurm_job_id).uid for slurm_job_id in on_gpu)
         assert wanted[one] == other
     site.run(60)
     assert restarts(site, *jobs) == [0, 0, 0, 0]
@@ -65,8 +65,8 @@ def test_a_partner_that_ends_leaves_the_other_as_it_is(site):
     """The job that stays neither restarts nor moves; neither does anybody else."""
     jobs = [site.add("--gres=shard:2") for _ in range(3)]
     site.run_until(lambda: len(running(site)) == 3)
-    couple = next(couple for couple in seats(site).values() if len(couple) == 2)
-    ends, stays = sorted(couple)
+    on_gpu = next(on_gpu for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) == 2)
+    ends, stays = sorted(on_gpu)
     before = site.slurm.job(stays).gpu_indices
     site.slurm.cancel(ends)
     site.run(30)
@@ -78,7 +78,7 @@ def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
     """Slurm before 23.02 takes a GPU for free when the first of two jobs has ended: ours leaves it."""
     jobs = [site.add("--gres=shard:2") for _ in range(3)]
     site.run_until(lambda: len(running(site)) == 3)
-    ends, stays = sorted(next(couple for couple in seats(site).values() if len(couple) == 2))
+    ends, stays = sorted(next(on_gpu for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) == 2))
     site.slurm.cancel(ends)
     site.slurm.tick(1)
     stranger = site.slurm.add("--gres=gpu:1", user="somebody")
@@ -86,12 +86,12 @@ def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
     assert site.slurm.job(stranger).gpu_indices == site.slurm.job(stays).gpu_indices
     site.run_until(lambda: site.slurm.job(stays).restarts == 1)
     site.run(30)
-    assert {stranger} in seats(site).values()
+    assert {stranger} in jobs_by_gpu(site).values()
     assert site.state(stranger) is JobState.RUNNING
     assert all(site.state(job) is not JobState.FAILED for job in jobs)
 
 
-def couples_as_wanted(site):
+def pairs_as_wanted(site):
     """Whether those who are to share sit together, and the others alone."""
     wanted, _ = site.store.target_shares()
     slurm_job_id = {record.uid: record.slurm_job_id for record in site.store.live_jobs()}
@@ -100,7 +100,7 @@ def couples_as_wanted(site):
         for one, other in wanted.items()
         if {one, other} <= set(slurm_job_id)
     }
-    return {frozenset(couple) for couple in seats(site).values() if len(couple) > 1} == expected
+    return {frozenset(on_gpu) for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) > 1} == expected
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -116,10 +116,12 @@ def test_whatever_comes_and_goes_pairs_find_each_other(tmp_path, seed):
             site.slurm.cancel(jobs.pop(chance.randrange(len(jobs))))
         site.run(chance.choice((1, 4, 15)))
         whole = {job.slurm_job_id for job in running(site) if job.gpu_indices and not job.shards}
-        assert all(len(couple) <= 2 and (len(couple) == 1 or not couple & whole) for couple in seats(site).values())
+        assert all(
+            len(on_gpu) <= 2 and (len(on_gpu) == 1 or not on_gpu & whole) for on_gpu in jobs_by_gpu(site).values()
+        )
     while len(jobs) < 8:
         jobs.append(site.add("--gres=shard:2"))
-    site.run_until(lambda: len(running(site)) >= 6 and couples_as_wanted(site), 400)
+    site.run_until(lambda: len(running(site)) >= 6 and pairs_as_wanted(site), 400)
     site.close()
 
 
@@ -209,7 +211,7 @@ def test_killed_at_any_write_the_next_daemon_goes_on(tmp_path, at, after):
     site.run(40)
     states = sorted(site.state(job).value for job in jobs)
     assert states == ["RUNNING", "SUSPENDED"]
-    assert [len(couple) for couple in seats(site).values()] == [2]
+    assert [len(on_gpu) for on_gpu in jobs_by_gpu(site).values()] == [2]
     site.close()
 
 
@@ -220,8 +222,8 @@ def test_a_job_that_asked_for_a_gpu_is_never_put_beside_another(site):
     shared = {site.add("--gres=shard:2") for _ in range(3)}
 
     def paired():
-        assert all(couple == {whole} for couple in seats(site).values() if whole in couple)
-        return any(couple <= shared and len(couple) == 2 for couple in seats(site).values())
+        assert all(on_gpu == {whole} for on_gpu in jobs_by_gpu(site).values() if whole in on_gpu)
+        return any(on_gpu <= shared and len(on_gpu) == 2 for on_gpu in jobs_by_gpu(site).values())
 
     site.run_until(paired)
     site.run(60)
@@ -235,7 +237,7 @@ def test_without_shards_nobody_shares(tmp_path):
         site.add("--gres=gpu:1")
     site.run(60)
     assert not site.controller.look().sharing
-    assert all(len(couple) == 1 for couple in seats(site).values())
+    assert all(len(on_gpu) == 1 for on_gpu in jobs_by_gpu(site).values())
     site.close()
 
 
@@ -263,7 +265,7 @@ def test_each_of_a_pair_has_half_of_the_shards_however_many_there_are(tmp_path):
     jobs = [site.add("--gres=shard:4") for _ in range(3)]
     site.run_until(lambda: all(site.state(job) is JobState.RUNNING for job in jobs))
     assert sorted(job.shards[node] for job in running(site) for node in job.shards) == [2, 2, 4]
-    assert {node for node, _ in seats(site) if blocked[0] not in seats(site)[node, 0]} == {"n1", "n2"}
+    assert {node for node, _ in jobs_by_gpu(site) if blocked[0] not in jobs_by_gpu(site)[node, 0]} == {"n1", "n2"}
     site.close()
 
 

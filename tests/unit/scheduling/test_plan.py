@@ -268,10 +268,10 @@ def test_loads_are_counted_per_node():
 
 
 def shares(free, held, partners=(), turns=(), **more):
-    """One node, n1; who sits on which of its GPUs, and which couples are wanted."""
+    """One node, n1; the jobs that hold halves of its GPUs, and the pairs that should share."""
     both = {one: other for pair in partners for one, other in (pair, pair[::-1])}
-    seats = GpuShards(2, {"n1": free}, {uid: {"n1": gpu} for uid, gpu in held.items()}, **more)
-    return GpuSharing(both, frozenset(turns), seats)
+    shards = GpuShards(2, {"n1": free}, {uid: {"n1": gpu} for uid, gpu in held.items()}, **more)
+    return GpuSharing(both, frozenset(turns), shards)
 
 
 def part(uid, status=Status.RUNNING, **more):
@@ -355,14 +355,14 @@ def test_pairs_of_one_node_start_one_after_the_other():
 
 def test_a_job_leaves_a_gpu_that_slurm_has_given_away():
     """It would compute beside a stranger."""
-    assert kinds(shared([part("a")], shares((0, 2), {"a": 0}, doubled=frozenset("a")))) == [(Stop, "a")]
+    assert kinds(shared([part("a")], shares((0, 2), {"a": 0}, overlapping=frozenset("a")))) == [(Stop, "a")]
 
 
-def test_whole_gpus_are_not_asked_for_where_slurm_forgets_who_has_half():
+def test_whole_gpus_are_not_asked_for_where_slurm_counts_a_half_free_gpu_as_free():
     """The job that has it restarts first; where Slurm remembers, nobody does."""
     jobs = [part("x"), job("a", whole_gpus=True)]
-    assert kinds(shared(jobs, shares((1, 2), {"x": 0}, forgets=True))) == [(Stop, "x")]
-    assert kinds(shared(jobs, shares((2, 1), {"x": 1}, forgets=True))) == [(Start, "a")]
+    assert kinds(shared(jobs, shares((1, 2), {"x": 0}, assigns_half_free=True))) == [(Stop, "x")]
+    assert kinds(shared(jobs, shares((2, 1), {"x": 1}, assigns_half_free=True))) == [(Start, "a")]
     assert kinds(shared(jobs, shares((1, 2), {"x": 0}))) == [(Start, "a")]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.model import Status
+from metasched.core.retention import is_pinned
 from metasched.simulator.simulation import simulate
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.las import Las, LasParameters
@@ -259,5 +260,5 @@ def test_pinned_jobs_are_never_stopped(data):
     load = data.draw(workloads())
     policy = data.draw(st.one_of(chaos(), st.sampled_from(ENDING)))
     _, outcome = watched(load, data.draw(clusters()), policy, data.draw(settings(failures=False)))
-    pinned = {s.job.uid for s in load.submissions if replace(s.job, status=Status.RUNNING).pinned}
+    pinned = {s.job.uid for s in load.submissions if is_pinned(replace(s.job, status=Status.RUNNING))}
     assert all(len(r.stays) <= 1 and not r.preemptions for r in (outcome.jobs if outcome else ()) if r.uid in pinned)
