@@ -234,7 +234,7 @@ def test_without_shards_nobody_shares(tmp_path):
     for _ in range(3):
         site.add("--gres=gpu:1")
     site.run(60)
-    assert not site.controller.look().sharing
+    assert not site.controller.current_snapshot().sharing
     assert all(len(couple) == 1 for couple in seats(site).values())
     site.close()
 
