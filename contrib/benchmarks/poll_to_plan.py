@@ -22,10 +22,10 @@ from metasched.cli.status_tables import console, row, table
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status
 from metasched.core.policy import Policy, installed_policies
-from metasched.daemon import controller as heart
+from metasched.daemon import controller as controllers
 from metasched.daemon.actuator import Actuator
 from metasched.daemon.controller import Controller
-from metasched.daemon.status_publisher import Publisher
+from metasched.daemon.status_publisher import StatusPublisher
 from metasched.devcluster import DevCluster, NodeGroup
 from metasched.observe.observer import Observer
 from metasched.scheduling.engine import run_round
@@ -44,11 +44,11 @@ FILL_SECONDS = 60.0
 # A stage is a function that the daemon calls at each poll: where it is found, and its name.
 STAGES: Mapping[str, tuple[Any, str]] = {
     "observe": (Observer, "observe"),
-    "decide": (heart, "run_round"),
+    "decide": (controllers, "run_round"),
     "commit": (Store, "commit_round"),
-    "plan": (heart, "plan"),
+    "plan": (controllers, "plan"),
     "act": (Actuator, "perform"),
-    "publish": (Publisher, "publish"),
+    "publish": (StatusPublisher, "publish"),
     "processes": (subprocess, "run"),
     "commands": (ScontrolPipe, "command"),
 }
@@ -172,7 +172,7 @@ def measure(base: Path, held: int) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     client = CommandLineClient(cluster.env)
     with Store.open(base / "state" / "metasched.db") as store, watch.watching():
-        controller = Controller(config, client, store, Mailbox(shared), policy_named("fifo"))
+        controller = Controller(config, client, client.settings(), store, Mailbox(shared), policy_named("fifo"))
         # One job that cannot be preempted takes all GPUs, so that the others wait.
         filler = submit(
             cluster, shared, script, "--nodes=64", "--gres=gpu:8", "--comment=metasched preempt=no", "--job-name=filler"

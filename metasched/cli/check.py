@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from metasched.cli.formatting import clean, echo_json, json_option
-from metasched.cli.paths import DATABASE, LOCK, CommandPaths
+from metasched.cli.paths import CommandPaths
 
 if TYPE_CHECKING:
     from metasched.installation.checks import Finding
@@ -38,7 +38,7 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
     config = load(command_paths.config, installed_policies())
     client = CommandLineClient(timeout=config.slurm.timeout_seconds)
     try:
-        facts = gather(config, client, LOCK, DATABASE)
+        facts = gather(config, client)
     finally:
         client.close()
     found = check(facts)

@@ -17,10 +17,12 @@ from metasched.cli.paths import CommandPaths
 def command(command_paths: CommandPaths, *, dry_run: bool, standby: bool) -> None:
     """Schedule the cluster until SIGTERM; SIGHUP reads the configuration again. Jobs outlive the daemon."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # its matrices are small: threads cost more than they bring
-    from metasched.daemon import process  # noqa: PLC0415  the scheduler's imports are for this command alone
+    # The scheduler's imports are for this command alone.
+    from metasched.daemon import dry_run as read_only  # noqa: PLC0415
+    from metasched.daemon import process  # noqa: PLC0415
 
     if dry_run:
-        for line in process.dry_run(command_paths.config) or ["nothing to do: no job is here"]:
+        for line in read_only.planned_actions(command_paths.config) or ["nothing to do: no job is here"]:
             click.echo(clean(line))
     else:
         process.run(command_paths.config, standby=standby)

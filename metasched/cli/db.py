@@ -16,9 +16,10 @@ import click
 
 from metasched.cli import history_tables, status_tables
 from metasched.cli.formatting import COUNT, clean, counted, echo_json, json_option, listed, size
-from metasched.cli.paths import DATABASE, LOCK, CommandPaths, shared_option, state_option
+from metasched.cli.paths import CommandPaths, shared_option, state_option
+from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.errors import MetaschedError
-from metasched.daemon.failover import COPIES, COPY, term_of_copy
+from metasched.daemon.failover import term_of_copy
 from metasched.shared_dir.lock import DaemonLock
 from metasched.store import DamagedStoreError, JobRecord, Store
 from metasched.store.connection import exists
@@ -65,7 +66,7 @@ class Database:
             pass  # a database that is not there must not be made
         with DaemonLock(shared / LOCK), Store.open(self.path) as store:
             if term_of_copy(shared / COPIES) > store.term:
-                raise SupersededStoreError(self.path, shared / COPIES / COPY)
+                raise SupersededStoreError(self.path, shared / COPIES / DATABASE)
             yield store
 
 

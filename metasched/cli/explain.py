@@ -12,7 +12,8 @@ import click
 
 from metasched.cli.formatting import clean, echo_json, json_option, listed
 from metasched.cli.job_explanation import explanation, history
-from metasched.cli.paths import DATABASE, CommandPaths, shared_option, state_option
+from metasched.cli.paths import CommandPaths, shared_option, state_option
+from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status

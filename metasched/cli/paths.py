@@ -13,8 +13,6 @@ import click
 from metasched.core.errors import MetaschedError
 
 DEFAULT_CONFIG = Path("/etc/metasched/metasched.toml")
-DATABASE = "metasched.db"
-LOCK = "daemon.lock"
 
 _Command = TypeVar("_Command", bound=Any)
 

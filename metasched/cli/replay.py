@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option
-from metasched.cli.paths import DATABASE, CommandPaths, state_option
+from metasched.cli.paths import CommandPaths, state_option
+from metasched.configuration.file_names import DATABASE
 from metasched.core.policy import Policy, installed_policies
 from metasched.replay.replay import Replayed, replay
 from metasched.store import Store

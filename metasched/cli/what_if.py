@@ -59,7 +59,7 @@ def command(
     own reports, earlier jobs of its user and name, its time limit, or an assumption.
     """
     from metasched.core.policy import installed_policies  # noqa: PLC0415
-    from metasched.daemon import process  # noqa: PLC0415  `--help` needs none of this
+    from metasched.daemon.dry_run import read_only_controller  # noqa: PLC0415  `--help` needs none of this
     from metasched.simulator.records import Settings  # noqa: PLC0415
     from metasched.simulator.what_if import estimate_all, forecast  # noqa: PLC0415
 
@@ -69,8 +69,8 @@ def command(
         name, parameters = parsed(text)
         found = registry.get(name)
         chosen[text] = found(found.Parameters.model_validate(parameters))
-    with process.onlooker(command_paths.config) as (controller, store):
-        snapshot, current, schedule = controller.look(), controller.policy, controller.config.schedule
+    with read_only_controller(command_paths.config) as (controller, store):
+        snapshot, current, schedule = controller.current_snapshot(), controller.policy, controller.config.schedule
         estimates = estimate_all(store, snapshot.jobs, assume_hours * 3600, speed_up)
         settings = Settings(
             round_seconds=schedule.round_seconds,

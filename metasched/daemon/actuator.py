@@ -1,7 +1,8 @@
-"""Actions -> Slurm, mailbox and store.
+"""The act step of a poll: performs the plan's actions in Slurm, in the mailbox and in the store.
 
-The order within each action is chosen so that a crash after any line is mended by the next poll: what must be
-remembered is committed first, what lets a job start comes last.
+Within each action, what the next poll must know is committed to the store first, then the files for the trainer are
+written, and the command that lets a job start or stop comes last. So the next poll repairs a crash after any line. An
+action that fails is logged and put off for a while, longer after each failure; an outage of Slurm ends the step.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
-from metasched.learning.profiling_runs import sizes
+from metasched.daemon.cluster_state import ClusterState
+from metasched.learning.profiling_runs import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
-from metasched.observe.observer import Observation
 from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
@@ -36,10 +37,12 @@ from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 from metasched.slurm.job_requirements import geometry
 from metasched.store import EndCause, Store
 
-SAME_NODE_SECONDS = 3.0  # a run that we saw end longer ago certainly ended in an earlier second
-DELAY_SECONDS = 1.1  # after which a start with StartTime=now+1 may happen
+SAME_NODE_SECONDS = 3.0
+"""A run whose end was seen longer ago has certainly ended in an earlier second."""
+DELAY_SECONDS = 1.1
+"""Time after which Slurm may start a job that was released with StartTime=now+1."""
 
-KINDS: Mapping[type[Action], str] = {
+ACTION_KINDS: Mapping[type[Action], str] = {
     HoldJob: "hold",
     Start: "start",
     Stop: "stop",
@@ -52,16 +55,16 @@ log = structlog.get_logger()
 
 
 def describe(action: Action, snapshot: Snapshot) -> str:
-    """One line for people."""
+    """Return the action in one line, for logs and dry runs."""
     job = snapshot.job[action.uid]
     where = ""
     if isinstance(action, Start):
         where = f" on {'a part of ' if action.half_gpus else ''}{placement_text(action.placement)}"
-    return f"{KINDS[type(action)]} {job.slurm_job_id}{where}: {action.reason}"
+    return f"{ACTION_KINDS[type(action)]} {job.slurm_job_id}{where}: {action.reason}"
 
 
 def placement_text(placement: Placement) -> str:
-    """``n1,n2 (2 x 4 v100)``, or ``n1,n2 (4 + 1 v100)``."""
+    """Return the placement for people: ``n1,n2 (2 x 4 v100)``, or ``n1,n2 (4 + 1 v100)`` where numbers differ."""
     nodes = ",".join(placement.nodes)
     if not placement.gpus_per_node:
         return nodes
@@ -69,8 +72,11 @@ def placement_text(placement: Placement) -> str:
     return f"{nodes} ({' + '.join(map(str, placement.uneven)) or each} {placement.gpu_type or 'gpu'})"
 
 
-def _leaves_there(job: Job, placement: Placement, now: float) -> bool:
-    """Whether it goes back to a node in the second in which it left: slurmd refuses that ("Job already killed")."""
+def _restarts_on_node_too_soon(job: Job, placement: Placement, now: float) -> bool:
+    """Whether a start would bring the job back to a node within the second in which its last run left that node.
+
+    slurmd refuses such a start ("Job already killed").
+    """
     if (
         job.last_placement is None
         or job.last_ended is None
@@ -82,17 +88,18 @@ def _leaves_there(job: Job, placement: Placement, now: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
-    """What a lease says of the round that it was written in."""
+    """The round that a lease is written in: its number, and its regular end in unix seconds."""
 
     number: int
     end: float
 
 
 class Actuator:
-    """Performs actions; keeps nothing but a short memory of failures, so as not to hammer Slurm with them.
+    """Performs actions, and puts off for a while those that failed.
 
     Attributes:
-        unsent: uids of jobs whose stop is noted and may not have reached Slurm.
+        config: the configuration in force; a reload replaces it.
+        unsent_stops: uids of jobs whose stop is recorded in the store and may not have reached Slurm.
     """
 
     def __init__(
@@ -104,93 +111,96 @@ class Actuator:
         self._mailbox = mailbox
         self._settings = settings
         self._backoff = Backoff()  # by uid and kind of action
-        self._delayed: dict[str, float] = {}
-        # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop come back by
-        # themselves, because the next look still shows what they are to change.
+        self._delayed_starts: dict[str, float] = {}  # instant of the release, by uid
+        # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop are planned again
+        # by themselves, because Slurm still shows what they are to change.
         unfinished = store.unfinished_actions()
-        self.unsent = {action.uid for action in unfinished if action.kind == KINDS[Stop]}
+        self.unsent_stops = {action.uid for action in unfinished if action.kind == ACTION_KINDS[Stop]}
         for action in unfinished:
             store.end_action(action.id, "the daemon died before it knew", None)
 
     @property
     def start_limit(self) -> float:
-        """Seconds that a released job may wait: those whose GPUs it gets may use their whole grace first."""
+        """Longest time from a release to the start, in seconds: the victims may use their whole grace before it."""
         return self.config.schedule.grace_seconds + self.config.schedule.start_seconds
 
-    def perform(self, actions: Sequence[Action], seen: Observation, round_facts: RoundFacts) -> int:
-        """Do them in order; how many were done.
+    def perform(self, actions: Sequence[Action], state: ClusterState, round_facts: RoundFacts) -> int:
+        """Perform the actions in order, and return how many succeeded.
 
         Raises:
-            SlurmUnavailableError: the controller does not answer (in time); the rest is left to the next poll.
+            SlurmUnavailableError: slurmctld does not answer in time; the rest is left to the next poll.
         """
         done = 0
-        now = seen.snapshot.now
-        self._forget(seen)
-        self._remind(seen)
+        now = state.snapshot.now
+        self._forget_failures(state)
+        self._repeat_delayed_releases(state)
         for action in actions:
-            kind = KINDS[type(action)]
+            kind = ACTION_KINDS[type(action)]
             if self._backoff.rests(action.uid, kind, now):
                 continue
             entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
             begun = time.monotonic()
             try:
-                self._do(action, seen, round_facts)
+                self._perform_one(action, state, round_facts)
             except (SlurmError, MailboxError) as error:
                 took = time.monotonic() - begun
                 self._store.end_action(entry, str(error), took)
-                log.warning("action_failed", action=describe(action, seen.snapshot), error=str(error))
-                self._put_off(action, error, now, took)
+                log.warning("action_failed", action=describe(action, state.snapshot), error=str(error))
+                self._back_off(action, error, now, took)
                 if isinstance(error, SlurmUnavailableError):
                     raise
                 continue
             self._store.end_action(entry, "ok", time.monotonic() - begun)
             self._backoff.went_well(action.uid, kind)
             if isinstance(action, Stop):
-                self.unsent.discard(action.uid)
-            log.info("action", action=describe(action, seen.snapshot))
+                self.unsent_stops.discard(action.uid)
+            log.info("action", action=describe(action, state.snapshot))
             done += 1
         return done
 
-    def _put_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
-        """Leave an action that failed alone for a while, the longer the more often it did."""
+    def _back_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
+        """Put an action that failed off for a while, longer after each failure in a row."""
         outage = took + self.config.outage_seconds if isinstance(error, SlurmUnavailableError) else 0.0
-        failures = self._backoff.failed(action.uid, KINDS[type(action)], now, outage)
+        failures = self._backoff.failed(action.uid, ACTION_KINDS[type(action)], now, outage)
         if isinstance(action, Stop):
-            self.unsent.add(action.uid)
-        if isinstance(action, Start) and failures.times > 1:  # that is no accident: others may have the GPUs meanwhile
+            self.unsent_stops.add(action.uid)
+        if isinstance(action, Start) and failures.times > 1:  # no accident: other jobs may have the GPUs meanwhile
             self._store.update_job(action.uid, not_before=now + failures.rest)
             self._store.event(NOT_STARTED, str(error), uid=action.uid, at=now)
 
-    def _forget(self, seen: Observation) -> None:
-        """Forget what failed of jobs that have ended, and of starts that took effect though their answer was lost."""
-        live = seen.snapshot.job
-        self._backoff.keep(lambda uid, kind: uid in live and (kind != KINDS[Start] or live[uid].status is Status.HELD))
-        self.unsent &= live.keys()
+    def _forget_failures(self, state: ClusterState) -> None:
+        """Drop failures of jobs that have ended, and of starts that took effect although their answer was lost."""
+        live = state.snapshot.job
+        self._backoff.keep(
+            lambda uid, kind: uid in live and (kind != ACTION_KINDS[Start] or live[uid].status is Status.HELD)
+        )
+        self.unsent_stops &= live.keys()
 
-    def _remind(self, seen: Observation) -> None:
-        """Release again what had to be released with a delay, once that is over.
+    def _repeat_delayed_releases(self, state: ClusterState) -> None:
+        """Release jobs again that were released with a delay, once the delay is over.
 
-        Slurm would start it when it next looks by itself, which with its default parameters can be half a minute later;
-        a release makes it look.
+        A release makes Slurm schedule at once. Otherwise it starts the job in its next cycle, which with its default
+        parameters can be half a minute later.
         """
-        for uid, since in list(self._delayed.items()):
-            job = seen.snapshot.job.get(uid)
+        for uid, since in list(self._delayed_starts.items()):
+            job = state.snapshot.job.get(uid)
             if job is None or job.status is not Status.QUEUED:
-                del self._delayed[uid]
-            elif not 0 <= seen.snapshot.now - since <= DELAY_SECONDS:
-                del self._delayed[uid]
+                del self._delayed_starts[uid]
+            elif not 0 <= state.snapshot.now - since <= DELAY_SECONDS:
+                del self._delayed_starts[uid]
                 try:
                     self._client.release(job.slurm_job_id)
                 except SlurmUnavailableError:
                     raise
-                except SlurmError as error:  # it started meanwhile, say; Slurm starts it without us, too, if later
-                    log.info("not_reminded", job=job.slurm_job_id, error=str(error))
+                except SlurmError as error:  # the job has started meanwhile, or Slurm starts it in a later cycle
+                    log.info("release_not_repeated", job=job.slurm_job_id, error=str(error))
 
-    def renew(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
-        """Write a new round into the leases of the runs that go on, and nothing else: trainers read the rest once.
+    def renew_leases(self, jobs: Sequence[Job], round_facts: RoundFacts) -> None:
+        """Write the number and end of a new round into the leases of jobs that keep their allocation.
 
-        A run that Slurm began without us keeps the lease that it may have found: a higher run number would supersede
-        its trainer. Where there is none yet, it gets one.
+        Trainers read the rest of a lease only once, so it stays as it is. A run that Slurm started without a release
+        keeps the lease that its trainer may have found, because a higher run number would supersede the trainer; where
+        there is no lease yet, it gets one.
         """
         for job in jobs:
             lease = self._lease_of(job)
@@ -203,60 +213,62 @@ class Actuator:
             except MailboxError as error:
                 log.warning("lease_not_renewed", job=job.slurm_job_id, error=str(error))
 
-    def _do(self, action: Action, seen: Observation, round_facts: RoundFacts) -> None:
-        job = seen.snapshot.job[action.uid]
+    def _perform_one(self, action: Action, state: ClusterState, round_facts: RoundFacts) -> None:
+        job = state.snapshot.job[action.uid]
         match action:
             case HoldJob():
-                self._hold(job, seen)
+                self._hold(job, state)
             case Start():
-                self._start(job, action, seen, round_facts)
+                self._start(job, action, state, round_facts)
             case Stop():
-                self._stop(job, action, seen)
+                self._stop(job, action, state)
             case Requeue():
                 self._client.requeue_hold(job.slurm_job_id)
-                self._store.event("deaf", action.reason, uid=job.uid, at=seen.snapshot.now)
+                self._store.event("deaf", action.reason, uid=job.uid, at=state.snapshot.now)
             case Suspend():
-                self._store.run_suspended(job.uid, job.run, seen.snapshot.now, by_us=True)
+                self._store.run_suspended(job.uid, job.run, state.snapshot.now, by_us=True)
                 self._client.suspend(job.slurm_job_id)
             case Resume():
                 self._client.resume(job.slurm_job_id)
-                self._store.run_resumed(job.uid, job.run, seen.snapshot.now)
-                # Slurm gives it a priority again, which was its hold in case that somebody else requeues it.
+                self._store.run_resumed(job.uid, job.run, state.snapshot.now)
+                # Slurm gives the job a priority again; the hold keeps it from starting if somebody else requeues it.
                 self._client.hold(job.slurm_job_id)
             case _:
                 raise NotImplementedError(action)
 
-    def _hold(self, job: Job, seen: Observation) -> None:
-        now = seen.snapshot.now
+    def _hold(self, job: Job, state: ClusterState) -> None:
+        now = state.snapshot.now
         self._client.hold(job.slurm_job_id)
         if job.status is not Status.QUEUED or job.released is None or job.released_at is None:
             return
         self._store.run_ended(job.uid, job.run, now, EndCause.WITHDRAWN)
         if now - job.released_at > self.start_limit:
-            # What keeps it (a limit, a reservation, a licence) is likely to last: let others have the GPUs for a while.
-            self._store.update_job(job.uid, not_before=now + seen.snapshot.round_seconds)
-            self._store.event(NOT_STARTED, f"Slurm's reason: {seen.seen[job.uid].slurm.reason}", uid=job.uid, at=now)
+            # The obstacle (a limit, a reservation, a licence) is likely to last: other jobs get the GPUs for a while.
+            self._store.update_job(job.uid, not_before=now + state.snapshot.round_seconds)
+            self._store.event(NOT_STARTED, f"Slurm's reason: {state.jobs[job.uid].slurm.reason}", uid=job.uid, at=now)
 
-    def _start(self, job: Job, action: Start, seen: Observation, round_facts: RoundFacts) -> None:
-        now = seen.snapshot.now
+    def _start(self, job: Job, action: Start, state: ClusterState, round_facts: RoundFacts) -> None:
+        now = state.snapshot.now
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
         self._mailbox.write_address(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
-        if seen.seen[job.uid].needed.trials and not action.half_gpus:
-            lease = replace(lease, trials=sizes(job, action.placement))
+        if state.jobs[job.uid].requirements.trials and not action.half_gpus:
+            lease = replace(lease, trials=world_sizes_to_profile(job, action.placement))
         self._mailbox.write_lease(lease)
-        delay = 1 if _leaves_there(job, action.placement, now) else 0
-        shards = None if seen.seats is None else seen.seats.half if action.half_gpus else seen.seats.per_gpu
+        delay = 1 if _restarts_on_node_too_soon(job, action.placement, now) else 0
+        sharing = state.gpu_shards
+        shards = None if sharing is None else sharing.half if action.half_gpus else sharing.per_gpu
         self._client.update(
-            job.slurm_job_id, geometry(job, action.placement, seen.seen[job.uid].needed, delay=delay, shards=shards)
+            job.slurm_job_id,
+            geometry(job, action.placement, state.jobs[job.uid].requirements, delay=delay, shards=shards),
         )
         self._client.release(job.slurm_job_id)
         if delay:
-            self._delayed[job.uid] = now
+            self._delayed_starts[job.uid] = now
 
-    def _stop(self, job: Job, action: Stop, seen: Observation) -> None:
-        now = seen.snapshot.now
+    def _stop(self, job: Job, action: Stop, state: ClusterState) -> None:
+        now = state.snapshot.now
         self._store.stop_requested(job.uid, job.run, now)
         lease = self._lease_of(job)
         if job.trainer_ready and lease is not None and lease.run == job.run:
@@ -264,16 +276,16 @@ class Actuator:
                 self._mailbox.request_stop(
                     job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
                 )
-            except MailboxError as error:  # a full disk, say: the signal alone is enough
+            except MailboxError as error:  # for example a full disk; the signal alone is enough
                 log.warning("stop_not_written", job=job.slurm_job_id, error=str(error))
             self._client.signal(job.slurm_job_id, lease.signal)
         else:
-            # No trainer of ours has said that it listens: our signal would kill a script that does not know it, and
-            # the job would count as failed. Slurm's own requeue never loses a job, and its SIGTERM is a request too.
+            # No trainer has reported that it handles the signal, which would kill another script and make the job fail.
+            # Slurm's own requeue never loses a job, and its SIGTERM is a request to stop, too.
             self._client.requeue_hold(job.slurm_job_id)
 
     def _lease_of(self, job: Job) -> Lease | None:
-        """The lease that the job has; None also where it cannot be read."""
+        """Return the job's lease; None where there is none, or it cannot be read."""
         try:
             return self._mailbox.read_lease(job.uid)
         except MailboxError as error:

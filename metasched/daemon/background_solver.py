@@ -1,7 +1,7 @@
-"""Work of a policy that takes too long for a round, done in a process of its own while rounds go on.
+"""Computations of a policy that take too long for a round, done by another process while rounds continue.
 
-The answer is an input of the round in which it arrives (``Snapshot.precomputed``), and is kept with it: rounds stay
-pure, and can be decided again, however long the work took.
+The result is an input of the round in which it arrives (``Snapshot.precomputed``), and is stored with that round. So
+rounds stay pure and can be replayed, however long the computation took.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import precompute
 
 LIMIT_SECONDS = 3600.0
-"""Work that takes longer is given up: what it was for has changed too much."""
-END_SECONDS = 5.0  # that an ended process has to be gone
+"""A computation that takes longer is abandoned: the cluster has changed too much since it began."""
+END_SECONDS = 5.0
+"""Time for the process to end after SIGTERM, and again after SIGKILL."""
 
 log = structlog.get_logger()
 
 
 class NotPortableError(MetaschedError):
-    """A policy cannot be sent to the process that does its work."""
+    """A policy cannot be sent to the process that computes for it."""
 
     def __init__(self, policy: Policy, error: Exception) -> None:
         super().__init__(
@@ -44,19 +45,19 @@ class NotPortableError(MetaschedError):
 
 
 def check_portable(policy: Policy) -> None:
-    """See to it that a policy can do its work in another process.
+    """Check that a policy can be sent to another process.
 
     Raises:
-        NotPortableError: it cannot be sent there.
+        NotPortableError: it cannot be pickled.
     """
     try:
-        pickle.loads(_pickled(policy))  # noqa: S301  what we have just made
+        pickle.loads(_pickled(policy))  # noqa: S301  pickled on the line above
     except Exception as error:  # a policy may be third-party code
         raise NotPortableError(policy, error) from error
 
 
 class BackgroundSolver:
-    """One piece of work at a time; begins a process when there is the first."""
+    """Runs one computation of a policy at a time; starts the process for the first one."""
 
     def __init__(self) -> None:
         self._process: BaseProcess | None = None
@@ -64,16 +65,24 @@ class BackgroundSolver:
         self._busy_since: float | None = None
 
     def begin(self, snapshot: Snapshot, policy: Policy, state: PolicyState) -> None:
-        """Have the policy's work done for what a round saw and left behind, unless earlier work is going on."""
+        """Begin the policy's computation for a round, unless an earlier one is still running.
+
+        Args:
+            snapshot: the input of the round.
+            policy: the policy in force.
+            state: the policy's state after the round.
+        """
         if self._busy_since is not None and time.monotonic() - self._busy_since > LIMIT_SECONDS:
-            log.warning("work_given_up", policy=policy.name, seconds=LIMIT_SECONDS)
+            log.warning("background_solve_abandoned", policy=policy.name, seconds=LIMIT_SECONDS)
             self.close()
         if self._busy_since is not None:
             return
         try:
             task = _pickled((snapshot, policy, state))
         except Exception:  # a policy may be third-party code
-            log.exception("work_failed", policy=policy.name, effect="it is begun again after the next round")
+            log.exception(
+                "background_solve_failed", policy=policy.name, effect="it is begun again after the next round"
+            )
             return
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")
@@ -87,8 +96,8 @@ class BackgroundSolver:
         except OSError as error:
             self._lost(error)
 
-    def take(self) -> Mapping[str, Any]:
-        """The answer, if one has arrived since the last time; else empty."""
+    def collect(self) -> Mapping[str, Any]:
+        """Return the result that has arrived since the last call, JSON-compatible; empty if none has."""
         if self._pipe is None or self._busy_since is None:
             return {}
         try:
@@ -100,11 +109,13 @@ class BackgroundSolver:
             return {}
         self._busy_since = None
         if "failed" in answer:
-            log.error("work_failed", error=answer["failed"], effect="it is begun again after the next round")
+            log.error(
+                "background_solve_failed", error=answer["failed"], effect="it is begun again after the next round"
+            )
         return answer.get("found") or {}
 
     def close(self) -> None:
-        """End the process, and whatever it does."""
+        """End the process and its computation, if there is one."""
         process, pipe = self._process, self._pipe
         self._process = self._pipe = self._busy_since = None
         if pipe is not None:
@@ -117,12 +128,12 @@ class BackgroundSolver:
                 process.join(END_SECONDS)
 
     def _lost(self, error: Exception) -> None:
-        log.warning("work_lost", error=str(error) or "its process has ended", effect="it is begun again")
+        log.warning("background_solver_lost", error=str(error) or "its process has ended", effect="it is begun again")
         self.close()
 
 
 class _Pickler(pickle.Pickler):
-    """Knows the read-only mappings of the model, which pickle does not."""
+    """Pickles the read-only mappings of the model as dicts."""
 
     def reducer_override(self, found: Any) -> Any:
         return (dict, (dict(found),)) if isinstance(found, MappingProxyType) else NotImplemented
@@ -135,7 +146,7 @@ def _pickled(found: object) -> bytes:
 
 
 def _serve(pipe: Connection) -> None:
-    """What the process does, until its other end is closed."""
+    """Compute for each task from the pipe until its other end is closed; runs in the other process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the daemon closes the pipe
     while True:
         try:
@@ -143,8 +154,8 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            snapshot, policy, state = pickle.loads(task)  # noqa: S301  from our own process
+            snapshot, policy, state = pickle.loads(task)  # noqa: S301  sent by the daemon itself
             answer = json.dumps({"found": precompute(snapshot, policy, state)})
-        except Exception as error:  # noqa: BLE001  a policy may be third-party code, and the next piece may do
+        except Exception as error:  # noqa: BLE001  a policy may be third-party code, and the next task may succeed
             answer = json.dumps({"failed": f"{type(error).__name__}: {error}"})
         pipe.send_bytes(answer.encode())

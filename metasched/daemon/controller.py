@@ -1,4 +1,11 @@
-"""The daemon's heart without its clockwork: look, decide, act, publish. One call is one poll."""
+"""One poll of the daemon: observe, intake, track runs, learn, decide, plan, act, publish.
+
+Slurm and the store are read, new jobs are recorded and held, and runs and reports are recorded. If a round is due, the
+policy decides which jobs run where, and the decision is committed to the store. The plan is the difference between that
+decision and what runs now, as a list of actions; these are performed, and the result is published. Nothing is
+remembered between two polls that the next one could not find again in Slurm or in the store. So the daemon may be
+killed between any two lines, and every step may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +16,21 @@ from dataclasses import replace
 import structlog
 
 from metasched.configuration.config import Config
-from metasched.core.model import Action, Job, Placement, Snapshot, Status
+from metasched.core.model import Action, Placement, Snapshot, Status
 from metasched.core.policy import Policy
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.background_solver import BackgroundSolver
-from metasched.daemon.status_publisher import Publisher, why_no_sharing
+from metasched.daemon.cluster_state import ClusterState, ClusterStateBuilder
+from metasched.daemon.status_publisher import StatusPublisher, why_no_sharing
+from metasched.daemon.systemd_notify import notify
+from metasched.intake.job_intake import JobIntake
+from metasched.intake.report_reading import ReportReader
+from metasched.intake.run_tracking import RunTracking
+from metasched.intake.throttled_writes import ThrottledWrites
+from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observed_job import START_DEFERRED
-from metasched.observe.observer import Observation, Observer
+from metasched.observe.observer import Observer
 from metasched.replay.snapshot_codec import encode
 from metasched.scheduling.contract_checks import PolicyViolationError
 from metasched.scheduling.engine import RoundResult, run_round
@@ -24,7 +38,7 @@ from metasched.scheduling.gpu_sharing import GpuSharing
 from metasched.scheduling.plan import Timeouts, plan
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
-from metasched.slurm.client import SlurmClient
+from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
 
@@ -37,22 +51,26 @@ class Controller:
     """One cluster under one policy.
 
     Args:
-        config: checked.
+        config: the configuration in force.
         client: to Slurm.
+        settings: Slurm's settings, as read at the start of the daemon.
         store: opened in this thread.
         mailbox: of the shared directory.
-        policy: the chosen one.
-        lock: checked before each poll, and again before it acts; None where nothing real is written (dry run, tests).
-        clock: unix seconds.
+        policy: the configured policy.
+        lock: checked before each poll, and again before the poll acts; None where nothing real is written (dry run,
+            tests).
+        clock: returns unix seconds.
 
-    Raises:
-        SlurmError: Slurm's settings could not be read.
+    Attributes:
+        config: the configuration in force.
+        policy: the policy in force.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  its collaborators
         self,
         config: Config,
         client: SlurmClient,
+        settings: SlurmSettings,
         store: Store,
         mailbox: Mailbox,
         policy: Policy,
@@ -65,41 +83,47 @@ class Controller:
         self._store = store
         self._lock = lock
         self._clock = clock
-        settings = client.settings()
-        self._reconciler = Observer(config, client, store, mailbox, settings)
+        self._observer = Observer(config, client, store, settings)
+        self._writes = ThrottledWrites()
+        self._intake = JobIntake(client, store, self._writes)
+        self._reports = ReportReader(store, mailbox, heartbeat=notify)
+        self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._forget)
+        self._estimates = JobEstimates(store, config.sharing)
+        self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates)
         self._actuator = Actuator(config, client, store, mailbox, settings)
-        self._publisher = Publisher(store, mailbox.shared, settings.cluster)
+        self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
+        self._background_solver = BackgroundSolver()
         last = store.last_round()
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
         self._shares = GpuSharing(*store.target_shares())
         self._reasons: Mapping[str, str] = store.current_reasons()
-        self._owes_round = True  # much may have changed while nobody looked
-        self._accepting: frozenset[tuple[str, str]] | None = None
-        self._idle: frozenset[str] = frozenset()  # jobs that have a place and may not start there
-        self._blocked: frozenset[str] = frozenset()
+        self._round_wanted = True  # much may have changed while no daemon ran
+        self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
+        self._blocked_targets: frozenset[str] = frozenset()  # uids of blocked jobs with a target, in the last poll
+        self._blocked: frozenset[str] = frozenset()  # uids of blocked jobs in the last poll
         self._sharing: bool | None = None
-        self._back_at: float | None = None
-        self._looked_at = 0.0 if last is None else last.at
-        self._trouble: str | None = None
-        self._beside = BackgroundSolver()
+        self._slurm_back_at: float | None = None
+        self._last_poll_at = 0.0 if last is None else last.at
+        self._slurm_error: str | None = None
 
     def close(self) -> None:
-        """End what goes on beside the rounds."""
-        self._beside.close()
+        """End the process of the background solver."""
+        self._background_solver.close()
 
     def reconfigure(self, config: Config, policy: Policy) -> None:
-        """Go on under another configuration, with a new round at the next poll; paths stay what they are."""
-        self._beside.close()
+        """Continue under another configuration and policy, with a new round at the next poll; paths do not change."""
+        self._background_solver.close()
         self.config = config
         self.policy = policy
-        self._reconciler.config = config
+        self._observer.config = config
         self._actuator.config = config
-        self._owes_round = True
+        self._estimates.reconfigure(config.sharing)
+        self._round_wanted = True
 
     def poll(self) -> float:
-        """Look; begin a round if one is due; do what it still lacks; publish.
+        """Run one poll.
 
         Returns:
             Seconds until the next poll is due.
@@ -108,128 +132,158 @@ class Controller:
             StoreError, LockLostError: the daemon must end; nothing was done to Slurm after it.
         """
         now = self._clock()
-        schedule = self.config.schedule
         self._check_lock()
-        if now < self._looked_at:
-            log.warning("clock_set_back", seconds=self._looked_at - now)
-            self._store.clock_set_back(now)
-        self._looked_at = now
+        self._note_clock(now)
         try:
-            seen = self._reconciler.observe(now, self._round)
+            state = self._observe_and_record(now)
         except SlurmError as error:
-            self._lost_sight(error, now)
-            return schedule.poll_seconds
-        if self._trouble is not None:
-            # After a controller's restart its picture may be some seconds old: watch before acting on it.
-            log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
-            self._trouble = None
-            self._back_at = now
-        self._note_events(seen)
-        if self._back_at is not None and 0 <= now - self._back_at < self.config.slurm.settle_seconds:
-            return min(schedule.poll_seconds, self._back_at + self.config.slurm.settle_seconds - now)
-        self._check_lock()  # looking may have taken long
+            self._note_outage(error, now)
+            return self.config.schedule.poll_seconds
+        self._note_recovery(now)
+        self._note_events(state)
+        settling = self._settling_seconds(now)
+        if settling:
+            return min(self.config.schedule.poll_seconds, settling)
+        self._check_lock()  # Slurm's answers may have taken long
         if self._round_due(now):
-            self._decide(seen.snapshot)
-        try:
-            done = self._actuator.perform(self._plan(seen), seen, self._round_facts())
-        except SlurmError as error:
-            self._lost_sight(error, now)
-            done = 0
-        self._publisher.publish(self, seen)
-        if self.config.history.days:
-            self._store.forget_some(now - self.config.history.days * DAY)
-        least = max(schedule.busy_poll_seconds, self._clock() - now)  # we ask of slurmctld at most half its time
-        return least if done or seen.busy else min(schedule.poll_seconds, max(self.next_round - now, least))
+            self._decide(state.snapshot)
+        actions = self._plan(state)
+        done = self._act(actions, state)
+        self._publisher.publish(self, state)
+        self._forget_history(now)
+        return self._seconds_to_next_poll(now, busy=bool(done) or state.changes_soon)
+
+    def _observe_and_record(self, now: float) -> ClusterState:
+        """Observe, intake, track runs, learn: the steps of a poll before it decides. Repeatable.
+
+        Raises:
+            SlurmError: Slurm does not answer; the next poll continues from what is recorded.
+        """
+        self._reports.begin_poll()
+        self._estimates.begin_poll()
+        observation = self._observer.observe(now)
+        self._writes.begin_poll(observation.listed, now, self.config.outage_seconds)
+        recorded = self._intake.take_in(observation)
+        tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
+        state = self._state_builder.build(observation, tracked, self.config, self._round)
+        models = {uid: job.requirements.model for uid, job in state.jobs.items()}
+        self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.trials, now)
+        return state
+
+    def _forget(self, uid: str) -> None:
+        """Drop what is cached of a job that has ended."""
+        self._intake.forget(uid)
+        self._estimates.forget(uid)
 
     @property
     def round_number(self) -> int:
-        """The present round; 0 before the first."""
+        """Number of the present round; 0 before the first."""
         return self._round
 
     @property
     def round_at(self) -> float | None:
-        """When it was decided."""
+        """When the present round was decided, unix seconds; None before the first."""
         return self._round_at
 
     @property
     def next_round(self) -> float:
-        """When the next one is due at the latest."""
+        """When the next round is due at the latest, unix seconds."""
         return 0.0 if self._round_at is None else self._round_at + self.config.schedule.round_seconds
 
     @property
-    def trouble(self) -> str | None:
-        """What keeps us from talking to Slurm."""
-        return self._trouble
+    def slurm_error(self) -> str | None:
+        """Why Slurm could not be read or written in the last poll, in words; None if it could."""
+        return self._slurm_error
 
     def reason(self, uid: str) -> str:
         """Why a job runs or waits, as the present round sees it."""
         return self._reasons.get(uid, "it waits for the next round")
 
-    def look(self) -> Snapshot:
-        """What is now, as policies see it.
+    def current_snapshot(self) -> Snapshot:
+        """Read Slurm and return the snapshot that a round would see now.
 
         Raises:
             SlurmError: Slurm could not be read.
         """
-        seen = self._reconciler.observe(self._clock(), self._round).snapshot
-        return replace(seen, jobs=tuple(_awake(job) for job in seen.jobs))
+        return _for_policies(self._observe_and_record(self._clock()).snapshot)
 
-    def plan_of_a_round(self) -> tuple[Snapshot, Sequence[Action]]:
-        """Look and decide, and say what would be done (for a dry run on a copy of the store).
+    def decide_and_plan(self) -> tuple[Snapshot, Sequence[Action]]:
+        """Decide a round and return the actions that it would lead to (for a dry run on a copy of the store).
 
         Raises:
             SlurmError: Slurm could not be read.
         """
-        seen = self._reconciler.observe(self._clock(), self._round)
-        self._decide(seen.snapshot)
+        state = self._observe_and_record(self._clock())
+        self._decide(state.snapshot)
         self.close()
-        return seen.snapshot, self._plan(seen)
+        return state.snapshot, self._plan(state)
 
     def _check_lock(self) -> None:
         if self._lock is not None:
             self._lock.check()
 
-    def _note_events(self, seen: Observation) -> None:
-        accepting = frozenset((node.name, node.reservation) for node in seen.snapshot.nodes if node.accepts)
-        blocked = frozenset(job.uid for job in seen.snapshot.jobs if is_blocked_from_start(job))
-        idle = blocked & self._targets.keys()
-        freed = {uid for uid in self._blocked - blocked if (job := seen.snapshot.job.get(uid)) and not job.active}
+    def _note_clock(self, now: float) -> None:
+        """Correct the store's instants where the clock was set back since the last poll."""
+        if now < self._last_poll_at:
+            log.warning("clock_set_back", seconds=self._last_poll_at - now)
+            self._store.clock_set_back(now)
+        self._last_poll_at = now
+
+    def _note_recovery(self, now: float) -> None:
+        """Begin to watch where Slurm answers again: after its restart what slurmctld lists may be some seconds old."""
+        if self._slurm_error is not None:
+            log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
+            self._slurm_error = None
+            self._slurm_back_at = now
+
+    def _settling_seconds(self, now: float) -> float:
+        """Seconds for which Slurm is only watched after an outage; 0 if the poll may act."""
+        if self._slurm_back_at is None or not 0 <= now - self._slurm_back_at < self.config.slurm.settle_seconds:
+            return 0.0
+        return self._slurm_back_at + self.config.slurm.settle_seconds - now
+
+    def _forget_history(self, now: float) -> None:
+        if self.config.history.days:
+            self._store.forget_some(now - self.config.history.days * DAY)
+
+    def _seconds_to_next_poll(self, now: float, *, busy: bool) -> float:
+        least = max(self.config.schedule.busy_poll_seconds, self._clock() - now)  # at most half of slurmctld's time
+        return least if busy else min(self.config.schedule.poll_seconds, max(self.next_round - now, least))
+
+    def _note_events(self, state: ClusterState) -> None:
+        """Ask for an early round where jobs or nodes have changed, and log where GPU sharing has."""
+        accepting = frozenset((node.name, node.reservation) for node in state.snapshot.nodes if node.accepts)
+        blocked = frozenset(job.uid for job in state.snapshot.jobs if is_blocked_from_start(job))
+        blocked_targets = blocked & self._targets.keys()
+        freed = {uid for uid in self._blocked - blocked if (job := state.snapshot.job.get(uid)) and not job.active}
         if freed:  # what the last round said of these is no longer true
             self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in freed}
         wanted = (
-            ((seen.arrived or freed) and self.policy.wakes_on_arrival)
-            or (seen.completed and self.policy.wakes_on_completion)
+            ((state.arrived or freed) and self.policy.wakes_on_arrival)
+            or (state.completed and self.policy.wakes_on_completion)
             or accepting != self._accepting
-            or not idle <= self._idle
+            or not blocked_targets <= self._blocked_targets
         )
         # What Slurm has refused is tried again in the rounds that come anyway.
-        put_off = {uid for uid in blocked if (seen.snapshot.job[uid].blocked or "").startswith(START_DEFERRED)}
-        self._accepting, self._idle, self._blocked = accepting, idle, blocked - put_off
-        if seen.snapshot.sharing is not self._sharing:
-            self._sharing = seen.snapshot.sharing
-            log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, seen) or None)
-        self._owes_round = self._owes_round or bool(wanted)
+        put_off = {uid for uid in blocked if (state.snapshot.job[uid].blocked or "").startswith(START_DEFERRED)}
+        self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - put_off
+        if state.snapshot.sharing is not self._sharing:
+            self._sharing = state.snapshot.sharing
+            log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, state) or None)
+        self._round_wanted = self._round_wanted or bool(wanted)
 
     def _round_due(self, now: float) -> bool:
         if self._round_at is None or not self._round_at <= now < self.next_round:  # before it: the clock was set back
             return True
-        return self._owes_round and now - self._round_at >= self.config.schedule.min_round_seconds
+        return self._round_wanted and now - self._round_at >= self.config.schedule.min_round_seconds
 
-    def _decide(self, seen: Snapshot) -> None:
+    def _decide(self, observed: Snapshot) -> None:
         """Decide one round and commit it; a policy that fails leaves the last round's targets in force."""
         number = self._round + 1
-        snapshot = Snapshot(
-            now=seen.now,
-            round=number,
-            round_seconds=seen.round_seconds,
-            nodes=seen.nodes,
-            jobs=tuple(_awake(job) for job in seen.jobs),
-            sharing=seen.sharing,
-            precomputed=self._beside.take() if self.policy.solves_in_background else None,
-            quotas=seen.quotas,
-        )
-        self._round_at = seen.now
-        self._owes_round = False
+        solved = self._background_solver.collect() if self.policy.solves_in_background else None
+        snapshot = replace(_for_policies(observed), round=number, precomputed=solved)
+        self._round_at = snapshot.now
+        self._round_wanted = False
         begun = time.perf_counter()
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
@@ -241,7 +295,7 @@ class Controller:
             ]
             self._store.commit_round(
                 number,
-                at=seen.now,
+                at=snapshot.now,
                 policy=self.policy.name,
                 parameters=self.policy.parameters.model_dump(mode="json"),
                 state=result.state,
@@ -260,46 +314,57 @@ class Controller:
         except Exception as error:  # a policy may be third-party code: it must not take the daemon down
             log.exception("policy_failed", policy=self.policy.name, round=number)
             self._store.event(
-                "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=seen.now
+                "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=snapshot.now
             )
             return
         if self.policy.solves_in_background:
-            self._beside.begin(snapshot, self.policy, result.state)
+            self._background_solver.begin(snapshot, self.policy, result.state)
         self._round = number
         self._targets = result.targets
         self._shares = shares
         self._reasons = result.reasons
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
-        self._actuator.renew(kept, self._round_facts())
+        self._actuator.renew_leases(kept, self._round_facts())
 
-    def _plan(self, seen: Observation) -> Sequence[Action]:
+    def _plan(self, state: ClusterState) -> Sequence[Action]:
         schedule = self.config.schedule
         limits = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
-        shares = replace(self._shares, shards=seen.seats)
-        return plan(seen.snapshot, self._targets, limits, shares, self._actuator.unsent)
+        shares = replace(self._shares, shards=state.gpu_shards)
+        return plan(state.snapshot, self._targets, limits, shares, self._actuator.unsent_stops)
+
+    def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
+        """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""
+        try:
+            return self._actuator.perform(actions, state, self._round_facts())
+        except SlurmError as error:
+            self._note_outage(error, state.snapshot.now)
+            return 0
 
     def _round_facts(self) -> RoundFacts:
         return RoundFacts(number=self._round, end=self.next_round)
 
-    def _lost_sight(self, error: SlurmError, now: float) -> None:
-        if self._trouble is None:
+    def _note_outage(self, error: SlurmError, now: float) -> None:
+        if self._slurm_error is None:
             log.warning("slurm_unreachable", error=str(error))
             self._store.event("slurm_unreachable", str(error), at=now)
-        self._trouble = str(error)
-        self._owes_round = True  # arrivals of a look that broke off are not told again
-        self._publisher.say(self)
+        self._slurm_error = str(error)
+        self._round_wanted = True  # arrivals of a poll that broke off are not reported again
+        self._publisher.republish(self)
 
 
-def _awake(job: Job) -> Job:
-    """A job that rests while another has its turn on the same GPU runs, as policies see it."""
-    return job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job
+def _for_policies(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot in which jobs that are suspended only for their co-runner's time slice count as running."""
+    return replace(
+        snapshot,
+        jobs=tuple(job.evolve(status=Status.RUNNING) if waits_for_time_slice(job) else job for job in snapshot.jobs),
+    )
 
 
 def _shares(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:
-    """Who is to share GPUs after a round.
+    """Return which jobs are to share GPUs after a round.
 
     Raises:
-        PolicyViolationError: a job is to share that can have whole GPUs only.
+        PolicyViolationError: the policy shares the GPUs of a job that accepts whole GPUs only.
     """
     for uid in result.co_runners:
         if snapshot.job[uid].whole_gpus:

@@ -1,8 +1,8 @@
-"""A second daemon on another host: the store's copy in shared storage, and which of two stores goes on.
+"""Failover to a daemon on another host: copies of the store in shared storage, and the choice between two stores.
 
 SQLite is not safe on a network file system, so the store stays on the daemon's local disk, and copies of it go to
 shared storage. Each daemon that gets the lock begins the next **term**, which the store carries: a copy of a later term
-than the local store's was written by a daemon that took over in between, and replaces it.
+than the local store's was written by a daemon that took over in between, and replaces the local store.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from typing import Self
 
 import structlog
 
+from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.store import NotAStoreError, Store, StoreError
 from metasched.store.connection import exists, term_of_file
 
-COPIES = "standby"  # the directory of the database's copies, in the shared one
-COPY = "metasched.db"
-REST = 20.0  # times as long as a copy took, no other is begun
-SPARE_BYTES = 64 * 2**20  # of disk that a copy leaves to the store
+PAUSE_FACTOR = 20.0
+"""Pause after a copy, in multiples of the time that the copy took."""
+SPARE_BYTES = 64 * 2**20
+"""Free disk space that a copy leaves to the store."""
 
 log = structlog.get_logger()
 
 
 class CopyError(MetaschedError):
-    """The store's copy cannot be written, read or put in place."""
+    """The store's copy cannot be written, read or moved to the store's place."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -53,17 +54,17 @@ class UnusableCopyError(MetaschedError):
 
 
 def take_over(local: Path, shared: Path) -> None:
-    """Make sure that the local store is the one to go on with, and begin the next term in it.
+    """Replace the local store by its copy where the copy is of a later term, and begin the next term in the store.
 
-    A local store of an earlier term than the copy is kept, as ``<name>.superseded``.
+    A local store that is replaced is kept as ``<name>.superseded``.
 
     Args:
-        local: the store.
+        local: path of the store.
         shared: the directory of copies.
 
     Raises:
-        StoreError: the store cannot be read or written; or there is none, and the copy is no store.
-        CopyError: the copy cannot be read, or not be put in place.
+        StoreError: the store cannot be read or written; or there is no store, and the copy is no store.
+        CopyError: the copy cannot be read, or not moved to the store's place.
         UnusableCopyError: the copy is to replace the store, and cannot be opened.
     """
     own = _term(local)
@@ -72,28 +73,28 @@ def take_over(local: Path, shared: Path) -> None:
     except NotAStoreError as error:
         if not own:
             raise
-        log.warning("copy_is_no_store", error=str(error), effect="goes on from this host's own store")
+        log.warning("copy_is_no_store", error=str(error), effect="the daemon uses this host's own store")
         copied = 0
     if copied > own:
-        _replace(local, shared / COPY)
-        log.info("took_over", copy=str(shared / COPY), term=copied)
+        _replace(local, shared / DATABASE)
+        log.info("took_over", copy=str(shared / DATABASE), term=copied)
     with Store.open(local) as store:
         store.begin_term(max(own, copied) + 1)
 
 
 def term_of_copy(shared: Path) -> int:
-    """The term of the copy in a directory of copies; 0 where there is none.
+    """Return the term of the copy in a directory of copies; 0 where there is no copy.
 
     Raises:
         NotAStoreError: the copy is no store.
-        CopyError: it cannot be read.
+        CopyError: the copy cannot be read.
     """
     try:
-        return term_of_file(shared / COPY)
+        return term_of_file(shared / DATABASE)
     except FileNotFoundError:
         return 0
     except OSError as error:
-        raise CopyError(shared / COPY, error) from error
+        raise CopyError(shared / DATABASE, error) from error
 
 
 def _term(path: Path) -> int:
@@ -104,7 +105,7 @@ def _term(path: Path) -> int:
 
 
 def _replace(local: Path, copy: Path) -> None:
-    """Put the copy in the store's place, by way of a file on the local disk, where it can be opened."""
+    """Move the copy to the store's place, by way of a file on the local disk, where it can be opened safely."""
     fetched = local.with_name(f"{local.name}.fetched")
     try:
         _remove(fetched)
@@ -121,21 +122,21 @@ def _replace(local: Path, copy: Path) -> None:
 
 
 def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lambda: None) -> None:
-    """Copy the store, snapshots apart, as of one instant, also while the daemon writes it.
+    """Copy the store without its snapshots, as of one instant, also while the daemon writes to it.
 
-    The copy appears whole or not at all, for the eyes of its owner only.
+    The copy appears whole or not at all, readable by its owner only.
 
     Args:
-        local: the store.
+        local: path of the store.
         shared: the directory of copies.
-        before_write: called last before the new copy replaces the old one; what it raises prevents that.
+        before_write: called last before the new copy replaces the old one; an exception prevents that.
 
     Raises:
-        StoreError: the store cannot be read, or its copy not be made.
+        StoreError: the store cannot be read, or not copied.
         CopyError: the copy cannot be written to the directory.
     """
-    # A daemon that was frozen while another took over wakes up with its own unfinished copy, not with that one's.
-    made, part = local.with_name(f"{local.name}.copy"), shared / f"{COPY}.{socket.gethostname()}.part"
+    # The name has the host: a daemon that was frozen while another took over continues its own unfinished copy.
+    made, part = local.with_name(f"{local.name}.copy"), shared / f"{DATABASE}.{socket.gethostname()}.part"
     try:
         shared.mkdir(mode=0o700, exist_ok=True)
         _remove(made)
@@ -144,18 +145,18 @@ def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lam
             copy.fill_from(local)
         _write_through(made, part)
         before_write()
-        part.replace(shared / COPY)
+        part.replace(shared / DATABASE)
     except OSError as error:
-        raise CopyError(shared / COPY, error) from error
+        raise CopyError(shared / DATABASE, error) from error
     finally:
         _remove(made)
 
 
 def _check_space(local: Path) -> None:
-    """Leave the disk to the store where it has no room for both.
+    """Check that the local disk has room for a copy beside the store.
 
     Raises:
-        OSError: it has none.
+        OSError: the disk has too little free space.
         StoreError: the store cannot be read.
     """
     with Store.open(local, read_only=True) as store:
@@ -177,16 +178,19 @@ def _remove(database: Path) -> None:
         Path(f"{database}{suffix}").unlink(missing_ok=True)
 
 
-class Copies:
-    """Copies of the store, written by a thread of their own as the block begins, until it ends, and once more then.
+class StoreCopier:
+    """Copies the store regularly, in a thread: as the ``with`` block begins, while it lasts, and once at its end.
 
-    The first one publishes the daemon's term: whoever takes over begins a later one, and so is known to be later.
+    The first copy publishes the daemon's term, so that a daemon that takes over begins a later one.
 
     Args:
-        local: the store.
+        local: path of the store.
         shared: the directory of copies, made if missing.
-        every: seconds between copies; 0 for none. May be changed.
+        every: seconds between copies; 0 for none.
         before_write: see write_copy.
+
+    Attributes:
+        every: as above; a reload of the configuration changes it.
     """
 
     def __init__(
@@ -198,7 +202,7 @@ class Copies:
         self._before_write = before_write
         self._failed = False
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="copies", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="store-copier", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -212,12 +216,12 @@ class Copies:
 
     def _run(self) -> None:
         took = self._write()
-        while not self._end.wait(max(self.every or 1.0, REST * took)):
+        while not self._end.wait(max(self.every or 1.0, PAUSE_FACTOR * took)):
             took = self._write()
         self._write()
 
     def _write(self) -> float:
-        """Write one, if any are wanted; how many seconds that took."""
+        """Write a copy, unless none are wanted; return the seconds that it took."""
         begun = time.monotonic()
         if not self.every:
             return 0.0
@@ -225,7 +229,9 @@ class Copies:
             write_copy(self._local, self._shared, self._before_write)
         except MetaschedError as error:
             if not self._failed:
-                log.warning("store_not_copied", error=str(error), effect="a standby would go on from an older copy")
+                log.warning(
+                    "store_not_copied", error=str(error), effect="a daemon that takes over would use an older copy"
+                )
             self._failed = True
         else:
             self._failed = False

@@ -1,4 +1,10 @@
-"""The process: configuration, lock, signals and timer. It wires; what it drives is the controller."""
+"""The daemon's process: start, timer, signals and end; the controller does the scheduling.
+
+At the start the configuration is read, the lock of the shared directory is taken (or waited for, as a standby), the
+latest store is chosen, and Slurm is waited for. Then the controller polls in one thread, whenever the last poll said.
+SIGHUP reads the configuration again, SIGTERM and SIGINT end the process, and an error that no poll can handle ends it
+as well, so that a service manager starts it afresh. Jobs run on in all cases.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +13,37 @@ import datetime as dt
 import logging
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import structlog
 from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
-from apscheduler.schedulers.blocking import BlockingScheduler
-from apscheduler.triggers.base import BaseTrigger
 
 from metasched.configuration.config import Config, Log, differences, load
+from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import Policy, Registry, installed_policies
-from metasched.daemon.actuator import describe
 from metasched.daemon.background_solver import check_portable
 from metasched.daemon.controller import Controller
-from metasched.daemon.failover import COPIES, Copies, take_over
-from metasched.daemon.systemd_notify import tell
-from metasched.installation.plugin import refuse_another
+from metasched.daemon.failover import StoreCopier, take_over
+from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
+from metasched.daemon.systemd_notify import notify
+from metasched.installation.plugin import check_shared, text_of
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.client_choice import make_client
-from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
-from metasched.slurm.read_only_client import ReadOnlyClient
-from metasched.store import MissingStoreError, Store
+from metasched.store import Store
 
-# Signals only set flags (the scheduler is not re-entrant), so the flags are looked at this often.
-TICK_SECONDS = 0.5
-DATABASE = "metasched.db"
-LOCK = "daemon.lock"
-# What is read at the start alone, as ``differences`` names it.
+# What is read only at the start, as ``differences`` names it.
 FIXED = ("[paths] ", "[slurm] client:", "[slurm] timeout_seconds:")
-STANDBY_SECONDS = 2.0  # between a standby's looks at the lock
-HELD = "stop it first, or stand by for it with --standby"
+STANDBY_SECONDS = 2.0
+"""Time between a standby's attempts to take the lock."""
+LOCK_HELD_ADVICE = "stop it first, or stand by for it with --standby"
 
 log = structlog.get_logger()
 
@@ -57,7 +56,7 @@ class StateDirectoryError(MetaschedError):
 
 
 class PolicyStartError(MetaschedError):
-    """The configured policy cannot be made."""
+    """The configured policy cannot be constructed."""
 
     def __init__(self, name: str, error: Exception) -> None:
         super().__init__(
@@ -67,7 +66,7 @@ class PolicyStartError(MetaschedError):
 
 
 def configure_logs(options: Log) -> None:
-    """Send the daemon's logs to standard error, for people or for machines."""
+    """Send the daemon's logs to standard error, as text or as JSON lines."""
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer() if options.format == "json" else structlog.dev.ConsoleRenderer(colors=False)
     )
@@ -88,66 +87,43 @@ def configure_logs(options: Log) -> None:
 
 
 def make_policy(config: Config, registry: Registry) -> Policy:
-    """The configured policy with its parameters.
+    """Construct the configured policy with its parameters.
 
     Raises:
-        PolicyStartError: its own code fails.
-        NotPortableError: it works in another process, and cannot be sent there.
+        PolicyStartError: the policy's own code fails.
+        NotPortableError: the policy computes in another process, and cannot be sent there.
     """
     kind = registry.get(config.policy.name)
     try:
         policy = kind(config.policy.parameters)
-        beside = policy.solves_in_background
+        solves_in_background = policy.solves_in_background
     except Exception as error:  # a policy may be third-party code
         raise PolicyStartError(config.policy.name, error) from error
-    if beside:
+    if solves_in_background:
         check_portable(policy)
     return policy
 
 
-class Pace(BaseTrigger):  # type: ignore[misc]  # apscheduler has no types
-    """A timer whose period is asked for after each run: ``pause()`` seconds, or None for never again."""
-
-    def __init__(self, pause: Callable[[], float | None]) -> None:
-        self._pause = pause
-
-    def get_next_fire_time(self, previous: dt.datetime | None, now: dt.datetime) -> dt.datetime | None:
-        """The next instant, counted from the present (``now`` is from before the last run)."""
-        del previous, now
-        pause = self._pause()
-        return None if pause is None else dt.datetime.now(dt.UTC) + dt.timedelta(seconds=max(pause, 0.001))
-
-
-class Clockwork(BlockingScheduler):  # type: ignore[misc]  # apscheduler has no types
-    """A scheduler that goes on when the clock is set back, where others wait until it is as late again."""
-
-    def _process_jobs(self) -> float | None:
-        wait: float | None = super()._process_jobs()
-        if wait is None or wait <= 2 * TICK_SECONDS:
-            return wait
-        for job in self.get_jobs():
-            job.modify(next_run_time=dt.datetime.now(dt.UTC))
-        return 0.0
-
-
 class Daemon:
-    """Polls until it is told to stop. SIGTERM and SIGINT end it and leave jobs running; SIGHUP reloads the file.
+    """Polls until a signal or an error ends it; SIGTERM and SIGINT end it, SIGHUP reloads the configuration.
 
-    Everything happens in one thread (SQLite wants that, and the order of things is then plain): the scheduler runs
-    its one job in the thread that receives the signals.
+    Everything happens in the thread that receives the signals, because SQLite wants one thread: the timer calls one
+    function there.
     """
 
-    def __init__(self, path: Path, config: Config, registry: Registry, controller: Controller, copies: Copies) -> None:
+    def __init__(
+        self, path: Path, config: Config, registry: Registry, controller: Controller, copier: StoreCopier
+    ) -> None:
         self._path = path
         self._config = config
         self._registry = registry
         self._controller = controller
-        self._copies = copies
+        self._copier = copier
         self._stopping = False
         self._reload = False
         self._due = 0.0
         self._failure: Exception | None = None
-        self._scheduler = Clockwork(executors={"default": DebugExecutor()}, timezone=dt.UTC)
+        self._scheduler = ClockTolerantScheduler(executors={"default": DebugExecutor()}, timezone=dt.UTC)
 
     def run(self) -> None:
         """Poll until a signal ends it.
@@ -158,9 +134,9 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         self._scheduler.add_listener(lambda _: self._scheduler.shutdown(wait=False), EVENT_JOB_REMOVED)
-        # With the default grace time a poll that is a second late, after a stall, would silently be dropped.
+        # With the default grace time a poll that is a second late, for example after a stall, is silently dropped.
         self._scheduler.add_job(
-            self._tick, Pace(self._pause), id="tick", max_instances=1, coalesce=True, misfire_grace_time=None
+            self._tick, VariablePause(self._pause), id="tick", max_instances=1, coalesce=True, misfire_grace_time=None
         )
         self._scheduler.start()
         if self._failure is not None:
@@ -184,9 +160,9 @@ class Daemon:
                 self._due = 0.0
             if not self._stopping and time.monotonic() >= self._due:
                 self._due = time.monotonic() + self._controller.poll()
-            tell()
-        except Exception as error:  # whatever it is, the process ends with it, and a supervisor starts it afresh
-            log.exception("daemon_fails")
+            notify()
+        except Exception as error:  # any error ends the process, and a service manager starts it afresh
+            log.exception("daemon_failed")
             self._failure = error
             self._stopping = True
 
@@ -204,7 +180,7 @@ class Daemon:
         log.info("reloaded", changes=changes or "none")
         self._config = new
         configure_logs(new.log)
-        self._copies.every = new.standby.copy_seconds
+        self._copier.every = new.standby.copy_seconds
         self._controller.reconfigure(new, policy)
 
     @staticmethod
@@ -227,7 +203,7 @@ def run(path: Path, *, standby: bool = False) -> None:
         standby: while another daemon runs for this cluster, wait for its end instead of refusing to start.
 
     Raises:
-        MetaschedError: it cannot start, or cannot go on; the message says why and what to do.
+        MetaschedError: the daemon cannot start, or cannot continue; the message says why and what to do.
     """
     registry = installed_policies()
     config = load(path, registry)
@@ -237,11 +213,13 @@ def run(path: Path, *, standby: bool = False) -> None:
     mailbox, database = Mailbox(config.paths.shared), config.paths.state / DATABASE
     lock_path, copies_path = config.paths.shared / LOCK, config.paths.shared / COPIES
     with (
-        DaemonLock.wait(lock_path, STANDBY_SECONDS, _standing_by()) if standby else DaemonLock(lock_path, HELD) as lock
+        DaemonLock.wait(lock_path, STANDBY_SECONDS, _report_standby())
+        if standby
+        else DaemonLock(lock_path, LOCK_HELD_ADVICE) as lock
     ):
         take_over(database, copies_path)
         with (
-            Copies(database, copies_path, config.standby.copy_seconds, lock.check) as copies,
+            StoreCopier(database, copies_path, config.standby.copy_seconds, lock.check) as copier,
             Store.open(database) as store,
         ):
             client = make_client(config.slurm.client, config.slurm.timeout_seconds, before_write=lock.check)
@@ -249,81 +227,43 @@ def run(path: Path, *, standby: bool = False) -> None:
                 policy = make_policy(config, registry)
                 controller = _controller(config, policy, client, store=store, mailbox=mailbox, lock=lock)
                 log.info("started", config=str(path), policy=config.policy.name)
-                tell("READY=1", f"STATUS=schedules under policy {config.policy.name}")
+                notify("READY=1", f"STATUS=schedules under policy {config.policy.name}")
                 with contextlib.closing(controller):
-                    Daemon(path, config, registry, controller, copies).run()
+                    Daemon(path, config, registry, controller, copier).run()
             finally:
-                tell("STOPPING=1")
+                notify("STOPPING=1")
                 client.close()
     log.info("stopped", jobs="left as they are")
 
 
-def _standing_by() -> Callable[[str], None]:
-    """What a standby says of the daemon that it waits for: a line for each, and signs of life."""
+def _report_standby() -> Callable[[str], None]:
+    """Return a function that logs each daemon that a standby waits for once, and sends heartbeats."""
     known: set[str] = set()
 
-    def look(holder: str) -> None:
+    def report(holder: str) -> None:
         if holder not in known:
             log.info("standing_by", daemon=holder or "not known yet")
             known.add(holder)
-        tell("READY=1", f"STATUS=stands by for the daemon of {holder}")
+        notify("READY=1", f"STATUS=stands by for the daemon of {holder}")
 
-    return look
+    return report
 
 
 def _controller(
     config: Config, policy: Policy, client: SlurmClient, *, store: Store, mailbox: Mailbox, lock: DaemonLock
 ) -> Controller:
-    """The controller, as soon as Slurm answers.
+    """Wait until Slurm answers, and return the controller.
 
     Raises:
-        OtherSharedError: the cluster's jobs belong to another shared directory, and perhaps to a daemon there.
+        OtherSharedError: job_submit.lua names another shared directory, where another daemon may run.
     """
     while True:
         try:
-            refuse_another(client.settings(), config.paths.shared)
-            return Controller(config, client, store, mailbox, policy, lock=lock)
+            settings = client.settings()
         except SlurmUnavailableError as error:
             log.warning("slurm_unreachable", error=str(error), effect="waiting for it")
-            tell("READY=1", "STATUS=waits for Slurm")
+            notify("READY=1", "STATUS=waits for Slurm")
             time.sleep(config.schedule.poll_seconds)
-
-
-@contextlib.contextmanager
-def onlooker(path: Path) -> Iterator[tuple[Controller, Store]]:
-    """A controller that can look and decide, on a copy of the store; nothing is written to Slurm, store or mailbox.
-
-    Raises:
-        MetaschedError: the configuration is wrong, or Slurm cannot be read.
-    """
-    registry = installed_policies()
-    config = load(path, registry)
-    configure_logs(config.log.model_copy(update={"level": "error"}))
-    client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
-    with tempfile.TemporaryDirectory(prefix="metasched-look-") as scratch:
-        database = config.paths.state / DATABASE
-        with contextlib.suppress(MissingStoreError), Store.open(database, read_only=True) as live:
-            live.copy_to(Path(scratch) / DATABASE)
-        with Store.open(Path(scratch) / DATABASE) as store:
-            try:
-                yield Controller(config, client, store, Mailbox(Path(scratch)), make_policy(config, registry)), store
-            finally:
-                client.close()
-
-
-def dry_run(path: Path) -> Sequence[str]:
-    """Decide one round and say what would be done; nothing is written to Slurm, the store or the mailbox.
-
-    Returns:
-        A line for each action, in order, then one for each job that is left as it is.
-
-    Raises:
-        MetaschedError: the configuration is wrong, or Slurm cannot be read.
-    """
-    with onlooker(path) as (controller, _):
-        snapshot, actions = controller.plan_of_a_round()
-        idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
-        return [
-            *(describe(action, snapshot) for action in actions),
-            *(f"leave {job.slurm_job_id}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
-        ]
+        else:
+            check_shared(text_of(settings) or "", config.paths.shared)
+            return Controller(config, client, settings, store, mailbox, policy, lock=lock)

@@ -1,4 +1,4 @@
-"""The daemon's view -> the published status file."""
+"""The publish step of a poll: writes the status file that `metasched status` and `metasched explain` read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.model import Job, Snapshot
 from metasched.core.policy import Policy
-from metasched.observe.observer import Observation
+from metasched.daemon.cluster_state import ClusterState
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
 
@@ -24,8 +24,8 @@ FINISHED_SHOWN = 50
 log = structlog.get_logger()
 
 
-class View(Protocol):
-    """What the publisher asks of the controller."""
+class SchedulerView(Protocol):
+    """The controller as the publisher sees it."""
 
     config: Config
 
@@ -35,25 +35,25 @@ class View(Protocol):
 
     @property
     def round_number(self) -> int:
-        """The present round."""
+        """Number of the present round."""
 
     @property
     def round_at(self) -> float | None:
-        """When it was decided."""
+        """When the present round was decided, unix seconds; None before the first."""
 
     @property
     def next_round(self) -> float:
-        """When the next one is due."""
+        """When the next round is due at the latest, unix seconds."""
 
     @property
-    def trouble(self) -> str | None:
-        """What keeps the daemon from talking to Slurm."""
+    def slurm_error(self) -> str | None:
+        """Why Slurm could not be read or written in the last poll, in words; None if it could."""
 
     def reason(self, uid: str) -> str:
         """Why a job runs or waits."""
 
 
-class Publisher:
+class StatusPublisher:
     """Writes the status file; a file that cannot be written is a warning, never the end of scheduling."""
 
     def __init__(self, store: Store, shared: Path, cluster: str) -> None:
@@ -64,39 +64,39 @@ class Publisher:
         self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._failed = False
 
-    def publish(self, view: View, seen: Observation) -> None:
-        """Publish what was just seen."""
-        snapshot = seen.snapshot
+    def publish(self, scheduler: SchedulerView, state: ClusterState) -> None:
+        """Publish the state of this poll."""
+        snapshot = state.snapshot
         ended = [
             record for record in self._store.recent_jobs(FINISHED_SHOWN, imported=False) if record.finished is not None
         ]
-        shown = seen.seen.keys() | {record.uid for record in ended}
+        shown = state.jobs.keys() | {record.uid for record in ended}
         self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
         status = Status(
             published=snapshot.now,
-            poll_seconds=view.config.schedule.poll_seconds,
+            poll_seconds=scheduler.config.schedule.poll_seconds,
             cluster=self._cluster,
             host=socket.gethostname(),
             pid=os.getpid(),
-            policy=view.policy.name,
-            round=view.round_number,
-            round_at=view.round_at,
-            next_round=view.next_round,
-            slurm=view.trouble or "ok",
+            policy=scheduler.policy.name,
+            round=scheduler.round_number,
+            round_at=scheduler.round_at,
+            next_round=scheduler.next_round,
+            slurm=scheduler.slurm_error or "ok",
             nodes=_nodes(snapshot),
             jobs=tuple(
-                self._job(job, snapshot, seen.seen[job.uid].record, view.reason(job.uid)) for job in snapshot.jobs
+                self._job(job, snapshot, state.jobs[job.uid].record, scheduler.reason(job.uid)) for job in snapshot.jobs
             ),
             sharing=snapshot.sharing,
-            sharing_note=why_no_sharing(view.config, seen),
+            sharing_note=why_no_sharing(scheduler.config, state),
             finished=tuple(self._ended(record) for record in ended),
         )
         self._write(status)
 
-    def say(self, view: View) -> None:
-        """Publish the last picture again, with what keeps us from a new one."""
+    def republish(self, scheduler: SchedulerView) -> None:
+        """Publish the last status again, with the error that keeps the daemon from a new one."""
         if self._last is not None:
-            self._write(replace(self._last, published=time.time(), slurm=view.trouble or "ok"))
+            self._write(replace(self._last, published=time.time(), slurm=scheduler.slurm_error or "ok"))
 
     def _write(self, status: Status) -> None:
         self._last = status
@@ -110,7 +110,7 @@ class Publisher:
         self._failed = False
 
     def _world_sizes(self, record: JobRecord) -> tuple[int, ...]:
-        """GPUs (CPU-only: nodes) of each run that started, oldest first."""
+        """Return the GPUs (CPU-only: nodes) of each run that started, oldest first."""
         known = self._sizes.get(record.uid)
         started = record.run if record.current is None or record.current.started is not None else -record.run
         if known is None or known[0] != started:
@@ -122,7 +122,7 @@ class Publisher:
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: str) -> JobStatus:
         placement, now = job.placement, snapshot.now
         partner = snapshot.job.get(job.co_runner or "")
-        rests = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
+        suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
         sizes = self._world_sizes(record)
         return JobStatus(
             uid=job.uid,
@@ -153,7 +153,7 @@ class Publisher:
             error=record.error,
             renewals=0 if record.current is None else record.current.renewals,
             co_runner=None if partner is None else partner.slurm_job_id,
-            time_slicing=partner is not None and rests,
+            time_slicing=partner is not None and suspended,
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
         )
@@ -195,9 +195,9 @@ class Publisher:
         )
 
 
-def why_no_sharing(config: Config, seen: Observation) -> str:
-    """Why jobs cannot share GPUs; empty where they can."""
-    if seen.snapshot.sharing:
+def why_no_sharing(config: Config, state: ClusterState) -> str:
+    """Return why jobs cannot share GPUs, in words; "" where they can."""
+    if state.snapshot.sharing:
         return ""
     if not config.sharing.enabled:
         return "[sharing] enabled is false"
@@ -207,7 +207,7 @@ def why_no_sharing(config: Config, seen: Observation) -> str:
 def _nodes(snapshot: Snapshot) -> tuple[NodeStatus, ...]:
     used: Counter[str] = Counter()
     for job in snapshot.jobs:
-        # Two on the same GPUs hold them once.
+        # GPUs that two jobs share count once.
         second = job.co_runner is not None and job.co_runner < job.uid and job.co_runner in snapshot.job
         if job.placement is not None and not second:
             used.update(dict(job.placement.node_gpus))

@@ -1,4 +1,4 @@
-"""What a service manager wants to hear (systemd's notification protocol); without one, nothing is said."""
+"""Notifications to a service manager by systemd's protocol, sd_notify(3); without one, nothing is sent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import socket
 _HEARTBEAT = "WATCHDOG=1"
 
 
-def tell(*words: str) -> None:
-    """Send assignments (``READY=1``, ``STATUS=...``), each of which counts as a sign of life as well.
+def notify(*assignments: str) -> None:
+    """Send a heartbeat for the watchdog, with further assignments (``READY=1``, ``STATUS=...``) if there are any.
 
-    Nobody listening is no error: see sd_notify(3).
+    A service manager that does not listen is no error.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     if address.startswith("@"):
-        address = f"\0{address[1:]}"  # an abstract one
-    message = "\n".join((*words, _HEARTBEAT)).encode()
+        address = f"\0{address[1:]}"  # an abstract socket
+    message = "\n".join((*assignments, _HEARTBEAT)).encode()
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.sendto(message, socket.MSG_DONTWAIT, address)

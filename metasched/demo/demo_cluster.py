@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.demo.installed import slurm_script
 from metasched.demo.jobs import GROUPS, DemoJob, configuration
@@ -38,7 +39,7 @@ class DemoCluster:
     @property
     def database(self) -> Path:
         """Path of the daemon's database."""
-        return self.base / "state" / "metasched.db"
+        return self.base / "state" / DATABASE
 
     @property
     def shared(self) -> Path:

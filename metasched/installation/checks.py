@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
-from metasched.installation.plugin import is_another, shared_of
+from metasched.installation.plugin import OtherSharedError, check_shared, shared_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 
@@ -186,18 +186,19 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         fix = "take the functions of metasched's job_submit.lua over into yours"
         yield Finding("warning", subject, "job_submit.lua beside slurm.conf does not know metasched", fix)
     else:
-        named = shared_of(text)
         shared = facts.config.paths.shared
-        if named is None:
+        if shared_of(text) is None:
             said = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
             yield Finding(
                 "warning", subject, said, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
             )
-        elif is_another(named, shared):
-            said = f"job_submit.lua has SHARED = {named!r}, the configuration [paths] shared = '{shared}'"
-            yield Finding("error", subject, said, "make them the same")
         else:
-            yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
+            try:
+                check_shared(text, shared)
+            except OtherSharedError as error:
+                yield Finding("error", subject, error.finding, error.fix)
+            else:
+                yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
         yield from _plugin_takes(facts, slurm, text)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from metasched.configuration.config import Config
+from metasched.configuration.file_names import DATABASE, LOCK
 from metasched.core.errors import MetaschedError
 from metasched.installation.plugin import text_of
 from metasched.shared_dir.lock import LockFileError, holder
@@ -112,14 +113,12 @@ class Facts:
     store: str | None = None
 
 
-def gather(config: Config, client: SlurmClient, lock: str, database: str) -> Facts:
+def gather(config: Config, client: SlurmClient) -> Facts:
     """Look round; nothing is left behind.
 
     Args:
         config: checked.
         client: reads Slurm.
-        lock: the name of the daemon's lock in the shared directory.
-        database: the name of its database in the state directory.
     """
     uid = os.geteuid()
     shared = look_at(config.paths.shared)
@@ -129,10 +128,10 @@ def gather(config: Config, client: SlurmClient, lock: str, database: str) -> Fac
         uid=uid,
         state=look_at(config.paths.state),
         shared=shared,
-        daemon=_daemon(config.paths.shared / lock) if shared.problem is None else None,
+        daemon=_daemon(config.paths.shared / LOCK) if shared.problem is None else None,
         slurm=_ask(client),
         writer=_writer(config),
-        store=_store(config.paths.state / database),
+        store=_store(config.paths.state / DATABASE),
     )
 
 

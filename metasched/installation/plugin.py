@@ -1,4 +1,4 @@
-"""Slurm's job_submit.lua beside its slurm.conf, as far as this host can read it."""
+"""Slurm's job_submit.lua beside its slurm.conf, as far as this host can read that file."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from metasched.slurm.client import SlurmSettings
 
 
 class OtherSharedError(MetaschedError):
-    """Jobs are told of another shared directory: two daemons, each with the lock of its own, would both schedule."""
+    """job_submit.lua names another shared directory, where another daemon may hold another lock and schedule as well.
+
+    Attributes:
+        finding: both directories, by file and key.
+        fix: what the admin has to do.
+    """
 
     def __init__(self, named: str, shared: Path) -> None:
-        super().__init__(
-            f"job_submit.lua has SHARED = {named!r}, the configuration [paths] shared = '{shared}': another daemon may "
-            "run there for this cluster; make them the same"
-        )
+        self.finding = f"job_submit.lua has SHARED = {named!r}, the configuration [paths] shared = '{shared}'"
+        self.fix = "make them the same"
+        super().__init__(f"{self.finding}: another daemon may run there for this cluster; {self.fix}")
 
 
 def text_of(settings: SlurmSettings) -> str | None:
-    """All of it; None where it cannot be read, or Slurm does not use it."""
+    """Return the text of job_submit.lua; None where it cannot be read, or Slurm does not use it."""
     conf = settings.values.get("SLURM_CONF", "")
     if not conf or "lua" not in settings.job_submit_plugins:
         return None
@@ -31,25 +35,27 @@ def text_of(settings: SlurmSettings) -> str | None:
 
 
 def shared_of(text: str) -> str | None:
-    """The shared directory that it names, as ours does; None where it names none."""
+    """Return the shared directory that a job_submit.lua names; None where it names none."""
     named = re.search(r"""^\s*local SHARED\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
     return None if named is None else named[1]
 
 
-def is_another(named: str, shared: Path) -> bool:
-    """Whether the plugin's shared directory is not the configuration's, by whatever path either is reached."""
-    try:
-        return not Path(named).samefile(shared)
-    except OSError:
-        return Path(named).resolve() != shared.resolve()
+def check_shared(text: str, shared: Path) -> None:
+    """Check that job_submit.lua names no other shared directory than the configuration, by whatever path.
 
-
-def refuse_another(settings: SlurmSettings, shared: Path) -> None:
-    """Make sure that jobs are not told of another shared directory.
+    Args:
+        text: of job_submit.lua.
+        shared: of the configuration.
 
     Raises:
-        OtherSharedError: they are.
+        OtherSharedError: it names another one.
     """
-    named = shared_of(text_of(settings) or "")
-    if named is not None and is_another(named, shared):
+    named = shared_of(text)
+    if named is None:
+        return
+    try:
+        same = Path(named).samefile(shared)
+    except OSError:
+        same = Path(named).resolve() == shared.resolve()
+    if not same:
         raise OtherSharedError(named, shared)

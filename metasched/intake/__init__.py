@@ -1,1 +1,1 @@
-"""New jobs of metasched: recognised, recorded, stamped and held."""
+"""The writing steps of a poll before it decides: new jobs are recorded and held, runs and reports are recorded."""

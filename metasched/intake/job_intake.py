@@ -1,33 +1,32 @@
-"""New jobs of ours: recognised, remembered, stamped and held; and kept so."""
+"""The intake step of a poll: new jobs are recorded in the store, then stamped and held in Slurm."""
 
 from __future__ import annotations
 
 import re
-import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
 import structlog
 from pydantic import TypeAdapter
 
-from metasched.configuration.config import Intake
 from metasched.core.model import Hold, Preempt
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
-from metasched.observe.observed_job import ENDED, kept_back
+from metasched.observe.observed_job import ENDED, awaits_owner_release
+from metasched.observe.observer import Observation
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
-from metasched.slurm.job_requirements import Requirements, Stamp, is_ours, requirements
+from metasched.slurm.job_requirements import Requirements, Stamp, requirements
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 
-# Of so many new jobs in one look Slurm is asked for the script; that of others is never known.
+# Batch scripts that Slurm is asked for in one poll; the scripts of further new jobs stay unknown.
 SCRIPTS = 20
 _REQUIREMENTS = TypeAdapter(Requirements)
-_NOTHING = Requirements(  # stands for what a malformed tag asks for: such a job is blocked, and stays so
+_NOTHING = Requirements(  # of a job with a malformed tag, which is blocked until the tag is fixed
     gpus=0,
     min_gpus=0,
     max_gpus=0,
@@ -47,85 +46,65 @@ _NOTHING = Requirements(  # stands for what a malformed tag asks for: such a job
 log = structlog.get_logger()
 
 
-def mint(now: float, sequence: int) -> str:
-    """A new uid: random, but sorting in the order of intake, since many jobs share one second of submission."""
-    return f"{int(now) % 2**32:08x}{sequence % 2**12:03x}{secrets.randbits(20):05x}"
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """A job of metasched: the store's record of it, and the job as Slurm lists it."""
+
+    record: JobRecord
+    slurm: SlurmJob
 
 
 class JobIntake:
-    """Takes jobs in, and sees to it that Slurm shows them as ours."""
+    """Records new jobs, and makes sure that Slurm shows each live job as stamped, held and requeueable."""
 
     def __init__(self, client: SlurmClient, store: Store, writes: ThrottledWrites) -> None:
         self._client = client
         self._store = store
         self._writes = writes
         self._requirements: dict[str, tuple[Mapping[str, Any], Requirements]] = {}
-        self._shared: frozenset[int] = frozenset()  # ids of jobs whose tasks have one record
+        self._shared_records: frozenset[int] = frozenset()  # Slurm's ids of records that several array tasks share
 
-    def begin(self, listed: Sequence[SlurmJob]) -> None:
-        """A new poll: what Slurm lists in it."""
-        tasks = Counter(job.job_id for job in listed)
-        self._shared = frozenset(job_id for job_id, count in tasks.items() if count > 1)
+    def take_in(self, observation: Observation) -> dict[str, RecordedJob]:
+        """Record the new jobs, then stamp and hold the jobs that Slurm does not show so yet.
+
+        All records are committed before the first write to Slurm, so that a crash in between gives no job a second uid.
+        Every step is repeatable: a write that fails is repeated by the next poll.
+
+        Returns:
+            Each job of metasched that Slurm lists and the store knows as live, by uid; also those that have just ended.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        tasks = Counter(job.job_id for job in observation.listed)
+        self._shared_records = frozenset(job_id for job_id, count in tasks.items() if count > 1)
+        inventory = observation.inventory
+        records = {**observation.records, **self._record(observation.new, inventory, observation.now)}
+        jobs = {}
+        for uid, slurm_job in observation.ours.items():
+            if uid not in records:
+                continue  # it ended before the daemon saw it
+            job = RecordedJob(records[uid], slurm_job)
+            jobs[uid] = job if slurm_job.state in ENDED else self._mark(job, inventory)
+        return jobs
 
     def forget(self, uid: str) -> None:
-        """A job has ended."""
+        """Drop what is cached of a job that has ended."""
         self._requirements.pop(uid, None)
 
-    @staticmethod
-    def identify(
-        listed: Iterable[SlurmJob], records: Mapping[str, JobRecord], ways: Intake, now: float
-    ) -> tuple[dict[str, SlurmJob], list[SlurmJob]]:
-        """Split Slurm's list into ours, by uid, and others. Unstamped jobs of ours get a uid, not yet written.
-
-        Args:
-            listed: all jobs.
-            records: of the live jobs, by uid.
-            ways: into metasched, besides the tag.
-            now: unix seconds.
-        """
-        ours: dict[str, SlurmJob] = {}
-        others: list[SlurmJob] = []
-        minted: dict[int, str] = {}
-        by_slurm_job_id = {(record.slurm_job_id, record.submitted): record.uid for record in records.values()}
-        for job in sorted(listed, key=lambda job: job.job_id):
-            stamp = Stamp.read(job.admin_comment)
-            if stamp is not None:
-                base = stamp.uid
-            elif not is_ours(job, ways.partitions, ways.qos):
-                others.append(job)
-                continue
-            elif job.state in ENDED:
-                continue
-            else:
-                # Taken in already, but killed before the stamp; or the controller crashed and forgot the stamp.
-                known = by_slurm_job_id.get((job.slurm_job_id, job.submitted), "").partition("_")[0]
-                base = minted.setdefault(job.array_job_id or job.job_id, known or mint(now, len(minted)))
-            uid = base if job.array_task_id is None else f"{base}_{job.array_task_id}"
-            rival = ours.get(uid)
-            if rival is not None:  # only an operator can have copied a stamp; the slurm_job_id that we know wins
-                known_slurm_job_id = records[uid].slurm_job_id if uid in records else None
-                loser, winner = (rival, job) if job.slurm_job_id == known_slurm_job_id else (job, rival)
-                log.warning("duplicate_stamp", uid=uid, slurm_job_id=loser.slurm_job_id)
-                others.append(loser)
-                job = winner  # noqa: PLW2901  the loop goes on with the winner
-            ours[uid] = job
-        return ours, others
-
-    def take_in(self, new: Mapping[str, SlurmJob], hardware: NodeInventory, now: float) -> dict[str, JobRecord]:
-        """Remember new jobs, all of them before the first write to Slurm; their records, by uid."""
+    def _record(self, new: Mapping[str, SlurmJob], inventory: NodeInventory, now: float) -> dict[str, JobRecord]:
         with self._store.transaction():
-            records = {uid: self._take_in(uid, job, hardware, now) for uid, job in new.items()}
+            records = {uid: self._record_one(uid, job, inventory, now) for uid, job in new.items()}
         records.update(self._note_scripts({uid: job for uid, job in new.items() if records[uid].script is None}))
         return records
 
-    def _take_in(self, uid: str, job: SlurmJob, hardware: NodeInventory, now: float) -> JobRecord:
-        """Remember a job before anything is written to Slurm, so that a crash in between mints no second uid."""
+    def _record_one(self, uid: str, job: SlurmJob, inventory: NodeInventory, now: float) -> JobRecord:
         previous = self._store.job(uid)
         if previous is not None:  # it had ended, and somebody requeued it
             self._store.revive_job(uid)
             self._store.event("revived", "it had ended and is in the queue again", uid=uid, at=now)
         else:
-            needed, error = _requirements(job, hardware)
+            needed, error = _requirements(job, inventory)
             record = JobRecord(
                 uid=uid,
                 slurm_job_id=job.slurm_job_id,
@@ -147,7 +126,7 @@ class JobIntake:
         return self._store.known_job(uid)
 
     def _note_scripts(self, new: Mapping[str, SlurmJob]) -> dict[str, JobRecord]:
-        """Keep the hashes of new jobs' batch scripts, by which recurring ones are known; the records that changed."""
+        """Record the hashes of new jobs' batch scripts, which identify recurring jobs; return the changed records."""
         hashes: dict[int, str] = {}  # by job id: the tasks of an array have one script
         for number in sorted({job.array_job_id or job.job_id for job in new.values()})[:SCRIPTS]:
             try:
@@ -165,52 +144,53 @@ class JobIntake:
                     self._store.update_job(uid, script=script_hash)
         return {uid: self._store.known_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
-    def keep_marked(self, record: JobRecord, job: SlurmJob, hardware: NodeInventory) -> tuple[JobRecord, SlurmJob]:
-        """See to slurm_job_id, tag, stamp, hold and requeue flag; a write that fails is repeated by the next poll.
+    def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:
+        """Write the Slurm job id to the store, and stamp, hold and requeue flag to Slurm, where they differ.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
         """
-        if record.slurm_job_id != job.slurm_job_id:
-            self._store.update_job(record.uid, slurm_job_id=job.slurm_job_id)
+        record, slurm = job.record, job.slurm
+        if record.slurm_job_id != slurm.slurm_job_id:
+            self._store.update_job(record.uid, slurm_job_id=slurm.slurm_job_id)
             record = self._store.known_job(record.uid)
-        was = record.error
-        if was is not None and job.state is JobState.PENDING:
-            record = self._mended(record, job, hardware)
-        known = Stamp.read(job.admin_comment)
-        words = _plain(job.admin_comment if known is None else known.words)
-        if words == _plain(was or ""):
-            words = ""  # nobody else's: earlier releases wrote the error right behind the stamp
+        earlier_error = record.error
+        if earlier_error is not None and slurm.state is JobState.PENDING:
+            record = self._read_tag_again(record, slurm, inventory)
+        known = Stamp.read(slurm.admin_comment)
+        words = _as_slurm_keeps(slurm.admin_comment if known is None else known.words)
+        if words == _as_slurm_keeps(earlier_error or ""):
+            words = ""  # no words of an admin: earlier releases wrote the error right behind the stamp
         held = known is not None and known.held
         stamp = str(Stamp(record.uid.partition("_")[0], held, words, record.error))
-        waits = job.state is JobState.PENDING and not kept_back(record, job)
+        waits = slurm.state is JobState.PENDING and not awaits_owner_release(record, slurm)
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
-        slurm_job_id = str(job.job_id) if job.job_id in self._shared else job.slurm_job_id
-        stamped = job.admin_comment == stamp or _plain(job.admin_comment) == _plain(stamp)
+        slurm_job_id = str(slurm.job_id) if slurm.job_id in self._shared_records else slurm.slurm_job_id
+        stamped = slurm.admin_comment == stamp or _as_slurm_keeps(slurm.admin_comment) == _as_slurm_keeps(stamp)
         if known is not None and slurm_job_id in self._writes.refused:
-            stamped = True  # by job_submit.lua, as whom it is known; its error stands in the status alone
+            stamped = True  # by job_submit.lua, which is enough to know the job; its error stands in the status alone
         if not stamped and waits:
             if self._writes.once(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, stamp)):
-                job = replace(job, hold=Hold.ADMIN, admin_comment=stamp)
+                slurm = replace(slurm, hold=Hold.ADMIN, admin_comment=stamp)
         elif not stamped:
             self._writes.once(slurm_job_id, "stamp", lambda: self._client.stamp(slurm_job_id, stamp))
-        elif not job.requeue:
+        elif not slurm.requeue:
             self._writes.once(slurm_job_id, "set_requeue", lambda: self._client.set_requeue(slurm_job_id))
-        elif waits and job.dependency and (job.hold, job.eligible) != (Hold.NONE, OUT_OF_REACH):
+        elif waits and slurm.dependency and (slurm.hold, slurm.eligible) != (Hold.NONE, OUT_OF_REACH):
             self._writes.once(slurm_job_id, "await_dependency", lambda: self._client.await_dependency(slurm_job_id))
-        return record, job
+        return RecordedJob(record, slurm)
 
-    def _mended(self, record: JobRecord, job: SlurmJob, hardware: NodeInventory) -> JobRecord:
-        """The record of a job that could not be scheduled, with what its owner mended of the tag, or the admin here."""
-        needed, error = _requirements(job, hardware)
-        if error == record.error:  # until then it is not changed by us
+    def _read_tag_again(self, record: JobRecord, job: SlurmJob, inventory: NodeInventory) -> JobRecord:
+        """Update the record of a job whose tag was wrong, where its owner or the cluster's admin has fixed that."""
+        needed, error = _requirements(job, inventory)
+        if error == record.error:  # the request is still as its user wrote it
             return record
         total = needed.get("total_steps")
         self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
         return self._store.known_job(record.uid)
 
-    def needed(self, record: JobRecord) -> Requirements:
-        """What the job asks for; nothing, as long as that cannot be read."""
+    def requirements_of(self, record: JobRecord) -> Requirements:
+        """Return what the job asked for; an empty request while its tag cannot be read."""
         if record.error is not None:
             return _NOTHING
         stored, needed = self._requirements.get(record.uid, (None, _NOTHING))
@@ -220,18 +200,18 @@ class JobIntake:
         return needed
 
 
-def _requirements(job: SlurmJob, hardware: NodeInventory) -> tuple[Mapping[str, Any], str | None]:
-    """What the job needs, for the store, or what is wrong with its tag, in words.
+def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str, Any], str | None]:
+    """Return the job's requirements as JSON-compatible data for the store, and what is wrong with its tag, if anything.
 
-    Only the request as the user submitted it counts: later we write sizes of our own into it.
+    Read it before the job's first update: an update rewrites the request that the user submitted.
     """
     try:
-        needed = requirements(job, parse_tag(job.comment) or Tag(), hardware.gpu_types, hardware.shards)
+        needed = requirements(job, parse_tag(job.comment) or Tag(), inventory.gpu_types, inventory.shards)
     except TagError as error:
         return {}, str(error)
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
 
 
-def _plain(comment: str) -> str:
-    """A comment as far as Slurm keeps what we write: without quotes and runs of white space."""
+def _as_slurm_keeps(comment: str) -> str:
+    """Return a comment as Slurm keeps it: without quotes and runs of white space."""
     return " ".join(re.sub(r"[^!-~]+", " ", comment.replace("'", "").replace('"', "")).split())

@@ -1,4 +1,4 @@
-"""What intake and runs ask of Slurm for one job record, at most once in a poll."""
+"""The writes of intake and run tracking to Slurm: each at most once in a poll, with a backoff after an outage."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = structlog.get_logger()
 
 
 class ThrottledWrites:
-    """Writes to Slurm; the tasks of an array that are not split off yet share one record, which is written once.
+    """Writes each job record at most once in a poll; array tasks that are not split off yet share one record.
 
-    A write that Slurm did not answer ends its poll, and is left alone for a while, so that it does not end every poll
-    at the same job.
+    A write that Slurm does not answer ends its poll. It is then put off for a while, so that it does not end every
+    later poll at the same job.
 
     Attributes:
-        refused: addresses of jobs that Slurm lets only an administrator write.
+        refused: Slurm ids of jobs that Slurm lets only an administrator write.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class ThrottledWrites:
         self._now = 0.0
         self._outage_seconds = 0.0
 
-    def begin(self, listed: Sequence[SlurmJob], now: float, outage_seconds: float) -> None:
-        """A new poll of what Slurm lists: everything may be written again; jobs that are gone are forgotten.
+    def begin_poll(self, listed: Sequence[SlurmJob], now: float, outage_seconds: float) -> None:
+        """Allow every write again, and drop what is remembered of jobs that Slurm no longer lists.
 
         Args:
-            listed: all jobs.
+            listed: every job that Slurm lists.
             now: unix seconds.
-            outage_seconds: after a command without an answer, until anything else is done.
+            outage_seconds: after a write without an answer, time until the daemon writes anything else.
         """
         self._done.clear()
         self._now, self._outage_seconds = now, outage_seconds
@@ -45,18 +45,26 @@ class ThrottledWrites:
         self.refused &= there
         self._backoff.keep(lambda slurm_job_id, _: slurm_job_id in there)
 
-    def rests(self, slurm_job_id: str, what: str) -> bool:
-        """Whether Slurm did not answer this lately, so that it is not tried now."""
+    def is_put_off(self, slurm_job_id: str, what: str) -> bool:
+        """Whether this write failed so recently that it is not tried in this poll."""
         return self._backoff.rests(slurm_job_id, what, self._now)
 
     def once(self, slurm_job_id: str, what: str, write: Callable[[], None]) -> bool:
-        """Write, unless this poll has done so already or it rests; whether that went well.
+        """Write, unless this poll has done so already or the write is put off.
+
+        Args:
+            slurm_job_id: of the job record.
+            what: name of the write.
+            write: makes the write.
+
+        Returns:
+            Whether Slurm has accepted the write in this poll. A refusal is logged, and the next poll writes again.
 
         Raises:
-            SlurmUnavailableError: Slurm does not answer; other errors are logged, and the next poll writes again.
+            SlurmUnavailableError: Slurm does not answer.
         """
         if (slurm_job_id, what) not in self._done:
-            self._done[slurm_job_id, what] = not self.rests(slurm_job_id, what) and self._written(
+            self._done[slurm_job_id, what] = not self.is_put_off(slurm_job_id, what) and self._written(
                 slurm_job_id, what, write
             )
         return self._done[slurm_job_id, what]
@@ -70,7 +78,7 @@ class ThrottledWrites:
             self._backoff.failed(slurm_job_id, what, self._now, outage)
             raise
         except SlurmError as error:
-            if slurm_job_id not in self.refused:  # said already
+            if slurm_job_id not in self.refused:  # else it is logged already
                 log.warning("write_failed", what=what, job=slurm_job_id, error=str(error))
             if isinstance(error, SlurmPermissionError):
                 self.refused.add(slurm_job_id)

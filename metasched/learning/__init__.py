@@ -1,1 +1,1 @@
-"""What past runs and the trainers' reports tell of throughput, and of the service that a job will need."""
+"""The learning step of a poll: speeds from trainers' reports, and the service of a job from earlier jobs like it."""

@@ -1,4 +1,7 @@
-"""What a job will need, from what earlier ones like it needed: most training jobs recur (Ares, section 2.3). Pure."""
+"""The service that a job will need, predicted from earlier jobs like it.
+
+Most training jobs recur (Liu et al., "Ares", 2025, section 2.3).
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from metasched.store import JobRecord, Store
+
+HISTORY = 20
+"""Past jobs of the same user and name that are read for a prediction, the latest first."""
 RECENT = 5
-"""So many of the latest count."""
-LEAST = 2
-"""With fewer, nothing recurs."""
-APART = 4.0
-"""Where the largest of them is more than so many times the least, they tell nothing."""
+"""Past jobs that count, the latest first."""
+MIN_JOBS = 2
+"""With fewer past jobs nothing is predicted."""
+MAX_RATIO = 4.0
+"""Where the largest service is more than so many times the smallest, nothing is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """A job that was done.
+    """A job that has completed.
 
     Attributes:
-        service: GPU-seconds that it had.
+        service: GPU-seconds that the job received.
         script: the hash of its batch script; None where that is not known.
     """
 
@@ -28,19 +35,53 @@ class PastJob:
 
 
 def expected_service(past: Sequence[PastJob], script: str | None = None) -> float | None:
-    """GPU-seconds that the next one should need: the median of the latest; None where they do not tell.
+    """Return the GPU-seconds that the next job should need, the median of the latest; None where they disagree.
 
-    Those of the same script count if there are enough of them, else those whose script is not known. Where the next
-    one's script is not known, all count.
+    Past jobs of the same script count if there are enough of them, else those whose script is not known. Where the next
+    job's script is not known, all past jobs count.
 
     Args:
-        past: done jobs of the same user and name, the latest first.
-        script: the hash of the next one's batch script; None where that is not known.
+        past: completed jobs of the same user and name, the latest first.
+        script: the hash of the next job's batch script; None where that is not known.
     """
-    same = [one for one in past if script in (None, one.script)]
-    if len(same) < LEAST:
-        same = [one for one in past if one.script is None]
-    services = [one.service for one in same if one.service > 0][:RECENT]
-    if len(services) < LEAST or max(services) > APART * min(services):
+    same = [job for job in past if script in (None, job.script)]
+    if len(same) < MIN_JOBS:
+        same = [job for job in past if job.script is None]
+    services = [job.service for job in same if job.service > 0][:RECENT]
+    if len(services) < MIN_JOBS or max(services) > MAX_RATIO * min(services):
         return None
     return median(services)
+
+
+class ServicePrediction:
+    """Predicts the service of each job once, when the job is first asked about.
+
+    Args:
+        store: holds the completed jobs.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._expected: dict[str, float | None] = {}  # by uid
+        self._expected_of_alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script
+
+    def begin_poll(self) -> None:
+        """Read the completed jobs again for jobs that come in this poll."""
+        self._expected_of_alike.clear()
+
+    def expected_service(self, record: JobRecord) -> float | None:
+        """Return the GPU-seconds that the job should need in all; None where that is not known."""
+        if record.uid not in self._expected:
+            key = record.user, record.name, record.script
+            if key not in self._expected_of_alike:  # the tasks of an array come together
+                past = [
+                    PastJob(sum(amount for gpu_type, amount in job.attained.items() if gpu_type), job.script)
+                    for job in self._store.completed_jobs(record.user, record.name, HISTORY)
+                ]
+                self._expected_of_alike[key] = expected_service(past, record.script)
+            self._expected[record.uid] = self._expected_of_alike[key]
+        return self._expected[record.uid]
+
+    def forget(self, uid: str) -> None:
+        """Drop the prediction for a job that has ended."""
+        self._expected.pop(uid, None)

@@ -1,4 +1,4 @@
-"""The cluster's nodes and their GPUs, as jobs are read by them: who holds what, and who sits on which GPU."""
+"""GPU types, shards and reservations of the cluster's nodes, and which job holds which GPU of a node. Pure."""
 
 from __future__ import annotations
 
@@ -14,45 +14,52 @@ from metasched.slurm.client import JobState, SlurmJob, SlurmNode
 
 @dataclass(frozen=True, slots=True)
 class NodeInventory:
-    """What the cluster's nodes are, as far as jobs are read by it.
+    """What a poll knows of the nodes, as far as the meaning of jobs depends on it.
 
     Attributes:
-        gpu_type: of each node's GPUs.
-        shards: into how many parts GPUs are given away; None for whole GPUs only.
-        unshared: nodes with GPUs that are not given away in so many parts.
-        seats: who has a part of which GPU.
-        reservations: whose jobs may start where.
+        gpu_type: GPU type by node; nodes without GPUs, or with several types of them, are left out.
+        shards: shards of each GPU, an even number; None where Slurm gives away whole GPUs only.
+        unshared: nodes with GPUs whose number of shards differs from ``shards``.
+        gpu_shards: which job holds shards of which GPU; None where Slurm gives away whole GPUs only.
+        reservations: Slurm's reservations at the instant of the poll.
     """
 
     gpu_type: Mapping[str, str]
     shards: int | None
     unshared: frozenset[str]
-    seats: GpuShards | None = None
+    gpu_shards: GpuShards | None = None
     reservations: Reservations = field(default_factory=Reservations)
 
     @property
     def gpu_types(self) -> frozenset[str]:
-        """All of them."""
+        """The GPU types of the cluster."""
         return frozenset(self.gpu_type.values())
 
     @classmethod
     def of(cls, nodes: Sequence[SlurmNode], reservations: Reservations | None = None) -> NodeInventory:
-        """The nodes' own part of it."""
-        kinds = {node.name: next(iter(node.gpus)) for node in nodes if len(node.gpus) == 1}
-        counts = Counter(node.shards_per_gpu for node in nodes if node.name in kinds)
+        """Build the inventory from what Slurm lists of the nodes, without the jobs' GPU shards."""
+        gpu_type = {node.name: next(iter(node.gpus)) for node in nodes if len(node.gpus) == 1}
+        counts = Counter(node.shards_per_gpu for node in nodes if node.name in gpu_type)
         even = [count for count in counts if count and count % 2 == 0]
         shards = max(even, key=lambda count: (counts[count], count), default=None)
         return cls(
-            kinds,
+            gpu_type,
             shards,
-            frozenset(node.name for node in nodes if node.name in kinds and node.shards_per_gpu != shards),
+            frozenset(node.name for node in nodes if node.name in gpu_type and node.shards_per_gpu != shards),
             reservations=reservations or Reservations(),
         )
 
-    def seated(
+    def with_shards(
         self, nodes: Sequence[SlurmNode], jobs: Iterable[SlurmJob], ours: Mapping[str, SlurmJob], *, forgets: bool
     ) -> NodeInventory:
-        """With who sits where; ``forgets`` as in ``GpuShards``."""
+        """Add which job holds shards of which GPU, where Slurm gives away shards.
+
+        Args:
+            nodes: every node that Slurm lists.
+            jobs: every job that Slurm lists.
+            ours: metasched's jobs, by uid.
+            forgets: see ``GpuShards``.
+        """
         if self.shards is None:
             return self
         shared = [node for node in nodes if node.name in self.gpu_type and node.name not in self.unshared]
@@ -60,58 +67,67 @@ class NodeInventory:
         unsettled, whole = set(), set()
         for job in jobs:
             for name in free.keys() & job.allocated.keys():
-                which = job.gpu_indices.get(name, ())
-                if job.allocated[name] and (job.state is JobState.COMPLETING or not which):
+                indices = job.gpu_indices.get(name, ())
+                if job.allocated[name] and (job.state is JobState.COMPLETING or not indices):
                     unsettled.add(name)
-                for gpu in which:
+                for gpu in indices:
                     if name not in job.shards:
                         whole.add((name, gpu))
                     if gpu < len(free[name]):
                         free[name][gpu] = max(free[name][gpu] - job.shards.get(name, self.shards), 0)
         held = {
-            uid: {name: which[0] for name, which in job.gpu_indices.items()}
+            uid: {name: indices[0] for name, indices in job.gpu_indices.items()}
             for uid, job in ours.items()
-            if is_part(job, self.shards) and job.gpu_indices
+            if has_part_of_gpu(job, self.shards) and job.gpu_indices
         }
         frozen = {name: tuple(counts) for name, counts in free.items()}
-        doubled = frozenset(uid for uid, seats in held.items() if whole & set(seats.items()))
-        return replace(self, seats=GpuShards(self.shards, frozen, held, frozenset(unsettled), doubled, forgets))
+        doubled = frozenset(uid for uid, gpus in held.items() if whole & set(gpus.items()))
+        return replace(self, gpu_shards=GpuShards(self.shards, frozen, held, frozenset(unsettled), doubled, forgets))
 
 
-def is_part(job: SlurmJob, shards: int | None) -> bool:
-    """Whether it holds, or asks for, less than all shards of a GPU."""
+def has_part_of_gpu(job: SlurmJob, shards: int | None) -> bool:
+    """Whether the job holds, or asks for, fewer than all shards of a GPU.
+
+    Args:
+        job: as Slurm lists it.
+        shards: shards of each GPU; None where Slurm gives away whole GPUs only.
+    """
     counts = list(job.shards.values()) or ([job.shards_per_node] if job.shards_per_node else [])
     return shards is not None and bool(counts) and max(counts) < shards
 
 
 def observed_placement(job: SlurmJob, gpu_types: Mapping[str, str]) -> Placement | None:
-    """What a job holds, or None where it holds nothing, GPUs of several types, or more on one node than on another.
+    """Return the job's allocation; None for no GPUs or nodes, several GPU types, or uneven numbers on its nodes.
 
     Args:
-        job: as Slurm tells it.
-        gpu_types: by node, since Slurm does not tell the type of a part of a GPU.
+        job: as Slurm lists it.
+        gpu_types: GPU type by node, since Slurm does not list the type of a GPU of which the job holds shards.
     """
     counts = set(job.allocated.values())
     if len(counts) != 1:
         return None
     (gpus_per_node,) = counts
     nodes = tuple(sorted(job.allocated))
-    kind = gpu_types.get(nodes[0]) if job.shards else job.allocated_gpu_type
-    if gpus_per_node and kind is None:
+    gpu_type = gpu_types.get(nodes[0]) if job.shards else job.allocated_gpu_type
+    if gpus_per_node and gpu_type is None:
         return None
-    return Placement(nodes=nodes, gpus_per_node=gpus_per_node, gpu_type=kind if gpus_per_node else None)
+    return Placement(nodes=nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type if gpus_per_node else None)
 
 
-def usable(node: SlurmNode, others: Sequence[SlurmJob], ours_at: Collection[tuple[str, int]]) -> Node:
-    """What our jobs may use of a node: all of it but what other jobs hold.
+def usable_node(node: SlurmNode, others: Sequence[SlurmJob], our_gpus: Collection[tuple[str, int]]) -> Node:
+    """Return the node with the resources that metasched's jobs may use: all but those that other jobs hold.
 
-    A GPU of which another job has a part is taken, unless one of ours has the rest of it already.
+    Args:
+        node: as Slurm lists it.
+        others: the jobs that metasched does not schedule.
+        our_gpus: node and index of each GPU of which a job of metasched holds all or some shards. Where another job
+            holds the other shards, the GPU still counts as usable.
     """
     gpu_type = next(iter(node.gpus), None)
     holders = [job for job in others if node.name in job.allocated]
-    known = {gpu for job in holders for gpu in job.gpu_indices.get(node.name, ())}
-    untold = sum(job.allocated[node.name] for job in holders if not job.gpu_indices.get(node.name))
-    taken = untold + sum((node.name, gpu) not in ours_at for gpu in known)
+    indices = {gpu for job in holders for gpu in job.gpu_indices.get(node.name, ())}
+    without_index = sum(job.allocated[node.name] for job in holders if not job.gpu_indices.get(node.name))
+    taken = without_index + sum((node.name, gpu) not in our_gpus for gpu in indices)
     return Node(
         name=node.name,
         gpu_type=gpu_type,

@@ -1,11 +1,11 @@
-"""One live job from every side: what Slurm shows of it, what the store remembers, what it asked for."""
+"""A live job as Slurm, the store and its own request describe it, and as scheduling sees it. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from metasched.core.model import Hold, Job, Placement, Status
-from metasched.observe.node_inventory import NodeInventory, is_part, observed_placement
+from metasched.observe.node_inventory import NodeInventory, has_part_of_gpu, observed_placement
 from metasched.observe.reservations import Reservations
 from metasched.slurm.client import JobState, SlurmJob
 from metasched.slurm.job_requirements import Requirements, Stamp
@@ -13,24 +13,40 @@ from metasched.store import JobRecord, RunRecord
 
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 NOT_STARTED = "not_started"
-"""The event that tells why a release did not start a job."""
+"""The kind of the event that says why Slurm did not start a released job."""
 START_DEFERRED = "Slurm did not start it when it was released last; it is tried again later"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedJob:
-    """One live job from every side: as scheduling, Slurm, the store and its own request see it."""
+    """One live job in four descriptions.
+
+    Attributes:
+        job: the job as policies and the plan see it.
+        slurm: the job as Slurm lists it.
+        record: the job as the store has it.
+        requirements: what the job asked for when it was submitted.
+    """
 
     job: Job
     slurm: SlurmJob
     record: JobRecord
-    needed: Requirements
+    requirements: Requirements
 
 
 def job_of(  # noqa: PLR0917  one fact from each side
-    record: JobRecord, needed: Requirements, seen: SlurmJob, status: Status, hardware: NodeInventory, now: float
+    record: JobRecord, needed: Requirements, slurm: SlurmJob, status: Status, inventory: NodeInventory, now: float
 ) -> Job:
-    """The job as scheduling sees it."""
+    """Build the job as policies and the plan see it, without what is learnt of its speed and service.
+
+    Args:
+        record: the job as the store has it.
+        needed: what the job asked for when it was submitted.
+        slurm: the job as Slurm lists it.
+        status: the job's status for scheduling.
+        inventory: of the cluster's nodes.
+        now: unix seconds.
+    """
     run = record.current
     started = run is not None and run.started is not None
     return Job(
@@ -51,12 +67,12 @@ def job_of(  # noqa: PLR0917  one fact from each side
         memory_per_unit=needed.memory_per_unit,
         features=needed.features,
         only_nodes=needed.only_nodes,
-        excluded_nodes=needed.excluded_nodes | (hardware.unshared if needed.shards else frozenset()),
+        excluded_nodes=needed.excluded_nodes | (inventory.unshared if needed.shards else frozenset()),
         weight=needed.weight,
         preempt=needed.preempt,
         status=status,
-        hold=_hold(record, seen, status),
-        placement=_placement(run, seen, status, hardware),
+        hold=_hold(record, slurm, status),
+        placement=_placement(run, slurm, status, inventory),
         last_placement=record.last_placement,
         last_ended=record.last_ended,
         released=run.released if run is not None and not started else None,
@@ -69,28 +85,28 @@ def job_of(  # noqa: PLR0917  one fact from each side
         attained=record.attained_at(now),
         ran_seconds=record.ran_at(now),
         preemptions=record.preemptions,
-        blocked=_blocked(record, seen, status, hardware.reservations, now),
+        blocked=_blocked(record, slurm, status, inventory.reservations, now),
         progress_steps=record.progress_steps,
         total_steps=record.total_steps,
         steps_per_second=run.steps_per_second if run is not None else None,
         learns_speed=True,
         profiled=needed.trials,
         slo_seconds=needed.slo_seconds,
-        time_limit_seconds=seen.time_limit,
-        co_runner=None if hardware.seats is None else hardware.seats.co_runners.get(record.uid),
-        whole_gpus=not (needed.shards and hardware.shards),
-        half_gpus=needed.shards and is_part(seen, hardware.shards),
+        time_limit_seconds=slurm.time_limit,
+        co_runner=None if inventory.gpu_shards is None else inventory.gpu_shards.co_runners.get(record.uid),
+        whole_gpus=not (needed.shards and inventory.shards),
+        half_gpus=needed.shards and has_part_of_gpu(slurm, inventory.shards),
         suspended_at=run.suspended_at if run is not None else None,
-        reservation=hardware.reservations.asked_by(seen),
-        open_seconds=hardware.reservations.open_seconds(seen.time_limit),
+        reservation=inventory.reservations.asked_by(slurm),
+        open_seconds=inventory.reservations.open_seconds(slurm.time_limit),
     )
 
 
-def status_of(seen: SlurmJob) -> Status:
-    """What it does, in our words."""
-    match seen.state:
+def status_of(slurm: SlurmJob) -> Status:
+    """Return the status for scheduling of a job that Slurm lists."""
+    match slurm.state:
         case JobState.PENDING:
-            return Status.QUEUED if seen.hold is Hold.NONE and not seen.dependency else Status.HELD
+            return Status.QUEUED if slurm.hold is Hold.NONE and not slurm.dependency else Status.HELD
         case JobState.RUNNING:
             return Status.RUNNING
         case JobState.SUSPENDED:
@@ -101,26 +117,22 @@ def status_of(seen: SlurmJob) -> Status:
             return Status.FINISHED
 
 
-def kept_back(record: JobRecord, seen: SlurmJob) -> bool:
-    """Whether its owner, who submitted it with ``--hold``, has not released it yet."""
-    if seen.state is not JobState.PENDING or seen.hold is not Hold.USER or record.run or seen.restarts:
+def awaits_owner_release(record: JobRecord, slurm: SlurmJob) -> bool:
+    """Whether the owner submitted the job with ``--hold`` and has not released it yet."""
+    if slurm.state is not JobState.PENDING or slurm.hold is not Hold.USER or record.run or slurm.restarts:
         return False
-    stamp = Stamp.read(seen.admin_comment)
+    stamp = Stamp.read(slurm.admin_comment)
     return stamp is not None and stamp.held
 
 
-def subject_of(seen: ObservedJob) -> str:
-    """Whose speed a job's is: that of all jobs of its user which name the same model, or its own."""
-    return seen.job.uid if seen.needed.model is None else f"{seen.job.user}/{seen.needed.model}"
+def holds_unplannable_allocation(observed: ObservedJob) -> bool:
+    """Whether the job's allocation is one that no plan can ask for, so that a restart would not restore it.
 
-
-def is_odd(seen: ObservedJob) -> bool:
-    """Whether it holds what no plan can ask for again, so that a restart would not help.
-
-    Uneven numbers of GPUs, or more of them than it asked for (whole nodes, by its own wish or its partition's).
+    Such an allocation has uneven numbers of GPUs, GPUs of several types, or more GPUs than the job asked for (whole
+    nodes, by the job's own request or by its partition).
     """
-    job = seen.job
-    if not job.active or seen.record.error is not None:
+    job = observed.job
+    if not job.active or observed.record.error is not None:
         return job.active and job.placement is None
     return job.placement is None or not job.min_gpus <= job.placement.gpus <= job.max_gpus
 
@@ -133,7 +145,7 @@ def _blocked(record: JobRecord, seen: SlurmJob, status: Status, reservations: Re
             "Slurm does not let metasched stamp it: install job_submit.lua, which stamps jobs as they are submitted, "
             "or give metasched's account Slurm's Administrator role"
         )
-    if kept_back(record, seen):
+    if awaits_owner_release(record, seen):
         return "its owner submitted it with --hold (`scontrol release` lets it go)"
     if seen.dependency:
         return f"it waits for another job ({seen.dependency})"
@@ -143,16 +155,19 @@ def _blocked(record: JobRecord, seen: SlurmJob, status: Status, reservations: Re
     return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
 
 
-def _hold(record: JobRecord, seen: SlurmJob, status: Status) -> Hold:
-    """Who can release it. Of a job that is kept back, its owner's word starts nothing: job_submit.lua sees to that."""
+def _hold(record: JobRecord, slurm: SlurmJob, status: Status) -> Hold:
+    """Return who can release the job.
+
+    Its owner's release of a job that was submitted with ``--hold`` starts nothing: job_submit.lua sees to that.
+    """
     if status is not Status.HELD:
         return Hold.NONE
-    return Hold.ADMIN if kept_back(record, seen) else seen.hold
+    return Hold.ADMIN if awaits_owner_release(record, slurm) else slurm.hold
 
 
-def _placement(run: RunRecord | None, seen: SlurmJob, status: Status, hardware: NodeInventory) -> Placement | None:
+def _placement(run: RunRecord | None, slurm: SlurmJob, status: Status, inventory: NodeInventory) -> Placement | None:
     if status in (Status.HELD, Status.QUEUED):
         return None
     if status is Status.STOPPING and run is not None and run.placement is not None:
-        return run.placement  # Slurm no longer tells a completing job's GPUs
-    return observed_placement(seen, hardware.gpu_type)
+        return run.placement  # Slurm no longer lists a completing job's GPUs
+    return observed_placement(slurm, inventory.gpu_type)

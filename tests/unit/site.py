@@ -130,9 +130,11 @@ class FakeSite:
             self.store.close()
         self.store = Store.open(self.base / "state" / "metasched.db")
         kind = POLICIES[self.policy]
+        client = client or self.slurm
         self.controller = Controller(
             self.config,
-            client or self.slurm,
+            client,
+            client.settings(),
             self.store,
             Mailbox(self.base / "shared"),
             kind(kind.Parameters(**self.parameters)),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from metasched.cli import job_explanation, main, paths, submit
-from metasched.configuration.config import Config
-from metasched.daemon import process
+from metasched.cli import job_explanation, main, submit
+from metasched.configuration.file_names import DATABASE
+from metasched.daemon import dry_run
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, publish
 from metasched.slurm.tags import KEYS, parse_tag
 from metasched.store import JobRecord, Store
@@ -362,7 +362,7 @@ def test_explain_as_json(show):
 def test_explain_reads_the_database_where_it_may(show, tmp_path):
     """Runs, decisions, actions and events follow when the state directory is at hand."""
     uid = "0123456789abcdef"
-    with Store.open(tmp_path / "state" / paths.DATABASE) as store:
+    with Store.open(tmp_path / "state" / DATABASE) as store:
         store.add_job(JobRecord(uid=uid, slurm_job_id="12", name="resnet", user="ada", submitted=NOW - 100))
         store.event("arrived", "hello \x1b[1m", uid, at=NOW)
         store.end_action(store.begin_action(uid, "start", {}, 1, NOW), "ok", 0.01)
@@ -515,12 +515,6 @@ def test_daemon_without_a_configuration(run, tmp_path, options):
     assert str(tmp_path / "none.toml") in result.stderr
 
 
-def test_the_daemon_and_the_command_line_mean_the_same_files():
-    """Database and lock have one name each."""
-    assert (process.DATABASE, process.LOCK) == (paths.DATABASE, paths.LOCK)
-    assert set(Config.model_fields["paths"].annotation.model_fields) == {"state", "shared"}
-
-
 def test_status_imports_nothing_heavy(tmp_path):
     """Looking at the status needs neither torch nor the solver, the database or the configuration's checks."""
     publish(tmp_path, published())
@@ -570,5 +564,5 @@ def test_status_says_whether_two_jobs_can_share_a_gpu(show):
 
 def test_a_dry_run_with_nothing_to_do_says_so(run, monkeypatch):
     """Nothing at all would look like a fault."""
-    monkeypatch.setattr(process, "dry_run", lambda _: [])
+    monkeypatch.setattr(dry_run, "planned_actions", lambda _: [])
     assert run("daemon", "--dry-run").output == "nothing to do: no job is here\n"

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from metasched.cli import main
-from metasched.cli.paths import DATABASE, LOCK
+from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
-from metasched.daemon.failover import COPIES, write_copy
+from metasched.daemon.failover import write_copy
 from metasched.shared_dir.lock import DaemonLock
 from metasched.simulator.traces.history import read_history
 from metasched.store import EndCause, JobRecord, Store

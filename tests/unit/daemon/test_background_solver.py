@@ -34,7 +34,7 @@ def waited(beside):
     """Its next answer that is not empty."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        if found := beside.take():
+        if found := beside.collect():
             return found
         time.sleep(0.02)
     raise AssertionError("no answer")
@@ -147,7 +147,7 @@ def test_another_process_gives_the_same_answer(beside):
     beside.begin(look(0), policy, state)
     beside.begin(look(1), policy, state)  # it is busy
     assert waited(beside) == json.loads(json.dumps(precompute(look(0), policy, state)))
-    assert beside.take() == {}
+    assert beside.collect() == {}
 
 
 class Broken(GavelLas):
@@ -179,11 +179,11 @@ def test_work_that_fails_is_no_answer_and_the_next_goes_on(beside):
     process = beside._process
     until = time.monotonic() + SECONDS
     while beside._busy_since is not None and time.monotonic() < until:
-        assert beside.take() == {}
+        assert beside.collect() == {}
         time.sleep(0.02)
     beside.begin(look(0), Broken(GavelLasParameters(recompute_rounds=1)), state)
     until = time.monotonic() + SECONDS
-    while not (found := beside.take()) and time.monotonic() < until:
+    while not (found := beside.collect()) and time.monotonic() < until:
         beside.begin(look(1), las(), state)
         time.sleep(0.02)
     assert found["round"] == 1
@@ -196,7 +196,7 @@ def test_a_process_that_is_gone_is_begun_again(beside):
     beside.begin(look(0), las(), state)
     beside._process.kill()
     beside._process.join(SECONDS)
-    assert beside.take() == {}
+    assert beside.collect() == {}
     beside.begin(look(1), las(), state)
     assert waited(beside)["round"] == 1
 

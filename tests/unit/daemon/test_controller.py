@@ -342,7 +342,7 @@ def test_an_outage_is_waited_out_and_acted_on_only_after_a_pause(site):
     job = site.add("--gres=gpu:1", seconds=20)
     with site.slurm.outage():
         site.run(20)
-        assert site.controller.trouble
+        assert site.controller.slurm_error
     back = site.slurm.now
     site.run_until(lambda: site.state(job) is JobState.RUNNING)
     assert site.slurm.now >= back + site.config.slurm.settle_seconds

@@ -14,12 +14,14 @@ from apscheduler.events import EVENT_JOB_REMOVED
 from apscheduler.executors.debug import DebugExecutor
 from structlog.testing import capture_logs
 
+from metasched.configuration.file_names import LOCK
 from metasched.core.model import Hold, Node, Snapshot
 from metasched.core.policy import PolicyState
 from metasched.daemon import process
 from metasched.daemon.controller import Controller
-from metasched.daemon.process import Clockwork, Pace
-from metasched.observe import runs as following
+from metasched.daemon.poll_timer import ClockTolerantScheduler, VariablePause
+from metasched.intake import report_reading
+from metasched.intake.run_tracking import MISSING_SECONDS
 from metasched.shared_dir import mailbox as mailboxes
 from metasched.shared_dir.lock import DaemonLock, LockFileError, LockLostError
 from metasched.shared_dir.mailbox import Mailbox
@@ -259,7 +261,7 @@ def test_a_restart_decides_anew(tmp_path):
     site = FakeSite(tmp_path, round_seconds=1000.0)
     site.run(5)
     job = site.add("--gres=gpu:1")
-    site.controller._reconciler.observe(site.slurm.now, 0)  # taken in, and then the daemon dies
+    site.controller.current_snapshot()  # taken in, and then the daemon dies
     site.start()
     site.run_until(lambda: site.state(job) is JobState.RUNNING, 30)
     site.close()
@@ -430,13 +432,13 @@ def test_a_start_whose_answer_was_lost_is_no_failure(site):
     uid = site.record(job).uid
     site.run_until(lambda: site.state(job) is JobState.RUNNING)
     site.run(1)
-    assert site.controller.look().job[uid].blocked is None
+    assert site.controller.current_snapshot().job[uid].blocked is None
     assert (told(), site.record(job).not_before) == (1, None)
     site.run(20)
     site.slurm.requeue_hold(job)
     site.run_until(lambda: site.record(job).run > 2 and site.state(job) is JobState.RUNNING, 60)
     site.run(1)
-    assert site.controller.look().job[uid].blocked is None
+    assert site.controller.current_snapshot().job[uid].blocked is None
     assert told() == 1
 
 
@@ -465,10 +467,10 @@ def test_a_reminder_that_slurm_refuses_concerns_nobody_else(site, monkeypatch):
     site.run_until(lambda: ("release", job) in site.slurm.calls)
     client = Failing(site.slurm, "release", NoSuchJobError("gone"))
     site.start(client)
-    site.controller._actuator._delayed[site.record(job).uid] = site.slurm.now - 5
+    site.controller._actuator._delayed_starts[site.record(job).uid] = site.slurm.now - 5
     site.controller.poll()
     assert client.left == 0
-    assert site.controller.trouble is None
+    assert site.controller.slurm_error is None
 
 
 def test_gpus_of_two_types_are_their_jobs_until_it_ends(site):
@@ -516,9 +518,9 @@ def test_the_daemon_ticks_on_when_the_clock_is_set_back():
         if len(ticks) == 2:
             threading.Timer(0.1, clock.shift, [-3600]).start()
 
-    scheduler = Clockwork(executors={"default": DebugExecutor()}, timezone=dt.UTC)
+    scheduler = ClockTolerantScheduler(executors={"default": DebugExecutor()}, timezone=dt.UTC)
     scheduler.add_listener(lambda _: scheduler.shutdown(wait=False), EVENT_JOB_REMOVED)
-    scheduler.add_job(tick, Pace(lambda: 0.4 if len(ticks) < 4 else None), misfire_grace_time=None)
+    scheduler.add_job(tick, VariablePause(lambda: 0.4 if len(ticks) < 4 else None), misfire_grace_time=None)
     with time_machine.travel(dt.datetime(2030, 1, 1, tzinfo=dt.UTC)) as clock:
         scheduler.start()
     assert (ticks[2] - ticks[1]).total_seconds() < -3000
@@ -565,11 +567,11 @@ def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
         directory = site.base / "shared" / "reports" / site.record(job).uid
         with (directory / "incarnation-1.jsonl").open("r+b") as file:
             file.truncate(2**40)
-    monkeypatch.setattr(following, "LAST_READS", 10)
+    monkeypatch.setattr(report_reading, "LAST_READS", 10)
     reads, signs = [], []
-    ingest = following.ingest
-    monkeypatch.setattr(following, "ingest", lambda *a: reads.append(1) or ingest(*a))
-    monkeypatch.setattr(following, "tell", lambda: signs.append(1))
+    ingest = report_reading.ingest
+    monkeypatch.setattr(report_reading, "ingest", lambda *a: reads.append(1) or ingest(*a))
+    site.controller._reports.heartbeat = lambda: signs.append(1)
     site.run_until(completed(site, *jobs))
     assert 40 <= len(reads) < 80
     assert len(signs) == len(reads)
@@ -585,7 +587,7 @@ def test_the_last_reports_of_many_jobs_are_read_over_several_polls(site, monkeyp
     site.slurm.tick(60)
     if forgotten:
         site.slurm._jobs.clear()
-        site.run(following.MISSING_SECONDS - 1)
+        site.run(MISSING_SECONDS - 1)
     reads = []
 
     def ingest(_store, _reports, uid, *_arguments):
@@ -593,8 +595,8 @@ def test_the_last_reports_of_many_jobs_are_read_over_several_polls(site, monkeyp
         left[uid] -= 1
         return IngestResult(more=left[uid] > 0)
 
-    monkeypatch.setattr(following, "LAST_READS", 5)
-    monkeypatch.setattr(following, "ingest", ingest)
+    monkeypatch.setattr(report_reading, "LAST_READS", 5)
+    monkeypatch.setattr(report_reading, "ingest", ingest)
     while site.store.live_jobs():
         reads.append(0)
         site.slurm.tick(1)
@@ -640,7 +642,7 @@ def test_who_takes_a_jobs_reports_is_moved_aside(site):
 
 def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
     """An unknown user is not remembered as unknown: reports are read as soon as the name is found."""
-    following._user_number.cache_clear()
+    report_reading._user_id.cache_clear()
     numbers = pwd.getpwnam
     asked = []
 
@@ -650,7 +652,7 @@ def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
             raise KeyError(name)
         return numbers(name)
 
-    monkeypatch.setattr(following, "pwd", SimpleNamespace(getpwnam=flaky))
+    monkeypatch.setattr(report_reading, "pwd", SimpleNamespace(getpwnam=flaky))
     job = site.add("--gres=gpu:1", seconds=60)
     site.run(20)
     assert site.record(job).current.ready_at is not None
@@ -666,6 +668,7 @@ def test_nothing_is_decided_once_the_lock_is_lost(site, tmp_path, monkeypatch):
         controller = Controller(
             site.config,
             site.slurm,
+            site.slurm.settings(),
             site.store,
             Mailbox(tmp_path / "shared"),
             Fifo(),
@@ -690,7 +693,7 @@ def test_the_daemons_client_asks_for_the_lock_before_each_write(tmp_path, monkey
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nshared = "{tmp_path}/shared"\n[policy]\nname = "fifo"\n')
 
     def write_without_lock(_choice, _timeout, before_write):
-        (tmp_path / "shared" / process.LOCK).unlink()
+        (tmp_path / "shared" / LOCK).unlink()
         before_write()
 
     monkeypatch.setattr(process, "make_client", write_without_lock)

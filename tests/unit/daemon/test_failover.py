@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from metasched.daemon.failover import COPY, SPARE_BYTES, Copies, CopyError, UnusableCopyError, take_over, write_copy
+from metasched.configuration.file_names import DATABASE
+from metasched.daemon.failover import SPARE_BYTES, CopyError, StoreCopier, UnusableCopyError, take_over, write_copy
 from metasched.shared_dir.lock import LockLostError
 from metasched.store import NotAStoreError, Store
 
@@ -70,10 +71,10 @@ def test_a_copy_that_is_no_store_stops_only_who_has_no_store(local, shared, tmp_
     """A daemon with a store of its own goes on; another one names the copy, not a file that it makes itself."""
     take_over(local, shared)
     write_copy(local, shared)
-    (shared / COPY).write_text("garbage")
+    (shared / DATABASE).write_text("garbage")
     take_over(local, shared)
     assert term(local) == 2
-    with pytest.raises(NotAStoreError, match=re.escape(f"{shared / COPY}: ")):
+    with pytest.raises(NotAStoreError, match=re.escape(f"{shared / DATABASE}: ")):
         take_over(tmp_path / "other" / "metasched.db", shared)
 
 
@@ -86,8 +87,8 @@ def test_a_later_copy_that_cannot_be_opened_is_named(local, shared, tmp_path):
     with Store.open(other) as store, store.transaction():
         sql = "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('metasched', '9999_future', '')"
         store._write(sql)
-    shutil.copyfile(other, shared / COPY)
-    with pytest.raises(UnusableCopyError, match=re.escape(f"the store's copy {shared / COPY} ")):
+    shutil.copyfile(other, shared / DATABASE)
+    with pytest.raises(UnusableCopyError, match=re.escape(f"the store's copy {shared / DATABASE} ")):
         take_over(local, shared)
     assert term(local) == 1
 
@@ -110,7 +111,7 @@ def test_a_copy_needs_no_room_for_what_it_leaves_out(local, shared, monkeypatch)
         store._write("DELETE FROM snapshots WHERE round = 1")
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=SPARE_BYTES + 500_000))
     write_copy(local, shared)
-    assert (shared / COPY).stat().st_size < 500_000 < local.stat().st_size - 1_000_000
+    assert (shared / DATABASE).stat().st_size < 500_000 < local.stat().st_size - 1_000_000
 
 
 def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path):
@@ -133,7 +134,7 @@ def test_copies_are_for_the_daemon_alone(local, shared):
     take_over(local, shared)
     write_copy(local, shared)
     assert stat.S_IMODE(shared.stat().st_mode) == 0o700
-    assert stat.S_IMODE((shared / COPY).stat().st_mode) == 0o600
+    assert stat.S_IMODE((shared / DATABASE).stat().st_mode) == 0o600
 
 
 def test_a_copy_is_made_while_the_daemon_writes(local, shared):
@@ -147,14 +148,14 @@ def test_a_copy_is_made_while_the_daemon_writes(local, shared):
             done.start()
             done.join(30)
             assert not done.is_alive()
-    assert notes(shared / COPY) == ["committed"]
+    assert notes(shared / DATABASE) == ["committed"]
 
 
 def test_a_copy_is_one_file(local, shared):
     """A journal beside it would be lost, or useless on a network file system."""
     take_over(local, shared)
     write_copy(local, shared)
-    assert [path.name for path in shared.iterdir()] == [COPY]
+    assert [path.name for path in shared.iterdir()] == [DATABASE]
     assert {path.name for path in local.parent.iterdir()} == {"metasched.db"}
 
 
@@ -162,19 +163,19 @@ def test_a_directory_that_cannot_be_written_leaves_the_last_copy(local, shared):
     """The error names the copy and what to look at."""
     take_over(local, shared)
     write_copy(local, shared)
-    before = (shared / COPY).read_bytes()
-    (shared / f"{COPY}.{socket.gethostname()}.part").mkdir()
+    before = (shared / DATABASE).read_bytes()
+    (shared / f"{DATABASE}.{socket.gethostname()}.part").mkdir()
     with pytest.raises(CopyError, match=r"metasched\.db.*check that \[paths\]"):
         write_copy(local, shared)
-    assert (shared / COPY).read_bytes() == before
+    assert (shared / DATABASE).read_bytes() == before
 
 
 def test_the_last_copy_is_made_at_the_end(local, shared):
     """A daemon that is stopped in order leaves nothing behind that its successor does not know."""
     take_over(local, shared)
-    with Copies(local, shared, every=3600.0):
+    with StoreCopier(local, shared, every=3600.0):
         note(local, "late")
-    assert notes(shared / COPY) == ["late"]
+    assert notes(shared / DATABASE) == ["late"]
 
 
 def test_the_first_copy_is_made_at_once(local, shared, tmp_path):
@@ -183,9 +184,9 @@ def test_the_first_copy_is_made_at_once(local, shared, tmp_path):
     write_copy(local, shared)
     other = tmp_path / "other" / "metasched.db"
     take_over(other, shared)
-    with Copies(other, shared, every=3600.0):
+    with StoreCopier(other, shared, every=3600.0):
         deadline = time.monotonic() + 30
-        while term(shared / COPY) < 2:
+        while term(shared / DATABASE) < 2:
             assert time.monotonic() < deadline
     take_over(local, shared)
     write_copy(local, shared)
@@ -203,14 +204,14 @@ def test_who_has_lost_the_lock_leaves_the_copy_of_its_successor(local, shared):
     def lost():
         raise LockLostError(shared)
 
-    with Copies(local, shared, 3600.0, lost):
+    with StoreCopier(local, shared, 3600.0, lost):
         pass
-    assert notes(shared / COPY) == []
+    assert notes(shared / DATABASE) == []
 
 
 def test_no_copies_where_none_are_wanted(local, shared):
     """0 seconds stand for none."""
     take_over(local, shared)
-    with Copies(local, shared, every=0.0):
+    with StoreCopier(local, shared, every=0.0):
         pass
     assert not shared.exists()

@@ -73,4 +73,4 @@ def test_a_wrong_tag_of_a_stamped_job_is_written_once_and_then_left(site):
     assert "min_gpus" in site.record(slurm_job_id).error
     del site.slurm._jobs[slurm_job_id]
     site.run(2)
-    assert not site.controller._reconciler._writes.refused
+    assert not site.controller._writes.refused

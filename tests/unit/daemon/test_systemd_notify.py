@@ -2,29 +2,29 @@ import socket
 
 import pytest
 
-from metasched.daemon.systemd_notify import tell
+from metasched.daemon.systemd_notify import notify
 
 
 @pytest.fixture(params=["file", "abstract"])
 def manager(request, tmp_path, monkeypatch):
     """A service manager's socket, in either form that systemd uses."""
-    slurm_job_id = f"{tmp_path}/notify" if request.param == "file" else f"\0{tmp_path}/notify"
+    address = f"{tmp_path}/notify" if request.param == "file" else f"\0{tmp_path}/notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.bind(slurm_job_id)
+        channel.bind(address)
         channel.settimeout(10)
-        monkeypatch.setenv("NOTIFY_SOCKET", slurm_job_id.replace("\0", "@"))
+        monkeypatch.setenv("NOTIFY_SOCKET", address.replace("\0", "@"))
         yield channel
 
 
 def test_words_are_a_sign_of_life_as_well(manager):
     """One datagram carries both."""
-    tell("READY=1", "STATUS=schedules")
+    notify("READY=1", "STATUS=schedules")
     assert manager.recv(1000).decode().split("\n") == ["READY=1", "STATUS=schedules", "WATCHDOG=1"]
 
 
 def test_nobody_listens(monkeypatch, tmp_path):
     """Without a service manager, or with one that is gone, nothing happens."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
-    tell("READY=1")
+    notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
-    tell("READY=1")
+    notify("READY=1")

@@ -233,7 +233,7 @@ def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def subjects():
-        found = check(gather(config, FakeSlurm(), "process.lock", "metasched.db"))
+        found = check(gather(config, FakeSlurm()))
         return {finding.subject for finding in found if finding.level == "error"} & {"database", "[slurm] client"}
 
     assert subjects() == {"[slurm] client"}
@@ -248,7 +248,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
     slurm = FakeSlurm()
     values = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
     settings = dataclasses.replace(slurm.settings(), job_submit_plugins=("lua",), values=values)
-    plugin.refuse_another(settings, tmp_path / "link")
+    plugin.check_shared(plugin.text_of(settings), tmp_path / "link")
     slurm.settings = lambda: settings
     with pytest.raises(OtherSharedError, match="make them the same"):
         process._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.model import Placement
-from metasched.learning.profiling_runs import part, sizes
+from metasched.learning.profiling_runs import gpus_by_node, world_sizes_to_profile
 from metasched.learning.throughput_learning import ThroughputLearning
 from metasched.shared_dir.mailbox import Lease, Mailbox
 from metasched.shared_dir.reports import TrialReport, parse_line
@@ -40,24 +40,24 @@ def elastic(speed=None, least=1):
 )
 def test_powers_of_two_below_the_run_are_tried(nodes, each, tried):
     """As far as they fill whole nodes of its place."""
-    assert sizes(elastic(), place(nodes, each)) == tried
+    assert world_sizes_to_profile(elastic(), place(nodes, each)) == tried
 
 
 def test_what_is_known_is_not_tried_again():
     """Whether from a run or from a trial."""
     speed = MeasuredSpeed("a").after(("v100", (2,)), None, 3.0)
-    assert sizes(elastic(speed), place(1, 8)) == (1, 4)
+    assert world_sizes_to_profile(elastic(speed), place(1, 8)) == (1, 4)
 
 
 def test_a_job_is_not_tried_below_its_least():
     """It may not fit there."""
-    assert sizes(elastic(least=2), place(1, 8)) == (2, 4)
+    assert world_sizes_to_profile(elastic(least=2), place(1, 8)) == (2, 4)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 64))
 def test_a_part_has_as_many_gpus_as_it_says(nodes, each, gpus):
     """And no node has more than the place has there."""
-    spread = part(place(nodes, each), gpus)
+    spread = gpus_by_node(place(nodes, each), gpus)
     if spread is not None:
         assert sum(spread) == gpus
         assert max(spread) <= each
@@ -97,7 +97,7 @@ def test_trials_become_speeds_by_place(tmp_path):
     with Store.open(tmp_path / "m.db") as store:
         learning = ThroughputLearning(store, None)
         trials = [TrialReport(NOW, world, 10, seconds) for world, seconds in ((1, 10.0), (4, 2.0))]
-        learning.take("ann/net", place(2, 2), trials)
+        learning.learn_trials("ann/net", place(2, 2), trials)
         speed = ThroughputLearning(store, None).speed("ann/net")
     assert speed.steps_per_second("v100", (1,)) == 1.0
     assert speed.steps_per_second("v100", (2, 2)) == 5.0

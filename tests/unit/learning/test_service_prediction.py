@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.intake.job_intake import SCRIPTS
-from metasched.learning.service_prediction import APART, RECENT, PastJob, expected_service
+from metasched.learning.service_prediction import MAX_RATIO, RECENT, PastJob, expected_service
 from metasched.slurm.errors import SlurmPermissionError
 from metasched.store import JobRecord, Store
 from policies.ares.policy import Ares
@@ -30,8 +30,8 @@ def test_what_has_not_recurred_is_not_expected(services):
 
 def test_jobs_too_far_apart_tell_nothing():
     """Up to a factor they do."""
-    assert expected_service(past(100.0, 100.0 * APART)) is not None
-    assert expected_service(past(100.0, 100.0 * APART + 1, 100.0)) is None
+    assert expected_service(past(100.0, 100.0 * MAX_RATIO)) is not None
+    assert expected_service(past(100.0, 100.0 * MAX_RATIO + 1, 100.0)) is None
 
 
 def test_the_same_script_counts_for_more_than_the_same_name():
@@ -85,8 +85,8 @@ def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypa
             slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", seconds=30)
             cluster.run(3)
             uid = cluster.record(slurm_job_id).uid
-            observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0)
-            seen.append(observed.snapshot.job[uid].expected_service)
+            observed = cluster.controller.current_snapshot()
+            seen.append(observed.job[uid].expected_service)
             reasons.append(cluster.store.current_reasons()[uid])
             cluster.run(120)
         assert seen[:2] == [None, None]
@@ -107,7 +107,7 @@ def test_the_daemon_knows_recurring_jobs_by_their_script(tmp_path):
         services = [record.attained["v100"] for record in cluster.store.recent_jobs(4)]
         for script, expected in (("long", services[2:]), ("short", services[:2]), ("new", None)):
             slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", script=script)
-            observed = cluster.controller._reconciler.observe(cluster.slurm.now, 0).snapshot
+            observed = cluster.controller.current_snapshot()
             assert observed.job[cluster.record(slurm_job_id).uid].expected_service == (
                 expected and pytest.approx(sum(expected) / 2)
             )

@@ -3,7 +3,7 @@
 import pytest
 
 from metasched.core.model import Placement, Status
-from metasched.learning.throughput_learning import NEWS, ThroughputLearning
+from metasched.learning.throughput_learning import REPORT_WEIGHT, ThroughputLearning
 from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, Store
 from metasched.store.report_rows import ReportFile
@@ -38,16 +38,16 @@ def report(store, uid, at, seconds, steps):
     store.commit_reports(file, [line], latest=True)
 
 
-def look(learning, now, *jobs, reported=(), subjects=None):
-    learning.look(jobs, subjects or {job.uid: job.uid for job in jobs}, reported, now)
+def poll(learning, now, *jobs, reported=(), subjects=None):
+    learning.learn(jobs, subjects or {job.uid: job.uid for job in jobs}, reported, {}, now)
 
 
 def test_a_speed_is_that_of_the_place(store):
     """Alone it is known where the job ran, and nowhere else; a daemon that starts anew knows it, too."""
     learning = ThroughputLearning(store, 0.6)
-    look(learning, 10.0, running("a"))
+    poll(learning, 10.0, running("a"))
     report(store, "a", 15.0, 4.0, 20)
-    look(learning, 16.0, running("a"), reported={"a"})
+    poll(learning, 16.0, running("a"), reported={"a"})
     for known in (learning, ThroughputLearning(store, 0.6)):
         speed = known.speed("a")
         assert speed.steps_per_second("v100", (1,)) == 5.0
@@ -58,10 +58,10 @@ def test_what_is_known_of_one_job_alone_ends_with_it(store):
     """What is known of a model stays."""
     learning = ThroughputLearning(store, 0.6)
     pair, subjects = (running("a"), running("b", K80)), {"a": "a", "b": "ann/net"}
-    look(learning, 10.0, *pair, subjects=subjects)
+    poll(learning, 10.0, *pair, subjects=subjects)
     for uid in ("a", "b"):
         report(store, uid, 15.0, 4.0, 20)
-    look(learning, 16.0, *pair, subjects=subjects, reported={"a", "b"})
+    poll(learning, 16.0, *pair, subjects=subjects, reported={"a", "b"})
     for uid in ("a", "b"):
         learning.forget(uid)
     assert [record.subject for record in store.speeds()] == ["ann/net"]
@@ -74,7 +74,7 @@ def test_subjects_without_jobs_of_which_nothing_is_known_are_forgotten(store):
     learning = ThroughputLearning(store, 0.6)
     for number in range(3):
         learning.speed(f"ann/{number}")
-        look(learning, 10.0, running("a"), subjects={"a": f"ann/{number}"})
+        poll(learning, 10.0, running("a"), subjects={"a": f"ann/{number}"})
     assert list(learning._speeds) == ["ann/2"]
 
 
@@ -83,10 +83,10 @@ def test_a_report_that_began_before_things_changed_tells_nothing(store, before):
     """It would mix two places, or the time alone with that beside another; or nobody saw how it began."""
     learning = ThroughputLearning(store, 0.6)
     if before is not None:
-        look(learning, 10.0, running("a", **before), running("b"))
-    look(learning, 14.0, running("a"), running("b"))
+        poll(learning, 10.0, running("a", **before), running("b"))
+    poll(learning, 14.0, running("a"), running("b"))
     report(store, "a", 15.0, 4.0, 20)
-    look(learning, 16.0, running("a"), running("b"), reported={"a"})
+    poll(learning, 16.0, running("a"), running("b"), reported={"a"})
     assert learning.speed("a").steps_per_second("v100", (1,)) is None
 
 
@@ -95,9 +95,9 @@ def test_beside_another_it_is_known_by_that_ones_model(store):
     learning = ThroughputLearning(store, 0.6)
     subjects = {"a": "ann/gpt", "b": "ann/bert"}
     pair = (running("a", co_runner="b"), running("b", co_runner="a"))
-    look(learning, 10.0, *pair, subjects=subjects)
+    poll(learning, 10.0, *pair, subjects=subjects)
     report(store, "a", 15.0, 4.0, 12)
-    look(learning, 16.0, *pair, subjects=subjects, reported={"a"})
+    poll(learning, 16.0, *pair, subjects=subjects, reported={"a"})
     gpt = learning.speed("ann/gpt")
     assert gpt.steps_per_second_with(learning.speed("ann/bert"), "v100", (1,)) == 3.0
     assert gpt.steps_per_second_with(MeasuredSpeed("else"), "v100", (1,)) is None
@@ -108,17 +108,17 @@ def test_while_its_partner_rests_a_job_is_alone(store):
     """In turns, nobody computes beside it."""
     learning = ThroughputLearning(store, 0.6)
     pair = (running("a", co_runner="b"), running("b", co_runner="a").evolve(status=Status.SUSPENDED))
-    look(learning, 10.0, *pair)
+    poll(learning, 10.0, *pair)
     report(store, "a", 15.0, 4.0, 20)
-    look(learning, 16.0, *pair, reported={"a"})
+    poll(learning, 16.0, *pair, reported={"a"})
     assert learning.speed("a").steps_per_second("v100", (1,)) == 5.0
 
 
 def test_newer_reports_change_the_mean_a_little(store):
     """One odd report does not turn a policy's shares over."""
     learning = ThroughputLearning(store, 0.6)
-    look(learning, 10.0, running("a"))
+    poll(learning, 10.0, running("a"))
     for at, steps in ((15.0, 20), (20.0, 40)):
         report(store, "a", at, 4.0, steps)
-        look(learning, at + 1, running("a"), reported={"a"})
-    assert learning.speed("a").steps_per_second("v100", (1,)) == pytest.approx(5 + NEWS * 5)
+        poll(learning, at + 1, running("a"), reported={"a"})
+    assert learning.speed("a").steps_per_second("v100", (1,)) == pytest.approx(5 + REPORT_WEIGHT * 5)

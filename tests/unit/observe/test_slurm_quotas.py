@@ -161,7 +161,7 @@ def test_the_daemon_heeds_limits_and_reads_them_again(tmp_path):
         JobState.RUNNING,
         JobState.PENDING,
     ]
-    job = site.controller.look().jobs[1]
+    job = site.controller.current_snapshot().jobs[1]
     assert job.fair_share == 1.0
     assert site.controller.reason(job.uid).endswith("the limit account x: GrpTRES gres/gpu=4 leaves it 0 GPUs")
     site.slurm.accounting = Associations((ROOT, Association("x", parent="root")))

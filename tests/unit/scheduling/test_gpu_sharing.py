@@ -236,7 +236,7 @@ def test_without_shards_nobody_shares(tmp_path):
     for _ in range(3):
         site.add("--gres=gpu:1")
     site.run(60)
-    assert not site.controller.look().sharing
+    assert not site.controller.current_snapshot().sharing
     assert all(len(on_gpu) == 1 for on_gpu in jobs_by_gpu(site).values())
     site.close()
 

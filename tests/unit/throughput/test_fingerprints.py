@@ -109,7 +109,7 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
     pair = next((a, b) for a, b in sorted(MEASURED) if a != b)
     subjects = dict(zip("ab", pair, strict=True))
     jobs = [running(job(uid), "n1").evolve(co_runner=other) for uid, other in (("a", "b"), ("b", "a"))]
-    learning.look(jobs, subjects, (), 10.0)
+    learning.learn(jobs, subjects, (), {}, 10.0)
     before = {name: learning.speed(name) for name in NAMES}
     assert len(made) == 1
 
@@ -119,7 +119,7 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
             per_gpu_batch=1, accumulation=1,
         )  # fmt: skip
         store.commit_reports(store.report_files("a").get(1, ReportFile("a", 1, run=1)), [line], latest=True)
-        learning.look(jobs, subjects, {"a"}, at + 1)
+        learning.learn(jobs, subjects, {"a"}, {}, at + 1)
 
     was = before[pair[0]].steps_per_second_with(before[pair[1]], *HERE)
     report(20000.0, 1.02 * was)

@@ -1,0 +1,120 @@
+"""What one poll knows of the cluster once jobs and runs are recorded: the input of decision, plan and status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from metasched.configuration.config import Config
+from metasched.core.model import Snapshot, Status
+from metasched.intake.job_intake import JobIntake
+from metasched.intake.run_tracking import TrackedJob, TrackedRuns
+from metasched.learning.job_estimates import JobEstimates
+from metasched.observe.node_inventory import usable_node
+from metasched.observe.observed_job import (
+    NOT_STARTED,
+    START_DEFERRED,
+    ObservedJob,
+    holds_unplannable_allocation,
+    job_of,
+)
+from metasched.observe.observer import Observation
+from metasched.scheduling.gpu_shards import GpuShards
+from metasched.store import Store
+
+# Events of a job that are read, the latest first, to find why Slurm did not start it.
+EVENTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster in one poll.
+
+    Attributes:
+        snapshot: nodes and jobs as policies and the plan see them.
+        jobs: the jobs of the snapshot as Slurm and the store describe them, by uid.
+        gpu_shards: which job holds shards of which GPU; None where Slurm gives away whole GPUs only.
+        arrived: number of jobs that are new in this poll.
+        completed: number of jobs that ended since the last poll.
+    """
+
+    snapshot: Snapshot
+    jobs: Mapping[str, ObservedJob]
+    gpu_shards: GpuShards | None = None
+    arrived: int = 0
+    completed: int = 0
+
+    @property
+    def changes_soon(self) -> bool:
+        """Whether a run is being started or stopped, so that the next poll should come soon."""
+        return any(
+            job.status in (Status.STOPPING, Status.QUEUED) or (job.active and job.stop_requested is not None)
+            for job in self.snapshot.jobs
+        )
+
+
+class ClusterStateBuilder:
+    """Builds the state of a poll from what was observed and recorded; writes nothing."""
+
+    def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates) -> None:
+        self._store = store
+        self._intake = intake
+        self._estimates = estimates
+
+    def build(self, observation: Observation, tracked: TrackedRuns, config: Config, round_number: int) -> ClusterState:
+        """Build the state.
+
+        A job whose allocation no plan can ask for keeps it until it ends, like a job that is not metasched's.
+
+        Args:
+            observation: of this poll.
+            tracked: the live jobs after run tracking.
+            config: the configuration in force.
+            round_number: the present round.
+        """
+        described = {uid: self._describe(job, observation) for uid, job in tracked.live.items()}
+        live = {uid: job for uid, job in described.items() if not holds_unplannable_allocation(job)}
+        others = [*observation.others, *(job.slurm for uid, job in described.items() if uid not in live)]
+        jobs = sorted((observed.job for observed in live.values()), key=lambda job: (job.submitted, job.uid))
+        our_gpus = {
+            (node, gpu)
+            for observed in live.values()
+            for node, indices in observed.slurm.gpu_indices.items()
+            for gpu in indices
+        }
+        asked = {job.reservation for job in jobs if job.blocked is None}
+        inventory = observation.inventory
+        nodes = (
+            inventory.reservations.on(usable_node(node, others, our_gpus), asked, reserved=node.reserved)
+            for node in observation.nodes
+            if len(node.gpus) <= 1
+        )
+        snapshot = Snapshot(
+            now=observation.now,
+            round=round_number,
+            round_seconds=config.schedule.round_seconds,
+            nodes=tuple(nodes),
+            jobs=tuple(jobs),
+            sharing=inventory.shards is not None and config.sharing.enabled,
+            quotas=observation.quotas.limits([(observed.job, observed.slurm) for observed in live.values()], others),
+        )
+        return ClusterState(
+            snapshot,
+            live,
+            gpu_shards=inventory.gpu_shards,
+            arrived=len(observation.new),
+            completed=tracked.ended,
+        )
+
+    def _describe(self, tracked: TrackedJob, observation: Observation) -> ObservedJob:
+        record, slurm = tracked.record, tracked.slurm
+        needed = self._intake.requirements_of(record)
+        job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
+        job = self._estimates.add_to(job, record, needed.model)
+        if job.blocked == START_DEFERRED and (why := self._why_not_started(record.uid)) is not None:
+            job = job.evolve(blocked=f"{START_DEFERRED} ({why})")
+        return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
+
+    def _why_not_started(self, uid: str) -> str | None:
+        events = self._store.recent_events(EVENTS, uid)
+        return next((event.text for event in events if event.kind == NOT_STARTED), None)

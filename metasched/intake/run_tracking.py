@@ -1,0 +1,288 @@
+"""The run tracking step of a poll: each job's runs and reports in the store follow what Slurm and trainers show.
+
+For each job its new reports are read first, because they tell how a run ended. Then its run is opened, suspended,
+resumed or closed as Slurm lists the job. A run that failed for no fault of the job is put back into the queue. A job
+that has ended for good is finished in the store once its last reports are read.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from metasched.core.model import Status
+from metasched.intake.job_intake import RecordedJob
+from metasched.intake.report_reading import ReportReader
+from metasched.intake.throttled_writes import ThrottledWrites
+from metasched.observe.node_inventory import NodeInventory, observed_placement
+from metasched.observe.observed_job import ENDED, NOT_STARTED, status_of
+from metasched.observe.observer import Observation
+from metasched.shared_dir.mailbox import Mailbox, MailboxError
+from metasched.slurm.client import JobState, SlurmClient, SlurmJob
+from metasched.store import EndCause, JobRecord, RunRecord, Store
+
+# A suspension by the daemon that Slurm still does not show after this long was never carried out.
+SUSPEND_SECONDS = 10.0
+# A job that Slurm does not list for so long is gone.
+MISSING_SECONDS = 30.0
+# Slurm's pending reason where it holds a released job itself, since it could never start the job.
+NEVER_STARTABLE = "BadConstraints"
+KILLED_BY_OLD_RUN = "killed_by_old_run"  # the kind of an event
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedJob:
+    """A live job whose runs are recorded as Slurm lists them, with its status for scheduling."""
+
+    record: JobRecord
+    slurm: SlurmJob
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedRuns:
+    """The outcome of run tracking in one poll.
+
+    Attributes:
+        live: the jobs that have not ended, by uid.
+        ended: number of jobs that were finished in the store in this poll.
+    """
+
+    live: Mapping[str, TrackedJob]
+    ended: int
+
+
+class RunTracking:
+    """Keeps the store's runs as Slurm lists them.
+
+    Args:
+        client: to Slurm.
+        store: of the daemon.
+        mailbox: of the shared directory.
+        writes: to Slurm, shared with intake.
+        reports: reads the trainers' reports.
+        forget: called with the uid of each job that is finished in the store, right after that.
+    """
+
+    def __init__(  # noqa: PLR0917  its collaborators
+        self,
+        client: SlurmClient,
+        store: Store,
+        mailbox: Mailbox,
+        writes: ThrottledWrites,
+        reports: ReportReader,
+        forget: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._mailbox = mailbox
+        self._writes = writes
+        self._reports = reports
+        self._forget = forget
+        self._missing_since: dict[str, float] = {}  # by uid
+
+    def track(self, observation: Observation, jobs: Mapping[str, RecordedJob], retry_seconds: float) -> TrackedRuns:
+        """Bring the runs of all jobs up to what Slurm lists, and finish the jobs that have ended. Repeatable.
+
+        Args:
+            observation: of this poll.
+            jobs: metasched's jobs after intake, by uid.
+            retry_seconds: time until the next release of a job that Slurm could never start.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        now = observation.now
+        live: dict[str, TrackedJob] = {}
+        ended = 0
+        for uid, job in jobs.items():
+            if job.slurm.state not in ENDED:
+                live[uid] = self._track(job, observation.inventory, now, retry_seconds)
+            elif self._rescued(job.record, job.slurm, now):
+                live[uid] = TrackedJob(job.record, job.slurm, Status.STOPPING)
+            else:
+                ended += self._finish(job.record, job.slurm, now)
+        return TrackedRuns(live, ended + self._finish_vanished(observation.missing, now))
+
+    def _track(self, job: RecordedJob, inventory: NodeInventory, now: float, retry_seconds: float) -> TrackedJob:
+        record, status = job.record, status_of(job.slurm)
+        if record.current is not None and record.current.started is not None:
+            record = self._reports.read(record, now)
+        if self._follow(record, job.slurm, status, inventory, now, retry_seconds):
+            record = self._store.known_job(record.uid)
+        return TrackedJob(record, job.slurm, status)
+
+    def _follow(  # noqa: PLR0917  one fact from each side
+        self,
+        record: JobRecord,
+        slurm: SlurmJob,
+        status: Status,
+        inventory: NodeInventory,
+        now: float,
+        retry_seconds: float,
+    ) -> bool:
+        """Open, close, suspend or resume the record's run as Slurm lists the job; return whether anything changed.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        run = record.current
+        if status in (Status.HELD, Status.QUEUED):
+            return run is not None and self._follow_waiting(record, run, slurm, status, now, retry_seconds)
+        placement = observed_placement(slurm, inventory.gpu_type)
+        if status is Status.STOPPING or slurm.started is None or placement is None:
+            return False
+        if run is not None and run.started is not None and slurm.started > run.started + 1:
+            self._close_run(record, run, slurm.started)  # it ended and began again between two polls
+            run = None
+        if run is None:
+            text = "Slurm started it though no plan asked for it"
+            self._store.event("started_without_us", text, uid=record.uid, at=now)
+        if run is None or run.started is None:
+            number = record.run + 1 if run is None else run.run
+            news = self._store.run_started(record.uid, number, slurm.started, placement)
+            # Held while it runs, it comes back held if its owner requeues it or its node is lost.
+            self._writes.once(slurm.slurm_job_id, "hold", lambda: self._client.hold(slurm.slurm_job_id))
+            return self._clear_not_before(record) or news
+        return self._follow_suspension(run, status, now)
+
+    def _rescued(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
+        """Requeue a job whose run ended as failed, where the job itself is not to blame.
+
+        Returns:
+            Whether the job was requeued, or will be as soon as Slurm answers.
+
+        Raises:
+            SlurmUnavailableError: Slurm does not answer.
+        """
+        if slurm.state not in (JobState.FAILED, JobState.TIMEOUT):
+            return False
+        if record.current is not None and record.current.stop_requested is not None:
+            kind, cause = "rescued", "when asked to stop"  # a stop must not make the job fail
+        elif self._may_be_killed_by_old_run(record, slurm):
+            kind, cause = KILLED_BY_OLD_RUN, "when a host that was lost came back"
+        else:
+            return False
+        if self._writes.is_put_off(slurm.slurm_job_id, "requeue_hold"):
+            return True  # the job counts as live until the requeue can be tried again
+        if not self._writes.once(
+            slurm.slurm_job_id, "requeue_hold", lambda: self._client.requeue_hold(slurm.slurm_job_id)
+        ):
+            return False
+        self._store.event(kind, f"ended as {slurm.slurm_state} {cause}; put back", uid=record.uid, at=now)
+        return True
+
+    def _finish(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
+        """Finish a job that has ended; False where the next poll has to go on with reading its last reports."""
+        at = slurm.ended if slurm.ended is not None else now
+        run = record.current
+        if run is not None:
+            if run.started is None and run.released is not None and slurm.started is not None and _has_run(slurm, at):
+                # It started and ended between two polls.
+                self._store.run_started(record.uid, run.run, slurm.started, run.released)
+            if not self._reports.read_to_end(record, now):
+                return False
+        self._store.finish_job(record.uid, at, slurm.state.value, slurm.exit_code)
+        self._store.event("finished", f"ended as {slurm.slurm_state}", uid=record.uid, at=now)
+        self._clear_mailbox(record)
+        self._forget(record.uid)
+        return True
+
+    def _finish_vanished(self, missing: Sequence[JobRecord], now: float) -> int:
+        """Finish the jobs that Slurm has not listed for a while, and return their number.
+
+        Such a job ended while no daemon ran, or slurmctld crashed and forgot it. One poll is no proof: Slurm's record
+        of the job may have been unreadable.
+        """
+        # Since now at the latest: the clock may have been set back.
+        self._missing_since = {record.uid: min(self._missing_since.get(record.uid, now), now) for record in missing}
+        lost = [record for record in missing if now - self._missing_since[record.uid] >= MISSING_SECONDS]
+        gone = [record for record in lost if self._reports.read_to_end(record, now)]
+        for record in gone:
+            self._store.finish_job(record.uid, now, "GONE", None)
+            self._store.event("gone", "Slurm no longer knows it", uid=record.uid, at=now)
+            self._clear_mailbox(record)
+            self._forget(record.uid)
+        return len(gone)
+
+    def _follow_waiting(  # noqa: PLR0917  as above
+        self, record: JobRecord, run: RunRecord, slurm: SlurmJob, status: Status, now: float, retry_seconds: float
+    ) -> bool:
+        if run.started is not None:
+            self._close_run(record, run, now)
+            return True
+        if status is Status.QUEUED:
+            return self._clear_not_before(record)
+        # Held again before a poll saw it start; its run may have begun and ended between two polls.
+        self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
+        if slurm.reason == NEVER_STARTABLE:
+            self._store.update_job(record.uid, not_before=now + retry_seconds)
+            self._store.event(NOT_STARTED, f"Slurm's reason: {slurm.reason}", uid=record.uid, at=now)
+        return True
+
+    def _clear_not_before(self, record: JobRecord) -> bool:
+        """Clear the time before which the job is not released again: its release took effect after all.
+
+        Returns:
+            Whether there was such a time.
+        """
+        if record.not_before is None:
+            return False
+        self._store.update_job(record.uid, not_before=None)
+        return True
+
+    def _follow_suspension(self, run: RunRecord, status: Status, now: float) -> bool:
+        if status is Status.SUSPENDED and run.suspended_at is None:
+            return self._store.run_suspended(run.uid, run.run, now, by_us=False)
+        if status is Status.RUNNING and run.suspended_at is not None:
+            # The daemon records its own suspension before it asks Slurm: until then Slurm shows the job as running.
+            if run.suspended_by_us and now - run.suspended_at < SUSPEND_SECONDS:
+                return False
+            return self._store.run_resumed(run.uid, run.run, now)
+        return False
+
+    def _close_run(self, record: JobRecord, run: RunRecord, at: float) -> None:
+        if run.stop_requested is None:
+            cause = EndCause.LOST
+            self._store.event("lost", "its run ended without our asking; it goes on", uid=record.uid, at=at)
+        elif run.ready_at is not None and run.stop_noticed is None:
+            cause = EndCause.DEAF
+        elif record.uid in self._store.targets():
+            cause = EndCause.RESIZED
+        else:
+            cause = EndCause.PREEMPTED
+        self._store.run_ended(record.uid, run.run, at, cause)
+
+    def _may_be_killed_by_old_run(self, record: JobRecord, slurm: SlurmJob) -> bool:
+        """Whether the srun of an earlier run, lost with its host, may have killed the present run.
+
+        When such a host comes back, its srun ends its step by a number that the present run's step has as well. Each
+        lost run explains one kill; a run that was lost to such a kill explains none.
+        """
+        if slurm.exit_code != 128 + signal.SIGKILL:
+            return False
+        lost = sum(run.cause is EndCause.LOST for run in self._store.runs(record.uid))
+        rescues = sum(event.kind == KILLED_BY_OLD_RUN for event in self._store.recent_events(10_000, record.uid))
+        return 2 * rescues < lost
+
+    def _clear_mailbox(self, record: JobRecord) -> None:
+        """Remove the mailbox files of a job that has ended."""
+        try:
+            self._mailbox.clear(record.uid)
+            self._mailbox.remove_address(record.slurm_job_id, record.uid)
+        except MailboxError as error:
+            log.warning("mailbox_not_cleared", job=record.slurm_job_id, error=str(error))
+
+
+def _has_run(slurm: SlurmJob, ended: float) -> bool:
+    """Whether a job that has ended ever ran.
+
+    Slurm gives a start also to a job that ends in the queue, equal to its end; it counts whole seconds.
+    """
+    may_end_in_queue = slurm.slurm_state in ("CANCELLED", "DEADLINE", "BOOT_FAIL")
+    return not may_end_in_queue or (slurm.started is not None and slurm.started < ended)

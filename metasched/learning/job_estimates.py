@@ -1,0 +1,73 @@
+"""The speed and the expected service of each live job, as the daemon has learnt them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from metasched.configuration.config import Sharing
+from metasched.core.model import Job
+from metasched.learning.service_prediction import ServicePrediction
+from metasched.learning.throughput_learning import ThroughputLearning, speed_subject
+from metasched.shared_dir.reports import TrialReport
+from metasched.store import JobRecord, Store
+
+
+class JobEstimates:
+    """Adds to jobs what is known of their speed and service, and learns from reports.
+
+    Args:
+        store: of the daemon; holds what was learnt before.
+        sharing: the configuration of GPU sharing, which says how speeds with co-runners are estimated.
+    """
+
+    def __init__(self, store: Store, sharing: Sharing) -> None:
+        self._store = store
+        self._sharing = sharing
+        self._throughput = ThroughputLearning(store, sharing.untried_part, sharing.table)
+        self._service = ServicePrediction(store)
+
+    def reconfigure(self, sharing: Sharing) -> None:
+        """Estimate speeds anew where the configuration of GPU sharing has changed."""
+        if sharing != self._sharing:
+            self._sharing = sharing
+            self._throughput = ThroughputLearning(self._store, sharing.untried_part, sharing.table)
+
+    def begin_poll(self) -> None:
+        """Read the completed jobs again for jobs that come in this poll."""
+        self._service.begin_poll()
+
+    def add_to(self, job: Job, record: JobRecord, model: str | None) -> Job:
+        """Return the job with its speed and its expected service.
+
+        Args:
+            job: as observed.
+            record: the job as the store has it.
+            model: the model that the job's tag names; None for none.
+        """
+        speed = self._throughput.speed(speed_subject(job.uid, job.user, model))
+        return job.evolve(speed=speed, expected_service=self._service.expected_service(record))
+
+    def learn(
+        self,
+        jobs: Sequence[Job],
+        models: Mapping[str, str | None],
+        reported: Collection[str],
+        trials: Mapping[str, Sequence[TrialReport]],
+        now: float,
+    ) -> None:
+        """Learn speeds from the reports of this poll; later polls use them.
+
+        Args:
+            jobs: the live ones.
+            models: the model that each job's tag names, by uid; None for none.
+            reported: uids of the jobs with new reports.
+            trials: new reports of profiling runs, by uid.
+            now: unix seconds.
+        """
+        subjects = {job.uid: speed_subject(job.uid, job.user, models[job.uid]) for job in jobs}
+        self._throughput.learn(jobs, subjects, reported, trials, now)
+
+    def forget(self, uid: str) -> None:
+        """Drop what was learnt of one job alone, which has ended."""
+        self._service.forget(uid)
+        self._throughput.forget(uid)
