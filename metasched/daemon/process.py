@@ -31,7 +31,7 @@ from metasched.installation.plugin import refuse_another
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
-from metasched.slurm.client_choice import make_client
+from metasched.slurm.client_factory import make_client
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
 from metasched.slurm.read_only_client import ReadOnlyClient

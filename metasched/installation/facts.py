@@ -22,7 +22,7 @@ from metasched.installation.plugin import text_of
 from metasched.shared_dir.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
-from metasched.slurm.client_choice import make_client
+from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmError
 from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 

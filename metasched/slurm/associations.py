@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from metasched.slurm import field_syntax
+from metasched.slurm import field_parsers
 
 ROOT = "root"
 _NUMBERED = re.compile(r"\([0-9]+\)$")
@@ -161,11 +161,13 @@ def parse(assoc_mgr: str, partitions: str = "") -> Associations | None:
     None where Slurm does not show all of it: accounting is off, or we are no operator.
     """
     lines = assoc_mgr.splitlines()
-    rows = tuple(_association(field_syntax.fields(line)) for line in lines if line.startswith("ClusterName="))
+    rows = tuple(_association(field_parsers.fields(line)) for line in lines if line.startswith("ClusterName="))
     if not any(row.account == ROOT and not row.user for row in rows):
         return None
     qos = dict(_qos(line) for line in lines if line.startswith("QOS="))
-    of_partitions = (field_syntax.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName="))
+    of_partitions = (
+        field_parsers.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName=")
+    )
     known = {fields["PartitionName"]: fields.get("QoS", "") for fields in of_partitions}
     return Associations(rows, qos, {name: of for name, of in known.items() if of in qos})
 
@@ -188,7 +190,7 @@ def _association(fields: Mapping[str, str]) -> Association:
 def _qos(line: str) -> tuple[str, Qos]:
     rest, _, users = line.partition(" User Limits=")
     own, _, accounts = rest.partition(" Account Limits=")
-    fields = field_syntax.fields(own)
+    fields = field_parsers.fields(own)
     found = Qos(
         group=_quota(fields, "GrpTRES", "GrpJobs"),
         per_user=_quota(_first_block(users), "MaxTRESPU", "MaxJobsPU"),
@@ -201,7 +203,7 @@ def _qos(line: str) -> tuple[str, Qos]:
 def _first_block(text: str) -> Mapping[str, str]:
     """Limits are the same for all users, or accounts, that are shown."""
     block = _BLOCK.search(text)
-    return {} if block is None else field_syntax.fields(block[1])
+    return {} if block is None else field_parsers.fields(block[1])
 
 
 def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> UsageLimits:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metasched.slurm import associations, field_syntax, json_parser, json_releases
+from metasched.slurm import associations, field_parsers, json_parser, json_releases
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -28,8 +28,8 @@ from metasched.slurm.errors import (
     WrongJobStateError,
 )
 from metasched.slurm.pyslurm_pipe import PyslurmPipe
-from metasched.slurm.resize_options import resize_words
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
+from metasched.slurm.update_arguments import update_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ class CommandLineClient:
     def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
         """See SlurmClient."""
         answer = self._write(["sbatch", "--parsable", *arguments, str(script.absolute())]).strip().partition(";")[0]
-        if not field_syntax.is_slurm_job_id(answer):
+        if not field_parsers.is_slurm_job_id(answer):
             raise MalformedOutputError("sbatch", "", f"no job id in {answer[:80]!a}")
         return answer
 
@@ -212,7 +212,7 @@ class CommandLineClient:
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
-        size, place = resize_words(geometry)
+        size, place = update_arguments(geometry)
         self._control("update", f"JobId={_address(slurm_job_id)}", *size)
         self._control("update", f"JobId={_address(slurm_job_id)}", *place)
 
@@ -383,7 +383,7 @@ def _steady(text: str) -> tuple[str, ...]:
 
 
 def _address(text: str) -> str:
-    if not field_syntax.is_slurm_job_id(text):
+    if not field_parsers.is_slurm_job_id(text):
         raise InvalidArgumentError(f"not a job id: {text[:80]!a}")
     return text
 

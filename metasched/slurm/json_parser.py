@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any, Generic, TypeVar
 
 from metasched.core.model import Hold
-from metasched.slurm import field_syntax, hostlist, json_releases
+from metasched.slurm import field_parsers, hostlist, json_releases
 from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
 from metasched.slurm.errors import MalformedOutputError
 
@@ -88,7 +88,7 @@ def parse_reservations(text: str) -> Parsed[Reservation]:
 
 
 def _reservation(line: str) -> Reservation:
-    data = {name: "" if value == "(null)" else value for name, value in field_syntax.fields(line).items()}
+    data = {name: "" if value == "(null)" else value for name, value in field_parsers.fields(line).items()}
     fields = _Fields(f"reservation {data['ReservationName']!a:.60}", data)
     users = fields.get("Users", json_releases.words)
     return Reservation(
@@ -140,10 +140,10 @@ class _Fields:
         return None if value is None else value * MIB
 
     def gpus(self, field: str) -> dict[str, int]:
-        return self.get(field, lambda value: field_syntax.gpus(json_releases.text(value)))
+        return self.get(field, lambda value: field_parsers.gpus(json_releases.text(value)))
 
     def shards(self, field: str) -> dict[str, int]:
-        return self.get(field, lambda value: field_syntax.shards(json_releases.text(value)))
+        return self.get(field, lambda value: field_parsers.shards(json_releases.text(value)))
 
 
 def _parse(
@@ -180,7 +180,7 @@ def _jobs(fields: _Fields) -> list[SlurmJob]:
     """The job of a record, or every task of an array record that is not split yet."""
     job = _job(fields)
     tasks = fields.get(
-        "array_task_string", lambda value: field_syntax.array_tasks(json_releases.text(value)) if value else []
+        "array_task_string", lambda value: field_parsers.array_tasks(json_releases.text(value)) if value else []
     )
     if job.array_task_id is not None or not tasks:
         return [job]
@@ -322,9 +322,9 @@ def _allocation(fields: _Fields) -> _Allocation:
     if details and len(details) != len(nodes):
         raise MalformedOutputError(fields.label, "gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
     try:
-        gpus = [field_syntax.gpus(detail) for detail in details] or [{} for _ in nodes]
-        shards = [field_syntax.shards(detail) for detail in details] or [{} for _ in nodes]
-        indices = [field_syntax.gpu_indices(detail) for detail in details] or [() for _ in nodes]
+        gpus = [field_parsers.gpus(detail) for detail in details] or [{} for _ in nodes]
+        shards = [field_parsers.shards(detail) for detail in details] or [{} for _ in nodes]
+        indices = [field_parsers.gpu_indices(detail) for detail in details] or [() for _ in nodes]
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
     total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)

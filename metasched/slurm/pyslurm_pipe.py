@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.pipe_lines import chunks, stream
 from metasched.slurm.scontrol_pipe import ScontrolPipe
+from metasched.slurm.timed_pipes import chunks, stream
 
 _END_SECONDS = 5.0
 _JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from metasched.slurm.errors import InvalidArgumentError, SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.pipe_lines import chunks, stream
+from metasched.slurm.timed_pipes import chunks, stream
 
 # scontrol splits at blanks, knows two quotes (and keeps them), repeats the last command for "!!", and some builds read
 # lines of at most 4095 bytes. So a word here is none of that, and a line is shorter.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from math import ceil
 
-from metasched.slurm import field_syntax, hostlist
+from metasched.slurm import field_parsers, hostlist
 from metasched.slurm.client import Geometry
 from metasched.slurm.errors import InvalidArgumentError
 
 MIB = 2**20
 
 
-def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
+def update_arguments(geometry: Geometry) -> tuple[list[str], list[str]]:
     """What two ``scontrol update`` need to give a pending job this size and place, whatever form its request had.
 
     Learned on Slurm 22.05, for every way in which sbatch lets a user ask for GPUs:
@@ -34,7 +34,7 @@ def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
     nodes = len(geometry.nodes)
     if (
         not nodes
-        or not all(field_syntax.is_node_name(name) for name in geometry.nodes)
+        or not all(field_parsers.is_node_name(name) for name in geometry.nodes)
         or len(set(geometry.nodes)) != nodes
     ):
         raise InvalidArgumentError(f"not a list of different node names: {list(geometry.nodes)!a:.200}")

@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 
 from metasched.core.model import Hold
-from metasched.slurm import field_syntax
+from metasched.slurm import field_parsers
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -31,7 +31,7 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
-from metasched.slurm.resize_options import resize_words
+from metasched.slurm.update_arguments import update_arguments
 from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
 
 MIB = 2**20
@@ -212,7 +212,7 @@ class FakeSlurm:
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
-        resize_words(geometry)  # refuses what the real one refuses
+        update_arguments(geometry)  # refuses what the real one refuses
         for job in self._touch("update", slurm_job_id, JobState.PENDING):
             if unknown := [name for name in geometry.nodes if name not in self._nodes]:
                 raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
@@ -462,7 +462,7 @@ class FakeSlurm:
 
     def _add(self, options: dict[str, str], *, name: str, user: str, trainer: Trainer, script: str) -> str:
         job_id = self._next_id
-        tasks = field_syntax.array_tasks(options["array"]) if "array" in options else []
+        tasks = field_parsers.array_tasks(options["array"]) if "array" in options else []
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
         self._check_possible(job)
         self._next_id += 1 + len(tasks)
@@ -742,6 +742,6 @@ def _turn(job: _Job) -> tuple[int, int]:
 
 
 def _checked(slurm_job_id: str) -> str:
-    if not field_syntax.is_slurm_job_id(slurm_job_id):
+    if not field_parsers.is_slurm_job_id(slurm_job_id):
         raise InvalidArgumentError(f"not a job id: {slurm_job_id!a}")
     return slurm_job_id
