@@ -19,7 +19,15 @@ from types import TracebackType
 from typing import Self, TypedDict
 
 from metasched.devcluster import processes, reaper, software
-from metasched.devcluster.config import Layout, NodeGroup, Settings, cgroup_conf, gres_conf, slurm_conf
+from metasched.devcluster.config import (
+    Layout,
+    NodeGroup,
+    Settings,
+    cgroup_conf,
+    gres_conf,
+    slurm_conf,
+    topology_conf,
+)
 from metasched.devcluster.errors import (
     BadSettingError,
     BaseInUseError,
@@ -75,6 +83,7 @@ class DevCluster:
         job_submit: Path | None = None,
         kill_wait: int = 30,
         extra_conf: Sequence[str] = (),
+        nodes_per_switch: int | None = None,
         owner_pid: int | None = None,
         slurm: str | None = None,
     ) -> Self:
@@ -98,6 +107,7 @@ class DevCluster:
             job_submit=job_submit is not None,
             kill_wait=kill_wait,
             extra_conf=tuple(extra_conf),
+            nodes_per_switch=nodes_per_switch,
         )
         layout = Layout(base.resolve())
         layout.check(settings)
@@ -318,6 +328,8 @@ class DevCluster:
         conf = slurm_conf(settings, layout, ports, _user(), self.software.plugin_dir)
         _write(layout.conf, conf)
         _write(layout.etc / "gres.conf", gres_conf(settings, layout))
+        if settings.nodes_per_switch is not None:
+            _write(layout.etc / "topology.conf", topology_conf(settings))
         _write(layout.etc / "cgroup.conf", cgroup_conf(self.software.release))
         if job_submit is not None:
             _write(self.job_submit_lua, job_submit.read_text())

@@ -38,12 +38,19 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that is chosen for a cluster.
+    """The choices that make a cluster.
 
-    `cpus` and `memory_mb` (MiB) are of each node. `kill_wait` is the seconds between a job's SIGTERM and SIGKILL.
-    `requeue_exit` is the exit code that requeues and holds a job (None: no code does). `tuned` sets the scheduler
-    for low latency; otherwise Slurm's defaults hold. `job_submit` loads etc/job_submit.lua. `extra_conf` are lines
-    for the end of slurm.conf, where they overrule the ones above.
+    Attributes:
+        groups: the nodes, group after group.
+        cpus: CPUs of each node.
+        memory_mb: memory of each node, MiB.
+        tuned: whether Slurm's scheduler is set for low latency; otherwise Slurm's defaults hold.
+        requeue_exit: the exit code after which Slurm requeues and holds a job; None for no code.
+        job_submit: whether Slurm loads etc/job_submit.lua.
+        kill_wait: seconds between a job's SIGTERM and its SIGKILL.
+        extra_conf: lines for the end of slurm.conf, where they overrule earlier ones.
+        nodes_per_switch: nodes on each leaf switch (s1, s2, ..., below one switch "root") of a tree topology; None for
+            a flat network without switches.
     """
 
     groups: tuple[NodeGroup, ...] = (NodeGroup(),)
@@ -54,6 +61,7 @@ class Settings:
     job_submit: bool = False
     kill_wait: int = 30
     extra_conf: tuple[str, ...] = ()
+    nodes_per_switch: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what Slurm would refuse later and less clearly."""
@@ -63,6 +71,8 @@ class Settings:
             raise BadSettingError(f"cpus={self.cpus}, memory_mb={self.memory_mb}: need at least 1 CPU, 1 MiB a CPU")
         if self.requeue_exit is not None and not 1 <= self.requeue_exit <= 255:  # noqa: PLR2004  an exit code's range
             raise BadSettingError(f"requeue_exit={self.requeue_exit}: an exit code is 1 to 255")
+        if self.nodes_per_switch is not None and self.nodes_per_switch < 1:
+            raise BadSettingError(f"nodes_per_switch={self.nodes_per_switch}: at least 1, or None for no switches")
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -181,6 +191,8 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
         lines.append(f"RequeueExitHold={settings.requeue_exit}")
     if settings.job_submit:
         lines.append("JobSubmitPlugins=lua")
+    if settings.nodes_per_switch is not None:
+        lines.append("TopologyPlugin=topology/tree")
     lines += _node_lines(settings, ports)
     lines.append("PartitionName=main Default=YES Nodes=ALL MaxTime=INFINITE State=UP")
     return "\n".join([*lines, *settings.extra_conf, ""])
@@ -198,6 +210,16 @@ def gres_conf(settings: Settings, layout: Layout) -> str:
             shards = (f"Name=shard Count={group.shards} File={layout.dev}/nvidia{gpu}" for gpu in range(group.gpus))
             lines += [f"{nodes} {shard}\n" for shard in shards]
     return "".join(lines)
+
+
+def topology_conf(settings: Settings) -> str:
+    """The text of topology.conf: leaf switches s1, s2, ... below one root; "" for a flat network."""
+    if settings.nodes_per_switch is None:
+        return ""
+    firsts = range(1, len(settings.nodes) + 1, settings.nodes_per_switch)
+    lasts = (min(first + settings.nodes_per_switch - 1, len(settings.nodes)) for first in firsts)
+    leaves = [f"SwitchName=s{i} Nodes=n{_range(*ends)}" for i, ends in enumerate(zip(firsts, lasts, strict=True), 1)]
+    return "\n".join([*leaves, f"SwitchName=root Switches=s{_range(1, len(leaves))}", ""])
 
 
 def cgroup_conf(release: tuple[int, int]) -> str:

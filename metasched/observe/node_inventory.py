@@ -102,7 +102,9 @@ def observed_placement(job: SlurmJob, gpu_types: Mapping[str, str]) -> Placement
     return Placement(nodes=nodes, gpus_per_node=gpus_per_node, gpu_type=kind if gpus_per_node else None)
 
 
-def usable(node: SlurmNode, others: Sequence[SlurmJob], ours_at: Collection[tuple[str, int]]) -> Node:
+def usable(
+    node: SlurmNode, others: Sequence[SlurmJob], ours_at: Collection[tuple[str, int]], rack: str | None = None
+) -> Node:
     """What our jobs may use of a node: all of it but what other jobs hold.
 
     A GPU of which another job has a part is taken, unless one of ours has the rest of it already.
@@ -121,4 +123,5 @@ def usable(node: SlurmNode, others: Sequence[SlurmJob], ours_at: Collection[tupl
         features=node.features,
         partitions=node.partitions,
         accepts=node.accepts,
+        rack=rack,
     )

@@ -130,8 +130,9 @@ class Observer:
             (node, gpu) for seen in live.values() for node, which in seen.slurm.gpu_indices.items() for gpu in which
         }
         asked = {job.reservation for job in jobs if job.blocked is None}
+        racks = self._client.racks()
         usable_nodes = (
-            hardware.reservations.on(usable(node, others, ours_at), asked, reserved=node.reserved)
+            hardware.reservations.on(usable(node, others, ours_at, racks.get(node.name)), asked, reserved=node.reserved)
             for node in listed_nodes
             if len(node.gpus) <= 1
         )

@@ -267,6 +267,13 @@ class SlurmClient(Protocol):
     def reservations(self) -> Sequence[Reservation]:
         """All reservations, those to come included; up to a minute old where the nodes' states tell of no change."""
 
+    def racks(self) -> Mapping[str, str]:
+        """Read Slurm's network topology: the name of each node's leaf switch or block, by node name.
+
+        Up to five minutes old. Nodes in no switch and no block are missing; empty where Slurm has no topology, or none
+        that can be read.
+        """
+
     def associations(self) -> Associations | None:
         """Shares and limits as slurmctld has them; None where accounting is off, or we may not see all of it."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from metasched.slurm import associations, field_parsers, json_parser, json_releases
+from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -39,6 +39,7 @@ _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _FULL_READ_SECONDS = 60.0
 _RESERVATIONS_SECONDS = 60.0
+_RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
 # Of several new jobs, one after the other: scheduling waits.
 _SCRIPT_SECONDS = 3.0
@@ -89,7 +90,9 @@ class CommandLineClient:
         self._reservations: tuple[Reservation, ...] = ()
         self._reservations_read: tuple[frozenset[str], float] | None = None  # which nodes were reserved, and when
         self._reserved: frozenset[str] = frozenset()  # nodes, as of the last look
-        self._warned: set[str] = set()
+        self._racks: Mapping[str, str] = {}
+        self._racks_read: float | None = None
+        self._logged: set[str] = set()
         self._installed: tuple[int, ...] | None = None
 
     def write_by_pyslurm(self) -> str:
@@ -169,6 +172,14 @@ class CommandLineClient:
             self._warn(parsed.errors)
             self._reservations, self._reservations_read = parsed.records, (self._reserved, now)
         return self._reservations
+
+    def racks(self) -> Mapping[str, str]:
+        """See SlurmClient; read every five minutes, because a topology changes only when Slurm is reconfigured."""
+        now = time.monotonic()
+        if self._racks_read is None or now - self._racks_read >= _RACKS_SECONDS:
+            self._racks = self._read_racks()
+            self._racks_read = now
+        return self._racks
 
     def associations(self) -> Associations | None:
         """See SlurmClient."""
@@ -298,6 +309,18 @@ class CommandLineClient:
             self._installed = found
         return self._installed
 
+    def _read_racks(self) -> Mapping[str, str]:
+        try:
+            racks = topology.parse_racks(self._run(["scontrol", "show", "topology"]))
+        except SlurmUnavailableError:
+            raise
+        except SlurmError as error:
+            self._log_once(logging.WARNING, "topology", f"nodes have no racks: {error}")
+            return {}
+        if not racks:
+            self._log_once(logging.INFO, "topology", "nodes have no racks: Slurm has no topology of switches or blocks")
+        return racks
+
     def _look(self, slurm_job_id: str) -> tuple[str, str, int]:
         """Slurm's id, the state and the owner's uid of one job, now."""
         line = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T %U", "-j", _address(slurm_job_id)]).partition(
@@ -359,11 +382,14 @@ class CommandLineClient:
         return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
     def _warn(self, errors: Sequence[MalformedOutputError]) -> None:
-        """Once for each record."""
         for error in errors:
-            if error.record not in self._warned:
-                self._warned.add(error.record)
-                _log.warning("left out what cannot be read: %s", error)
+            self._log_once(logging.WARNING, error.record, f"record left out, because it cannot be read: {error}")
+
+    def _log_once(self, level: int, subject: str, message: str) -> None:
+        """Log the first message about each subject: every poll would fill the log otherwise."""
+        if subject not in self._logged:
+            self._logged.add(subject)
+            _log.log(level, "%s", message)
 
 
 def plain_environment(env: Mapping[str, str]) -> dict[str, str]:

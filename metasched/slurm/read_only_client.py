@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from metasched.slurm.associations import Associations
@@ -30,6 +30,10 @@ class ReadOnlyClient:
     def reservations(self) -> Sequence[Reservation]:
         """As Slurm has them."""
         return self._client.reservations()
+
+    def racks(self) -> Mapping[str, str]:
+        """As Slurm has them."""
+        return self._client.racks()
 
     def associations(self) -> Associations | None:
         """As Slurm has them."""

@@ -1,8 +1,8 @@
 """What every SlurmClient does, the fake one and the real one.
 
 A test file gives the class a fixture ``world``: an empty cluster of 4 nodes of 4 v100 (n1 to n4, 16 CPUs, 64000 MiB
-each, a GPU being 2 shards), its client, and what is needed to act as a job's owner and as time. A second one, ``farm``,
-has 4 nodes for each form of request.
+each, 2 shards for each GPU; n1 and n2 on switch s1, n3 and n4 on switch s2), its client, and methods that act as a
+job's owner and as time. A second one, ``farm``, has 4 nodes for each form of request.
 """
 
 from dataclasses import replace
@@ -583,6 +583,10 @@ class ClientContract:
         assert (dict(node.gpus), node.cpus, node.memory) == ({"v100": 4}, 16, 64000 * MIB)
         assert (node.features, node.partitions, node.accepts) == ({"v100"}, {"main"}, True)
         assert (node.cpus_allocated, node.memory_allocated, node.gpus_allocated) == (0, 0, 0)
+
+    def test_racks_are_the_leaf_switches(self, world):
+        """The world's cluster has two switches of two nodes each."""
+        assert world.client.racks() == {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
 
     def test_settings_are_read(self, world):
         """What the daemon's choices depend on."""

@@ -86,6 +86,7 @@ class FakeNode:
     memory: int = 64000 * MIB
     partitions: frozenset[str] = frozenset({"main"})
     shards: int = 0
+    rack: str | None = None
 
 
 @dataclass
@@ -170,6 +171,11 @@ class FakeSlurm:
         """See SlurmClient."""
         self._call("reservations")
         return tuple(one for one in self._reservations.values() if one.end > self.now)
+
+    def racks(self) -> Mapping[str, str]:
+        """See SlurmClient; what the nodes say."""
+        self._call("racks")
+        return {node.name: node.rack for node in self._nodes.values() if node.rack is not None}
 
     def associations(self) -> Associations | None:
         """See SlurmClient; what ``accounting`` says, and is not enforced."""

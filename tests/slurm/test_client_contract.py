@@ -101,7 +101,9 @@ class RealWorld:
 
 
 def up(nodes):
-    return DevCluster.up(new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, owner_pid=os.getpid())
+    return DevCluster.up(
+        new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, nodes_per_switch=2, owner_pid=os.getpid()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -343,3 +343,43 @@ def test_words_that_scontrol_would_read_otherwise_do_not_fit(word):
     assert not fits(["update", word])
     with pytest.raises(InvalidArgumentError):
         ScontrolPipe({}).command(["update", word], 1)
+
+
+class TestRacks:
+    """Racks come from ``scontrol show topology``, which is rarely read."""
+
+    @pytest.fixture
+    def stand(self, tmp_path):
+        made = Stand(tmp_path)
+        (tmp_path / "bin" / "scontrol").write_text(SAY.format(base=tmp_path))
+        return made
+
+    def test_the_topology_is_read_once_in_five_minutes(self, stand, client, monkeypatch):
+        """A poll in between costs no command."""
+        stand.says("scontrol", "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+        for _ in range(2):
+            assert client.racks() == {"n1": "s1", "n2": "s1"}
+        assert stand.calls("scontrol") == ["show topology"]
+        stand.says("scontrol", "")
+        later = time.monotonic() + 301
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        assert client.racks() == {}
+
+    @pytest.mark.parametrize("complaint", ["invalid entity:topology for keyword:show", ""])
+    def test_a_slurm_without_topology_has_no_racks(self, stand, client, complaint, caplog):
+        """The log says so once."""
+        (stand.complains if complaint else stand.says)("scontrol", complaint)
+        with caplog.at_level(logging.INFO):
+            for _ in range(2):
+                assert client.racks() == {}
+                client._racks_read = None
+        assert caplog.text.count("nodes have no racks") == 1
+
+    def test_a_controller_that_is_not_there_is_unavailable(self, stand, client):
+        """The next poll asks again."""
+        stand.complains("scontrol", "Unable to contact slurm controller (connect failure)")
+        with pytest.raises(SlurmUnavailableError):
+            client.racks()
+        (stand.base / "scontrol.err").unlink()
+        stand.says("scontrol", "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\n")
+        assert client.racks() == {"n1": "b1"}

@@ -15,7 +15,9 @@ class FakeWorld:
     """A FakeSlurm as the contract's world."""
 
     def __init__(self, nodes):
-        self.client = FakeSlurm([FakeNode(f"n{number + 1}", shards=2) for number in range(nodes)], kill_wait=2)
+        self.client = FakeSlurm(
+            [FakeNode(f"n{number + 1}", shards=2, rack=f"s{number // 2 + 1}") for number in range(nodes)], kill_wait=2
+        )
         self.client.launched["echo"] = lambda _, argv: " ".join(argv[1:]) + "\n"
         self.kill_wait = 2
 
