@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from metasched.core.model import Hold
@@ -280,9 +279,6 @@ class SlurmClient(Protocol):
     def batch_script(self, slurm_job_id: str) -> str:
         """The batch script of a job that has not ended (of an array: of all its tasks), as it was submitted."""
 
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """Submit a script with sbatch options before it; the slurm_job_id of the new job."""
-
     def hold(self, slurm_job_id: str) -> None:
         """Admin-hold a pending job: its owner cannot release it (whatever hold there was before).
 
@@ -332,12 +328,6 @@ class SlurmClient(Protocol):
 
     def resume(self, slurm_job_id: str) -> None:
         """Let a suspended job go on. A hold that waited for its requeue is gone, and has to be made again."""
-
-    def cancel(self, slurm_job_id: str) -> None:
-        """End the job for good; one that has ended, or that Slurm does not know, is left alone without an error."""
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """Run a command as a step of its own inside a running job (srun --overlap); its standard output."""
 
     def close(self) -> None:
         """Give back processes and files."""

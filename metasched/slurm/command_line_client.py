@@ -1,16 +1,14 @@
-"""The command-line client: squeue, sinfo, scontrol, scancel, sbatch and srun. Works with Slurm 22.05 and later."""
+"""The command-line client: squeue, sinfo, scontrol and scancel. Works with Slurm 22.05 and later."""
 
 from __future__ import annotations
 
 import logging
 import os
-import pwd
 import re
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
@@ -189,43 +187,36 @@ class CommandLineClient:
         except SlurmPermissionError:
             return None
 
-    # ThrottledWrites
+    # Writes
 
     def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
-        argv = ["scontrol", "write", "batch_script", _address(slurm_job_id), "-"]
+        argv = ["scontrol", "write", "batch_script", _checked(slurm_job_id), "-"]
         script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
         if not script:  # its exit status is 0 all the same
             raise _error(" ".join(argv), complaint.strip() or "no script")
         return script
 
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """See SlurmClient."""
-        answer = self._write(["sbatch", "--parsable", *arguments, str(script.absolute())]).strip().partition(";")[0]
-        if not field_parsers.is_slurm_job_id(answer):
-            raise MalformedOutputError("sbatch", "", f"no job id in {answer[:80]!a}")
-        return answer
-
     def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         # By root or SlurmUser this is an admin's hold, over a user's as well, with no moment without a hold.
-        self._control("hold", _address(slurm_job_id))
+        self._control("hold", _checked(slurm_job_id))
 
     def release(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._control("release", _address(slurm_job_id))
+        self._control("release", _checked(slurm_job_id))
 
     def await_dependency(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(OUT_OF_REACH))
-        self._control("update", f"JobId={_address(slurm_job_id)}", f"StartTime={begin}")
-        self._control("release", _address(slurm_job_id))
+        self._control("update", f"JobId={_checked(slurm_job_id)}", f"StartTime={begin}")
+        self._control("release", _checked(slurm_job_id))
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
         size, place = update_arguments(geometry)
-        self._control("update", f"JobId={_address(slurm_job_id)}", *size)
-        self._control("update", f"JobId={_address(slurm_job_id)}", *place)
+        self._control("update", f"JobId={_checked(slurm_job_id)}", *size)
+        self._control("update", f"JobId={_checked(slurm_job_id)}", *place)
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
@@ -239,7 +230,7 @@ class CommandLineClient:
     def _comment(self, slurm_job_id: str, admin_comment: str, *more: str) -> None:
         if not admin_comment.isprintable() or len(admin_comment) > _MAX_COMMENT:
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment[:80]!a}")
-        words = ("update", f"JobId={_address(slurm_job_id)}", f"AdminComment={admin_comment}", *more)
+        words = ("update", f"JobId={_checked(slurm_job_id)}", f"AdminComment={admin_comment}", *more)
         if fits(words):
             self._control(*words)
         else:  # blanks and quotes need a process of their own: on the pipe, scontrol keeps the quotes around a text
@@ -247,14 +238,14 @@ class CommandLineClient:
 
     def set_requeue(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._control("update", f"JobId={_address(slurm_job_id)}", "Requeue=1")
+        self._control("update", f"JobId={_checked(slurm_job_id)}", "Requeue=1")
 
     def signal(self, slurm_job_id: str, signal: str) -> None:
         """See SlurmClient."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
         # On a job that is pending or suspended scancel tries again and again, for 20 s.
-        job_id, state, _ = self._look(slurm_job_id)
+        job_id, state = self._current(slurm_job_id)
         if state != "RUNNING":
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: only a running job can be sent a signal")
         self._write(["scancel", "-s", signal.removeprefix("SIG"), job_id])
@@ -262,34 +253,18 @@ class CommandLineClient:
     def requeue_hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         # Slurm would bring a cancelled job back: its owner may have ended it since it was last read.
-        _, state, _ = self._look(slurm_job_id)
+        _, state = self._current(slurm_job_id)
         if state in {"CANCELLED", "COMPLETING"}:  # what completes may have been cancelled
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
-        self._control("requeuehold", _address(slurm_job_id))
+        self._control("requeuehold", _checked(slurm_job_id))
 
     def suspend(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._pause("suspend", _address(slurm_job_id))
+        self._pause("suspend", _checked(slurm_job_id))
 
     def resume(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._pause("resume", _address(slurm_job_id))
-
-    def cancel(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
-        self._write(["scancel", _address(slurm_job_id)])
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """See SlurmClient."""
-        if not argv or argv[0].startswith("-"):
-            raise InvalidArgumentError(f"not a command: {list(argv)!a:.80}")
-        job_id, state, owner = self._look(slurm_job_id)
-        if state != "RUNNING":
-            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only in a running job can a step be started")
-        # --mem=0: the step shares the job's memory, which the job's own step has all of.
-        self._before_write()
-        options = [f"--jobid={job_id}", "--overlap", "--mem=0", "-N1", "-n1", "--quiet", "--input=none", "--chdir=/"]
-        return self._run(["srun", *options, *argv], timeout, user=owner if os.geteuid() == 0 else None)
+        self._pause("resume", _checked(slurm_job_id))
 
     def close(self) -> None:
         """See SlurmClient."""
@@ -321,27 +296,25 @@ class CommandLineClient:
             self._log_once(logging.INFO, "topology", "nodes have no racks: Slurm has no topology of switches or blocks")
         return racks
 
-    def _look(self, slurm_job_id: str) -> tuple[str, str, int]:
-        """Slurm's id, the state and the owner's uid of one job, now."""
-        line = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T %U", "-j", _address(slurm_job_id)]).partition(
-            "\n"
-        )[0]
-        match line.split():
-            case [job_id, state, owner]:
-                return job_id, state, int(owner)
+    def _current(self, slurm_job_id: str) -> tuple[str, str]:
+        """Ask Slurm for the record's own id (of an array task: not ``123_4``) and the state of one job."""
+        answer = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T", "-j", _checked(slurm_job_id)])
+        match answer.partition("\n")[0].split():
+            case [job_id, state]:
+                return job_id, state
         raise NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
 
     def _pause(self, verb: str, slurm_job_id: str) -> None:
         try:
             self._control(verb, slurm_job_id)
         except SlurmUnavailableError:
-            self._look(slurm_job_id)  # of a job that is not there scontrol says the same as of a controller that is not
+            self._current(slurm_job_id)  # scontrol complains of an unknown job as of a controller that is away
             raise
 
-    def _write(self, argv: Sequence[str]) -> str:
+    def _write(self, argv: Sequence[str]) -> None:
         self._before_write()
         try:
-            return self._run(argv)
+            self._run(argv)
         finally:
             self._fingerprint = None  # what was read before a write is not what Slurm has after it
 
@@ -353,28 +326,32 @@ class CommandLineClient:
         if complaint:
             raise _error(" ".join(["scontrol", *words]), complaint)
 
-    def _run(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> str:
-        """Run a command, as another user if so told; its standard output."""
-        return self._answer(argv, timeout, user)[0]
+    def _run(self, argv: Sequence[str]) -> str:
+        """Run a command, and return its standard output."""
+        return self._answer(argv, self._timeout)[0]
 
-    def _answer(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> tuple[str, str]:
-        """The same; its standard output and error."""
-        limit = self._timeout if timeout is None else timeout
+    def _answer(self, argv: Sequence[str], timeout: float) -> tuple[str, str]:
+        """Run a command, and return its standard output and standard error.
+
+        Args:
+            argv: the command.
+            timeout: seconds after which it is killed.
+
+        Raises:
+            SlurmError: the command cannot be started, does not end in time or fails.
+        """
         try:
             done = subprocess.run(
                 argv,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=limit,
+                timeout=timeout,
                 check=False,
-                user=user,
-                group=None if user is None else pwd.getpwuid(user).pw_gid,
-                extra_groups=None if user is None else [],
             )
         except subprocess.TimeoutExpired:
-            raise SlurmTimeoutError(f"{argv[0]} did not end within {limit:g} s") from None
-        except (OSError, ValueError, KeyError) as error:
+            raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+        except (OSError, ValueError) as error:
             raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
         if done.returncode:
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
@@ -408,10 +385,11 @@ def _steady(text: str) -> tuple[str, ...]:
     )
 
 
-def _address(text: str) -> str:
-    if not field_parsers.is_slurm_job_id(text):
-        raise InvalidArgumentError(f"not a job id: {text[:80]!a}")
-    return text
+def _checked(slurm_job_id: str) -> str:
+    """Return the job id; raises InvalidArgumentError for any other text, which must not reach a command line."""
+    if not field_parsers.is_slurm_job_id(slurm_job_id):
+        raise InvalidArgumentError(f"not a job id: {slurm_job_id[:80]!a}")
+    return slurm_job_id
 
 
 def _exit_codes(text: str) -> frozenset[int]:

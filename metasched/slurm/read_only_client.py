@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import Geometry, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSettings
@@ -43,11 +42,6 @@ class ReadOnlyClient:
         """As Slurm has it."""
         return self._client.batch_script(slurm_job_id)
 
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """Nothing is submitted."""
-        del script, arguments
-        return "0"
-
     def hold(self, slurm_job_id: str) -> None:
         """Nothing is done."""
 
@@ -80,14 +74,6 @@ class ReadOnlyClient:
 
     def resume(self, slurm_job_id: str) -> None:
         """Nothing is done."""
-
-    def cancel(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """Nothing is run."""
-        del slurm_job_id, argv, timeout
-        return ""
 
     def close(self) -> None:
         """Close the client behind it."""

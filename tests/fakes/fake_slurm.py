@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import heapq
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
-from pathlib import Path
 
 from metasched.core.model import Hold
 from metasched.slurm import field_parsers
@@ -117,7 +115,6 @@ class FakeSlurm:
         now: its clock, unix seconds.
         calls: every call of the client, as (method, slurm_job_id or ""), for tests that count.
         accounting: associations and QOS; None where accounting is off.
-        launched: answers of ``launch``, by the first word of the command; another command raises.
     """
 
     def __init__(
@@ -130,7 +127,6 @@ class FakeSlurm:
         self.now = now
         self.calls: list[tuple[str, str]] = []
         self.accounting: Associations | None = None
-        self.launched: dict[str, str | Callable[[SlurmJob, Sequence[str]], str]] = {}
         self._nodes = {node.name: node for node in nodes}
         self._down: set[str] = set()
         self._drained: set[str] = set()
@@ -185,17 +181,6 @@ class FakeSlurm:
     def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
         return self._touch("batch_script", slurm_job_id)[0].script
-
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """See SlurmClient; understands the options of ``add``, also in the script's ``#SBATCH`` lines."""
-        self._call("submit")
-        if not script.is_file():
-            raise SlurmCommandError(f"sbatch: Unable to open file {script}")
-        text = script.read_text(encoding="utf-8")
-        sbatch = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
-        inside = shlex.split("\n".join(sbatch), comments=True)
-        options = parse_options([*inside, *arguments])
-        return self._add(options, name=script.name, user="user", trainer=Trainer(), script=text)
 
     def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -292,24 +277,6 @@ class FakeSlurm:
             self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
             self._compute(job)
 
-    def cancel(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
-        self._call("cancel", _checked(slurm_job_id))
-        for job in self._find(slurm_job_id):
-            if job.shown.state is JobState.PENDING:
-                self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
-            elif job.shown.state in _ACTIVE:
-                self._terminate(job, JobState.CANCELLED, Hold.NONE)
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """See SlurmClient; answers come from ``launched``."""
-        del timeout
-        (job,) = self._touch("launch", slurm_job_id, JobState.RUNNING)
-        if argv[0] not in self.launched:
-            raise NotImplementedError(f"FakeSlurm.launched has no answer for {argv[0]!r}")
-        answer = self.launched[argv[0]]
-        return answer if isinstance(answer, str) else answer(job.shown, argv)
-
     def close(self) -> None:
         """See SlurmClient."""
 
@@ -389,6 +356,14 @@ class FakeSlurm:
         """``scontrol requeue`` by the owner: the job comes back without a hold, unless an admin held it meanwhile."""
         for job in self._find(slurm_job_id):
             self._requeue(job, Hold.NONE)
+
+    def cancel(self, slurm_job_id: str) -> None:
+        """``scancel`` by the owner or an administrator; a job that has ended stays as it is."""
+        for job in self._find(slurm_job_id):
+            if job.shown.state is JobState.PENDING:
+                self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
+            elif job.shown.state in _ACTIVE:
+                self._terminate(job, JobState.CANCELLED, Hold.NONE)
 
     def owner_edit(self, slurm_job_id: str, *, comment: str) -> None:
         """``scontrol update Comment=`` by the owner."""
