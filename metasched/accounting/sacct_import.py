@@ -22,7 +22,7 @@ from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
 from metasched.slurm.command_line_client import plain_environment
-from metasched.slurm.job_requirements import STAMP
+from metasched.slurm.stamp import Stamp
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 
 NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")
@@ -199,11 +199,11 @@ def _import(store: Store, rows: Sequence[Row]) -> str | None:
 
 def _is_ours(store: Store, row: Row, slurm_job_id: str) -> bool:
     """Whether the store has the job's whole history, since metasched scheduled it."""
-    stamp = STAMP.match(row.values.get("AdminComment", ""))
+    stamp = Stamp.read(row.values.get("AdminComment", ""))
     if stamp is None:
         return False
     _, array, task = slurm_job_id.partition("_")
-    return store.job(f"{stamp[1]}{array}{task}") is not None
+    return store.job(f"{stamp.uid}{array}{task}") is not None
 
 
 def _run(uid: str, number: int, row: Row, *, more: bool) -> RunRecord:

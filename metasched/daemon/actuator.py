@@ -129,7 +129,7 @@ class Actuator:
         self._remind(seen)
         for action in actions:
             kind = KINDS[type(action)]
-            if self._backoff.rests(action.uid, kind, now):
+            if self._backoff.must_wait(action.uid, kind, now):
                 continue
             entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
             begun = time.monotonic()
@@ -144,7 +144,7 @@ class Actuator:
                     raise
                 continue
             self._store.end_action(entry, "ok", time.monotonic() - begun)
-            self._backoff.went_well(action.uid, kind)
+            self._backoff.record_success(action.uid, kind)
             if isinstance(action, Stop):
                 self.unsent.discard(action.uid)
             log.info("action", action=describe(action, seen.snapshot))
@@ -154,17 +154,19 @@ class Actuator:
     def _put_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
         """Leave an action that failed alone for a while, the longer the more often it did."""
         outage = took + self.config.outage_seconds if isinstance(error, SlurmUnavailableError) else 0.0
-        failures = self._backoff.failed(action.uid, KINDS[type(action)], now, outage)
+        failures = self._backoff.record_failure(action.uid, KINDS[type(action)], now, outage)
         if isinstance(action, Stop):
             self.unsent.add(action.uid)
-        if isinstance(action, Start) and failures.times > 1:  # that is no accident: others may have the GPUs meanwhile
-            self._store.update_job(action.uid, not_before=now + failures.rest)
+        if isinstance(action, Start) and failures.count > 1:  # that is no accident: others may have the GPUs meanwhile
+            self._store.update_job(action.uid, not_before=now + failures.wait)
             self._store.event(NOT_STARTED, str(error), uid=action.uid, at=now)
 
     def _forget(self, seen: Observation) -> None:
         """Forget what failed of jobs that have ended, and of starts that took effect though their answer was lost."""
         live = seen.snapshot.job
-        self._backoff.keep(lambda uid, kind: uid in live and (kind != KINDS[Start] or live[uid].status is Status.HELD))
+        self._backoff.retain(
+            lambda uid, kind: uid in live and (kind != KINDS[Start] or live[uid].status is Status.HELD)
+        )
         self.unsent &= live.keys()
 
     def _remind(self, seen: Observation) -> None:

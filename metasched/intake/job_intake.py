@@ -20,7 +20,8 @@ from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, kept_back
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
-from metasched.slurm.job_requirements import Requirements, Stamp, is_ours, requirements
+from metasched.slurm.job_requirements import Requirements, is_ours, requirements
+from metasched.slurm.stamp import Stamp
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 

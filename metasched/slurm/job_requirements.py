@@ -1,11 +1,10 @@
-"""From a job's first record and its tag to what scheduling must know of it for good.
+"""A job's requirements, which never change: from its request, as Slurm shows it at first, and from its tag. Pure.
 
-Read a job once, before its first update: an update rewrites the request in Slurm's record.
+Requirements are read once, before the first update of the job: an update rewrites the request in Slurm's record.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,41 +16,6 @@ from metasched.slurm.errors import TagError
 from metasched.slurm.tags import Tag, is_tagged, quote
 
 MIB = 2**20
-
-STAMP = re.compile(r"metasched:([0-9a-f]{16})(:held)?(?:\s|$)")
-"""What AdminComment begins with in a job of ours: its uid, and whether it was submitted held."""
-
-_ERROR = "not scheduled: "
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """The AdminComment of a job of ours.
-
-    Attributes:
-        uid: its identity, for an array that of all its tasks.
-        held: whether it was submitted with ``--hold``.
-        words: what others wrote there; "" if nothing.
-        error: why it cannot be scheduled, for its owner; None if it can.
-    """
-
-    uid: str
-    held: bool = False
-    words: str = ""
-    error: str | None = None
-
-    @classmethod
-    def read(cls, admin_comment: str) -> Stamp | None:
-        """What AdminComment says; None where no stamp is in it."""
-        stamp = STAMP.match(admin_comment)
-        if stamp is None:
-            return None
-        words, _, error = admin_comment[stamp.end() :].partition(_ERROR)
-        return cls(stamp[1], stamp[2] is not None, words.strip(), error or None)
-
-    def __str__(self) -> str:
-        held, error = ":held" if self.held else "", f"{_ERROR}{self.error}" if self.error else ""
-        return " ".join(filter(None, (f"metasched:{self.uid}{held}", self.words, error)))
 
 
 @dataclass(frozen=True, slots=True)
