@@ -31,15 +31,15 @@ from metasched.slurm.update_arguments import update_arguments
 
 _log = logging.getLogger(__name__)
 
-# Only what Slurm itself generates: a user's text could hold anything. Byte for byte the same text as at the previous
-# poll means the same jobs: a requeue rewrites the submit time, a start and an end the state.
+# Only fields that Slurm itself generates: a user's text could hold anything. Text that equals the previous poll's means
+# the same jobs: a requeue rewrites the submit time, a start and an end the state.
 _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _FULL_READ_SECONDS = 60.0
 _RESERVATIONS_SECONDS = 60.0
 _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
-# Of several new jobs, one after the other: scheduling waits.
+# The scripts of new jobs are read one after the other while scheduling waits.
 _SCRIPT_SECONDS = 3.0
 
 _UNREACHABLE = re.compile(
@@ -63,12 +63,14 @@ _MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
 
 
 class CommandLineClient:
-    """A SlurmClient over Slurm's own commands.
+    """A SlurmClient that runs Slurm's own commands.
 
     Args:
-        env: environment of the commands, PATH and SLURM_CONF above all; None for our own.
-        timeout: seconds that any one command may take. Slurm's own give up after about 9 s without a controller.
-        before_write: called before each command that changes something; what it raises keeps that from being sent.
+        env: environment of the commands, PATH and SLURM_CONF above all; None for this process's.
+        timeout: seconds that any one command may take. Slurm's own commands give up after about 9 s without a
+            controller.
+        before_write: called before each command that changes something; an exception from it keeps the command from
+            being sent.
     """
 
     def __init__(
@@ -94,10 +96,10 @@ class CommandLineClient:
         self._installed: tuple[int, ...] | None = None
 
     def write_by_pyslurm(self) -> str:
-        """From now on, have pyslurm do those writes that it can do; which one, in words.
+        """Send writes by pyslurm from now on, where pyslurm can; the versions of pyslurm and Slurm, as a text.
 
         Raises:
-            SlurmTimeoutError, SlurmUnavailableError: there is none that works; everything stays as it was.
+            SlurmTimeoutError, SlurmUnavailableError: no installed pyslurm works; the client stays as it was.
         """
         pipe = PyslurmPipe(self._env, ScontrolPipe(self._env))
         try:
@@ -162,7 +164,7 @@ class CommandLineClient:
         return parsed.records
 
     def reservations(self) -> Sequence[Reservation]:
-        """See SlurmClient; read where other nodes are reserved than at the last reading, and once a minute."""
+        """See SlurmClient; read again when other nodes are reserved than at the last read, and once a minute."""
         now = time.monotonic()
         reserved, since = self._reservations_read or (None, now)
         if reserved != self._reserved or now - since >= _RESERVATIONS_SECONDS:
@@ -193,13 +195,13 @@ class CommandLineClient:
         """See SlurmClient."""
         argv = ["scontrol", "write", "batch_script", _checked(slurm_job_id), "-"]
         script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
-        if not script:  # its exit status is 0 all the same
+        if not script:  # the exit status is 0 even after an error
             raise _error(" ".join(argv), complaint.strip() or "no script")
         return script
 
     def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        # By root or SlurmUser this is an admin's hold, over a user's as well, with no moment without a hold.
+        # From root or SlurmUser this is an administrator's hold. It replaces a user's with no moment without a hold.
         self._control("hold", _checked(slurm_job_id))
 
     def release(self, slurm_job_id: str) -> None:
@@ -224,7 +226,7 @@ class CommandLineClient:
 
     def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
-        # By root or SlurmUser, priority 0 is an admin's hold.
+        # From root or SlurmUser, priority 0 is an administrator's hold.
         self._comment(slurm_job_id, admin_comment, "Priority=0", "Requeue=1")
 
     def _comment(self, slurm_job_id: str, admin_comment: str, *more: str) -> None:
@@ -244,7 +246,7 @@ class CommandLineClient:
         """See SlurmClient."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
-        # On a job that is pending or suspended scancel tries again and again, for 20 s.
+        # For a pending or suspended job, scancel would retry for 20 s.
         job_id, state = self._current(slurm_job_id)
         if state != "RUNNING":
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: only a running job can be sent a signal")
@@ -252,9 +254,9 @@ class CommandLineClient:
 
     def requeue_hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        # Slurm would bring a cancelled job back: its owner may have ended it since it was last read.
+        # Slurm would requeue a cancelled job, too: its owner may have cancelled it since the last read.
         _, state = self._current(slurm_job_id)
-        if state in {"CANCELLED", "COMPLETING"}:  # what completes may have been cancelled
+        if state in {"CANCELLED", "COMPLETING"}:  # a COMPLETING job may have been cancelled
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
         self._control("requeuehold", _checked(slurm_job_id))
 
@@ -272,7 +274,7 @@ class CommandLineClient:
             self._scontrol.close()
 
     def _release(self) -> tuple[int, ...]:
-        """The release of Slurm's commands here, asked for once; raises SlurmTooOldError."""
+        """The release of Slurm's commands on this host, read once; raises SlurmTooOldError."""
         if self._installed is None:
             answer = self._run(["sinfo", "--version"])
             try:
@@ -316,7 +318,7 @@ class CommandLineClient:
         try:
             self._run(argv)
         finally:
-            self._fingerprint = None  # what was read before a write is not what Slurm has after it
+            self._fingerprint = None  # jobs that were read before the write are out of date
 
     def _control(self, *words: str) -> None:
         with self._lock:
@@ -370,7 +372,7 @@ class CommandLineClient:
 
 
 def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Of Slurm's commands: what a user or site set for people's eyes must not change what we read."""
+    """Return the environment of Slurm's commands: without the variables by which people set output formats."""
     drop = ("SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
     keep = {key: value for key, value in env.items() if not key.startswith(drop) or key == "SLURM_CONF"}
     # SLURM_BITSTR_LEN=0: array expressions are never cut short.
@@ -378,7 +380,7 @@ def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _steady(text: str) -> tuple[str, ...]:
-    """The lines without the expected start of jobs that only wait: Slurm's forecast changes all the time."""
+    """Return the lines of a fingerprint without Slurm's start forecasts of waiting jobs, which change all the time."""
     return tuple(
         line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
         for line in text.splitlines()
@@ -393,7 +395,7 @@ def _checked(slurm_job_id: str) -> str:
 
 
 def _exit_codes(text: str) -> frozenset[int]:
-    """Of ``85,90-92``; anything else in it (a state's name) is not an exit code."""
+    """Read the exit codes of ``85,90-92``; other words (names of states) are skipped."""
     codes: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip(), re.ASCII)
@@ -403,6 +405,6 @@ def _exit_codes(text: str) -> frozenset[int]:
 
 
 def _error(command: str, complaint: str) -> SlurmError:
-    """The typed error for what Slurm complained about."""
+    """Return the typed error for a complaint of Slurm."""
     kind = next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
     return kind(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")

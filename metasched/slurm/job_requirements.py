@@ -20,14 +20,14 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The part of a ``model.Job`` that never changes; same names, same units.
+    """The part of a ``model.Job`` that never changes; fields have the names and units of ``model.Job``.
 
     Attributes:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
-        tasks: Slurm's number of tasks where the job is rigid, because its own script may count on it; None for an
-            elastic job, where the wrapper starts one process per GPU.
+        tasks: Slurm's number of tasks of a rigid job, because its script may depend on it; None for an elastic job,
+            where the wrapper starts one process per GPU.
         slo_seconds, model, trials: as in the tag.
-        shards: whether it asks for its GPUs as shards, so that another job may have the rest of them.
+        shards: whether the request is for shards of GPUs, so that another job may get the rest of a GPU.
     """
 
     gpus: int
@@ -53,9 +53,9 @@ class Requirements:
 
 
 def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
-    """Whether the job is tagged by its comment, or by a partition or QOS that the admin gave to us.
+    """Whether metasched schedules the job: by the tag in its comment, or by a partition or QOS that ``[intake]`` names.
 
-    A job without a batch script (salloc, srun) never is: it cannot be requeued.
+    A job without a batch script (salloc, srun) is never scheduled: it cannot be requeued.
     """
     return job.batch and (
         is_tagged(job.comment)
@@ -65,7 +65,7 @@ def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str
 
 
 def resizable(job: SlurmJob) -> str | None:
-    """None where Slurm can give the job another number of GPUs, else why not."""
+    """Return why Slurm cannot give the job another number of GPUs, as a clause for its owner; None where Slurm can."""
     if job.het:
         return "it is part of a heterogeneous job"
     if job.gpus_per_socket is not None:
@@ -78,16 +78,16 @@ def resizable(job: SlurmJob) -> str | None:
 def requirements(
     job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | None = None, shards_per_gpu: int | None = None
 ) -> Requirements:
-    """Cross-check the tag against the request.
+    """Derive a job's requirements from its request and its tag, which must fit each other.
 
     Args:
-        job: as first seen, pending.
-        tag: its tag (``Tag()`` where a partition or QOS made it ours).
-        cluster_gpu_types: the types that exist; None where they are not known, and then not checked.
-        shards_per_gpu: into how many parts Slurm gives GPUs away; None where it gives them away whole only.
+        job: the job as first read, pending.
+        tag: the job's tag (``Tag()`` for a job taken in by its partition or QOS).
+        cluster_gpu_types: the types of GPUs in the cluster; None where they are not known, and then not checked.
+        shards_per_gpu: shards of each GPU; None where Slurm allocates whole GPUs only.
 
     Raises:
-        TagError: what does not fit, and how to change the tag or the request.
+        TagError: the tag and the request do not fit; the message says how to change them.
     """
     if job.het:
         raise TagError("heterogeneous jobs are not supported: submit one job, or leave the tag out")
@@ -142,10 +142,17 @@ def requirements(
 def geometry(
     job: Job, placement: Placement, required: Requirements, delay: int = 0, shards: int | None = None
 ) -> Geometry:
-    """How Slurm is told to start the job there; ``shards`` of each GPU where the request is of shards.
+    """Return the size and nodes that make Slurm start the job on a placement.
 
-    CPUs and memory follow the GPUs. A rigid job keeps its own number of tasks where it spreads evenly, because its
-    script may count on it; else there is one task for each GPU (CPU-only: node).
+    CPUs and memory are proportional to GPUs. A rigid job has its own number of tasks where they spread evenly over the
+    nodes, because its script may depend on it; else there is one task for each GPU (CPU-only: node).
+
+    Args:
+        job: the job.
+        placement: its nodes and GPUs.
+        required: its requirements.
+        delay: seconds from now to the earliest start.
+        shards: shards of each GPU, for a request of shards; not used for others.
     """
     nodes, units = len(placement.nodes), max(placement.gpus_per_node, 1)
     cpus = job.node_cpus(placement.gpus_per_node) * nodes
@@ -171,7 +178,7 @@ def _gpus(job: SlurmJob) -> int:
     if job.gpus_per_task is not None:
         return job.gpus_per_task * max(job.tasks, 1)
     if job.shards_per_node is not None:
-        return max(job.nodes_requested, 1)  # all of a node's are of one GPU
+        return max(job.nodes_requested, 1)  # all shards on a node are of one GPU
     return 0
 
 
@@ -240,7 +247,7 @@ def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
 
 
 def _rigid_nodes(job: SlurmJob, tag: Tag, gpus: int) -> int | None:
-    """The exact number of nodes of a rigid job: as many as it names, or any."""
+    """Return the exact number of nodes that a rigid job's request names; None where it names none."""
     named = (
         job.gpus_per_node is not None
         or job.shards_per_node is not None
@@ -270,7 +277,7 @@ def _check_max_nodes(tag: Tag, nodes: int) -> None:
 
 
 def _max_nodes(job: SlurmJob, tag: Tag, *, elastic: bool) -> int | None:
-    """The user's own most nodes: an elastic job's ``-N`` is where it starts from, so only the tag limits it."""
+    """Return the most nodes that the user allows; an elastic job's ``-N`` is its first size only, and no limit."""
     limits = [limit for limit in (tag.max_nodes, None if elastic else job.nodes_max) if limit]
     return min(limits, default=None)
 
@@ -292,7 +299,7 @@ def _types(job: SlurmJob, tag: Tag, known: Collection[str] | None) -> tuple[str,
 
 
 def _memory_per_gpu(job: SlurmJob, gpus: int) -> int:
-    """Bytes for each GPU, in Slurm's whole MiB; rounded down, so that a whole node's memory still fits."""
+    """Return bytes for each GPU in whole MiB, rounded down, so that a whole node's memory still fits."""
     if job.memory_per_gpu is not None:
         return job.memory_per_gpu
     if job.memory_per_node is not None:
