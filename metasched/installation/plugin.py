@@ -1,4 +1,4 @@
-"""Slurm's job_submit.lua beside its slurm.conf, as far as this host can read it."""
+"""The job_submit.lua beside slurm.conf, where this host can read it: does it name the same shared directory?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from metasched.slurm.client import SlurmSettings
 
 
 class OtherSharedError(MetaschedError):
-    """Jobs are told of another shared directory: two daemons, each with the lock of its own, would both schedule."""
+    """job_submit.lua names another shared directory: two daemons, each with its own lock, would both schedule."""
 
     def __init__(self, named: str, shared: Path) -> None:
         super().__init__(
@@ -19,8 +19,8 @@ class OtherSharedError(MetaschedError):
         )
 
 
-def text_of(settings: SlurmSettings) -> str | None:
-    """All of it; None where it cannot be read, or Slurm does not use it."""
+def read_plugin(settings: SlurmSettings) -> str | None:
+    """Read job_submit.lua; None where it cannot be read, or Slurm does not use it."""
     conf = settings.values.get("SLURM_CONF", "")
     if not conf or "lua" not in settings.job_submit_plugins:
         return None
@@ -30,14 +30,14 @@ def text_of(settings: SlurmSettings) -> str | None:
         return None
 
 
-def shared_of(text: str) -> str | None:
-    """The shared directory that it names, as ours does; None where it names none."""
+def shared_dir_of(text: str) -> str | None:
+    """Return the shared directory (``local SHARED``) of a job_submit.lua; None where the script names none."""
     named = re.search(r"""^\s*local SHARED\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
     return None if named is None else named[1]
 
 
-def is_another(named: str, shared: Path) -> bool:
-    """Whether the plugin's shared directory is not the configuration's, by whatever path either is reached."""
+def is_other_directory(named: str, shared: Path) -> bool:
+    """Whether the script's shared directory differs from the configuration's; two paths of one directory do not."""
     try:
         return not Path(named).samefile(shared)
     except OSError:
@@ -45,11 +45,11 @@ def is_another(named: str, shared: Path) -> bool:
 
 
 def refuse_another(settings: SlurmSettings, shared: Path) -> None:
-    """Make sure that jobs are not told of another shared directory.
+    """Refuse a job_submit.lua that gives jobs another shared directory than the configuration's.
 
     Raises:
-        OtherSharedError: they are.
+        OtherSharedError: the directories differ.
     """
-    named = shared_of(text_of(settings) or "")
-    if named is not None and is_another(named, shared):
+    named = shared_dir_of(read_plugin(settings) or "")
+    if named is not None and is_other_directory(named, shared):
         raise OtherSharedError(named, shared)
