@@ -1,4 +1,4 @@
-"""What a private cluster looks like, and the slurm.conf and gres.conf that say so to Slurm. Pure."""
+"""The settings of a private cluster, the paths of its files, and the texts of its configuration files. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -18,9 +18,13 @@ _GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that are alike: `count` nodes of `gpus` GPUs each (0: a CPU node, and `gpu_type` is not used).
+    """Equal nodes of a cluster.
 
-    `shards` is into how many parts (Slurm's gres/shard) each GPU can be given away; 0 for whole GPUs only.
+    Attributes:
+        count: number of nodes.
+        gpus: GPUs of each node; 0 for CPU nodes.
+        gpu_type: the GPUs' type; not used for CPU nodes.
+        shards: shards (Slurm's gres/shard) of each GPU; 0 for whole GPUs only.
     """
 
     count: int = 4
@@ -82,13 +86,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things lie below the base directory."""
+    """The paths of the cluster's files below the base directory."""
 
     base: Path
 
     @property
     def state(self) -> Path:
-        """The file that makes the directory a cluster; read back by attach."""
+        """The state file, which marks the directory as a cluster; `attach` reads it."""
         return self.base / "devcluster.json"
 
     @property
@@ -103,27 +107,27 @@ class Layout:
 
     @property
     def sbin(self) -> Path:
-        """The cluster's own copies of the daemons: a process that runs one of them is the cluster's."""
+        """The directory of the cluster's copies of the daemons; a process that runs one belongs to the cluster."""
         return self.base / "sbin"
 
     @property
     def run(self) -> Path:
-        """Pid files and munge's socket."""
+        """The directory of pid files and of munge's socket."""
         return self.base / "run"
 
     @property
     def log(self) -> Path:
-        """Log files."""
+        """The directory of the daemons' log files."""
         return self.base / "log"
 
     @property
     def dev(self) -> Path:
-        """The GPUs' device files."""
+        """The directory of the GPUs' device files."""
         return self.base / "dev"
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """All directories that must be there before a daemon starts."""
+        """All directories that must exist before a daemon starts."""
         below = (self.base / "state", self.base / "spool")
         return (self.etc, self.sbin, self.run, self.log, self.dev, *below)
 
@@ -143,9 +147,14 @@ class Layout:
 
 
 def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: str, plugin_dir: Path | None) -> str:
-    """The text of slurm.conf.
+    """Return the text of slurm.conf.
 
-    `ports`: one for slurmctld, then one a node. `user` runs all daemons. `plugin_dir` where it is not Slurm's own.
+    Args:
+        settings: the cluster's settings.
+        layout: the cluster's paths.
+        ports: one TCP port for slurmctld, then one for each node.
+        user: the user that runs all daemons.
+        plugin_dir: the directory of Slurm's plugins; None for the default of Slurm's build.
     """
     base = layout.base
     lines = [
@@ -171,7 +180,7 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
         # Memory counts, and a job without --mem takes its CPUs' share of it, so that jobs share nodes.
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerCPU={settings.memory_mb // settings.cpus}",
-        # The nodes are what we say, not what this host has.
+        # The nodes' sizes are these settings', not this host's.
         "SlurmdParameters=config_overrides",
         f"GresTypes={'gpu,shard' if any(group.shards for group in settings.groups) else 'gpu'}",
         "ReturnToService=2",
@@ -199,7 +208,7 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
 
 
 def gres_conf(settings: Settings, layout: Layout) -> str:
-    """The text of gres.conf: `File=` makes Slurm set CUDA_VISIBLE_DEVICES, and ties shards to their GPU."""
+    """Return the text of gres.conf: `File=` makes Slurm set CUDA_VISIBLE_DEVICES, and ties shards to their GPU."""
     lines = []
     for first, group in _numbered(settings):
         nodes = f"NodeName={_hostlist(first, group)}"
@@ -213,7 +222,7 @@ def gres_conf(settings: Settings, layout: Layout) -> str:
 
 
 def topology_conf(settings: Settings) -> str:
-    """The text of topology.conf: leaf switches s1, s2, ... below one root; "" for a flat network."""
+    """Return the text of topology.conf: leaf switches s1, s2, ... below one root; "" for a flat network."""
     if settings.nodes_per_switch is None:
         return ""
     firsts = range(1, len(settings.nodes) + 1, settings.nodes_per_switch)
@@ -223,10 +232,10 @@ def topology_conf(settings: Settings) -> str:
 
 
 def cgroup_conf(release: tuple[int, int]) -> str:
-    """The text of cgroup.conf for a release of Slurm, such as (22, 5).
+    """Return the text of cgroup.conf for a release of Slurm, such as (22, 5).
 
-    Nothing here uses control groups, but earlier slurmds load a plugin for them: version 2's wants systemd, version 1's
-    nothing.
+    The cluster uses no control groups, but earlier slurmds load a plugin for them: version 2's needs systemd, version
+    1's needs nothing.
     """
     return f"CgroupPlugin={'disabled' if release >= _CGROUPS_CAN_BE_DISABLED else 'cgroup/v1'}\n"
 
