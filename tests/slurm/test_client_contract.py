@@ -207,9 +207,9 @@ class TestRealSlurmOnly:
 
     def test_an_admin_hold_leaves_no_moment_without_a_hold(self, world):
         """A job that could start at once never does while its user's hold becomes the admin's."""
-        addresses = [world.submit("--hold") for _ in range(10)]
-        for slurm_job_id in addresses:
+        job_ids = [world.submit("--hold") for _ in range(10)]
+        for slurm_job_id in job_ids:
             world.client.hold(slurm_job_id)
         world.pass_time(2)
-        jobs = [world.job(slurm_job_id) for slurm_job_id in addresses]
+        jobs = [world.job(slurm_job_id) for slurm_job_id in job_ids]
         assert {(job.state, job.hold, job.restarts) for job in jobs} == {(JobState.PENDING, Hold.ADMIN, 0)}

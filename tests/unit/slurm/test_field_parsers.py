@@ -1,4 +1,4 @@
-"""Host lists, GPU requests, array expressions and addresses."""
+"""Host lists, GRES, array expressions, job ids and node names."""
 
 import pytest
 from hypothesis import given
