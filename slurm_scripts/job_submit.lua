@@ -1,26 +1,26 @@
--- Slurm's job_submit plugin for metasched: hold the jobs that metasched schedules, and keep them as they are.
+-- Slurm's job_submit plugin for metasched: holds the jobs that metasched schedules, and refuses their owners' changes.
 -- Install beside slurm.conf, with JobSubmitPlugins=lua. slurmctld reads it again whenever it changes.
 -- Edit these four lines. The daemon's configuration must name the same partitions and QOS.
-local PARTITIONS = {}  -- whose batch jobs are all metasched's, such as {"train", "long"}
-local QOS = {}         -- likewise, whether a job names one or it is its user's DefaultQOS; case does not matter
-local SHARED = nil     -- root of metasched's shared directory, such as "/home/metasched": METASCHED_SHARED in its jobs
-local SHARDS = nil     -- shards of each GPU in gres.conf, such as 2: jobs of one GPU a node then ask for so many shards
+local PARTITIONS = {}  -- partitions whose batch jobs metasched schedules, such as {"train", "long"}
+local QOS = {}         -- QOS likewise, named by the job or its user's DefaultQOS; case does not matter
+local SHARED = nil     -- metasched's shared directory, such as "/home/metasched": METASCHED_SHARED in its jobs
+local SHARDS = nil     -- shards of each GPU in gres.conf, such as 2: requests for one GPU a node become such shards
 
 local WORD = "metasched"
-local STAMP = "^%s*" .. WORD .. ":%x+(:?%a*)"  -- what AdminComment of its jobs begins with; ":held" after sbatch --hold
-local OUT_OF_REACH = 4102444800  -- a begin time, as unix seconds (2100-01-01): nobody waits for it
-local UNCHANGED = {}  -- what Slurm passes for a field that a modification does not name
+local STAMP = "^%s*" .. WORD .. ":%x+(:?%a*)"  -- begins AdminComment of its jobs; ":held" after sbatch --hold
+local OUT_OF_REACH = 4102444800  -- a begin time at which no job starts, unix seconds (2100-01-01)
+local UNCHANGED = {}  -- values that Slurm passes for fields that a modification does not name
 for _, name in ipairs({"NO_VAL", "NO_VAL16", "NO_VAL64", "NO_VAL8"}) do
   if slurm[name] then UNCHANGED[slurm[name]] = true end
 end
 
--- What an owner must not change of such a job: it would start it, take it away from metasched, or give it another size.
+-- Fields that an owner must not change: the job would start, leave metasched, or get another size.
 local KEPT = {
   "priority", "comment", "partition", "qos", "requeue", "gres", "tres_per_job", "tres_per_task", "tres_per_socket",
   "min_nodes", "max_nodes", "req_nodes", "begin_time",
 }
 
--- This runs inside slurmctld, whose own user is SlurmUser; no other way tells lua who that is.
+-- The user id of SlurmUser. Lua has no call for it, but slurmctld, which runs this script, runs as SlurmUser.
 local function slurm_user()
   local status = io.open("/proc/self/status")
   if not status then return nil end
@@ -50,7 +50,7 @@ local function lower(list)
 end
 
 local function is_ours(job_desc, partition, qos)
-  if qos == "" then qos = job_desc.default_qos or "normal" end  -- what Slurm takes where none is named
+  if qos == "" then qos = job_desc.default_qos or "normal" end  -- Slurm's default
   return (job_desc.comment or ""):match("^%s*(%S+)") == WORD
     or any_in(PARTITIONS, partition)
     or any_in(lower(QOS), (qos or ""):lower())
@@ -64,9 +64,8 @@ local function default_of(part_list)
   return nil
 end
 
--- A job's identity for all its life (docs/developer/PROTOCOL.md), as the daemon mints it for jobs that come without one. In an
--- AdminComment only an administrator of Slurm could write it later; an operator, which is all that the daemon needs to be
--- with this, could not.
+-- A new uid, a job's identity for all its life (docs/developer/PROTOCOL.md). The daemon mints uids alike, for jobs without one.
+-- Later only an administrator of Slurm could write AdminComment; with this plugin the daemon may be an operator.
 local minted = 0
 local function mint()
   local source = io.open("/dev/urandom", "rb")
@@ -77,8 +76,8 @@ local function mint()
   return string.format("%08x%03x%05x", os.time() % 2^32, minted, (a * 65536 + b * 256 + c) % 2^20)
 end
 
--- Slurm cannot turn a request for GPUs into one for shards later on. So one GPU on each node is asked for as all shards of
--- a GPU, from the beginning; metasched asks for half of them where another job is to have the rest.
+-- Slurm cannot turn a request for GPUs into one for shards later. So a request for one GPU on each node becomes one for
+-- all shards of a GPU at submission; metasched asks for half of them where another job is to get the rest.
 local function as_shards(job_desc)
   local tag = job_desc.comment or ""
   if tag:match("max_gpus=") or tag:match("min_gpus=") or (job_desc.shared == 0) then return end
@@ -101,13 +100,13 @@ local function as_shards(job_desc)
 end
 
 local function submit(job_desc, part_list)
-  local words = job_desc.admin_comment or ""  -- of a plugin before this one
+  local words = job_desc.admin_comment or ""  -- from an earlier plugin
   if words:match(STAMP) then
-    words, job_desc.admin_comment = "", ""  -- nobody says for himself which job this is
+    words, job_desc.admin_comment = "", ""  -- a submitted uid could be another job's
   end
   local partition = job_desc.partition or default_of(part_list)
   if not job_desc.script or not is_ours(job_desc, partition, job_desc.qos or "") then
-    return  -- a job without a batch script cannot be requeued: it is left to Slurm
+    return  -- a job without a batch script cannot be requeued: Slurm schedules it
   end
   local uid = mint()
   if uid then
@@ -124,11 +123,11 @@ local function submit(job_desc, part_list)
 end
 
 local function deny(...)
-  slurm.log_user(...)  -- which Slurm shows from 23.02 on
+  slurm.log_user(...)  -- Slurm shows it from 23.02 on
   return slurm.ESLURM_ACCESS_DENIED or slurm.ERROR
 end
 
--- The release of a job that its owner kept back, and that never ran.
+-- Whether a modification is the first release of a job that was submitted with --hold.
 local function lets_go(job_desc, job_rec, mark)
   return mark == ":held" and job_desc.priority == slurm.INFINITE
     and job_rec.priority == 0 and (job_rec.restart_cnt or 0) == 0
@@ -138,8 +137,8 @@ local function names(value)
   return value ~= nil and not UNCHANGED[value]
 end
 
--- Nothing else tells a release of the daemon's from one that an administrator makes for the owner: right before its own,
--- the daemon says when the job is to begin.
+-- Tells the daemon's releases from an administrator's on behalf of the owner: the daemon sets a begin time right before
+-- each release, an administrator does not.
 local timed = {}  -- by job id
 local function by_administrator(job_desc, job_rec, released)
   local id = job_rec.job_id
@@ -155,7 +154,7 @@ local function modify(job_desc, job_rec, modify_uid)
   local mark = (job_rec.admin_comment or ""):match(STAMP)
   local released = lets_go(job_desc, job_rec, mark)
   if modify_uid == 0 or modify_uid ~= job_rec.user_id or modify_uid == slurm_user() then
-    -- Of anybody else, Slurm itself lets only operators and coordinators of the account pass.
+    -- Of other users, Slurm itself admits only operators and coordinators of the account.
     if mark == ":held" then by_administrator(job_desc, job_rec, released) end
     return slurm.SUCCESS
   end
@@ -173,12 +172,12 @@ local function modify(job_desc, job_rec, modify_uid)
     end
   end
   if released then
-    job_desc.begin_time = OUT_OF_REACH  -- metasched takes it from there; Slurm is not to start it
+    job_desc.begin_time = OUT_OF_REACH  -- metasched, not Slurm, starts the job
   end
   return slurm.SUCCESS
 end
 
--- A mistake in here must never keep anybody from submitting: it is logged, and the job passes as it is.
+-- An error in this script must never prevent a submission: it is logged, and the job passes unchanged.
 local function guarded(what, ...)
   local ok, result = pcall(...)
   if ok then return result or slurm.SUCCESS end

@@ -1,1 +1,1 @@
-"""Past jobs of Slurm's accounting, imported into the store."""
+"""The import of past jobs from Slurm's accounting into the store."""

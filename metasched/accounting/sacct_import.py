@@ -1,4 +1,4 @@
-"""Slurm's accounting -> the store: jobs that ended before, or beside, metasched's own, as history alone."""
+"""The import of ended jobs from ``sacct`` into the store, as history: jobs that metasched did not schedule."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
 from metasched.slurm.command_line_client import plain_environment
-from metasched.slurm.job_requirements import STAMP
+from metasched.slurm.stamp import Stamp
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 
 NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")
-"""The columns that an import needs; the name, which its owner wrote, last."""
+"""The columns that an import needs; the job's name, a user's text, comes last."""
 
 UNKNOWN_TYPE = "gpu"
-"""Stands for the type of GPUs where accounting does not tell it: none at all would mean a job without GPUs."""
+"""The type of GPUs whose type accounting does not record; None would mean a job without GPUs."""
 
 _TIMEOUT_SECONDS = 600.0
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
-_EITHER = frozenset({"PREEMPTED", "NODE_FAIL"})  # the end of a job, or of a run that was requeued
+_EITHER = frozenset({"PREEMPTED", "NODE_FAIL"})  # may end a job, or a run that was requeued
 _REQUEUED = _EITHER | {"REQUEUED"}
 _ENDED = _EITHER | {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 _NO_TIME = ("", "Unknown", "None")
@@ -45,12 +45,12 @@ class AccountingError(MetaschedError):
 
 @dataclass
 class Imported:
-    """What an import did with each job, or unreadable line, that it read.
+    """The result of an import: counts of jobs and unreadable lines.
 
     Attributes:
-        jobs: how many it took into the store.
-        skipped: how many it did not, by why.
-        unreadable: the first line that could not be read.
+        jobs: number of jobs added to the store.
+        skipped: number of jobs and lines left out, by reason.
+        unreadable: the error of the first line that could not be read; None if there was none.
     """
 
     jobs: int = 0
@@ -59,7 +59,7 @@ class Imported:
 
     @property
     def read(self) -> int:
-        """All of them."""
+        """The number of jobs and unreadable lines that the import read."""
         return self.jobs + self.skipped.total()
 
 
@@ -67,12 +67,20 @@ class Imported:
 def ask_sacct(
     since: datetime, until: datetime | None, env: Mapping[str, str] = os.environ
 ) -> Iterator[tuple[Path, str]]:
-    """What ``sacct`` tells of everybody's jobs: a file, for as long as the context lasts, and its delimiter.
+    """Run ``sacct`` for all users' jobs; its output is a temporary file for the time of the context.
+
+    Args:
+        since: beginning of the period, in local time.
+        until: end of the period; None for now.
+        env: the environment that sacct's is made from.
+
+    Returns:
+        The file's path and the delimiter between its columns.
 
     Raises:
-        AccountingError: it does not run, or fails.
+        AccountingError: sacct cannot be started, fails, or takes longer than ten minutes.
     """
-    # A user cannot know the delimiter, and so cannot forge a field by a job's name.
+    # The delimiter is random, so that no job's name can contain it and forge a field.
     delimiter = f"|{secrets.token_hex(8)}|"
     argv = ["sacct", "--allusers", "--allocations", "--parsable2", "--duplicates", f"--delimiter={delimiter}"]
     argv += [f"--starttime={since:%Y-%m-%dT%H:%M:%S}", *([f"--endtime={until:%Y-%m-%dT%H:%M:%S}"] if until else [])]
@@ -99,12 +107,12 @@ def ask_sacct(
 
 
 def import_jobs(store: Store, path: Path, delimiter: str = "|") -> Imported:
-    """Take the GPU jobs that have ended into the store, each once, whatever is imported again.
+    """Import the GPU jobs that have ended; a job that the store knows already is skipped.
 
     Args:
-        store: to write.
-        path: of sacct's output, with the columns of ``NEEDED``.
-        delimiter: between them.
+        store: the store to write.
+        path: the file with sacct's output, which has the columns ``NEEDED``.
+        delimiter: the text between columns.
 
     Raises:
         TraceError: the file cannot be read, or lacks a column.
@@ -135,7 +143,7 @@ def _note_unreadable(result: Imported, error: TraceError) -> None:
 
 
 def _by_job(rows: Iterable[Row], result: Imported) -> Iterator[list[Row]]:
-    """The records of each job, one for each run, in their order: Slurm gives ids again."""
+    """Yield the rows of each job, one for each run, in order of submission: Slurm reuses job ids."""
     by_id: dict[str, list[tuple[float, Row]]] = {}
     for row in rows:
         try:
@@ -155,7 +163,7 @@ def _by_job(rows: Iterable[Row], result: Imported) -> Iterator[list[Row]]:
 
 
 def _import(store: Store, rows: Sequence[Row]) -> str | None:
-    """Take one job in, or say why not."""
+    """Import one job from its rows; None, or why the job is left out."""
     last = rows[-1]
     slurm_job_id = last.text("JobID")
     if _state(last) not in _ENDED or last.values["End"].strip() in _NO_TIME:
@@ -198,16 +206,16 @@ def _import(store: Store, rows: Sequence[Row]) -> str | None:
 
 
 def _is_ours(store: Store, row: Row, slurm_job_id: str) -> bool:
-    """Whether the store has the job's whole history, since metasched scheduled it."""
-    stamp = STAMP.match(row.values.get("AdminComment", ""))
+    """Whether metasched scheduled the job (by its stamp), so that the store has its whole history."""
+    stamp = Stamp.read(row.values.get("AdminComment", ""))
     if stamp is None:
         return False
     _, array, task = slurm_job_id.partition("_")
-    return store.job(f"{stamp[1]}{array}{task}") is not None
+    return store.job(f"{stamp.uid}{array}{task}") is not None
 
 
 def _run(uid: str, number: int, row: Row, *, more: bool) -> RunRecord:
-    """One run; ``more`` came after it."""
+    """Return the record of one run; ``more`` is whether another run came after it."""
     done = EndCause.FINISHED if _state(row) == "COMPLETED" else EndCause.FAILED
     placement = _placement(row)
     started = instant(row, "Start")
@@ -222,7 +230,7 @@ def _run(uid: str, number: int, row: Row, *, more: bool) -> RunRecord:
 
 
 def _placement(row: Row) -> Placement | None:
-    """What a run held; None where it was uneven: accounting tells no node's part."""
+    """Return the allocation of a run; None where it was uneven, because accounting records no GPUs by node."""
     try:
         nodes = tuple(hostlist.expand(row.values["NodeList"].strip()))
     except ValueError:
@@ -234,5 +242,5 @@ def _placement(row: Row) -> Placement | None:
 
 
 def _state(row: Row) -> str:
-    """Slurm's word, without ``by 1000``."""
+    """Return the state of a row without additions, such as CANCELLED of ``CANCELLED by 1000``."""
     return next(iter(row.values["State"].split()), "").rstrip("+")

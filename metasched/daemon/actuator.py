@@ -136,7 +136,7 @@ class Actuator:
         self._repeat_delayed_releases(state)
         for action in actions:
             kind = ACTION_KINDS[type(action)]
-            if self._backoff.rests(action.uid, kind, now):
+            if self._backoff.must_wait(action.uid, kind, now):
                 continue
             entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
             begun = time.monotonic()
@@ -151,7 +151,7 @@ class Actuator:
                     raise
                 continue
             self._store.end_action(entry, "ok", time.monotonic() - begun)
-            self._backoff.went_well(action.uid, kind)
+            self._backoff.record_success(action.uid, kind)
             if isinstance(action, Stop):
                 self.unsent_stops.discard(action.uid)
             log.info("action", action=describe(action, state.snapshot))
@@ -161,17 +161,17 @@ class Actuator:
     def _back_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
         """Put an action that failed off for a while, longer after each failure in a row."""
         outage = took + self.config.outage_seconds if isinstance(error, SlurmUnavailableError) else 0.0
-        failures = self._backoff.failed(action.uid, ACTION_KINDS[type(action)], now, outage)
+        failures = self._backoff.record_failure(action.uid, ACTION_KINDS[type(action)], now, outage)
         if isinstance(action, Stop):
             self.unsent_stops.add(action.uid)
-        if isinstance(action, Start) and failures.times > 1:  # no accident: other jobs may have the GPUs meanwhile
-            self._store.update_job(action.uid, not_before=now + failures.rest)
+        if isinstance(action, Start) and failures.count > 1:  # no accident: other jobs may have the GPUs meanwhile
+            self._store.update_job(action.uid, not_before=now + failures.wait)
             self._store.event(NOT_STARTED, str(error), uid=action.uid, at=now)
 
     def _forget_failures(self, state: ClusterState) -> None:
         """Drop failures of jobs that have ended, and of starts that took effect although their answer was lost."""
         live = state.snapshot.job
-        self._backoff.keep(
+        self._backoff.retain(
             lambda uid, kind: uid in live and (kind != ACTION_KINDS[Start] or live[uid].status is Status.HELD)
         )
         self.unsent_stops &= live.keys()

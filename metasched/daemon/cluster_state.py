@@ -85,7 +85,9 @@ class ClusterStateBuilder:
         asked = {job.reservation for job in jobs if job.blocked is None}
         inventory = observation.inventory
         nodes = (
-            inventory.reservations.on(usable_node(node, others, our_gpus), asked, reserved=node.reserved)
+            inventory.reservations.on(
+                usable_node(node, others, our_gpus, observation.racks.get(node.name)), asked, reserved=node.reserved
+            )
             for node in observation.nodes
             if len(node.gpus) <= 1
         )

@@ -31,11 +31,11 @@ from metasched.daemon.controller import Controller
 from metasched.daemon.failover import StoreCopier, take_over
 from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
 from metasched.daemon.systemd_notify import notify
-from metasched.installation.plugin import check_shared, text_of
+from metasched.installation.plugin import check_shared, read_plugin
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient
-from metasched.slurm.client_choice import make_client
+from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmUnavailableError
 from metasched.store import Store
 
@@ -265,5 +265,5 @@ def _controller(
             notify("READY=1", "STATUS=waits for Slurm")
             time.sleep(config.schedule.poll_seconds)
         else:
-            check_shared(text_of(settings) or "", config.paths.shared)
+            check_shared(read_plugin(settings) or "", config.paths.shared)
             return Controller(config, client, settings, store, mailbox, policy, lock=lock)

@@ -19,7 +19,15 @@ from types import TracebackType
 from typing import Self, TypedDict
 
 from metasched.devcluster import processes, reaper, software
-from metasched.devcluster.config import Layout, NodeGroup, Settings, cgroup_conf, gres_conf, slurm_conf
+from metasched.devcluster.config import (
+    Layout,
+    NodeGroup,
+    Settings,
+    cgroup_conf,
+    gres_conf,
+    slurm_conf,
+    topology_conf,
+)
 from metasched.devcluster.errors import (
     BadSettingError,
     BaseInUseError,
@@ -43,7 +51,7 @@ _UP_STATES = {"idle", "mixed", "allocated", "completing"}
 
 
 class Status(TypedDict):
-    """Pids of the daemons (None: not running), and Slurm's node states ("unknown" while the controller is down)."""
+    """Pids of the daemons by name (None: not running), and Slurm's node states ("unknown" without a controller)."""
 
     daemons: dict[str, int | None]
     nodes: dict[str, str]
@@ -51,10 +59,10 @@ class Status(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class DevCluster:
-    """A running cluster: made by `up`, found again by `attach`, ended by `down` or as a context manager.
+    """A running cluster: started by `up`, found again by `attach`, ended by `down` or as a context manager.
 
-    All of it lies below `base`, and its daemons listen on the loopback interface only. They are named "munged",
-    "slurmctld" and by their node.
+    All files are below `base`, and the daemons listen on the loopback interface only. The daemons' names are "munged",
+    "slurmctld" and the names of the nodes.
     """
 
     base: Path
@@ -75,15 +83,16 @@ class DevCluster:
         job_submit: Path | None = None,
         kill_wait: int = 30,
         extra_conf: Sequence[str] = (),
+        nodes_per_switch: int | None = None,
         owner_pid: int | None = None,
         slurm: str | None = None,
     ) -> Self:
         """Start a cluster, and return when all nodes are idle.
 
         Args:
-            base: a directory of ours that is empty or not there yet; `down` removes it.
+            base: a directory of this user that is empty or does not exist yet; `down` removes it.
             job_submit: a lua script for Slurm's job_submit plugin; copied to `job_submit_lua`, where it may be edited.
-            owner_pid: the cluster is taken down when this process dies.
+            owner_pid: the process whose end takes the cluster down.
             slurm: "system", "unpacked" or "auto"; by default the environment's METASCHED_SLURM, else "auto".
 
         Raises:
@@ -98,6 +107,7 @@ class DevCluster:
             job_submit=job_submit is not None,
             kill_wait=kill_wait,
             extra_conf=tuple(extra_conf),
+            nodes_per_switch=nodes_per_switch,
         )
         layout = Layout(base.resolve())
         layout.check(settings)
@@ -122,7 +132,7 @@ class DevCluster:
 
     @classmethod
     def attach(cls, base: Path) -> Self:
-        """The cluster in `base`, running or crashed; raises NoClusterError, or BadSettingError if it is another's."""
+        """Find the cluster in `base`, running or crashed; raises NoClusterError, or BadSettingError if not ours."""
         layout = Layout(base.resolve())
         try:
             _check_ours(layout.base)
@@ -147,52 +157,52 @@ class DevCluster:
     ) -> None:
         self.down()
 
-    # What it is
+    # Properties
 
     @property
     def layout(self) -> Layout:
-        """Where its files lie."""
+        """The paths of the cluster's files."""
         return Layout(self.base)
 
     @property
     def conf(self) -> Path:
-        """Its slurm.conf."""
+        """The path of the cluster's slurm.conf."""
         return self.layout.conf
 
     @property
     def job_submit_lua(self) -> Path:
-        """Its job_submit.lua; slurmctld loads it again when it changes (not within the second of the last load)."""
+        """The path of job_submit.lua; slurmctld reloads a changed file (not within the second of the last load)."""
         return self.layout.etc / "job_submit.lua"
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The names of its nodes."""
+        """The names of the cluster's nodes."""
         return self.settings.nodes
 
     @property
     def env(self) -> dict[str, str]:
-        """The whole environment of a child process that is to use this cluster."""
+        """The whole environment for a child process that uses this cluster."""
         # What an outer Slurm job or a user's defaults left would change what commands do here.
         base = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
         return self.software.environment(base) | {"SLURM_CONF": str(self.conf)}
 
     @property
     def changes(self) -> dict[str, str | None]:
-        """What a process like ours must change in its environment to use this cluster; None: unset it."""
+        """The changes of this process's environment that make it use the cluster: values by variable, None to unset."""
         env = self.env
         unset = dict.fromkeys(name for name in os.environ if name not in env)
         return unset | {name: value for name, value in env.items() if value != os.environ.get(name)}
 
     @property
     def shell_lines(self) -> list[str]:
-        """The same as lines for a shell."""
+        """The lines (`export`, `unset`) that make a shell use this cluster."""
         return [
             f"unset {shlex.quote(name)}" if value is None else f"export {name}={shlex.quote(value)}"
             for name, value in self.changes.items()
         ]
 
     def run(self, *argv: str, timeout: float = 30) -> str:
-        """What a command prints, run with this cluster's environment; raises CommandError."""
+        """Run a command with this cluster's environment, and return its standard output; raises CommandError."""
         try:
             done = subprocess.run(
                 argv,
@@ -212,17 +222,17 @@ class DevCluster:
         return done.stdout
 
     def status(self) -> Status:
-        """Which daemons run, and what Slurm says of its nodes."""
+        """Return the daemons' pids and Slurm's node states."""
         daemons = {name: self._pid(name) for name in ("munged", "slurmctld", *self.nodes)}
         states = dict.fromkeys(self.nodes, "unknown")
         if daemons["slurmctld"] is not None:
             states |= self._node_states()
         return {"daemons": daemons, "nodes": states}
 
-    # What can be done to it
+    # Operations
 
     def kill_controller(self, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Send slurmctld a signal; returns when it is dead, if the signal is one that ends it."""
+        """Send slurmctld a signal; after SIGKILL, SIGTERM and SIGINT, return when the process has ended."""
         self._kill("slurmctld", sig)
 
     def start_controller(self) -> None:
@@ -231,11 +241,11 @@ class DevCluster:
         self._wait(self._listens, "slurmctld does not listen", "slurmctld")
 
     def kill_node(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
-        """Send the node's slurmd a signal (its jobs and their slurmstepds live on); returns when it is dead."""
+        """Send the node's slurmd a signal; its jobs and slurmstepds continue. Returns as `kill_controller` does."""
         self._kill(name, sig)
 
     def start_node(self, name: str) -> None:
-        """Start the node's slurmd; Slurm shows the node as up a little later (`wait_nodes`). Raises StartError."""
+        """Start the node's slurmd; Slurm shows the node as up soon afterwards (`wait_nodes`). Raises StartError."""
         if name not in self.nodes:
             raise BadSettingError(f"no node {name}: there are {', '.join(self.nodes)}")
         self._start(name, "slurmd", "-N", name, "-d", str(self.layout.sbin / "slurmstepd"))
@@ -250,12 +260,12 @@ class DevCluster:
         self._wait(all_up, "not all nodes are up", "slurmctld", timeout)
 
     def down(self) -> None:
-        """End all processes of the cluster, jobs included, and remove its files. Does nothing a second time.
+        """End all processes of the cluster, jobs included, and remove its files. A second call does nothing.
 
         SIGINT, SIGTERM and SIGHUP are ignored meanwhile.
 
         Raises:
-            LeftoverError: a process would not die; the files are left.
+            LeftoverError: a process survived SIGKILL; the files are left.
             DevClusterError: a file could not be removed.
         """
         with processes.uninterrupted():
@@ -264,7 +274,7 @@ class DevCluster:
                 self._remove()
             except OSError as error:
                 raise DevClusterError(f"cannot remove {error.filename}: {error.strerror}") from error
-            # Last of all: should we be killed before, it finishes this.
+            # The reaper ends last: it would finish the work of a process that is killed before.
             self._end(lambda process: reaper.is_reaper(process.argv, self.base))
 
     def _end(self, belongs: Callable[[Process], bool]) -> None:
@@ -275,7 +285,7 @@ class DevCluster:
     def _remove(self) -> None:
         """Remove the files; the state file last, so that attach finds the cluster as long as anything is left."""
         while self.base.exists():
-            # What is not found was removed by another `down`.
+            # A missing file was removed by another `down`.
             with suppress(FileNotFoundError):
                 for path in self.base.iterdir():
                     if path != self.layout.state:
@@ -285,7 +295,7 @@ class DevCluster:
     # Starting
 
     def _claim(self) -> None:
-        """Make the base directory ours by writing the state file, which only one can."""
+        """Claim the base directory by creating the state file, which succeeds for one process only."""
         try:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_ours(self.base)
@@ -318,6 +328,8 @@ class DevCluster:
         conf = slurm_conf(settings, layout, ports, _user(), self.software.plugin_dir)
         _write(layout.conf, conf)
         _write(layout.etc / "gres.conf", gres_conf(settings, layout))
+        if settings.nodes_per_switch is not None:
+            _write(layout.etc / "topology.conf", topology_conf(settings))
         _write(layout.etc / "cgroup.conf", cgroup_conf(self.software.release))
         if job_submit is not None:
             _write(self.job_submit_lua, job_submit.read_text())
@@ -347,7 +359,7 @@ class DevCluster:
         self.wait_nodes()
 
     def _start(self, name: str, program: str, *options: str) -> None:
-        """Run a daemon, which detaches itself, and return when it has left its pid."""
+        """Run a daemon, which detaches itself, and return when its pid file exists."""
         if self._pid(name) is not None:
             raise DevClusterError(f"{name} is already running")
         self._pid_file(name).unlink(missing_ok=True)
@@ -401,13 +413,13 @@ class DevCluster:
             return {}
         return dict(row.split() for row in rows)
 
-    # Whose processes
+    # The cluster's processes
 
     def _pid_file(self, name: str) -> Path:
         return self.layout.run / f"{name}.pid"
 
     def _daemon(self, name: str) -> Process | None:
-        """The daemon's process, if its pid file tells the truth."""
+        """Return the daemon's process; None where its pid file is missing or stale."""
         try:
             process = processes.read(int(self._pid_file(name).read_text()))
         except (OSError, ValueError):
@@ -438,7 +450,7 @@ class DevCluster:
 
 
 def _check_ours(base: Path) -> None:
-    """Raise BadSettingError where others could replace the files below `base`, and so run code as us; or OSError."""
+    """Raise BadSettingError where other users could replace files below `base`; OSError where it cannot be read."""
     found = base.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise BadSettingError(f"base {base}: no directory")

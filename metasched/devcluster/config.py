@@ -1,4 +1,4 @@
-"""What a private cluster looks like, and the slurm.conf and gres.conf that say so to Slurm. Pure."""
+"""The settings of a private cluster, the paths of its files, and the texts of its configuration files. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -18,9 +18,13 @@ _GPU_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that are alike: `count` nodes of `gpus` GPUs each (0: a CPU node, and `gpu_type` is not used).
+    """Equal nodes of a cluster.
 
-    `shards` is into how many parts (Slurm's gres/shard) each GPU can be given away; 0 for whole GPUs only.
+    Attributes:
+        count: number of nodes.
+        gpus: GPUs of each node; 0 for CPU nodes.
+        gpu_type: the GPUs' type; not used for CPU nodes.
+        shards: shards (Slurm's gres/shard) of each GPU; 0 for whole GPUs only.
     """
 
     count: int = 4
@@ -38,12 +42,19 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that is chosen for a cluster.
+    """The choices that make a cluster.
 
-    `cpus` and `memory_mb` (MiB) are of each node. `kill_wait` is the seconds between a job's SIGTERM and SIGKILL.
-    `requeue_exit` is the exit code that requeues and holds a job (None: no code does). `tuned` sets the scheduler
-    for low latency; otherwise Slurm's defaults hold. `job_submit` loads etc/job_submit.lua. `extra_conf` are lines
-    for the end of slurm.conf, where they overrule the ones above.
+    Attributes:
+        groups: the nodes, group after group.
+        cpus: CPUs of each node.
+        memory_mb: memory of each node, MiB.
+        tuned: whether Slurm's scheduler is set for low latency; otherwise Slurm's defaults hold.
+        requeue_exit: the exit code after which Slurm requeues and holds a job; None for no code.
+        job_submit: whether Slurm loads etc/job_submit.lua.
+        kill_wait: seconds between a job's SIGTERM and its SIGKILL.
+        extra_conf: lines for the end of slurm.conf, where they overrule earlier ones.
+        nodes_per_switch: nodes on each leaf switch (s1, s2, ..., below one switch "root") of a tree topology; None for
+            a flat network without switches.
     """
 
     groups: tuple[NodeGroup, ...] = (NodeGroup(),)
@@ -54,6 +65,7 @@ class Settings:
     job_submit: bool = False
     kill_wait: int = 30
     extra_conf: tuple[str, ...] = ()
+    nodes_per_switch: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what Slurm would refuse later and less clearly."""
@@ -63,6 +75,8 @@ class Settings:
             raise BadSettingError(f"cpus={self.cpus}, memory_mb={self.memory_mb}: need at least 1 CPU, 1 MiB a CPU")
         if self.requeue_exit is not None and not 1 <= self.requeue_exit <= 255:  # noqa: PLR2004  an exit code's range
             raise BadSettingError(f"requeue_exit={self.requeue_exit}: an exit code is 1 to 255")
+        if self.nodes_per_switch is not None and self.nodes_per_switch < 1:
+            raise BadSettingError(f"nodes_per_switch={self.nodes_per_switch}: at least 1, or None for no switches")
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -72,13 +86,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where things lie below the base directory."""
+    """The paths of the cluster's files below the base directory."""
 
     base: Path
 
     @property
     def state(self) -> Path:
-        """The file that makes the directory a cluster; read back by attach."""
+        """The state file, which marks the directory as a cluster; `attach` reads it."""
         return self.base / "devcluster.json"
 
     @property
@@ -93,27 +107,27 @@ class Layout:
 
     @property
     def sbin(self) -> Path:
-        """The cluster's own copies of the daemons: a process that runs one of them is the cluster's."""
+        """The directory of the cluster's copies of the daemons; a process that runs one belongs to the cluster."""
         return self.base / "sbin"
 
     @property
     def run(self) -> Path:
-        """Pid files and munge's socket."""
+        """The directory of pid files and of munge's socket."""
         return self.base / "run"
 
     @property
     def log(self) -> Path:
-        """Log files."""
+        """The directory of the daemons' log files."""
         return self.base / "log"
 
     @property
     def dev(self) -> Path:
-        """The GPUs' device files."""
+        """The directory of the GPUs' device files."""
         return self.base / "dev"
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """All directories that must be there before a daemon starts."""
+        """All directories that must exist before a daemon starts."""
         below = (self.base / "state", self.base / "spool")
         return (self.etc, self.sbin, self.run, self.log, self.dev, *below)
 
@@ -133,9 +147,14 @@ class Layout:
 
 
 def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: str, plugin_dir: Path | None) -> str:
-    """The text of slurm.conf.
+    """Return the text of slurm.conf.
 
-    `ports`: one for slurmctld, then one a node. `user` runs all daemons. `plugin_dir` where it is not Slurm's own.
+    Args:
+        settings: the cluster's settings.
+        layout: the cluster's paths.
+        ports: one TCP port for slurmctld, then one for each node.
+        user: the user that runs all daemons.
+        plugin_dir: the directory of Slurm's plugins; None for the default of Slurm's build.
     """
     base = layout.base
     lines = [
@@ -161,7 +180,7 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
         # Memory counts, and a job without --mem takes its CPUs' share of it, so that jobs share nodes.
         "SelectTypeParameters=CR_Core_Memory",
         f"DefMemPerCPU={settings.memory_mb // settings.cpus}",
-        # The nodes are what we say, not what this host has.
+        # The nodes' sizes are these settings', not this host's.
         "SlurmdParameters=config_overrides",
         f"GresTypes={'gpu,shard' if any(group.shards for group in settings.groups) else 'gpu'}",
         "ReturnToService=2",
@@ -181,13 +200,15 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
         lines.append(f"RequeueExitHold={settings.requeue_exit}")
     if settings.job_submit:
         lines.append("JobSubmitPlugins=lua")
+    if settings.nodes_per_switch is not None:
+        lines.append("TopologyPlugin=topology/tree")
     lines += _node_lines(settings, ports)
     lines.append("PartitionName=main Default=YES Nodes=ALL MaxTime=INFINITE State=UP")
     return "\n".join([*lines, *settings.extra_conf, ""])
 
 
 def gres_conf(settings: Settings, layout: Layout) -> str:
-    """The text of gres.conf: `File=` makes Slurm set CUDA_VISIBLE_DEVICES, and ties shards to their GPU."""
+    """Return the text of gres.conf: `File=` makes Slurm set CUDA_VISIBLE_DEVICES, and ties shards to their GPU."""
     lines = []
     for first, group in _numbered(settings):
         nodes = f"NodeName={_hostlist(first, group)}"
@@ -200,11 +221,21 @@ def gres_conf(settings: Settings, layout: Layout) -> str:
     return "".join(lines)
 
 
-def cgroup_conf(release: tuple[int, int]) -> str:
-    """The text of cgroup.conf for a release of Slurm, such as (22, 5).
+def topology_conf(settings: Settings) -> str:
+    """Return the text of topology.conf: leaf switches s1, s2, ... below one root; "" for a flat network."""
+    if settings.nodes_per_switch is None:
+        return ""
+    firsts = range(1, len(settings.nodes) + 1, settings.nodes_per_switch)
+    lasts = (min(first + settings.nodes_per_switch - 1, len(settings.nodes)) for first in firsts)
+    leaves = [f"SwitchName=s{i} Nodes=n{_range(*ends)}" for i, ends in enumerate(zip(firsts, lasts, strict=True), 1)]
+    return "\n".join([*leaves, f"SwitchName=root Switches=s{_range(1, len(leaves))}", ""])
 
-    Nothing here uses control groups, but earlier slurmds load a plugin for them: version 2's wants systemd, version 1's
-    nothing.
+
+def cgroup_conf(release: tuple[int, int]) -> str:
+    """Return the text of cgroup.conf for a release of Slurm, such as (22, 5).
+
+    The cluster uses no control groups, but earlier slurmds load a plugin for them: version 2's needs systemd, version
+    1's needs nothing.
     """
     return f"CgroupPlugin={'disabled' if release >= _CGROUPS_CAN_BE_DISABLED else 'cgroup/v1'}\n"
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a private cluster, each with its own type."""
+"""The errors of the private cluster."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +33,7 @@ class NoClusterError(DevClusterError):
 
 
 class SlurmMissingError(DevClusterError):
-    """Slurm or munge is neither installed nor to be had from Debian's packages."""
+    """Slurm or munge is neither installed nor available from Debian's packages."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{why}; {INSTALL}")

@@ -1,4 +1,4 @@
-"""Free TCP ports of the loopback interface, kept from other clusters until the daemons have them."""
+"""Free TCP ports of the loopback interface, reserved until the daemons listen on them."""
 
 import random
 import socket
@@ -8,7 +8,7 @@ from typing import Self
 
 from metasched.devcluster.errors import DevClusterError
 
-# Below the range that kernels give to outgoing connections, so that none of those takes a port of ours.
+# Below the range of outgoing connections, which could otherwise occupy a chosen port.
 _LOWEST, _HIGHEST = 10_000, 32_000
 _TRIES = 200
 
@@ -24,7 +24,7 @@ class Ports:
                     for port in range(first, first + count):
                         holder = stack.enter_context(socket.socket())
                         holder.bind(("127.0.0.1", port))
-                        # Bound alone, so no other launcher can take it; shared from now on, so a daemon may listen.
+                        # Bound exclusively against other launchers; shared from now on, so a daemon may listen.
                         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 except OSError:
                     continue

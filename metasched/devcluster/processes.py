@@ -1,4 +1,4 @@
-"""Finding and ending processes by what they are (/proc), never by a remembered pid alone."""
+"""Processes, found and ended by their attributes in /proc, never by a remembered pid alone."""
 
 import os
 import signal
@@ -15,10 +15,15 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One row of /proc.
+    """One process of /proc.
 
-    `started` is in clock ticks since boot: with the pid it tells a process from a later one of the same pid.
-    `exe` is "" and `environ` empty where we may not look, or where the process overwrote them.
+    Attributes:
+        pid: the process id.
+        parent: the parent's pid.
+        started: clock ticks from boot to the start; with the pid it identifies a process.
+        exe: path of the program; "" where /proc hides it.
+        argv: the command line.
+        environ: the environment; empty where /proc hides it, or the process overwrote it.
     """
 
     pid: int
@@ -30,7 +35,7 @@ class Process:
 
 
 def read(pid: int) -> Process | None:
-    """The process, or None if there is none, it is a zombie, or /proc hides it from us (hidepid)."""
+    """Read a process; None if there is none, it is a zombie, or /proc hides it from this user (hidepid)."""
     proc = Path("/proc", str(pid))
     try:
         # The second field is the name in parentheses, and may hold anything.
@@ -55,13 +60,13 @@ def read(pid: int) -> Process | None:
 
 
 def everyone() -> list[Process]:
-    """All processes of this machine."""
+    """Return all processes of this host that /proc shows."""
     found = (read(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
     return [process for process in found if process is not None]
 
 
 def families(belongs: Callable[[Process], bool]) -> list[Process]:
-    """The processes that belong, and all descendants of these; never ourselves or an ancestor of ours."""
+    """Return the processes for which `belongs` is true and their descendants; never this process or its ancestors."""
     processes = {process.pid: process for process in everyone()}
     spared = set()
     pid = os.getpid()
@@ -75,7 +80,7 @@ def families(belongs: Callable[[Process], bool]) -> list[Process]:
 
 
 def end(process: Process, sig: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to exactly this process: if its pid is another's by now, or we may not, nothing happens."""
+    """Send a signal to exactly this process; nothing happens if its pid was reused, or this user lacks permission."""
     with suppress(ProcessLookupError, PermissionError):
         handle = os.pidfd_open(process.pid)
         try:
@@ -87,8 +92,8 @@ def end(process: Process, sig: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int]:
-    """Kill the families that `belongs` picks until none is left; the pids that are left after `timeout` seconds."""
-    # A child whose parent died is found by no rule that goes by parents, so the first list is kept.
+    """Kill the processes of `families(belongs)` until none is left; return the pids left after `timeout` seconds."""
+    # A child whose parent has ended is no longer found by its parent, so earlier lists are remembered.
     known: dict[tuple[int, int], Process] = {}
     deadline = time.monotonic() + timeout
     while True:
@@ -103,7 +108,7 @@ def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP in the block; only the main thread, which alone gets them, can say so."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block; has no effect outside the main thread, which alone gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,7 +118,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def handling(how: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP so in the block; one that was ignored before (by nohup, say) stays so."""
+    """Handle SIGINT, SIGTERM and SIGHUP by `how` in the block; signals that are ignored (by nohup) stay ignored."""
     before = {
         number: handler for number in INTERRUPTS if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)
     }

@@ -1,4 +1,4 @@
-"""A detached process that takes a cluster down when its owner dies, however it dies."""
+"""The reaper: a detached process that takes a cluster down when its owner process ends, however it ends."""
 
 import os
 import select
@@ -16,7 +16,7 @@ _ARGV = ("-m", "metasched.devcluster.reaper")
 def watch(base: Path, owner: int) -> None:
     """Start a reaper of the cluster in `base` for the process `owner`; raises BadSettingError if there is none."""
     try:
-        # The handle stays this process's, even if the pid becomes another's.
+        # The handle refers to this process even if its pid is reused.
         handle = os.pidfd_open(owner)
     except ProcessLookupError as error:
         raise BadSettingError(f"owner_pid={owner}: no such process") from error

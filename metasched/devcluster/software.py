@@ -1,4 +1,4 @@
-"""Where Slurm's and munge's programs are: installed, or unpacked from Debian's packages without root."""
+"""The programs of Slurm and munge: installed, or unpacked from Debian's packages without root."""
 
 import fcntl
 import os
@@ -25,24 +25,24 @@ _SAY_SECONDS = 30
 
 @dataclass(frozen=True, slots=True)
 class Software:
-    """One installation of Slurm and munge; `root` is the unpacked tree, or None for the system's."""
+    """One installation of Slurm and munge; `root` is the unpacked tree, or None for the system's installation."""
 
     root: Path | None
 
     @property
     def path(self) -> str:
-        """PATH of the programs."""
+        """The PATH that finds the programs."""
         if self.root is None:
             return f"{_installed(os.environ.get('PATH', ''))}:{_SYSTEM_PATH}"
         return f"{self.root}/usr/sbin:{self.root}/usr/bin"
 
     @property
     def plugin_dir(self) -> Path | None:
-        """Slurm's plugins, or None where Slurm knows by itself."""
+        """The directory of Slurm's plugins; None for the default of Slurm's build."""
         return None if self.root is None else self._plugins(self.root)
 
     def program(self, name: str) -> Path:
-        """The program; raises SlurmMissingError."""
+        """Return the path of a program; raises SlurmMissingError."""
         # Debian's maintainer scripts, which unpacking does not run, make slurmd a link to slurmd-wlm.
         for candidate in (name, f"{name}-wlm"):
             if found := shutil.which(candidate, path=self.path):
@@ -71,7 +71,7 @@ class Software:
         return int(found[1]), int(found[2])
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` with what the programs need to be found and to find their libraries."""
+        """Return `base` with PATH and LD_LIBRARY_PATH for the programs and their libraries."""
         env = dict(base)
         if self.root is None:
             env["PATH"] = self.path
@@ -97,7 +97,7 @@ def _installed(path: str) -> str:
 
 
 def find(mode: str | None = None) -> Software:
-    """The Slurm to use.
+    """Find the Slurm to use.
 
     `mode` (or the environment's METASCHED_SLURM, or "auto"): "system" takes what is installed, "unpacked" what is in
     the cache ($METASCHED_CACHE or ``default_cache()``), filled from Debian's archive when it is not there for this
@@ -120,12 +120,12 @@ def find(mode: str | None = None) -> Software:
 
 
 def default_cache() -> Path:
-    """Where Slurm is unpacked to; root's is readable for everybody, because root's cluster runs other users' jobs."""
+    """Return the default cache of unpacked Slurms; root's is public, because root's cluster runs all users' jobs."""
     return Path("/var/cache/metasched") if os.geteuid() == 0 else Path.home() / ".cache" / "metasched"
 
 
 def this_system() -> str:
-    """This system's part of the cache, such as "debian-12-x86_64": what was unpacked for one does not run on others."""
+    """Return this system's subdirectory of the cache, such as "debian-12-x86_64": packages run on one system only."""
     try:
         facts = platform.freedesktop_os_release()
     except OSError:
@@ -172,7 +172,7 @@ def _fetch(cache: Path) -> Path:
 
 
 def _download(work: Path) -> None:
-    """Fetch Slurm's packages, and what they need and the system lacks, with all that apt writes below `work`."""
+    """Fetch Slurm's packages and their missing dependencies; apt writes below `work` only."""
     for directory in ("lists/partial", "cache/archives/partial", "log"):
         (work / directory).mkdir(parents=True)
     options = {
@@ -183,7 +183,7 @@ def _download(work: Path) -> None:
         "APT::Sandbox::User": "",
     }
     apt = ("apt-get", "-q", *(f"-o{name}={value}" for name, value in options.items()))
-    # A source that is of no use to us may be out of reach: only the second command must succeed.
+    # An unrelated source may be unreachable: only the second command must succeed.
     warnings = _do(*apt, "update", check=False)
     install = ("install", "--yes", "--no-install-recommends", "--download-only")
     # Packages that are installed here are fetched all the same.
@@ -191,7 +191,7 @@ def _download(work: Path) -> None:
 
 
 def _do(*argv: str, check: bool = True, context: str = "") -> str:
-    """Run one of Debian's tools; what it wrote to stderr. An error quotes that after `context`."""
+    """Run one of Debian's tools, and return its standard error; an error message quotes it after `context`."""
     try:
         done = subprocess.run(
             argv, check=check, capture_output=True, text=True, timeout=_APT_SECONDS, stdin=subprocess.DEVNULL

@@ -1,1 +1,1 @@
-"""For the admin who installs metasched: what is wrong here, how to mend it, and a configuration to begin with."""
+"""Checks of an installation for its administrator, with fixes, and a first configuration file."""

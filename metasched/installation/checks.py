@@ -1,4 +1,4 @@
-"""Facts in, findings out: what is as it should be, what is not, and how to mend it. Pure."""
+"""The checks of an installation: from facts to findings, each with its fix. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
-from metasched.installation.plugin import OtherSharedError, check_shared, shared_of
+from metasched.installation.plugin import OtherSharedError, check_shared
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 
@@ -28,13 +28,13 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         level: ``error`` where metasched cannot work as configured, ``warning`` where it works less well.
-        subject: what was looked at.
-        text: how it is.
-        fix: what to do about it, "" if nothing.
+        subject: the configuration key, file or part of Slurm that was checked.
+        text: its state, in words for an administrator.
+        fix: the command or setting that mends it; "" where there is nothing to do.
     """
 
     level: Level
@@ -44,13 +44,13 @@ class Finding:
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Everything, in the order in which an admin would mend it."""
+    """Run all checks; findings are in the order in which an administrator would mend them."""
     found = [*_state(facts), *_shared(facts), *_started(facts)]
     if isinstance(facts.slurm, SlurmError):
         fix = "run this where Slurm's commands work, with slurmctld up"
         return [*found, Finding("error", "Slurm", f"does not answer: {facts.slurm}", fix)]
-    for look in _SLURM:
-        found += look(facts, facts.slurm)
+    for check_slurm in _SLURM_CHECKS:
+        found += check_slurm(facts, facts.slurm)
     return found
 
 
@@ -86,7 +86,7 @@ def _shared(facts: Facts) -> Iterator[Finding]:
 
 
 def _started(facts: Facts) -> Iterator[Finding]:
-    """What else keeps the daemon from starting."""
+    """Check what else would keep the daemon from starting: the database and the client for writes."""
     if facts.store is not None:
         yield Finding("error", "database", facts.store, "`metasched db check` says more")
     if facts.writer is not None:
@@ -187,7 +187,7 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         yield Finding("warning", subject, "job_submit.lua beside slurm.conf does not know metasched", fix)
     else:
         shared = facts.config.paths.shared
-        if shared_of(text) is None:
+        if shared_dir_of(text) is None:
             said = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
             yield Finding(
                 "warning", subject, said, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
@@ -203,7 +203,7 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
 
 
 def _plugin_takes(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
-    """Whether job_submit.lua and the configuration mean the same jobs; what is not written as in ours is not judged."""
+    """Check that job_submit.lua and the configuration name the same jobs, as far as the script is written like ours."""
     subject, intake = "job_submit", facts.config.intake
     for name, taken, fold in (("PARTITIONS", intake.partitions, str), ("QOS", intake.qos, str.lower)):
         table = re.search(rf"^\s*local {name}\s*=\s*\{{([^{{}}]*)\}}", text, re.MULTILINE)
@@ -276,7 +276,7 @@ def _clock(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         yield Finding("warning", "clock", text, "run NTP (chrony) on both")
 
 
-_SLURM: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
+_SLURM_CHECKS: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
     _version,
     _role,
     _associations,
@@ -290,7 +290,7 @@ _SLURM: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
 
 
 def _seconds(text: str) -> float | None:
-    """Of ``300 sec``."""
+    """Read the seconds of ``300 sec``; None where there is no number."""
     match = re.match(r"[0-9]+", text)
     return float(match[0]) if match else None
 

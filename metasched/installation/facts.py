@@ -1,4 +1,4 @@
-"""What there is on this host and in its Slurm, as far as an installation depends on it. Reads; judges nothing."""
+"""The facts about this host and its Slurm that an installation depends on. Reads only; ``checks`` judges them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pathlib import Path
 from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE, LOCK
 from metasched.core.errors import MetaschedError
-from metasched.installation.plugin import text_of
+from metasched.installation.plugin import read_plugin
 from metasched.shared_dir.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
-from metasched.slurm.client_choice import make_client
+from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmError
 from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 
-SECONDS = 30.0  # for any one command
-AT_ONCE = 16  # nodes that are asked at the same time
+COMMAND_SECONDS = 30.0  # timeout of any one command
+PARALLEL_NODES = 16  # nodes that are checked at the same time
 
-# Asked on a compute node, as a job: whether it sees the shared directory, and has what jobs run.
+# Run as a job on a compute node: checks for the shared directory and for the programs that jobs need.
 _ON_A_NODE = (
     'test -z "$1" || test -d "$1" || echo "does not see $1"; '
     'command -v metasched-run >/dev/null || echo "has no metasched-run on PATH"; '
@@ -39,21 +39,21 @@ _ON_A_NODE = (
 
 
 class CommandFailedError(MetaschedError):
-    """A command that was only to tell us something did not."""
+    """A command that only reads facts cannot be started, fails, or takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """A directory of the configuration.
+    """A directory that the configuration names.
 
     Attributes:
-        path: of it.
-        problem: why it cannot be used, in words; None if it can.
-        filesystem: its type, as the kernel calls it ("" if not known).
-        free: bytes that are left there; None if not known.
+        path: the directory's path.
+        problem: why the directory cannot be used, in words; None if it can.
+        filesystem: the type of the file system, as the kernel names it ("" if not known).
+        free: bytes left on the file system; None if not known.
         locks: whether POSIX locks work there; None if not tried.
         open_to_all: whether every user may make and remove files there.
-        missing: whether it is still to be made.
+        missing: whether the directory does not exist yet.
     """
 
     path: Path
@@ -67,16 +67,16 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """What Slurm says.
+    """Slurm's part of the facts.
 
     Attributes:
-        settings: of slurm.conf.
-        nodes: all of them.
-        admin_level: the accounting's word on our user, None where there is no accounting or no such user.
-        qos: names, None where there is no accounting.
-        ahead: seconds that our clock is ahead of the controller's; None if not known.
+        settings: Slurm's settings (slurm.conf).
+        nodes: all nodes of the cluster.
+        admin_level: this user's AdminLevel in the accounting; None without accounting or without such a user.
+        qos: names of all QOS; None without accounting.
+        ahead: seconds by which this host's clock is ahead of the controller's; None if not known.
         plugin: the text of job_submit.lua beside slurm.conf; None if it cannot be read from this host.
-        associations: None where there is no accounting, or our user may not see all of them.
+        associations: fair-shares and limits; None without accounting, or where this user may not see all of them.
     """
 
     settings: SlurmSettings
@@ -90,16 +90,16 @@ class Slurm:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All of it.
+    """All facts that the checks need.
 
     Attributes:
-        config: checked.
-        user, uid: ours.
-        state, shared: the directories.
-        daemon: the words of the daemon that runs; None if none does.
-        slurm: what it says; its error if it says nothing.
-        writer: why the client that the configuration insists on does not work; None if it does, or there is none such.
-        store: what is wrong with the database; None if it is whole, or still to be made.
+        config: the checked configuration.
+        user, uid: name and id of this process's user.
+        state, shared: the directories ``[paths]`` names.
+        daemon: the text in the lock of the running daemon; None if none runs.
+        slurm: Slurm's part, or the error where Slurm does not answer.
+        writer: why the configured pyslurm client does not work; None if it works or is not configured.
+        store: what is wrong with the database; None if it is sound, or does not exist yet.
     """
 
     config: Config
@@ -121,12 +121,12 @@ def gather(config: Config, client: SlurmClient) -> Facts:
         client: reads Slurm.
     """
     uid = os.geteuid()
-    shared = look_at(config.paths.shared)
+    shared = probe_directory(config.paths.shared)
     return Facts(
         config=config,
         user=pwd.getpwuid(uid).pw_name,
         uid=uid,
-        state=look_at(config.paths.state),
+        state=probe_directory(config.paths.state),
         shared=shared,
         daemon=_daemon(config.paths.shared / LOCK) if shared.problem is None else None,
         slurm=_ask(client),
@@ -135,8 +135,8 @@ def gather(config: Config, client: SlurmClient) -> Facts:
     )
 
 
-def look_at(path: Path) -> Directory:
-    """Try a directory out. One that is missing counts as usable where the daemon could make it."""
+def probe_directory(path: Path) -> Directory:
+    """Try to write and lock in a directory. A missing one counts as usable where the daemon could make it."""
     problem, locks = None, None
     try:
         there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -166,7 +166,7 @@ def _can_lock(file: int) -> bool:
 
 
 def _filesystem(path: Path) -> str:
-    """The type of the file system that is mounted nearest above a path."""
+    """Return the type of the file system that holds a path; "" if not known."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -183,7 +183,7 @@ def _daemon(path: Path) -> str | None:
     try:
         words = holder(path)
     except LockFileError:
-        return None  # said of the directory already
+        return None  # the directory's own check reports it
     return "a daemon that has not said its name" if words == "" else words
 
 
@@ -219,7 +219,7 @@ def _ask(client: SlurmClient) -> Slurm | SlurmError:
         admin_level=_accounting("user", pwd.getpwuid(os.geteuid()).pw_name, "format=AdminLevel"),
         qos=None if (names := _accounting("qos", "format=Name")) is None else frozenset(names.split()),
         ahead=None if settings.as_of is None else asked - settings.as_of,
-        plugin=text_of(settings),
+        plugin=read_plugin(settings),
         associations=associations,
     )
 
@@ -232,17 +232,20 @@ def _accounting(*words: str) -> str | None:
 
 
 def on_nodes(nodes: Sequence[SlurmNode], shared: Path | None) -> Iterator[tuple[str, list[str] | CommandFailedError]]:
-    """What each compute node lacks, in words, found by a job of one minute there; the error if that did not run.
+    """Yield each compute node's name with what it lacks, in words, or with the error of the job that was to find out.
 
-    Each node is asked by itself, so that one which is down or full keeps no other from answering. The shared directory
-    is not asked for where it is None.
+    Each node has a job of its own (at most a minute), so that a node that is down or full delays no other.
+
+    Args:
+        nodes: the nodes to check.
+        shared: the shared directory that they must see; None to skip that check.
     """
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL_NODES) as pool:
         yield from pool.map(lambda node: (node.name, _on_node(node, shared)), nodes)
 
 
 def _on_node(node: SlurmNode, shared: Path | None) -> list[str] | CommandFailedError:
-    # Without --partition it would be the default one; without --mem that partition's share, or all of the node's.
+    # The default partition may lack the node, and the default memory may be all of the node's.
     where = [f"--nodelist={node.name}", f"--partition={','.join(sorted(node.partitions))}"]
     size = ["--nodes=1", "--ntasks=1", "--mem=32M", "--immediate=20", "--time=1", "--quiet", "--chdir=/"]
     try:
@@ -252,7 +255,7 @@ def _on_node(node: SlurmNode, shared: Path | None) -> list[str] | CommandFailedE
 
 
 def run(argv: Sequence[str]) -> str:
-    """The standard output of a command.
+    """Run a command, and return its standard output.
 
     Raises:
         CommandFailedError: it cannot be started, fails, or takes too long.
@@ -264,11 +267,11 @@ def run(argv: Sequence[str]) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SECONDS,
+            timeout=COMMAND_SECONDS,
             check=True,
         )
     except subprocess.TimeoutExpired:
-        raise CommandFailedError(f"{argv[0]} did not end within {SECONDS:g} s") from None
+        raise CommandFailedError(f"{argv[0]} did not end within {COMMAND_SECONDS:g} s") from None
     except subprocess.CalledProcessError as error:
         raise CommandFailedError(f"{argv[0]}: {error.stderr.strip()[:300]}") from None
     except OSError as error:

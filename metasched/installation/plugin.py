@@ -23,7 +23,7 @@ class OtherSharedError(MetaschedError):
         super().__init__(f"{self.finding}: another daemon may run there for this cluster; {self.fix}")
 
 
-def text_of(settings: SlurmSettings) -> str | None:
+def read_plugin(settings: SlurmSettings) -> str | None:
     """Return the text of job_submit.lua; None where it cannot be read, or Slurm does not use it."""
     conf = settings.values.get("SLURM_CONF", "")
     if not conf or "lua" not in settings.job_submit_plugins:
@@ -34,7 +34,7 @@ def text_of(settings: SlurmSettings) -> str | None:
         return None
 
 
-def shared_of(text: str) -> str | None:
+def shared_dir_of(text: str) -> str | None:
     """Return the shared directory that a job_submit.lua names; None where it names none."""
     named = re.search(r"""^\s*local SHARED\s*=\s*["']([^"']+)["']""", text, re.MULTILINE)
     return None if named is None else named[1]
@@ -50,7 +50,7 @@ def check_shared(text: str, shared: Path) -> None:
     Raises:
         OtherSharedError: it names another one.
     """
-    named = shared_of(text)
+    named = shared_dir_of(text)
     if named is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""A configuration to begin with: what must be said, and every other key with its default, commented out. Pure."""
+"""The first configuration file: the required keys, and every other key with its default, commented out. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ _WIDTH = 100
 
 
 def template(settings: SlurmSettings, nodes: Sequence[SlurmNode], state: Path, shared: Path) -> str:
-    """The text of a configuration file for this cluster."""
+    """Return the text of a configuration file for this cluster.
+
+    Args:
+        settings: Slurm's settings.
+        nodes: the cluster's nodes.
+        state: the daemon's local directory.
+        shared: the directory that all nodes share.
+    """
     version = f"{settings.version[0]}.{settings.version[1]:02}"
     partitions = sorted({name for node in nodes for name in node.partitions})
     lines = [
@@ -38,7 +45,7 @@ def template(settings: SlurmSettings, nodes: Sequence[SlurmNode], state: Path, s
 
 
 def _exit_code(settings: SlurmSettings) -> object:
-    """The only code that Slurm holds and a trainer can have; None to leave the default."""
+    """Return the one exit code that Slurm holds and a trainer can use; None to leave the default."""
     usable = settings.requeue_exit_hold.intersection(EXIT_CODES)
     default = Config.model_fields["slurm"].default.exit_code
     return next(iter(usable)) if len(usable) == 1 and default not in usable else None
@@ -54,7 +61,7 @@ def _keys(section: type[BaseModel], given: Mapping[str, object]) -> list[str]:
         value = given.get(key)
         default = field.get_default(call_default_factory=True)
         if isinstance(default, BaseModel):
-            continue  # a table of its own, which differs from policy to policy
+            continue  # a sub-table, whose keys depend on the policy
         lines += _comment(meaning.get(key, ""))
         lines.append(f"{key} = {json.dumps(value)}" if value is not None else f"#{key} = {json.dumps(default)}")
     return lines

@@ -19,7 +19,8 @@ from metasched.observe.observed_job import ENDED, awaits_owner_release
 from metasched.observe.observer import Observation
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
-from metasched.slurm.job_requirements import Requirements, Stamp, requirements
+from metasched.slurm.job_requirements import Requirements, requirements
+from metasched.slurm.stamp import Stamp
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 

@@ -43,11 +43,11 @@ class ThrottledWrites:
         self._now, self._outage_seconds = now, outage_seconds
         there = {slurm_job_id for job in listed for slurm_job_id in (job.slurm_job_id, str(job.job_id))}
         self.refused &= there
-        self._backoff.keep(lambda slurm_job_id, _: slurm_job_id in there)
+        self._backoff.retain(lambda slurm_job_id, _: slurm_job_id in there)
 
     def is_put_off(self, slurm_job_id: str, what: str) -> bool:
         """Whether this write failed so recently that it is not tried in this poll."""
-        return self._backoff.rests(slurm_job_id, what, self._now)
+        return self._backoff.must_wait(slurm_job_id, what, self._now)
 
     def once(self, slurm_job_id: str, what: str, write: Callable[[], None]) -> bool:
         """Write, unless this poll has done so already or the write is put off.
@@ -75,7 +75,7 @@ class ThrottledWrites:
             write()
         except SlurmUnavailableError:
             outage = time.monotonic() - begun + self._outage_seconds
-            self._backoff.failed(slurm_job_id, what, self._now, outage)
+            self._backoff.record_failure(slurm_job_id, what, self._now, outage)
             raise
         except SlurmError as error:
             if slurm_job_id not in self.refused:  # else it is logged already
@@ -83,5 +83,5 @@ class ThrottledWrites:
             if isinstance(error, SlurmPermissionError):
                 self.refused.add(slurm_job_id)
             return False
-        self._backoff.went_well(slurm_job_id, what)
+        self._backoff.record_success(slurm_job_id, what)
         return True

@@ -114,7 +114,9 @@ def observed_placement(job: SlurmJob, gpu_types: Mapping[str, str]) -> Placement
     return Placement(nodes=nodes, gpus_per_node=gpus_per_node, gpu_type=gpu_type if gpus_per_node else None)
 
 
-def usable_node(node: SlurmNode, others: Sequence[SlurmJob], our_gpus: Collection[tuple[str, int]]) -> Node:
+def usable_node(
+    node: SlurmNode, others: Sequence[SlurmJob], our_gpus: Collection[tuple[str, int]], rack: str | None = None
+) -> Node:
     """Return the node with the resources that metasched's jobs may use: all but those that other jobs hold.
 
     Args:
@@ -122,6 +124,7 @@ def usable_node(node: SlurmNode, others: Sequence[SlurmJob], our_gpus: Collectio
         others: the jobs that metasched does not schedule.
         our_gpus: node and index of each GPU of which a job of metasched holds all or some shards. Where another job
             holds the other shards, the GPU still counts as usable.
+        rack: the node's leaf switch or block; None where Slurm knows no topology.
     """
     gpu_type = next(iter(node.gpus), None)
     holders = [job for job in others if node.name in job.allocated]
@@ -137,4 +140,5 @@ def usable_node(node: SlurmNode, others: Sequence[SlurmJob], our_gpus: Collectio
         features=node.features,
         partitions=node.partitions,
         accepts=node.accepts,
+        rack=rack,
     )

@@ -32,6 +32,7 @@ class Observation:
         now: start of the poll, unix seconds.
         listed: every job that Slurm lists.
         nodes: every node that Slurm lists.
+        racks: by node name, its leaf switch or block; empty where Slurm knows no topology.
         inventory: GPU types, shards and reservations of the nodes.
         quotas: shares of accounts and limits, as read last.
         ours: metasched's jobs among ``listed``, by uid; the uid of a new job is recorded nowhere yet.
@@ -42,6 +43,7 @@ class Observation:
     now: float
     listed: Sequence[SlurmJob]
     nodes: Sequence[SlurmNode]
+    racks: Mapping[str, str]
     inventory: NodeInventory
     quotas: SlurmQuotas
     ours: Mapping[str, SlurmJob]
@@ -93,6 +95,7 @@ class Observer:
             now=now,
             listed=listed,
             nodes=nodes,
+            racks=self._client.racks(),
             inventory=inventory.with_shards(nodes, listed, ours, forgets=self._forgets_shards),
             quotas=self._quotas,
             ours=ours,

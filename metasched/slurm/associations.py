@@ -1,7 +1,7 @@
-"""Slurm's associations and QOS as slurmctld has them: shares, and limits on GPUs and running jobs.
+"""Slurm's associations and QOS as slurmctld has them: fair-shares, and limits on GPUs and running jobs.
 
-They are read from ``scontrol -o show assoc_mgr``, which needs the Operator role wherever PrivateData hides usage. What
-is no limit on GPUs or running jobs is left out.
+They are read from ``scontrol -o show assoc_mgr``, which needs the Operator role wherever PrivateData hides usage. Other
+limits than those on GPUs and running jobs are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from metasched.slurm import field_syntax
+from metasched.slurm import field_parsers
 
 ROOT = "root"
 _NUMBERED = re.compile(r"\([0-9]+\)$")
@@ -23,11 +23,11 @@ _SHARES = "SharesRaw/Norm/Level/Factor"
 
 @dataclass(frozen=True, slots=True)
 class UsageLimits:
-    """What may be held at once.
+    """Limits on the resources held at the same time.
 
     Attributes:
-        gpus: GPUs by type, "" for all types together; a type that is not in it has no limit of its own.
-        jobs: running jobs; None for no limit.
+        gpus: most GPUs by type, "" for all types together; a type without an entry has no limit of its own.
+        jobs: most running jobs; None for no limit.
     """
 
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Association:
     """An account, or a user in an account.
 
     Attributes:
-        account: its name.
-        user: "" for the account itself.
-        partition: the only one that it is for; "" for all.
+        account: the account's name.
+        user: the user's name; "" for the account itself.
+        partition: the only partition of the association; "" for all.
         parent: the account above; "" for the root.
-        shares: as sacctmgr's Fairshare has them; None for those of its parent.
-        group: GrpTRES and GrpJobs: of all jobs of it and of what is below it.
+        shares: raw fair-shares (sacctmgr's Fairshare); None for ``Fairshare=parent``.
+        group: GrpTRES and GrpJobs, for all jobs of the association and of those below it.
         max_jobs: MaxJobs of a user, inherited ones included; None for no limit.
         per_job: MaxTRESPerJob of a user, inherited ones included.
     """
@@ -67,12 +67,12 @@ class Association:
 
 @dataclass(frozen=True, slots=True)
 class Qos:
-    """A quality of service.
+    """A quality of service (QOS) with its limits.
 
     Attributes:
         group: GrpTRES and GrpJobs.
-        per_user: MaxTRESPerUser and MaxJobsPerUser. Known as soon as any user has a job of it in the queue.
-        per_account: MaxTRESPerAccount and MaxJobsPerAccount. The same for accounts.
+        per_user: MaxTRESPerUser and MaxJobsPerUser; known as soon as any user has a job of the QOS in the queue.
+        per_account: MaxTRESPerAccount and MaxJobsPerAccount; known as soon as any account has such a job.
         per_job: MaxTRESPerJob.
     """
 
@@ -84,12 +84,12 @@ class Qos:
 
 @dataclass(frozen=True)
 class Associations:
-    """All of them.
+    """All associations and QOS of the cluster.
 
     Attributes:
-        rows: accounts and users.
-        qos: by name.
-        partition_qos: the QOS of partitions that have one, by partition.
+        rows: the associations of accounts and of users.
+        qos: the QOS by name.
+        partition_qos: the name of the partition QOS, by partition; partitions without one are missing.
     """
 
     rows: tuple[Association, ...]
@@ -98,10 +98,10 @@ class Associations:
 
     @cached_property
     def shares(self) -> Mapping[str, float]:
-        """Each account's part of the whole, in [0, 1]: of its parent's part, its shares among all below that parent.
+        """Normalised fair-shares by account, in [0, 1]: the parent's, times the account's part of the raw shares there.
 
-        That is Slurm's own definition, by which users right below an account count beside the accounts there. Slurm's
-        number itself (SharesNorm) is not set under ``PriorityType=priority/basic``.
+        This is Slurm's own definition (SharesNorm), in which users directly below a parent count like accounts. Slurm's
+        number itself is not set under ``PriorityType=priority/basic``.
         """
         accounts = {row.account: row for row in self.rows if not row.user}
         above = {name: _parent(accounts, row) for name, row in accounts.items()}
@@ -128,7 +128,7 @@ class Associations:
         return {(row.account, row.user, row.partition): row for row in self.rows}
 
     def chain(self, account: str, user: str, partition: str) -> tuple[Association, ...]:
-        """What a job belongs to: the user's association, its account, and all accounts above."""
+        """Return the associations that limit a job, lowest first: the user's, the account's, all parent accounts'."""
         of_user = self._row.get((account, user, partition)) or self._row.get((account, user, ""))
         found = [of_user] if user and of_user is not None else []
         while (row := self._row.get((account, "", ""))) is not None and row not in found:
@@ -138,7 +138,7 @@ class Associations:
 
 
 def _inside(accounts: Mapping[str, Association], name: str) -> str:
-    """The account whose shares are divided among what is right below an account: one with its parent's is skipped."""
+    """Return the account whose shares the children of an account divide: ``Fairshare=parent`` accounts are skipped."""
     seen = set()
     while (row := accounts.get(name)) is not None and row.shares is None and row.parent and name not in seen:
         seen.add(name)
@@ -151,21 +151,24 @@ def _parent(accounts: Mapping[str, Association], row: Association) -> str:
 
 
 def enforces_limits(settings: Mapping[str, str]) -> bool:
-    """Whether Slurm heeds limits, by its settings (``SlurmSettings.values``)."""
+    """Whether Slurm enforces limits (AccountingStorageEnforce), by its settings (``SlurmSettings.values``)."""
     return not {"limits", "safe", "all"}.isdisjoint(settings.get("AccountingStorageEnforce", "").split(","))
 
 
 def parse(assoc_mgr: str, partitions: str = "") -> Associations | None:
-    """Read ``scontrol -o show assoc_mgr flags=assoc,qos`` and ``scontrol -o show partition``.
+    """Parse the outputs of ``scontrol -o show assoc_mgr flags=assoc,qos`` and ``scontrol -o show partition``.
 
-    None where Slurm does not show all of it: accounting is off, or we are no operator.
+    Returns:
+        None where Slurm does not show all associations: accounting is off, or this user is no operator.
     """
     lines = assoc_mgr.splitlines()
-    rows = tuple(_association(field_syntax.fields(line)) for line in lines if line.startswith("ClusterName="))
+    rows = tuple(_association(field_parsers.fields(line)) for line in lines if line.startswith("ClusterName="))
     if not any(row.account == ROOT and not row.user for row in rows):
         return None
     qos = dict(_qos(line) for line in lines if line.startswith("QOS="))
-    of_partitions = (field_syntax.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName="))
+    of_partitions = (
+        field_parsers.fields(line) for line in partitions.splitlines() if line.startswith("PartitionName=")
+    )
     known = {fields["PartitionName"]: fields.get("QoS", "") for fields in of_partitions}
     return Associations(rows, qos, {name: of for name, of in known.items() if of in qos})
 
@@ -188,7 +191,7 @@ def _association(fields: Mapping[str, str]) -> Association:
 def _qos(line: str) -> tuple[str, Qos]:
     rest, _, users = line.partition(" User Limits=")
     own, _, accounts = rest.partition(" Account Limits=")
-    fields = field_syntax.fields(own)
+    fields = field_parsers.fields(own)
     found = Qos(
         group=_quota(fields, "GrpTRES", "GrpJobs"),
         per_user=_quota(_first_block(users), "MaxTRESPU", "MaxJobsPU"),
@@ -199,9 +202,9 @@ def _qos(line: str) -> tuple[str, Qos]:
 
 
 def _first_block(text: str) -> Mapping[str, str]:
-    """Limits are the same for all users, or accounts, that are shown."""
+    """Return the fields of the first ``{...}`` block: all users, or accounts, shown have the same limits."""
     block = _BLOCK.search(text)
-    return {} if block is None else field_syntax.fields(block[1])
+    return {} if block is None else field_parsers.fields(block[1])
 
 
 def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> UsageLimits:
@@ -210,11 +213,11 @@ def _quota(fields: Mapping[str, str], tres: str, jobs: str = "") -> UsageLimits:
 
 
 def _count(text: str) -> int | None:
-    """Of ``4(2)``, a limit with its usage; None for no limit."""
+    """Read the limit of ``4(2)``, a limit with its usage; None for no limit."""
     digits = re.match(r"[0-9]+", text, re.ASCII)
     return int(digits[0]) if digits else None
 
 
 def _name(text: str) -> str:
-    """Of ``alice(2001)``."""
+    """Read the name of ``alice(2001)``, a name with its id."""
     return _NUMBERED.sub("", text)

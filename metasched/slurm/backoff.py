@@ -1,53 +1,63 @@
-"""When what failed may be tried again: ever more seldom, so that it neither hammers Slurm nor keeps others waiting."""
+"""Exponential backoff of failed actions: each failure in a row doubles the wait before the next try.
+
+A waiting action neither loads Slurm nor delays other jobs' actions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-RETRY_SECONDS = 5.0  # after a first failure; each time that it fails again, twice as long
-MOST_RETRY_SECONDS = 300.0
+FIRST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Something has failed so often in a row; since the last time it rests for so many seconds."""
+    """The consecutive failures of one action on one job.
 
-    times: int
+    Attributes:
+        count: failures in a row.
+        last: when the last one was, unix seconds.
+        wait: seconds from the last failure to the earliest next try.
+    """
+
+    count: int
     last: float
-    rest: float
+    wait: float
 
 
 class Backoff:
-    """A short memory of what failed: for whom (a job), and what (an action). Instants are unix seconds."""
+    """Consecutive failures by job and action, kept in memory only. Instants are unix seconds."""
 
     def __init__(self) -> None:
         self._failures: dict[tuple[str, str], Failures] = {}
 
-    def rests(self, whose: str, what: str, now: float) -> bool:
-        """Whether it failed so lately that it is to be left alone; not where the clock was set back."""
-        failures = self._failures.get((whose, what))
-        return failures is not None and 0 <= now - failures.last < failures.rest
+    def must_wait(self, job: str, action: str, now: float) -> bool:
+        """Whether the action's wait since its last failure is not over yet; false where the clock was set back."""
+        failures = self._failures.get((job, action))
+        return failures is not None and 0 <= now - failures.last < failures.wait
 
-    def failed(self, whose: str, what: str, now: float, outage: float = 0.0) -> Failures:
-        """It has failed once more; that it rests.
+    def record_failure(self, job: str, action: str, now: float, outage: float = 0.0) -> Failures:
+        """Count one more failure, and return the failures in a row with the new wait.
 
         Args:
-            whose: the job.
-            what: the action.
-            now: when it was tried.
-            outage: seconds from then on in which nothing else is done either: after them it is the others' turn.
+            job: the job's identity, as in all calls of one ``Backoff``.
+            action: the name of the action.
+            now: when the action was tried.
+            outage: seconds from then on in which no other action is tried either; added to the wait, so that other
+                jobs' actions are tried first afterwards.
         """
-        before = self._failures.get((whose, what))
-        times = 1 if before is None else before.times + 1
-        rest = min(RETRY_SECONDS * 2 ** min(times - 1, 10), MOST_RETRY_SECONDS)
-        self._failures[whose, what] = failures = Failures(times, now, rest + outage)
+        before = self._failures.get((job, action))
+        count = 1 if before is None else before.count + 1
+        wait = min(FIRST_WAIT_SECONDS * 2 ** min(count - 1, 10), LONGEST_WAIT_SECONDS)
+        self._failures[job, action] = failures = Failures(count, now, wait + outage)
         return failures
 
-    def went_well(self, whose: str, what: str) -> None:
-        """Its failures are over."""
-        self._failures.pop((whose, what), None)
+    def record_success(self, job: str, action: str) -> None:
+        """Forget the action's failures."""
+        self._failures.pop((job, action), None)
 
-    def keep(self, lasts: Callable[[str, str], bool]) -> None:
-        """Forget the failures that do not last: of jobs that are gone, say."""
-        self._failures = {key: failures for key, failures in self._failures.items() if lasts(*key)}
+    def retain(self, is_current: Callable[[str, str], bool]) -> None:
+        """Forget the failures of every job and action for which ``is_current(job, action)`` is false."""
+        self._failures = {key: failures for key, failures in self._failures.items() if is_current(*key)}

@@ -1,22 +1,21 @@
-"""The contract of a Slurm client, and the records that it speaks in."""
+"""The contract of a Slurm client, and the records that its calls take and return."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from metasched.core.model import Hold
 from metasched.slurm.associations import Associations
 
 OUT_OF_REACH = 4_102_444_800.0
-"""The begin time (unix seconds, the year 2100) of a job that waits for nothing but its dependency, or for us."""
+"""A begin time (unix seconds, the year 2100) at which no job starts: only an update lets such a job start."""
 
 
 class JobState(enum.Enum):
-    """Slurm's base states, as far as they differ for us."""
+    """A job's state: Slurm's base states, with those merged that metasched treats alike."""
 
     PENDING = "PENDING"  # includes SPECIAL_EXIT and REQUEUED
     RUNNING = "RUNNING"  # includes CONFIGURING and RESIZING
@@ -30,24 +29,24 @@ class JobState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """One job (or one array task) as Slurm tells it.
+    """One job (or one array task) as Slurm reports it.
 
     Attributes:
         slurm_job_id: ``123``, or ``123_4`` for an array task, also while the task still shares its master's record.
         job_id: Slurm's own id of the record (an array's master id for tasks that are not split off yet).
-        array_job_id: the array it belongs to, else None.
-        array_task_id: its index there, else None.
+        array_job_id: the id of the job's array, else None.
+        array_task_id: the task's index in the array, else None.
         name, user, account, partition, qos, comment, admin_comment: as Slurm has them; "" where empty. Hostile text.
         state: see JobState.
         slurm_state: the full state text, for people.
         reason: Slurm's reason for pending.
-        hold: who can release it.
+        hold: who can release the job.
         submitted: submit time; rewritten by each requeue.
         eligible: earliest start; None if unset.
-        started: start of the present (or last) run; None if it is pending or never ran.
+        started: start of the present (or last) run; None while pending.
         ended: end of the last run; None unless finished.
         time_limit: seconds; None for unlimited.
-        nodes_requested: fewest nodes.
+        nodes_requested: fewest nodes that the request allows.
         tasks, cpus: totals, requested (pending) or allocated.
         gpus_per_node: GPUs per node in the request (``--gres``, ``--gpus-per-node``), else None.
         gpus_total: GPUs in the request (``--gpus``), else None.
@@ -58,28 +57,28 @@ class SlurmJob:
         features: required features.
         required_nodes: node names of ReqNodeList.
         excluded_nodes: node names of ExcNodeList.
-        exclusive: whether it asked for whole nodes.
+        exclusive: whether the request is for whole nodes (``--exclusive``).
         allocated: GPUs held on each node ({} while pending); a CPU-only job has its nodes with 0. While COMPLETING it
-            is what the request says, because Slurm no longer tells.
-        allocated_gpu_type: type of the GPUs held, "" for untyped ones; None without any, or where they are of several
-            types (or not told).
+            is the request's number, because Slurm no longer reports the allocation.
+        allocated_gpu_type: type of the GPUs held, "" for untyped ones; None without GPUs, with GPUs of several
+            types, or where Slurm does not report the type.
         allocated_cpus, allocated_memory: held on each node, CPUs and bytes.
         restarts: Slurm's restart count.
-        requeue: whether Slurm may requeue it.
+        requeue: whether Slurm may requeue the job.
         dependency: unmet dependencies in Slurm's words, "" if none.
         priority: Slurm's; 0 is a hold.
-        exit_code: of the last run, None while it has none.
+        exit_code: exit code of the last run; None while there is none.
         nodes_max: most nodes in the request, None for no limit.
         gpus_per_socket: GPUs per socket in the request, else None.
         cpus_per_gpu: CPUs for each GPU in the request, else None.
         memory_per_gpu: bytes for each GPU in the request, else None.
-        het: whether it is a component of a heterogeneous job.
-        batch: whether it has a batch script; one without (salloc, srun) cannot be requeued.
+        het: whether the job is a component of a heterogeneous job.
+        batch: whether the job has a batch script; a job without one (salloc, srun) cannot be requeued.
         shards_per_node: shards (parts of a GPU) per node in the request, else None.
-        gpu_indices: which GPUs of each node it holds, whole or in part; nodes of which Slurm does not tell are missing.
-        shards: shards held on each node; empty for a job that holds whole GPUs. ``allocated`` counts the GPUs that
-            they are parts of.
-        reservation: the reservation it asks for (``a,b``: any of them), or that Slurm has put it into; "" for none.
+        gpu_indices: indices of the GPUs held on each node, whole or in part; nodes without a report are missing.
+        shards: shards held on each node; empty for a job that holds whole GPUs. ``allocated`` then counts the GPUs
+            that the shards are parts of.
+        reservation: the reservation in the request (``a,b``: any of them), or the one that Slurm chose; "" for none.
     """
 
     slurm_job_id: str
@@ -139,18 +138,18 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """One node as Slurm tells it.
+    """One node as Slurm reports it.
 
     Attributes:
         name: node name.
         gpus: configured GPUs by type ("" for untyped).
         cpus, memory: configured totals; memory in bytes.
-        cpus_allocated, memory_allocated, gpus_allocated: held by all jobs, ours included.
+        cpus_allocated, memory_allocated, gpus_allocated: held by all jobs, tagged and others; memory in bytes.
         state: Slurm's words ("idle", "mixed+drain", ...).
-        accepts: up, responding, not drained or failing.
+        accepts: whether the node is up, responding, and neither drained nor failing.
         features, partitions: names.
-        shards_per_gpu: into how many parts each of its GPUs can be given away; 0 for whole GPUs only.
-        reserved: in a reservation or in maintenance now; Slurm says so some seconds late.
+        shards_per_gpu: shards of each GPU of the node; 0 for whole GPUs only.
+        reserved: whether the node is in a reservation or in maintenance now; Slurm reports it some seconds late.
     """
 
     name: str
@@ -170,14 +169,14 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """One reservation of nodes as Slurm tells it; instants are unix seconds.
+    """One reservation of nodes as Slurm reports it; instants are unix seconds.
 
     Attributes:
-        name: as jobs ask for it.
-        start, end: when it holds.
+        name: the name by which jobs ask for the reservation.
+        start, end: the reserved period.
         nodes: names; empty for a reservation of something else (licences), or of nodes that are not chosen yet.
-        users: who may use it; empty where users do not decide that.
-        barred_users: who may not, where all others may.
+        users: users whose jobs may use the reservation; empty where users do not decide that.
+        barred_users: users whose jobs may not use it, where all others may.
         flags: Slurm's words, such as MAINT, OVERLAP and FLEX.
     """
 
@@ -192,20 +191,21 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The size and place that a pending job is given before it is released.
+    """The size and the nodes that a pending job is given before its release.
 
     Attributes:
-        nodes: exactly these.
+        nodes: names of exactly the nodes that the job is to run on.
         gpus_per_node: 0 for a CPU-only job.
         tasks: total over all nodes, a multiple of their number.
         cpus: total over all nodes, a multiple of ``tasks``.
         memory_per_node: bytes; None leaves the request as it is.
-        delay: seconds from now to the earliest start. A requeued job that comes back to a node within the second in
-            which it left it fails there, so this is 1 for such a restart and 0 else.
-        gpu_type: the type that the job's own request names, None where it names none. (Slurm cannot make an untyped
-            request typed; the nodes say the type.)
-        shards_per_node: so many shards instead of ``gpus_per_node`` whole GPUs, for a job whose request is of shards;
-            Slurm gives them from one GPU. None for whole GPUs. (Slurm can turn neither request into the other.)
+        delay: seconds from now to the earliest start. A requeued job fails on a node that it left within the same
+            second, so the delay is 1 for a restart on a node of the last run, and 0 else.
+        gpu_type: the type that the job's own request names; None where the request names none. (Slurm cannot make an
+            untyped request typed; the nodes decide the type.)
+        shards_per_node: number of shards instead of ``gpus_per_node`` whole GPUs, for a job whose request is for
+            shards; Slurm allocates them from one GPU. None for whole GPUs. (Slurm can turn neither request into the
+            other.)
     """
 
     nodes: tuple[str, ...]
@@ -220,16 +220,16 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class SlurmSettings:
-    """What of slurm.conf matters to us.
+    """Slurm's settings (slurm.conf) that metasched depends on.
 
     Attributes:
         version: (22, 5, 8).
         cluster: ClusterName.
-        requeue_exit_hold: exit codes after which Slurm requeues and holds by itself.
+        requeue_exit_hold: exit codes after which Slurm itself requeues and holds a job (RequeueExitHold).
         kill_wait: seconds between SIGTERM and SIGKILL.
-        job_submit_plugins: names.
-        as_of: the controller's clock when it answered; None if not told.
-        values: all of it, in Slurm's words, by Slurm's names.
+        job_submit_plugins: names of the plugins (JobSubmitPlugins).
+        as_of: the controller's clock at its answer, unix seconds; None where the answer has none.
+        values: all settings as Slurm prints them, by Slurm's names.
     """
 
     version: tuple[int, ...]
@@ -242,95 +242,93 @@ class SlurmSettings:
 
 
 class SlurmClient(Protocol):
-    """Everything that metasched asks of Slurm.
+    """Slurm, as far as metasched uses it.
 
-    Every call has a timeout, says what happened, or raises a ``SlurmError`` (``metasched.slurm.errors``):
+    Every call has a timeout. A call that fails raises a ``SlurmError`` (``metasched.slurm.errors``):
     ``SlurmTimeoutError`` and ``SlurmUnavailableError`` when the controller does not answer, ``NoSuchJobError``,
     ``WrongJobStateError`` (for example an update of a running job), ``SlurmPermissionError``,
     ``MalformedOutputError`` (names the record that could not be read), ``SlurmCommandError`` for anything else.
-    Writes are verified by whoever reads next; none is ever retried here.
+    Reads are whole and repeatable. Writes are never retried by a client: the caller verifies them at its next read.
     """
 
     def settings(self) -> SlurmSettings:
-        """Read the settings that matter."""
+        """Read Slurm's settings from the controller."""
 
     def jobs(self) -> Sequence[SlurmJob]:
-        """All jobs that Slurm knows, finished ones of the last minutes included, in one bulk read.
+        """Read all jobs that Slurm knows in one bulk read, finished ones of the last minutes (MinJobAge) included.
 
         Array tasks that are not split off yet are listed one by one. A record that cannot be read is left out, and
-        named in a warning: one hostile job must not blind the daemon.
+        named in a warning: one hostile job must not hide the others.
         """
 
     def nodes(self) -> Sequence[SlurmNode]:
-        """All nodes, in one bulk read."""
+        """Read all nodes in one bulk read; a record that cannot be read is left out, and named in a warning."""
 
     def reservations(self) -> Sequence[Reservation]:
-        """All reservations, those to come included; up to a minute old where the nodes' states tell of no change."""
+        """Read all reservations, future ones included; up to a minute old while the same nodes are reserved."""
+
+    def racks(self) -> Mapping[str, str]:
+        """Read Slurm's network topology: the name of each node's leaf switch or block, by node name.
+
+        Up to five minutes old. Nodes in no switch and no block are missing; empty where Slurm has no topology, or none
+        that can be read.
+        """
 
     def associations(self) -> Associations | None:
-        """Shares and limits as slurmctld has them; None where accounting is off, or we may not see all of it."""
+        """Read fair-shares and limits from slurmctld; None without accounting, or hidden from this user."""
 
     def batch_script(self, slurm_job_id: str) -> str:
-        """The batch script of a job that has not ended (of an array: of all its tasks), as it was submitted."""
-
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """Submit a script with sbatch options before it; the slurm_job_id of the new job."""
+        """Read the batch script, as submitted, of a job that has not ended; the tasks of an array share one."""
 
     def hold(self, slurm_job_id: str) -> None:
-        """Admin-hold a pending job: its owner cannot release it (whatever hold there was before).
+        """Put an administrator's hold on a pending job, in place of any other hold: its owner cannot release the job.
 
-        On a running or suspended job it changes nothing for the run, and holds the job when somebody else requeues it
-        (its owner, a lost node): it comes back with the admin's hold. After a requeue of ours (``requeue_hold``, or an
-        exit code of ``requeue_exit_hold``) it comes back with a user's hold, and must be held again.
+        On a running or suspended job the hold changes nothing for the run, and takes effect when somebody else requeues
+        the job (its owner, a lost node). After ``requeue_hold`` or an exit code of ``requeue_exit_hold`` the job has a
+        user's hold instead, and must be held again.
         """
 
     def release(self, slurm_job_id: str) -> None:
         """Let Slurm start a held job."""
 
     def await_dependency(self, slurm_job_id: str) -> None:
-        """Let Slurm follow the dependency of a pending job, which it does for no held one, without starting the job.
+        """Let Slurm resolve the dependency of a pending job, as it does for no held job, without starting the job.
 
-        Its hold is replaced by a begin time of ``OUT_OF_REACH``. Once ``dependency`` is empty, it can be held again; an
-        update brings the begin time back.
+        A begin time of ``OUT_OF_REACH`` replaces the hold. Once ``dependency`` is empty, the job can be held again; an
+        update resets the begin time.
         """
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
-        """Give a pending job another size and place; sent whole, because Slurm applies a failed update in part.
+        """Give a pending job another size and other nodes; sent whole, because Slurm applies a failed update in part.
 
-        Works for every form of request for which ``job_requirements.requirements`` gives an answer. Afterwards
-        the request reads as ``gpus_per_node``, whatever its form was.
+        Works for every form of request that ``job_requirements.requirements`` accepts. Afterwards the request reads as
+        ``gpus_per_node``, whatever its form was.
         """
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
-        """Write the job's AdminComment, which its owner cannot."""
+        """Write the job's AdminComment, which its owner cannot change."""
 
     def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
-        """Stamp a pending job, admin-hold it and allow Slurm to requeue it, at once."""
+        """Stamp a pending job, put an administrator's hold on it and allow Slurm to requeue it, in one command."""
 
     def set_requeue(self, slurm_job_id: str) -> None:
-        """Allow Slurm to requeue the job."""
+        """Allow Slurm to requeue the job (``--requeue``)."""
 
     def signal(self, slurm_job_id: str, signal: str) -> None:
         """Send a signal (``SIGUSR2``) to every task of every step of a running job, not to the batch shell."""
 
     def requeue_hold(self, slurm_job_id: str) -> None:
-        """End the run (SIGTERM, SIGKILL after KillWait) and put the job back, held by a user's hold.
+        """End the run (SIGTERM, SIGKILL after KillWait) and requeue the job with a user's hold.
 
-        A job that has failed or is done is put back as well. One that was cancelled is not (WrongJobStateError):
-        somebody wanted it gone; nor is one that is COMPLETING, because it may have been cancelled.
+        A job that has failed or completed is requeued as well. A cancelled job is refused (WrongJobStateError), and so
+        is a COMPLETING one, because it may have been cancelled.
         """
 
     def suspend(self, slurm_job_id: str) -> None:
-        """SIGSTOP a running job."""
+        """Suspend a running job (SIGSTOP); its CPUs are freed, its GPUs are not."""
 
     def resume(self, slurm_job_id: str) -> None:
-        """Let a suspended job go on. A hold that waited for its requeue is gone, and has to be made again."""
-
-    def cancel(self, slurm_job_id: str) -> None:
-        """End the job for good; one that has ended, or that Slurm does not know, is left alone without an error."""
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """Run a command as a step of its own inside a running job (srun --overlap); its standard output."""
+        """Resume a suspended job. An administrator's hold that waited for a requeue is lost, and must be repeated."""
 
     def close(self) -> None:
-        """Give back processes and files."""
+        """End the client's processes and close its files."""

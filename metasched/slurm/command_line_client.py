@@ -1,18 +1,16 @@
-"""The command-line client: squeue, sinfo, scontrol, scancel, sbatch and srun. Works with Slurm 22.05 and later."""
+"""The command-line client: squeue, sinfo, scontrol and scancel. Works with Slurm 22.05 and later."""
 
 from __future__ import annotations
 
 import logging
 import os
-import pwd
 import re
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
-from metasched.slurm import associations, field_syntax, json_parser, json_releases
+from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -28,19 +26,20 @@ from metasched.slurm.errors import (
     WrongJobStateError,
 )
 from metasched.slurm.pyslurm_pipe import PyslurmPipe
-from metasched.slurm.resize_options import resize_words
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
+from metasched.slurm.update_arguments import update_arguments
 
 _log = logging.getLogger(__name__)
 
-# Only what Slurm itself generates: a user's text could hold anything. Byte for byte the same text as at the previous
-# poll means the same jobs: a requeue rewrites the submit time, a start and an end the state.
+# Only fields that Slurm itself generates: a user's text could hold anything. Text that equals the previous poll's means
+# the same jobs: a requeue rewrites the submit time, a start and an end the state.
 _FINGERPRINT = "%i|%T|%r|%V|%Q|%N|%D|%C|%m|%l|%P|%S"
 _AS_OF = re.compile(r"Configuration data as of ([0-9]+)\s")
 _FULL_READ_SECONDS = 60.0
 _RESERVATIONS_SECONDS = 60.0
+_RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
-# Of several new jobs, one after the other: scheduling waits.
+# The scripts of new jobs are read one after the other while scheduling waits.
 _SCRIPT_SECONDS = 3.0
 
 _UNREACHABLE = re.compile(
@@ -64,12 +63,14 @@ _MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
 
 
 class CommandLineClient:
-    """A SlurmClient over Slurm's own commands.
+    """A SlurmClient that runs Slurm's own commands.
 
     Args:
-        env: environment of the commands, PATH and SLURM_CONF above all; None for our own.
-        timeout: seconds that any one command may take. Slurm's own give up after about 9 s without a controller.
-        before_write: called before each command that changes something; what it raises keeps that from being sent.
+        env: environment of the commands, PATH and SLURM_CONF above all; None for this process's.
+        timeout: seconds that any one command may take. Slurm's own commands give up after about 9 s without a
+            controller.
+        before_write: called before each command that changes something; an exception from it keeps the command from
+            being sent.
     """
 
     def __init__(
@@ -89,14 +90,16 @@ class CommandLineClient:
         self._reservations: tuple[Reservation, ...] = ()
         self._reservations_read: tuple[frozenset[str], float] | None = None  # which nodes were reserved, and when
         self._reserved: frozenset[str] = frozenset()  # nodes, as of the last look
-        self._warned: set[str] = set()
+        self._racks: Mapping[str, str] = {}
+        self._racks_read: float | None = None
+        self._logged: set[str] = set()
         self._installed: tuple[int, ...] | None = None
 
     def write_by_pyslurm(self) -> str:
-        """From now on, have pyslurm do those writes that it can do; which one, in words.
+        """Send writes by pyslurm from now on, where pyslurm can; the versions of pyslurm and Slurm, as a text.
 
         Raises:
-            SlurmTimeoutError, SlurmUnavailableError: there is none that works; everything stays as it was.
+            SlurmTimeoutError, SlurmUnavailableError: no installed pyslurm works; the client stays as it was.
         """
         pipe = PyslurmPipe(self._env, ScontrolPipe(self._env))
         try:
@@ -161,7 +164,7 @@ class CommandLineClient:
         return parsed.records
 
     def reservations(self) -> Sequence[Reservation]:
-        """See SlurmClient; read where other nodes are reserved than at the last reading, and once a minute."""
+        """See SlurmClient; read again when other nodes are reserved than at the last read, and once a minute."""
         now = time.monotonic()
         reserved, since = self._reservations_read or (None, now)
         if reserved != self._reserved or now - since >= _RESERVATIONS_SECONDS:
@@ -169,6 +172,14 @@ class CommandLineClient:
             self._warn(parsed.errors)
             self._reservations, self._reservations_read = parsed.records, (self._reserved, now)
         return self._reservations
+
+    def racks(self) -> Mapping[str, str]:
+        """See SlurmClient; read every five minutes, because a topology changes only when Slurm is reconfigured."""
+        now = time.monotonic()
+        if self._racks_read is None or now - self._racks_read >= _RACKS_SECONDS:
+            self._racks = self._read_racks()
+            self._racks_read = now
+        return self._racks
 
     def associations(self) -> Associations | None:
         """See SlurmClient."""
@@ -178,43 +189,36 @@ class CommandLineClient:
         except SlurmPermissionError:
             return None
 
-    # ThrottledWrites
+    # Writes
 
     def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
-        argv = ["scontrol", "write", "batch_script", _address(slurm_job_id), "-"]
+        argv = ["scontrol", "write", "batch_script", _checked(slurm_job_id), "-"]
         script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
-        if not script:  # its exit status is 0 all the same
+        if not script:  # the exit status is 0 even after an error
             raise _error(" ".join(argv), complaint.strip() or "no script")
         return script
 
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """See SlurmClient."""
-        answer = self._write(["sbatch", "--parsable", *arguments, str(script.absolute())]).strip().partition(";")[0]
-        if not field_syntax.is_slurm_job_id(answer):
-            raise MalformedOutputError("sbatch", "", f"no job id in {answer[:80]!a}")
-        return answer
-
     def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        # By root or SlurmUser this is an admin's hold, over a user's as well, with no moment without a hold.
-        self._control("hold", _address(slurm_job_id))
+        # From root or SlurmUser this is an administrator's hold. It replaces a user's with no moment without a hold.
+        self._control("hold", _checked(slurm_job_id))
 
     def release(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._control("release", _address(slurm_job_id))
+        self._control("release", _checked(slurm_job_id))
 
     def await_dependency(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(OUT_OF_REACH))
-        self._control("update", f"JobId={_address(slurm_job_id)}", f"StartTime={begin}")
-        self._control("release", _address(slurm_job_id))
+        self._control("update", f"JobId={_checked(slurm_job_id)}", f"StartTime={begin}")
+        self._control("release", _checked(slurm_job_id))
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
-        size, place = resize_words(geometry)
-        self._control("update", f"JobId={_address(slurm_job_id)}", *size)
-        self._control("update", f"JobId={_address(slurm_job_id)}", *place)
+        size, place = update_arguments(geometry)
+        self._control("update", f"JobId={_checked(slurm_job_id)}", *size)
+        self._control("update", f"JobId={_checked(slurm_job_id)}", *place)
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
@@ -222,13 +226,13 @@ class CommandLineClient:
 
     def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
         """See SlurmClient."""
-        # By root or SlurmUser, priority 0 is an admin's hold.
+        # From root or SlurmUser, priority 0 is an administrator's hold.
         self._comment(slurm_job_id, admin_comment, "Priority=0", "Requeue=1")
 
     def _comment(self, slurm_job_id: str, admin_comment: str, *more: str) -> None:
         if not admin_comment.isprintable() or len(admin_comment) > _MAX_COMMENT:
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment[:80]!a}")
-        words = ("update", f"JobId={_address(slurm_job_id)}", f"AdminComment={admin_comment}", *more)
+        words = ("update", f"JobId={_checked(slurm_job_id)}", f"AdminComment={admin_comment}", *more)
         if fits(words):
             self._control(*words)
         else:  # blanks and quotes need a process of their own: on the pipe, scontrol keeps the quotes around a text
@@ -236,49 +240,33 @@ class CommandLineClient:
 
     def set_requeue(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._control("update", f"JobId={_address(slurm_job_id)}", "Requeue=1")
+        self._control("update", f"JobId={_checked(slurm_job_id)}", "Requeue=1")
 
     def signal(self, slurm_job_id: str, signal: str) -> None:
         """See SlurmClient."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
-        # On a job that is pending or suspended scancel tries again and again, for 20 s.
-        job_id, state, _ = self._look(slurm_job_id)
+        # For a pending or suspended job, scancel would retry for 20 s.
+        job_id, state = self._current(slurm_job_id)
         if state != "RUNNING":
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: only a running job can be sent a signal")
         self._write(["scancel", "-s", signal.removeprefix("SIG"), job_id])
 
     def requeue_hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        # Slurm would bring a cancelled job back: its owner may have ended it since it was last read.
-        _, state, _ = self._look(slurm_job_id)
-        if state in {"CANCELLED", "COMPLETING"}:  # what completes may have been cancelled
+        # Slurm would requeue a cancelled job, too: its owner may have cancelled it since the last read.
+        _, state = self._current(slurm_job_id)
+        if state in {"CANCELLED", "COMPLETING"}:  # a COMPLETING job may have been cancelled
             raise WrongJobStateError(f"job {slurm_job_id} is {state}: it is not requeued")
-        self._control("requeuehold", _address(slurm_job_id))
+        self._control("requeuehold", _checked(slurm_job_id))
 
     def suspend(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._pause("suspend", _address(slurm_job_id))
+        self._pause("suspend", _checked(slurm_job_id))
 
     def resume(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
-        self._pause("resume", _address(slurm_job_id))
-
-    def cancel(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
-        self._write(["scancel", _address(slurm_job_id)])
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """See SlurmClient."""
-        if not argv or argv[0].startswith("-"):
-            raise InvalidArgumentError(f"not a command: {list(argv)!a:.80}")
-        job_id, state, owner = self._look(slurm_job_id)
-        if state != "RUNNING":
-            raise WrongJobStateError(f"job {slurm_job_id} is {state}: only in a running job can a step be started")
-        # --mem=0: the step shares the job's memory, which the job's own step has all of.
-        self._before_write()
-        options = [f"--jobid={job_id}", "--overlap", "--mem=0", "-N1", "-n1", "--quiet", "--input=none", "--chdir=/"]
-        return self._run(["srun", *options, *argv], timeout, user=owner if os.geteuid() == 0 else None)
+        self._pause("resume", _checked(slurm_job_id))
 
     def close(self) -> None:
         """See SlurmClient."""
@@ -286,7 +274,7 @@ class CommandLineClient:
             self._scontrol.close()
 
     def _release(self) -> tuple[int, ...]:
-        """The release of Slurm's commands here, asked for once; raises SlurmTooOldError."""
+        """The release of Slurm's commands on this host, read once; raises SlurmTooOldError."""
         if self._installed is None:
             answer = self._run(["sinfo", "--version"])
             try:
@@ -298,29 +286,39 @@ class CommandLineClient:
             self._installed = found
         return self._installed
 
-    def _look(self, slurm_job_id: str) -> tuple[str, str, int]:
-        """Slurm's id, the state and the owner's uid of one job, now."""
-        line = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T %U", "-j", _address(slurm_job_id)]).partition(
-            "\n"
-        )[0]
-        match line.split():
-            case [job_id, state, owner]:
-                return job_id, state, int(owner)
+    def _read_racks(self) -> Mapping[str, str]:
+        try:
+            racks = topology.parse_racks(self._run(["scontrol", "show", "topology"]))
+        except SlurmUnavailableError:
+            raise
+        except SlurmError as error:
+            self._log_once(logging.WARNING, "topology", f"nodes have no racks: {error}")
+            return {}
+        if not racks:
+            self._log_once(logging.INFO, "topology", "nodes have no racks: Slurm has no topology of switches or blocks")
+        return racks
+
+    def _current(self, slurm_job_id: str) -> tuple[str, str]:
+        """Ask Slurm for the record's own id (of an array task: not ``123_4``) and the state of one job."""
+        answer = self._run(["squeue", "-h", "-a", "-t", "all", "-o", "%A %T", "-j", _checked(slurm_job_id)])
+        match answer.partition("\n")[0].split():
+            case [job_id, state]:
+                return job_id, state
         raise NoSuchJobError(f"Slurm does not know job {slurm_job_id} (any more)")
 
     def _pause(self, verb: str, slurm_job_id: str) -> None:
         try:
             self._control(verb, slurm_job_id)
         except SlurmUnavailableError:
-            self._look(slurm_job_id)  # of a job that is not there scontrol says the same as of a controller that is not
+            self._current(slurm_job_id)  # scontrol complains of an unknown job as of a controller that is away
             raise
 
-    def _write(self, argv: Sequence[str]) -> str:
+    def _write(self, argv: Sequence[str]) -> None:
         self._before_write()
         try:
-            return self._run(argv)
+            self._run(argv)
         finally:
-            self._fingerprint = None  # what was read before a write is not what Slurm has after it
+            self._fingerprint = None  # jobs that were read before the write are out of date
 
     def _control(self, *words: str) -> None:
         with self._lock:
@@ -330,28 +328,32 @@ class CommandLineClient:
         if complaint:
             raise _error(" ".join(["scontrol", *words]), complaint)
 
-    def _run(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> str:
-        """Run a command, as another user if so told; its standard output."""
-        return self._answer(argv, timeout, user)[0]
+    def _run(self, argv: Sequence[str]) -> str:
+        """Run a command, and return its standard output."""
+        return self._answer(argv, self._timeout)[0]
 
-    def _answer(self, argv: Sequence[str], timeout: float | None = None, user: int | None = None) -> tuple[str, str]:
-        """The same; its standard output and error."""
-        limit = self._timeout if timeout is None else timeout
+    def _answer(self, argv: Sequence[str], timeout: float) -> tuple[str, str]:
+        """Run a command, and return its standard output and standard error.
+
+        Args:
+            argv: the command.
+            timeout: seconds after which it is killed.
+
+        Raises:
+            SlurmError: the command cannot be started, does not end in time or fails.
+        """
         try:
             done = subprocess.run(
                 argv,
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                timeout=limit,
+                timeout=timeout,
                 check=False,
-                user=user,
-                group=None if user is None else pwd.getpwuid(user).pw_gid,
-                extra_groups=None if user is None else [],
             )
         except subprocess.TimeoutExpired:
-            raise SlurmTimeoutError(f"{argv[0]} did not end within {limit:g} s") from None
-        except (OSError, ValueError, KeyError) as error:
+            raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+        except (OSError, ValueError) as error:
             raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
         if done.returncode:
             complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
@@ -359,15 +361,18 @@ class CommandLineClient:
         return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
     def _warn(self, errors: Sequence[MalformedOutputError]) -> None:
-        """Once for each record."""
         for error in errors:
-            if error.record not in self._warned:
-                self._warned.add(error.record)
-                _log.warning("left out what cannot be read: %s", error)
+            self._log_once(logging.WARNING, error.record, f"record left out, because it cannot be read: {error}")
+
+    def _log_once(self, level: int, subject: str, message: str) -> None:
+        """Log the first message about each subject: every poll would fill the log otherwise."""
+        if subject not in self._logged:
+            self._logged.add(subject)
+            _log.log(level, "%s", message)
 
 
 def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Of Slurm's commands: what a user or site set for people's eyes must not change what we read."""
+    """Return the environment of Slurm's commands: without the variables by which people set output formats."""
     drop = ("SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
     keep = {key: value for key, value in env.items() if not key.startswith(drop) or key == "SLURM_CONF"}
     # SLURM_BITSTR_LEN=0: array expressions are never cut short.
@@ -375,21 +380,22 @@ def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _steady(text: str) -> tuple[str, ...]:
-    """The lines without the expected start of jobs that only wait: Slurm's forecast changes all the time."""
+    """Return the lines of a fingerprint without Slurm's start forecasts of waiting jobs, which change all the time."""
     return tuple(
         line.rpartition("|")[0] if "|PENDING|" in line and "|BeginTime|" not in line else line
         for line in text.splitlines()
     )
 
 
-def _address(text: str) -> str:
-    if not field_syntax.is_slurm_job_id(text):
-        raise InvalidArgumentError(f"not a job id: {text[:80]!a}")
-    return text
+def _checked(slurm_job_id: str) -> str:
+    """Return the job id; raises InvalidArgumentError for any other text, which must not reach a command line."""
+    if not field_parsers.is_slurm_job_id(slurm_job_id):
+        raise InvalidArgumentError(f"not a job id: {slurm_job_id[:80]!a}")
+    return slurm_job_id
 
 
 def _exit_codes(text: str) -> frozenset[int]:
-    """Of ``85,90-92``; anything else in it (a state's name) is not an exit code."""
+    """Read the exit codes of ``85,90-92``; other words (names of states) are skipped."""
     codes: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip(), re.ASCII)
@@ -399,6 +405,6 @@ def _exit_codes(text: str) -> frozenset[int]:
 
 
 def _error(command: str, complaint: str) -> SlurmError:
-    """The typed error for what Slurm complained about."""
+    """Return the typed error for a complaint of Slurm."""
     kind = next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
     return kind(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")

@@ -1,4 +1,4 @@
-"""What can go wrong between metasched and Slurm."""
+"""The errors of Slurm's clients and of reading a job's tag."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from metasched.core.errors import MetaschedError
 
 
 class SlurmError(MetaschedError):
-    """Base of all errors of the Slurm edge."""
+    """Base of all errors of Slurm's clients."""
 
 
 class SlurmUnavailableError(SlurmError):
-    """The controller does not answer, or Slurm's commands are not there."""
+    """The controller does not answer, or Slurm's commands are not installed."""
 
 
 class SlurmTimeoutError(SlurmUnavailableError):
@@ -18,7 +18,7 @@ class SlurmTimeoutError(SlurmUnavailableError):
 
 
 class SlurmTooOldError(SlurmError):
-    """A release of Slurm that metasched does not work with."""
+    """Slurm is of a release that metasched does not work with; the message names both releases."""
 
     def __init__(self, found: tuple[int, ...], oldest: tuple[int, ...]) -> None:
         names = [f"{major}.{minor:02}" for major, minor, *_ in (found, oldest)]
@@ -30,23 +30,23 @@ class NoSuchJobError(SlurmError):
 
 
 class WrongJobStateError(SlurmError):
-    """The job is not in a state in which that can be done to it."""
+    """The job's state does not allow the operation."""
 
 
 class SlurmPermissionError(SlurmError):
-    """Slurm refuses us."""
+    """Slurm denies this user the operation."""
 
 
 class SlurmCommandError(SlurmError):
-    """Slurm refuses for any other reason, in its own words."""
+    """Slurm refuses for another reason; the message has Slurm's words."""
 
 
 class MalformedOutputError(SlurmError):
-    """Slurm's answer has another form than it should.
+    """Slurm's answer has an unknown form.
 
     Attributes:
-        record: what the answer is about ("job 12", "node n1", a command).
-        field: the field that could not be read, "" for the whole.
+        record: the record or command of the answer ("job 12", "node n1").
+        field: the field that could not be read, "" for the whole record.
     """
 
     def __init__(self, record: str, field: str, detail: str) -> None:
@@ -55,8 +55,8 @@ class MalformedOutputError(SlurmError):
 
 
 class InvalidArgumentError(SlurmError, ValueError):
-    """An argument that must not be put on a Slurm command line."""
+    """An argument cannot be put on a Slurm command line."""
 
 
 class TagError(MetaschedError):
-    """A job's tag, or what the tag asks of this job, is wrong; the message is for the job's owner."""
+    """A job's tag is wrong, or does not fit the job's request; the message is for the job's owner."""

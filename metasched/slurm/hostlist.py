@@ -1,4 +1,4 @@
-"""Slurm's host lists: ``n[1-4,7],gpu-[08-12]`` and back."""
+"""Slurm's host lists: ``n[1-4,7],gpu-[08-12]`` to node names and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]{1,12})", re.ASCII)
 
 
 def expand(text: str) -> list[str]:
-    """The names, in their order.
+    """Expand a host list into node names, in the list's order.
 
     Raises:
         ValueError: the text is not a host list, or names more than 100,000 hosts.
@@ -25,7 +25,7 @@ def expand(text: str) -> list[str]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """One host list with all the names, each once, runs of numbers folded: shorter than a comma list, same meaning."""
+    """Return one host list of all names, each once, with runs of numbers folded into ranges."""
     groups: dict[tuple[str, int], set[int]] = {}
     plain: list[str] = []
     for name in names:
@@ -39,7 +39,7 @@ def compress(names: Iterable[str]) -> str:
 
 
 def _items(text: str) -> list[str]:
-    """Split at the commas that are outside brackets."""
+    """Split a host list at the commas outside brackets."""
     if not text:
         return []
     items, depth, start = [], 0, 0
@@ -59,7 +59,7 @@ def _items(text: str) -> list[str]:
 
 
 def _expand_item(item: str) -> list[str]:
-    """Names of ``a[1-2]b[3,5]``: every bracket multiplies."""
+    """Expand one item: the names of ``a[1-2]b[3,5]`` are all combinations of its brackets."""
     if not item:
         raise ValueError("an empty name")
     names = [""]

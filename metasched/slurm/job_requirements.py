@@ -1,11 +1,10 @@
-"""From a job's first record and its tag to what scheduling must know of it for good.
+"""A job's requirements, which never change: from its request, as Slurm shows it at first, and from its tag. Pure.
 
-Read a job once, before its first update: an update rewrites the request in Slurm's record.
+Requirements are read once, before the first update of the job: an update rewrites the request in Slurm's record.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,52 +17,17 @@ from metasched.slurm.tags import Tag, is_tagged, quote
 
 MIB = 2**20
 
-STAMP = re.compile(r"metasched:([0-9a-f]{16})(:held)?(?:\s|$)")
-"""What AdminComment begins with in a job of ours: its uid, and whether it was submitted held."""
-
-_ERROR = "not scheduled: "
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """The AdminComment of a job of ours.
-
-    Attributes:
-        uid: its identity, for an array that of all its tasks.
-        held: whether it was submitted with ``--hold``.
-        words: what others wrote there; "" if nothing.
-        error: why it cannot be scheduled, for its owner; None if it can.
-    """
-
-    uid: str
-    held: bool = False
-    words: str = ""
-    error: str | None = None
-
-    @classmethod
-    def read(cls, admin_comment: str) -> Stamp | None:
-        """What AdminComment says; None where no stamp is in it."""
-        stamp = STAMP.match(admin_comment)
-        if stamp is None:
-            return None
-        words, _, error = admin_comment[stamp.end() :].partition(_ERROR)
-        return cls(stamp[1], stamp[2] is not None, words.strip(), error or None)
-
-    def __str__(self) -> str:
-        held, error = ":held" if self.held else "", f"{_ERROR}{self.error}" if self.error else ""
-        return " ".join(filter(None, (f"metasched:{self.uid}{held}", self.words, error)))
-
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """The part of a ``model.Job`` that never changes; same names, same units.
+    """The part of a ``model.Job`` that never changes; fields have the names and units of ``model.Job``.
 
     Attributes:
         gpu_type: the type that the request itself names (``--gres=gpu:v100:2``), which Slurm can never change.
-        tasks: Slurm's number of tasks where the job is rigid, because its own script may count on it; None for an
-            elastic job, where the wrapper starts one process per GPU.
+        tasks: Slurm's number of tasks of a rigid job, because its script may depend on it; None for an elastic job,
+            where the wrapper starts one process per GPU.
         slo_seconds, model, trials: as in the tag.
-        shards: whether it asks for its GPUs as shards, so that another job may have the rest of them.
+        shards: whether the request is for shards of GPUs, so that another job may get the rest of a GPU.
     """
 
     gpus: int
@@ -89,9 +53,9 @@ class Requirements:
 
 
 def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
-    """Whether the job is tagged by its comment, or by a partition or QOS that the admin gave to us.
+    """Whether metasched schedules the job: by the tag in its comment, or by a partition or QOS that ``[intake]`` names.
 
-    A job without a batch script (salloc, srun) never is: it cannot be requeued.
+    A job without a batch script (salloc, srun) is never scheduled: it cannot be requeued.
     """
     return job.batch and (
         is_tagged(job.comment)
@@ -101,7 +65,7 @@ def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str
 
 
 def resizable(job: SlurmJob) -> str | None:
-    """None where Slurm can give the job another number of GPUs, else why not."""
+    """Return why Slurm cannot give the job another number of GPUs, as a clause for its owner; None where Slurm can."""
     if job.het:
         return "it is part of a heterogeneous job"
     if job.gpus_per_socket is not None:
@@ -114,16 +78,16 @@ def resizable(job: SlurmJob) -> str | None:
 def requirements(
     job: SlurmJob, tag: Tag, cluster_gpu_types: Collection[str] | None = None, shards_per_gpu: int | None = None
 ) -> Requirements:
-    """Cross-check the tag against the request.
+    """Derive a job's requirements from its request and its tag, which must fit each other.
 
     Args:
-        job: as first seen, pending.
-        tag: its tag (``Tag()`` where a partition or QOS made it ours).
-        cluster_gpu_types: the types that exist; None where they are not known, and then not checked.
-        shards_per_gpu: into how many parts Slurm gives GPUs away; None where it gives them away whole only.
+        job: the job as first read, pending.
+        tag: the job's tag (``Tag()`` for a job taken in by its partition or QOS).
+        cluster_gpu_types: the types of GPUs in the cluster; None where they are not known, and then not checked.
+        shards_per_gpu: shards of each GPU; None where Slurm allocates whole GPUs only.
 
     Raises:
-        TagError: what does not fit, and how to change the tag or the request.
+        TagError: the tag and the request do not fit; the message says how to change them.
     """
     if job.het:
         raise TagError("heterogeneous jobs are not supported: submit one job, or leave the tag out")
@@ -178,10 +142,17 @@ def requirements(
 def geometry(
     job: Job, placement: Placement, required: Requirements, delay: int = 0, shards: int | None = None
 ) -> Geometry:
-    """How Slurm is told to start the job there; ``shards`` of each GPU where the request is of shards.
+    """Return the size and nodes that make Slurm start the job on a placement.
 
-    CPUs and memory follow the GPUs. A rigid job keeps its own number of tasks where it spreads evenly, because its
-    script may count on it; else there is one task for each GPU (CPU-only: node).
+    CPUs and memory are proportional to GPUs. A rigid job has its own number of tasks where they spread evenly over the
+    nodes, because its script may depend on it; else there is one task for each GPU (CPU-only: node).
+
+    Args:
+        job: the job.
+        placement: its nodes and GPUs.
+        required: its requirements.
+        delay: seconds from now to the earliest start.
+        shards: shards of each GPU, for a request of shards; not used for others.
     """
     nodes, units = len(placement.nodes), max(placement.gpus_per_node, 1)
     cpus = job.node_cpus(placement.gpus_per_node) * nodes
@@ -207,7 +178,7 @@ def _gpus(job: SlurmJob) -> int:
     if job.gpus_per_task is not None:
         return job.gpus_per_task * max(job.tasks, 1)
     if job.shards_per_node is not None:
-        return max(job.nodes_requested, 1)  # all of a node's are of one GPU
+        return max(job.nodes_requested, 1)  # all shards on a node are of one GPU
     return 0
 
 
@@ -276,7 +247,7 @@ def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
 
 
 def _rigid_nodes(job: SlurmJob, tag: Tag, gpus: int) -> int | None:
-    """The exact number of nodes of a rigid job: as many as it names, or any."""
+    """Return the exact number of nodes that a rigid job's request names; None where it names none."""
     named = (
         job.gpus_per_node is not None
         or job.shards_per_node is not None
@@ -306,7 +277,7 @@ def _check_max_nodes(tag: Tag, nodes: int) -> None:
 
 
 def _max_nodes(job: SlurmJob, tag: Tag, *, elastic: bool) -> int | None:
-    """The user's own most nodes: an elastic job's ``-N`` is where it starts from, so only the tag limits it."""
+    """Return the most nodes that the user allows; an elastic job's ``-N`` is its first size only, and no limit."""
     limits = [limit for limit in (tag.max_nodes, None if elastic else job.nodes_max) if limit]
     return min(limits, default=None)
 
@@ -328,7 +299,7 @@ def _types(job: SlurmJob, tag: Tag, known: Collection[str] | None) -> tuple[str,
 
 
 def _memory_per_gpu(job: SlurmJob, gpus: int) -> int:
-    """Bytes for each GPU, in Slurm's whole MiB; rounded down, so that a whole node's memory still fits."""
+    """Return bytes for each GPU in whole MiB, rounded down, so that a whole node's memory still fits."""
     if job.memory_per_gpu is not None:
         return job.memory_per_gpu
     if job.memory_per_node is not None:

@@ -1,7 +1,8 @@
-"""From what ``squeue``, ``sinfo`` and ``scontrol`` print to records: strict, one record at a time.
+"""Parsers of the jobs, nodes and reservations that ``squeue``, ``sinfo`` and ``scontrol`` print. Strict; pure.
 
-A document that is not what it should be raises MalformedOutputError; a single record that is not is returned as such an
-error beside the good ones, so that one odd job hides nothing but itself.
+A document of another form raises MalformedOutputError. A single record of another form is returned as such an error
+beside the good records, so that one malformed job hides no other. ``json_releases`` reads the values whose form differs
+between Slurm releases.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from math import ceil
 from typing import Any, Generic, TypeVar
 
 from metasched.core.model import Hold
-from metasched.slurm import field_syntax, hostlist, json_releases
+from metasched.slurm import field_parsers, hostlist, json_releases
 from metasched.slurm.client import JobState, Reservation, SlurmJob, SlurmNode
 from metasched.slurm.errors import MalformedOutputError
 
@@ -59,24 +60,24 @@ _USABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "clo
 
 @dataclass(frozen=True, slots=True)
 class Parsed(Generic[T]):
-    """What was read, and one error for each record that could not be."""
+    """The records that were read, and one error for each record that could not be read."""
 
     records: tuple[T, ...]
     errors: tuple[MalformedOutputError, ...]
 
 
 def parse_jobs(document: str) -> Parsed[SlurmJob]:
-    """Read the output of ``squeue --json``."""
+    """Parse the output of ``squeue --json``."""
     return _parse(document, "squeue", "jobs", _label_job, _jobs)
 
 
 def parse_nodes(document: str) -> Parsed[SlurmNode]:
-    """Read the output of ``sinfo --json``."""
+    """Parse the output of ``sinfo --json`` or ``scontrol --json show nodes``."""
     return _parse(document, "sinfo", "nodes", lambda record: f"node {record.get('name')!a:.60}", _nodes)
 
 
 def parse_reservations(text: str) -> Parsed[Reservation]:
-    """Read the output of ``scontrol -o show reservation``, with times in unix seconds: 22.05 has no JSON of it."""
+    """Parse the output of ``scontrol -o show reservation`` with times in unix seconds (22.05 has no JSON of it)."""
     found: list[Reservation] = []
     errors: list[MalformedOutputError] = []
     for line in filter(_IS_RESERVATION.match, text.splitlines()):
@@ -88,7 +89,7 @@ def parse_reservations(text: str) -> Parsed[Reservation]:
 
 
 def _reservation(line: str) -> Reservation:
-    data = {name: "" if value == "(null)" else value for name, value in field_syntax.fields(line).items()}
+    data = {name: "" if value == "(null)" else value for name, value in field_parsers.fields(line).items()}
     fields = _Fields(f"reservation {data['ReservationName']!a:.60}", data)
     users = fields.get("Users", json_releases.words)
     return Reservation(
@@ -103,13 +104,13 @@ def _reservation(line: str) -> Reservation:
 
 
 class _Fields:
-    """One JSON object; every look-up names the record and the field where it fails."""
+    """One JSON object; a failed look-up raises MalformedOutputError with the record and the field."""
 
     def __init__(self, label: str, data: Mapping[str, Any]) -> None:
         self.label, self._data = label, data
 
     def get(self, field: str, read: Callable[[Any], T], *, required: bool = False) -> T:
-        """The field through a reader; a field that is missing reads like null, unless required."""
+        """Read a field; a missing field reads like null unless it is required."""
         if required and self._data.get(field) is None:
             raise MalformedOutputError(self.label, field, "missing")
         try:
@@ -121,7 +122,7 @@ class _Fields:
         return self.get(field, json_releases.number)
 
     def count(self, field: str) -> int:
-        """A number that must be there."""
+        """Read a number of at least 0 that must be there."""
         value = self.get(field, json_releases.number, required=True)
         if value is None or value < 0:
             raise MalformedOutputError(self.label, field, "not a number")
@@ -131,7 +132,7 @@ class _Fields:
         return self.get(field, json_releases.text)
 
     def instant(self, field: str) -> float | None:
-        """Unix seconds; 0 means that Slurm has none."""
+        """Read an instant in unix seconds; None where Slurm has 0, which means unset."""
         value = self.number(field)
         return float(value) if value else None
 
@@ -140,10 +141,10 @@ class _Fields:
         return None if value is None else value * MIB
 
     def gpus(self, field: str) -> dict[str, int]:
-        return self.get(field, lambda value: field_syntax.gpus(json_releases.text(value)))
+        return self.get(field, lambda value: field_parsers.gpus(json_releases.text(value)))
 
     def shards(self, field: str) -> dict[str, int]:
-        return self.get(field, lambda value: field_syntax.shards(json_releases.text(value)))
+        return self.get(field, lambda value: field_parsers.shards(json_releases.text(value)))
 
 
 def _parse(
@@ -177,10 +178,10 @@ def _label_job(data: Mapping[str, Any]) -> str:
 
 
 def _jobs(fields: _Fields) -> list[SlurmJob]:
-    """The job of a record, or every task of an array record that is not split yet."""
+    """Return the job of a record, or every task of an array record that is not split yet."""
     job = _job(fields)
     tasks = fields.get(
-        "array_task_string", lambda value: field_syntax.array_tasks(json_releases.text(value)) if value else []
+        "array_task_string", lambda value: field_parsers.array_tasks(json_releases.text(value)) if value else []
     )
     if job.array_task_id is not None or not tasks:
         return [job]
@@ -204,7 +205,7 @@ def _job(fields: _Fields) -> SlurmJob:
     allocation = _allocation(fields) if state in _HOLDING else _Allocation({}, None, {}, {}, {}, {})
     tasks = fields.number("tasks") or 1
     if state is JobState.COMPLETING and not any(allocation.gpus.values()):
-        # Slurm no longer tells which GPUs an ending job has, though they are not free yet.
+        # Slurm no longer reports the GPUs of a completing job, though they are not free yet.
         requested = sum(gpus_total.values()) or sum(gpus_per_task.values()) * tasks
         requested = len(allocation.gpus) if shards_per_node else requested
         per_node = _total(gpus_per_node) or ceil(requested / max(len(allocation.gpus), 1))
@@ -270,10 +271,10 @@ def _job(fields: _Fields) -> SlurmJob:
 
 
 def _nodes_requested(fields: _Fields, tasks: int) -> int:
-    """Fewest nodes that the request allows.
+    """Return the fewest nodes that the request allows.
 
-    Slurm's ``node_count`` of a pending job is a guess (2 for ``-n2 -c2 -w n3``); its TRES text has what was asked for,
-    but does not follow from ``-n8 --ntasks-per-node=4``.
+    ``node_count`` of a pending job is Slurm's guess (2 for ``-n2 -c2 -w n3``). The TRES text has the requested number,
+    but does not consider ``-n8 --ntasks-per-node=4``.
     """
     asked = re.search(r"(?:^|,)node=([0-9]{1,9})(?:,|$)", fields.text("tres_req_str"))
     per_node = fields.number("tasks_per_node") or 0
@@ -292,10 +293,10 @@ def _has_ended(state: JobState, slurm_state: str) -> bool:
 
 
 def _hold(state: JobState, priority: int, reason: str) -> Hold:
-    """Priority 0 is what holds a pending job (a suspended one has it too); the reason says who can end that.
+    """Return the hold of a job: priority 0 of a pending job (a suspended one has it, too); the reason names its kind.
 
-    A held job with another reason (a dependency, BeginTime) is one that its owner may release: Slurm notes an admin's
-    hold as JobHeldAdmin at once.
+    A held job with another reason (a dependency, BeginTime) has a user's hold: Slurm shows an administrator's as
+    JobHeldAdmin at once.
     """
     if state is not JobState.PENDING or priority:
         return Hold.NONE
@@ -322,9 +323,9 @@ def _allocation(fields: _Fields) -> _Allocation:
     if details and len(details) != len(nodes):
         raise MalformedOutputError(fields.label, "gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
     try:
-        gpus = [field_syntax.gpus(detail) for detail in details] or [{} for _ in nodes]
-        shards = [field_syntax.shards(detail) for detail in details] or [{} for _ in nodes]
-        indices = [field_syntax.gpu_indices(detail) for detail in details] or [() for _ in nodes]
+        gpus = [field_parsers.gpus(detail) for detail in details] or [{} for _ in nodes]
+        shards = [field_parsers.shards(detail) for detail in details] or [{} for _ in nodes]
+        indices = [field_parsers.gpu_indices(detail) for detail in details] or [() for _ in nodes]
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
     total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)
@@ -333,7 +334,7 @@ def _allocation(fields: _Fields) -> _Allocation:
     held = {name: sum(node.values()) for name, node in zip(names, shards, strict=True) if node}
     whole = zip(names, gpus, indices, strict=True)
     return _Allocation(
-        # Slurm takes the shards of a job from one GPU of a node, whether it says from which or not.
+        # All shards of a job on one node are of one GPU, whether Slurm reports its index or not.
         gpus={name: max(len(which), 1) if name in held else sum(node.values()) for name, node, which in whole},
         gpu_type=types.pop() if len(types) == 1 else None,
         indices={name: which for name, which in zip(names, indices, strict=True) if which},

@@ -1,10 +1,16 @@
-"""What differs between Slurm releases in what their commands print, in one place.
+"""Readers of the JSON values whose form differs between Slurm releases, and the commands that differ.
+
+Support for a new Slurm release belongs here. Run ``squeue --json`` and ``scontrol --json show nodes`` of that release.
+Where a value has a new form, extend the reader of its kind (``number``, ``text``, ``words``, ``flag``, ``exit_code``,
+``allocation``) so that it takes the new form beside the old ones, and add a record of that release to
+tests/unit/slurm/test_json_parser.py. Where a command has other options, add a function like ``nodes_command``.
+``json_parser`` maps fields to records, and changes only where Slurm renames a field.
 
 22.05 (openapi v0.0.38) writes plain values and null. From 23.02 on (data_parser v0.0.39 and later) numbers that may be
 unset are objects with ``set``, ``infinite`` and ``number``; states and flags are lists; exit codes and the nodes of an
-allocation are objects of their own. Every reader here takes both.
+allocation are objects of their own. Every reader takes both forms.
 
-A reader gets one JSON value and raises ValueError, TypeError or KeyError where it is neither form.
+A reader gets one JSON value, and raises ValueError, TypeError or KeyError for a value of neither form.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ _SENTINELS = frozenset({0xFFFFFFFE, 0xFFFFFFFF, 0xFFFE, 0xFFFF, 2**64 - 2, 2**64
 
 
 def release(text: str) -> tuple[int, ...]:
-    """(22, 5, 8) of ``slurm-wlm 22.05.8``; ValueError where there is no such number."""
+    """Parse a release: (22, 5, 8) of ``slurm-wlm 22.05.8``; raises ValueError where the text has none."""
     found = re.search(r"\b([0-9]{2})\.([0-9]{1,2})(?:\.([0-9]{1,3}))?", text, re.ASCII)
     if found is None:
         raise ValueError(f"no release of Slurm: {text[:80]!a}")
@@ -31,14 +37,14 @@ def release(text: str) -> tuple[int, ...]:
 
 
 def nodes_command(slurm: tuple[int, ...]) -> list[str]:
-    """What lists all nodes one by one: ``sinfo --json`` only until it began to group those that are alike (23.02)."""
+    """Return the command that prints every node as JSON; ``sinfo --json`` groups equal nodes since 23.02."""
     if slurm >= _NODES_BY_SCONTROL:
         return ["scontrol", "--all", "--json", "show", "nodes"]
     return ["sinfo", "--json", "-a"]
 
 
 def number(value: Any) -> int | None:
-    """A whole number; None for null, unset and infinite."""
+    """Read a whole number; None for null, unset and infinite."""
     if isinstance(value, Mapping):
         if value.get("infinite") or not value.get("set"):
             return None
@@ -53,7 +59,7 @@ def number(value: Any) -> int | None:
 
 
 def text(value: Any) -> str:
-    """A text; "" for null."""
+    """Read a text; "" for null."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -62,21 +68,21 @@ def text(value: Any) -> str:
 
 
 def words(value: Any) -> tuple[str, ...]:
-    """A comma list, or a JSON list of texts."""
+    """Read a list of words, from a comma list or a JSON list of texts."""
     if isinstance(value, list):
         return tuple(text(item) for item in value)
     return tuple(filter(None, text(value).split(",")))
 
 
 def flag(value: Any) -> bool:
-    """A truth value; null is false."""
+    """Read a truth value; null is false."""
     if value is None or isinstance(value, (bool, int)):
         return bool(value)
     raise TypeError("neither true nor false")
 
 
 def exit_code(value: Any) -> int | None:
-    """The exit code as a shell would tell it (128 + signal after a signal)."""
+    """Read an exit code as a shell reports it (128 + signal after a signal); None where there is none."""
     if isinstance(value, Mapping) and ("return_code" in value or "signal" in value):
         killer = value.get("signal") or {}
         if not isinstance(killer, Mapping):
@@ -90,9 +96,9 @@ def exit_code(value: Any) -> int | None:
 
 
 def allocation(resources: Any) -> list[tuple[str, int, int]]:
-    """Node name, cores or CPUs, and MiB of memory for each node of an allocation, in Slurm's order.
+    """Read an allocation: (node name, cores or CPUs, MiB of memory) for each node, in Slurm's order.
 
-    22.05 tells cores, later releases CPUs: only their proportions are meant.
+    22.05 prints cores, later releases CPUs: only the proportions between nodes are meaningful.
     """
     if not isinstance(resources, Mapping):
         raise TypeError("not an object")

@@ -1,7 +1,7 @@
-"""A process that does what it is told with pyslurm; a line of JSON in, a line of JSON out.
+"""The child process that carries out writes with pyslurm: one line of JSON in, one line of JSON out.
 
-Its own, because libslurm holds Python's global lock for as long as a controller does not answer, and ends the process
-in which it finds no configuration.
+pyslurm runs in a process of its own, because libslurm holds Python's global lock for as long as a controller does not
+answer, and ends the process where it finds no configuration.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ VERBS: Mapping[str, Verb] = {
 
 
 def main() -> None:
-    """Say which Slurm the controller is, then answer requests until there are no more."""
+    """Print the versions of pyslurm and of the controller, then answer requests until standard input ends."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)  # libslurm prints what it likes
+        os.dup2(2, 1)  # libslurm may print to standard output, which carries the answers
         os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
         pyslurm = importlib.import_module("pyslurm")  # optional, and slow where Slurm does not answer
 

@@ -1,8 +1,8 @@
-"""Writes by pyslurm instead of scontrol, as far as pyslurm does them as well.
+"""Writes by pyslurm instead of scontrol, where pyslurm is as good.
 
-It stands in the place of the pipe to scontrol and takes the same words. What pyslurm cannot do (an update of nodes is
-silently ignored, a task of an array has no id there), scontrol does. Reads stay with Slurm's commands: pyslurm
-tells less of pending jobs than their JSON.
+``PyslurmPipe`` has the interface of ``ScontrolPipe`` and takes the same words. scontrol carries out what pyslurm cannot
+(pyslurm ignores an update of nodes silently, and knows no array tasks by id). Reads stay with Slurm's commands: pyslurm
+reports less of pending jobs than their JSON.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.pipe_lines import chunks, stream
 from metasched.slurm.scontrol_pipe import ScontrolPipe
+from metasched.slurm.timed_pipes import chunks, stream
 
 _END_SECONDS = 5.0
 _JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})
-# scontrol's keys, and what pyslurm calls them.
+# scontrol's keys -> pyslurm's names and types.
 _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "AdminComment": ("admin_comment", str),
     "Priority": ("priority", int),
@@ -31,7 +31,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def request(words: Sequence[str]) -> dict[str, Any] | None:
-    """What pyslurm is to do for scontrol's words; None where scontrol must do it."""
+    """Translate scontrol's words into a request to the pyslurm child; None where scontrol must do it."""
     verb, *rest = words
     if verb in _JOB_VERBS and len(rest) == 1 and _is_plain(rest[0]):
         return {"verb": verb, "job": int(rest[0])}
@@ -49,11 +49,11 @@ def _is_plain(slurm_job_id: str) -> bool:
 
 
 class PyslurmPipe:
-    """The child process; started by the first command, started again after it died or was killed.
+    """The pyslurm child process; started by the first command, and again after it died or was killed.
 
     Args:
-        env: of the child, SLURM_CONF above all.
-        scontrol: for what pyslurm cannot do; closed with this.
+        env: environment of the child, SLURM_CONF above all.
+        scontrol: carries out what pyslurm cannot do; closed with this pipe.
     """
 
     def __init__(self, env: Mapping[str, str], scontrol: ScontrolPipe) -> None:
@@ -62,10 +62,10 @@ class PyslurmPipe:
         self._child: _Child | None = None
 
     def start(self, timeout: float) -> str:
-        """Start the child; which pyslurm it has, and to which Slurm it speaks, in words.
+        """Start the child, and return the versions of pyslurm and Slurm as a text for the log.
 
         Raises:
-            SlurmTimeoutError, SlurmUnavailableError: it has none that works.
+            SlurmTimeoutError, SlurmUnavailableError: no installed pyslurm works with this Slurm.
         """
         self._end()
         self._child = _Child(self._env)
@@ -73,7 +73,7 @@ class PyslurmPipe:
         return f"pyslurm {hello.get('pyslurm')}, Slurm {hello.get('slurm')}"
 
     def command(self, words: Sequence[str], timeout: float) -> str:
-        """Do what scontrol would do for these words; what Slurm complained about, "" after success.
+        """Carry out one scontrol command, and return Slurm's complaint; "" after success.
 
         Raises:
             InvalidArgumentError: a word that scontrol would read as something else.
@@ -89,7 +89,7 @@ class PyslurmPipe:
         return str(self._answer(line, deadline, line)["complaint"])
 
     def close(self) -> None:
-        """End the child, and scontrol."""
+        """End the child process and scontrol."""
         self._end()
         self._scontrol.close()
 
@@ -115,7 +115,7 @@ class PyslurmPipe:
 
 
 class _Child:
-    """One process, and what it says."""
+    """One child process, with its answers and its standard error."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
@@ -141,7 +141,7 @@ class _Child:
         stream(self._process.stdin).write(data)
 
     def read_line(self, deadline: float) -> bytes:
-        """Raises TimeoutError, or EOFError where the process has ended."""
+        """Return one line of the answer; raises TimeoutError, or EOFError where the process has ended."""
         line = b""
         for chunk in chunks(self._process.stdout, deadline):
             line += chunk
@@ -150,12 +150,12 @@ class _Child:
         return line
 
     def last_words(self) -> str:
-        """Of a child that says no more: it may only just be ending."""
+        """Return the last line of standard error of a child that ended, or is just ending; for error messages."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").split("\n")
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing said")
+        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no message")
 
     def end(self) -> None:
         self._process.kill()

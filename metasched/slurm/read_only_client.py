@@ -1,90 +1,80 @@
-"""A client that reads Slurm and writes nothing."""
+"""The read-only client, for dry runs: reads come from Slurm, writes do nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import Geometry, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSettings
 
 
 class ReadOnlyClient:
-    """Passes reads on and swallows writes; what would be written is what the plan says."""
+    """A SlurmClient that passes reads on to another client and drops writes; the plan shows what they would be."""
 
     def __init__(self, client: SlurmClient) -> None:
         self._client = client
 
     def settings(self) -> SlurmSettings:
-        """As Slurm has them."""
+        """Slurm's settings, from the other client."""
         return self._client.settings()
 
     def jobs(self) -> Sequence[SlurmJob]:
-        """As Slurm has them."""
+        """All jobs, from the other client."""
         return self._client.jobs()
 
     def nodes(self) -> Sequence[SlurmNode]:
-        """As Slurm has them."""
+        """All nodes, from the other client."""
         return self._client.nodes()
 
     def reservations(self) -> Sequence[Reservation]:
-        """As Slurm has them."""
+        """All reservations, from the other client."""
         return self._client.reservations()
 
+    def racks(self) -> Mapping[str, str]:
+        """The nodes' racks, from the other client."""
+        return self._client.racks()
+
     def associations(self) -> Associations | None:
-        """As Slurm has them."""
+        """Fair-shares and limits, from the other client."""
         return self._client.associations()
 
     def batch_script(self, slurm_job_id: str) -> str:
-        """As Slurm has it."""
+        """The job's batch script, from the other client."""
         return self._client.batch_script(slurm_job_id)
 
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """Nothing is submitted."""
-        del script, arguments
-        return "0"
-
     def hold(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def release(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def await_dependency(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def set_requeue(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def signal(self, slurm_job_id: str, signal: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def requeue_hold(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def suspend(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
+        """Dropped: nothing is sent to Slurm."""
 
     def resume(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
-
-    def cancel(self, slurm_job_id: str) -> None:
-        """Nothing is done."""
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """Nothing is run."""
-        del slurm_job_id, argv, timeout
-        return ""
+        """Dropped: nothing is sent to Slurm."""
 
     def close(self) -> None:
-        """Close the client behind it."""
+        """Close the client that reads."""
         self._client.close()

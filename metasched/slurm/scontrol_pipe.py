@@ -1,8 +1,8 @@
-"""One long-lived ``scontrol`` on pipes: 0.8 ms for a command instead of 6 ms for a process each.
+"""One long-lived ``scontrol`` process on pipes: 0.8 ms for a command instead of 6 ms for a process of its own.
 
-scontrol reads commands from standard input and writes what went wrong to standard error, which is unbuffered, so
-nothing but standard error is read here: a command that says nothing there has succeeded. After each command comes a
-word that scontrol does not know; its complaint about that word marks the end of the answer.
+scontrol reads commands from standard input and writes errors to standard error, which is unbuffered. Only standard
+error is read here: a command without output there has succeeded. After each command a word is sent that scontrol does
+not know; the complaint about that word marks the end of the answer.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from metasched.slurm.errors import InvalidArgumentError, SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.pipe_lines import chunks, stream
+from metasched.slurm.timed_pipes import chunks, stream
 
-# scontrol splits at blanks, knows two quotes (and keeps them), repeats the last command for "!!", and some builds read
-# lines of at most 4095 bytes. So a word here is none of that, and a line is shorter.
+# scontrol splits lines at blanks, keeps both kinds of quotes, repeats the last command for "!!", and in some builds
+# reads lines of at most 4095 bytes. So only words without these characters are sent, in shorter lines.
 _BAD = frozenset(" \t\n\r\v\f\0\"'\\!")
 _MAX_LINE = 4000
 
 
 def fits(words: Sequence[str]) -> bool:
-    """Whether the words reach scontrol on a pipe as they are."""
+    """Whether scontrol reads the words of a command from a pipe unchanged."""
     return (
         len(" ".join(words)) < _MAX_LINE
         and all(words)
@@ -31,7 +31,7 @@ def fits(words: Sequence[str]) -> bool:
 
 
 class ScontrolPipe:
-    """The process; started by the first command, started again after it died or was killed."""
+    """The scontrol process; started by the first command, and again after it died or was killed."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
@@ -39,7 +39,7 @@ class ScontrolPipe:
         self._marks = count()
 
     def command(self, words: Sequence[str], timeout: float) -> str:
-        """Run one command; what scontrol complained about, "" after success.
+        """Run one command, and return scontrol's complaint; "" after success.
 
         Raises:
             InvalidArgumentError: a word that scontrol would read as something else.
@@ -63,7 +63,7 @@ class ScontrolPipe:
         return answer.strip()
 
     def close(self) -> None:
-        """End the process."""
+        """End the scontrol process."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -1,4 +1,4 @@
-"""Read the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8``. docs/user/TAGS.md documents every key."""
+"""The parser of the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8`` (docs/user/TAGS.md)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MAX_SLO = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What a job's comment asks for; ``None`` and empty where it says nothing.
+    """The contents of a tag; ``None`` and empty for keys that the tag does not name.
 
     Attributes:
         min_gpus: fewest GPUs.
         max_gpus: most GPUs.
-        preempt: how it may be stopped.
-        weight: its share relative to others, in (0, 1].
-        max_nodes: most nodes it may be spread over.
-        gpu_types: types that it accepts.
-        total_steps: optimizer steps that it needs in all.
-        slo_seconds: how long after its submission it should be finished.
-        model: what it trains: jobs of one user that name the same model are equally fast.
-        trials: whether its script may be tried for a few steps at other sizes, to learn how it scales.
+        preempt: how the job may be preempted.
+        weight: the job's weight relative to other jobs, in (0, 1].
+        max_nodes: most nodes of an allocation.
+        gpu_types: acceptable types of GPUs.
+        total_steps: optimizer steps of the whole training.
+        slo_seconds: seconds from submission to the latest acceptable end.
+        model: name of the trained model: jobs of one user with the same model are equally fast.
+        trials: whether profiling runs of a few steps at other sizes may precede the training.
     """
 
     min_gpus: int | None = None
@@ -50,15 +50,15 @@ class Tag:
 
 
 def is_tagged(comment: str) -> bool:
-    """Whether the comment is a tag: its first word (blanks as C and lua know them) is ``metasched``."""
+    """Whether the comment is a tag: its first word (with blanks as in C and lua) is ``metasched``."""
     return re.match(rf"\s*{FIRST_WORD}(?:\s|$)", comment, re.ASCII) is not None
 
 
 def parse_tag(comment: str) -> Tag | None:
-    """The tag in a comment, or None where the comment is none of ours (its first word is not ``metasched``).
+    """Parse the tag in a comment; None for a comment whose first word is not ``metasched``.
 
     Raises:
-        TagError: quotes the offending word and says what to write instead.
+        TagError: a word is wrong; the message quotes it and says what to write instead.
     """
     if not is_tagged(comment):
         return None
@@ -90,7 +90,7 @@ def parse_tag(comment: str) -> Tag | None:
 
 
 def quote(text: str) -> str:
-    """What a user wrote, fit to be shown: quoted, one line, printable ASCII, at most 60 characters of it."""
+    """Quote a user's text for a message: one line, printable ASCII, at most 60 characters of the text."""
     shown = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
     return ascii(shown)
 
@@ -167,4 +167,4 @@ KEYS: Mapping[str, Callable[[str, str], object]] = {
     "trials": _yes_or_no,
 }
 FIELDS: Mapping[str, str] = {"slo": "slo_seconds"}
-"""Keys whose field in a ``Tag`` has another name, because it has a unit."""
+"""Names of ``Tag``'s fields, by key, where they differ: these have a unit."""

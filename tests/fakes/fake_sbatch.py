@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from metasched.core.model import Hold
-from metasched.slurm import field_syntax
+from metasched.slurm import field_parsers
 from metasched.slurm.client import JobState, SlurmJob
 from metasched.slurm.errors import SlurmCommandError
 
@@ -90,9 +90,9 @@ def _begin(options: Mapping[str, str], now: float) -> float | None:
 
 def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str, now: float) -> SlurmJob:
     """The record of a job that was just submitted."""
-    per_node = {**field_syntax.gpus(options.get("gres", "")), **field_syntax.gpus(_gpu(options, "gpus-per-node"))}
-    total, per_task = field_syntax.gpus(_gpu(options, "gpus")), field_syntax.gpus(_gpu(options, "gpus-per-task"))
-    shards = field_syntax.shards(options.get("gres", ""))
+    per_node = {**field_parsers.gpus(options.get("gres", "")), **field_parsers.gpus(_gpu(options, "gpus-per-node"))}
+    total, per_task = field_parsers.gpus(_gpu(options, "gpus")), field_parsers.gpus(_gpu(options, "gpus-per-task"))
+    shards = field_parsers.shards(options.get("gres", ""))
     types = sorted({kind for request in (per_node, total, per_task, shards) for kind in request if kind})
     first, _, last = options.get("nodes", "1").partition("-")
     tasks_per_node = int(options.get("ntasks-per-node", "0"))

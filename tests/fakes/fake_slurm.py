@@ -1,6 +1,6 @@
-"""A Slurm in memory for fast tests: the same contract as the real one, a clock that stands still until told.
+"""FakeSlurm: Slurm in memory for fast tests, with the contract of the real one and a clock that tests advance.
 
-It behaves as the contract tests saw the real one behave, and raises on anything that it does not know.
+The fake behaves as the contract tests measured the real Slurm, and raises an error for anything that it does not know.
 
     slurm = FakeSlurm()                                   # 4 nodes of 4 v100
     job = slurm.add("--gres=gpu:2", comment="metasched", trainer=Trainer(seconds=60))
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import heapq
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
-from pathlib import Path
 
 from metasched.core.model import Hold
-from metasched.slurm import field_syntax
+from metasched.slurm import field_parsers
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState, Reservation, SlurmJob, SlurmNode, SlurmSettings
 from metasched.slurm.errors import (
@@ -31,7 +29,7 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
-from metasched.slurm.resize_options import resize_words
+from metasched.slurm.update_arguments import update_arguments
 from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
 
 MIB = 2**20
@@ -43,18 +41,19 @@ _ACTIVE = frozenset({JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING})
 
 @dataclass
 class Trainer:
-    """What a job's script does; change it at any time, or override ``started`` and ``signalled``.
+    """The behaviour of a job's script; tests may change it at any time, or override ``started`` and ``signalled``.
 
     All durations are seconds.
 
     Attributes:
-        seconds: work that it needs in all its runs together; None for a job that never ends by itself.
-        exit_code: of the run that finishes the work.
-        stop_signal: the signal that makes it checkpoint and exit; anything else but SIGTERM and SIGKILL is ignored.
-        stop_seconds: from that signal (or SIGTERM) to its exit; None for a trainer that is deaf to both.
-        stop_exit_code: "checkpointed, run me again".
+        seconds: work of all runs together; None for a job that never ends by itself.
+        exit_code: exit code of the run that finishes the work.
+        stop_signal: the signal that makes it checkpoint and exit; others but SIGTERM and SIGKILL are ignored.
+        stop_seconds: from that signal (or SIGTERM) to the exit; None for a trainer that ignores both.
+        stop_exit_code: exit code of a checkpointed run, which asks for a requeue.
         keeps_work: whether work done before a stop counts afterwards.
-        signals: every signal that it got, as (seconds, name).
+        done: work of earlier runs, seconds.
+        signals: the signals received, as (unix seconds, name).
     """
 
     seconds: float | None = None
@@ -77,7 +76,7 @@ class Trainer:
 
 @dataclass(frozen=True)
 class FakeNode:
-    """One node of a FakeSlurm; memory in bytes, ``shards`` of each GPU (0: whole GPUs only)."""
+    """One node of a FakeSlurm: memory in bytes, ``shards`` of each GPU (0: whole GPUs only), its switch or block."""
 
     name: str
     gpus: int = 4
@@ -86,6 +85,7 @@ class FakeNode:
     memory: int = 64000 * MIB
     partitions: frozenset[str] = frozenset({"main"})
     shards: int = 0
+    rack: str | None = None
 
 
 @dataclass
@@ -104,19 +104,18 @@ NODES = tuple(FakeNode(f"n{number}") for number in range(1, 5))
 
 
 class FakeSlurm:
-    """A SlurmClient with its cluster inside.
+    """A SlurmClient with a simulated cluster.
 
     Args:
-        nodes: the cluster.
-        now: unix seconds at which its clock starts.
-        requeue_exit_hold: exit codes after which it requeues and holds.
+        nodes: the cluster's nodes.
+        now: unix seconds at which the clock starts.
+        requeue_exit_hold: exit codes after which a job is requeued and held.
         kill_wait: seconds between SIGTERM and SIGKILL.
 
     Attributes:
-        now: its clock, unix seconds.
+        now: the clock, unix seconds.
         calls: every call of the client, as (method, slurm_job_id or ""), for tests that count.
         accounting: associations and QOS; None where accounting is off.
-        launched: answers of ``launch``, by the first word of the command; another command raises.
     """
 
     def __init__(
@@ -129,7 +128,6 @@ class FakeSlurm:
         self.now = now
         self.calls: list[tuple[str, str]] = []
         self.accounting: Associations | None = None
-        self.launched: dict[str, str | Callable[[SlurmJob, Sequence[str]], str]] = {}
         self._nodes = {node.name: node for node in nodes}
         self._down: set[str] = set()
         self._drained: set[str] = set()
@@ -149,7 +147,7 @@ class FakeSlurm:
         self._reachable = True
         self._forgotten: set[tuple[str, int]] = set()  # GPUs of which one of two jobs has ended
 
-    # The client's side
+    # SlurmClient
 
     def settings(self) -> SlurmSettings:
         """See SlurmClient."""
@@ -171,6 +169,11 @@ class FakeSlurm:
         self._call("reservations")
         return tuple(one for one in self._reservations.values() if one.end > self.now)
 
+    def racks(self) -> Mapping[str, str]:
+        """See SlurmClient; what the nodes say."""
+        self._call("racks")
+        return {node.name: node.rack for node in self._nodes.values() if node.rack is not None}
+
     def associations(self) -> Associations | None:
         """See SlurmClient; what ``accounting`` says, and is not enforced."""
         self._call("associations")
@@ -179,17 +182,6 @@ class FakeSlurm:
     def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
         return self._touch("batch_script", slurm_job_id)[0].script
-
-    def submit(self, script: Path, arguments: Sequence[str] = ()) -> str:
-        """See SlurmClient; understands the options of ``add``, also in the script's ``#SBATCH`` lines."""
-        self._call("submit")
-        if not script.is_file():
-            raise SlurmCommandError(f"sbatch: Unable to open file {script}")
-        text = script.read_text(encoding="utf-8")
-        sbatch = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
-        inside = shlex.split("\n".join(sbatch), comments=True)
-        options = parse_options([*inside, *arguments])
-        return self._add(options, name=script.name, user="user", trainer=Trainer(), script=text)
 
     def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -212,7 +204,7 @@ class FakeSlurm:
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
-        resize_words(geometry)  # refuses what the real one refuses
+        update_arguments(geometry)  # refuses what the real one refuses
         for job in self._touch("update", slurm_job_id, JobState.PENDING):
             if unknown := [name for name in geometry.nodes if name not in self._nodes]:
                 raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
@@ -286,28 +278,10 @@ class FakeSlurm:
             self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
             self._compute(job)
 
-    def cancel(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
-        self._call("cancel", _checked(slurm_job_id))
-        for job in self._find(slurm_job_id):
-            if job.shown.state is JobState.PENDING:
-                self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
-            elif job.shown.state in _ACTIVE:
-                self._terminate(job, JobState.CANCELLED, Hold.NONE)
-
-    def launch(self, slurm_job_id: str, argv: Sequence[str], timeout: float) -> str:
-        """See SlurmClient; answers come from ``launched``."""
-        del timeout
-        (job,) = self._touch("launch", slurm_job_id, JobState.RUNNING)
-        if argv[0] not in self.launched:
-            raise NotImplementedError(f"FakeSlurm.launched has no answer for {argv[0]!r}")
-        answer = self.launched[argv[0]]
-        return answer if isinstance(answer, str) else answer(job.shown, argv)
-
     def close(self) -> None:
         """See SlurmClient."""
 
-    # The world's side: what users, nodes and time do
+    # Actions of users, nodes and time
 
     def add(
         self,
@@ -330,11 +304,11 @@ class FakeSlurm:
         return self._one(slurm_job_id).shown
 
     def trainer(self, slurm_job_id: str) -> Trainer:
-        """What the job's script does."""
+        """Return the behaviour of the job's script."""
         return self._one(slurm_job_id).trainer
 
     def tick(self, seconds: float = 1.0) -> None:
-        """Let time pass: everything due happens in order, and what can start starts."""
+        """Advance the clock: due events happen in order, and jobs that can start do."""
         until = self.now + seconds
         while True:
             self._start_what_can()
@@ -356,7 +330,7 @@ class FakeSlurm:
         self.now = until
 
     def after(self, seconds: float, do: Callable[[], None]) -> None:
-        """Call it when the clock has moved on by so much."""
+        """Schedule a call in ``seconds`` of the clock."""
         heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
 
     def exit(self, slurm_job_id: str, code: int, after: float = 0.0) -> None:
@@ -384,34 +358,42 @@ class FakeSlurm:
         for job in self._find(slurm_job_id):
             self._requeue(job, Hold.NONE)
 
+    def cancel(self, slurm_job_id: str) -> None:
+        """``scancel`` by the owner or an administrator; a job that has ended stays as it is."""
+        for job in self._find(slurm_job_id):
+            if job.shown.state is JobState.PENDING:
+                self._show(job, state=JobState.CANCELLED, hold=Hold.NONE, ended=self.now)
+            elif job.shown.state in _ACTIVE:
+                self._terminate(job, JobState.CANCELLED, Hold.NONE)
+
     def owner_edit(self, slurm_job_id: str, *, comment: str) -> None:
         """``scontrol update Comment=`` by the owner."""
         for job in self._find(slurm_job_id):
             self._show(job, comment=comment)
 
     def node_down(self, name: str) -> None:
-        """A node is lost: its jobs are requeued without a hold."""
+        """Lose a node: its jobs are requeued without a hold."""
         self._down.add(self._nodes[name].name)
         for job in self._jobs.values():
             if job.shown.state in _ACTIVE and name in job.shown.allocated:
                 self._back_to_pending(job, Hold.NONE, "PENDING")
 
     def node_drain(self, name: str) -> None:
-        """A node gets no new jobs."""
+        """Drain a node: it gets no new jobs."""
         self._drained.add(self._nodes[name].name)
 
     def node_up(self, name: str) -> None:
-        """A node is back."""
+        """Return a node to service."""
         self._down.discard(name)
         self._drained.discard(name)
 
     def reserve(self, reservation: Reservation) -> None:
-        """Nodes are for its jobs alone from its start to its end."""
+        """Make a reservation: its nodes are for its jobs only from its start to its end."""
         self._reservations[reservation.name] = reservation
 
     @contextmanager
     def outage(self) -> Iterator[None]:
-        """The controller does not answer; jobs run on."""
+        """Make the controller not answer in the block; jobs continue."""
         self._reachable = False
         try:
             yield
@@ -419,7 +401,7 @@ class FakeSlurm:
             self._reachable = True
 
     def crash(self, lost_seconds: float = 5.0) -> None:
-        """The controller is killed and comes back: young jobs are forgotten, and their ids are given again."""
+        """Kill and restart the controller: jobs younger than ``lost_seconds`` are lost, and their ids reused."""
         for slurm_job_id, job in list(self._jobs.items()):
             if self.now - job.shown.submitted < lost_seconds and not job.shown.restarts:
                 del self._jobs[slurm_job_id]
@@ -433,7 +415,7 @@ class FakeSlurm:
             raise SlurmUnavailableError("Unable to contact slurm controller (connect failure)")
 
     def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[_Job]:
-        """The job (or all of an array) that a call is about, in one of the states (none: in any)."""
+        """Return the jobs of a call (all tasks of an array); they must be in one of the states (none: in any)."""
         self._call(method, _checked(slurm_job_id))
         jobs = self._find(slurm_job_id)
         if not jobs:
@@ -462,7 +444,7 @@ class FakeSlurm:
 
     def _add(self, options: dict[str, str], *, name: str, user: str, trainer: Trainer, script: str) -> str:
         job_id = self._next_id
-        tasks = field_syntax.array_tasks(options["array"]) if "array" in options else []
+        tasks = field_parsers.array_tasks(options["array"]) if "array" in options else []
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
         self._check_possible(job)
         self._next_id += 1 + len(tasks)
@@ -742,6 +724,6 @@ def _turn(job: _Job) -> tuple[int, int]:
 
 
 def _checked(slurm_job_id: str) -> str:
-    if not field_syntax.is_slurm_job_id(slurm_job_id):
+    if not field_parsers.is_slurm_job_id(slurm_job_id):
         raise InvalidArgumentError(f"not a job id: {slurm_job_id!a}")
     return slurm_job_id

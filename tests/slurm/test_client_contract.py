@@ -54,7 +54,8 @@ class RealWorld:
         script = self.base / f"{verb}{code}.sh"
         script.write_text("#!/bin/bash\n" + SCRIPTS[verb].format(base=self.base, code=code) + "\n")
         as_owner = ["--uid=65534", "--gid=65534"] if self.owner else []
-        return self.client.submit(script, [*as_owner, f"--chdir={self.base}", "--output=/dev/null", *options])
+        where = [f"--chdir={self.base}", "--output=/dev/null"]
+        return self.cluster.run("sbatch", "--parsable", *as_owner, *where, *options, str(script)).strip()
 
     def started(self, *options, does="sleep"):
         slurm_job_id = self.submit(*options, does=does)
@@ -87,6 +88,9 @@ class RealWorld:
             pytest.skip("the cluster's user and the jobs' owner are the same")
         subprocess.run(argv, env=self.cluster.env, user=self.owner, group="nogroup", timeout=30, check=False)
 
+    def cancel(self, slurm_job_id):
+        self.cluster.run("scancel", slurm_job_id)
+
     def owner_release(self, slurm_job_id):
         self._as_owner("scontrol", "release", slurm_job_id)
 
@@ -101,7 +105,9 @@ class RealWorld:
 
 
 def up(nodes):
-    return DevCluster.up(new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, owner_pid=os.getpid())
+    return DevCluster.up(
+        new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, nodes_per_switch=2, owner_pid=os.getpid()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +193,13 @@ class TestRealSlurmOnly:
         conf.write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", text))
         (world.base / "gres.conf").write_text((world.cluster.conf.parent / "gres.conf").read_text())
         lost = CommandLineClient({**world.cluster.env, "SLURM_CONF": str(conf)}, timeout=1)
-        for call in (lost.jobs, lost.nodes, lambda: lost.hold(slurm_job_id), lambda: lost.cancel(slurm_job_id)):
+        for call in (
+            lost.jobs,
+            lost.nodes,
+            lost.racks,
+            lambda: lost.hold(slurm_job_id),
+            lambda: lost.signal(slurm_job_id, "SIGUSR2"),
+        ):
             with pytest.raises(SlurmUnavailableError):
                 call()
         lost.close()
@@ -195,9 +207,9 @@ class TestRealSlurmOnly:
 
     def test_an_admin_hold_leaves_no_moment_without_a_hold(self, world):
         """A job that could start at once never does while its user's hold becomes the admin's."""
-        addresses = [world.submit("--hold") for _ in range(10)]
-        for slurm_job_id in addresses:
+        job_ids = [world.submit("--hold") for _ in range(10)]
+        for slurm_job_id in job_ids:
             world.client.hold(slurm_job_id)
         world.pass_time(2)
-        jobs = [world.job(slurm_job_id) for slurm_job_id in addresses]
+        jobs = [world.job(slurm_job_id) for slurm_job_id in job_ids]
         assert {(job.state, job.hold, job.restarts) for job in jobs} == {(JobState.PENDING, Hold.ADMIN, 0)}

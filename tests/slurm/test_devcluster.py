@@ -434,9 +434,9 @@ def test_whole_life_of_a_cluster(shared_tmp, user, place):
     """For both kinds of user and of packages: up, a GPU job with a step, the lua plugin, a new controller, down."""
     code = shared_tmp / "code"
     package = Path(metasched.__file__).parent
-    (code / "metasched").mkdir(parents=True)
-    for name in ("__init__.py", "errors.py"):
-        shutil.copy(package / name, code / "metasched")
+    (code / "metasched" / "core").mkdir(parents=True)
+    for name in ("__init__.py", "core/__init__.py", "core/errors.py"):
+        shutil.copy(package / name, code / "metasched" / name)
     shutil.copytree(
         package / "devcluster", code / "metasched" / "devcluster", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -47,8 +47,8 @@ class Submitter:
         os.utime(path, (later, later))
 
     def submit(self, *options):
-        slurm_job_id = self.client.submit(self.script, [f"--chdir={self.base}", "--output=/dev/null", *options])
-        return self.job(slurm_job_id)
+        where = [f"--chdir={self.base}", "--output=/dev/null"]
+        return self.job(self.cluster.run("sbatch", "--parsable", *where, *options, str(self.script)).strip())
 
     def job(self, slurm_job_id):
         return next(job for job in self.client.jobs() if job.slurm_job_id == slurm_job_id)

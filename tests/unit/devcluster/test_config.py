@@ -16,7 +16,7 @@ import pytest
 
 from metasched.devcluster import DevCluster, NodeGroup, Settings, processes, reaper, software
 from metasched.devcluster.__main__ import main
-from metasched.devcluster.config import Layout, cgroup_conf, gres_conf, slurm_conf
+from metasched.devcluster.config import Layout, cgroup_conf, gres_conf, slurm_conf, topology_conf
 from metasched.devcluster.errors import (
     BadSettingError,
     BaseInUseError,
@@ -70,6 +70,19 @@ def test_shards_belong_to_one_device_file_each():
     assert "shard" not in "".join(conf(MIXED)) + gres_conf(MIXED, LAYOUT)
 
 
+def test_switches_take_so_many_nodes_each():
+    """The last one takes the rest; a cluster without them has a flat network."""
+    assert topology_conf(Settings(groups=(NodeGroup(3), NodeGroup(2, 0)), nodes_per_switch=2)).splitlines() == [
+        "SwitchName=s1 Nodes=n[1-2]",
+        "SwitchName=s2 Nodes=n[3-4]",
+        "SwitchName=s3 Nodes=n5",
+        "SwitchName=root Switches=s[1-3]",
+    ]
+    assert "TopologyPlugin=topology/tree" in conf(Settings(nodes_per_switch=2))
+    assert topology_conf(Settings()) == ""
+    assert "Topology" not in "".join(conf(Settings()))
+
+
 def test_memory_is_shared_out_by_cpu():
     """A job without --mem gets its CPUs' share of a node's memory."""
     lines = conf(Settings(cpus=8, memory_mb=8001))
@@ -118,6 +131,7 @@ def test_control_groups_are_left_alone_as_each_release_can(tmp_path, said, word)
         (lambda: NodeGroup(gpus=-1), "gpus"),
         (lambda: NodeGroup(gpu_type="v100:4"), "v100:4"),
         (lambda: Settings(groups=()), "group"),
+        (lambda: Settings(nodes_per_switch=0), "nodes_per_switch"),
         (lambda: Settings(cpus=0), "cpus"),
         (lambda: Settings(requeue_exit=0), "requeue_exit"),
     ],

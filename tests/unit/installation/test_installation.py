@@ -12,7 +12,7 @@ from metasched.core.policy import installed_policies
 from metasched.daemon import process
 from metasched.installation import facts, plugin
 from metasched.installation.checks import check
-from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, look_at, on_nodes
+from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, on_nodes, probe_directory
 from metasched.installation.plugin import OtherSharedError
 from metasched.installation.template import template
 from metasched.slurm.associations import Associations
@@ -248,7 +248,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
     slurm = FakeSlurm()
     values = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
     settings = dataclasses.replace(slurm.settings(), job_submit_plugins=("lua",), values=values)
-    plugin.check_shared(plugin.text_of(settings), tmp_path / "link")
+    plugin.check_shared(plugin.read_plugin(settings), tmp_path / "link")
     slurm.settings = lambda: settings
     with pytest.raises(OtherSharedError, match="make them the same"):
         process._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)
@@ -300,7 +300,7 @@ def test_slurm_user_and_root_need_no_role():
 
 def test_a_directory_that_is_missing_can_be_made(tmp_path):
     """It is judged by where it would be, and not made."""
-    found = look_at(tmp_path / "a" / "b")
+    found = probe_directory(tmp_path / "a" / "b")
     assert found.problem is None
     assert found.filesystem
     assert found.locks is True
@@ -311,19 +311,19 @@ def test_a_directory_that_is_missing_can_be_made(tmp_path):
 def test_a_directory_that_everybody_may_write_to_is_noticed(tmp_path):
     """Others could put files of their own in place of the daemon's."""
     tmp_path.chmod(0o1777)
-    assert look_at(tmp_path).open_to_all
-    assert not look_at(tmp_path / "missing").open_to_all
+    assert probe_directory(tmp_path).open_to_all
+    assert not probe_directory(tmp_path / "missing").open_to_all
 
 
 def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
     """The daemon could not make its directory below it."""
     (tmp_path / "file").touch()
-    assert "is not a directory" in look_at(tmp_path / "file" / "state").problem
+    assert "is not a directory" in probe_directory(tmp_path / "file" / "state").problem
 
 
 def test_a_directory_that_cannot_be_looked_at_is_a_problem(tmp_path):
     """Like one below a directory that is closed to this user."""
-    assert "File name too long" in look_at(tmp_path / ("x" * 300) / "state").problem
+    assert "File name too long" in probe_directory(tmp_path / ("x" * 300) / "state").problem
 
 
 def test_the_template_is_a_configuration_of_defaults(tmp_path):

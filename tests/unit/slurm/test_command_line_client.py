@@ -4,14 +4,12 @@ import json
 import logging
 import os
 import time
-from pathlib import Path
 
 import pytest
 
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import (
     InvalidArgumentError,
-    MalformedOutputError,
     NoSuchJobError,
     SlurmCommandError,
     SlurmPermissionError,
@@ -48,6 +46,9 @@ done
 """
 
 
+QUEUE = "1|PENDING|JobHeldUser|1|0||1|1|0|1|main|N/A\n"
+
+
 class Stand:
     """A directory of stand-ins, first on PATH."""
 
@@ -55,12 +56,12 @@ class Stand:
         self.base = base
         bin_dir = base / "bin"
         bin_dir.mkdir()
-        for name, text in (("squeue", SAY), ("sinfo", SAY), ("sbatch", SAY), ("scancel", SAY), ("scontrol", SCONTROL)):
+        for name, text in (("squeue", SAY), ("sinfo", SAY), ("scancel", SAY), ("scontrol", SCONTROL)):
             path = bin_dir / name
             path.write_text(text.format(base=base))
             path.chmod(0o755)
         self.env = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "SQUEUE_FORMAT": "%all", "SLURM_TIME_FORMAT": "relative"}
-        self.says("squeue", "1|PENDING|JobHeldUser|1|0||1|1|0|1|main|N/A\n")
+        self.says("squeue", QUEUE)
         self.says("squeue.json", json.dumps({"jobs": [PENDING_22]}))
 
     def says(self, name, text):
@@ -122,7 +123,7 @@ def test_slurms_forecast_of_a_start_is_no_change(stand, client):
         lambda client: client.hold("1"),
         lambda client: client.stamp("1", "metasched:x"),
         lambda client: client.stamp("1", "with blanks"),
-        lambda client: client.cancel("1"),
+        lambda client: client.signal("1", "SIGUSR2"),
         lambda client: client.set_requeue("1"),
     ],
 )
@@ -130,7 +131,9 @@ def test_a_write_of_ours_makes_the_next_read_a_full_one(stand, client, write):
     """What it changed may not show in the cheap text."""
     stand.says("scancel", "")
     client.jobs()
+    stand.says("squeue", "1 RUNNING\n")  # for the write, which may ask for the job's state
     write(client)
+    stand.says("squeue", QUEUE)
     client.jobs()
     assert stand.json_reads() == 2
 
@@ -150,7 +153,7 @@ def test_a_record_that_cannot_be_read_is_left_out_and_named_once(stand, client, 
     stand.says("squeue.json", json.dumps({"jobs": [RUNNING_22 | {"job_state": "DANCING"}, PENDING_22]}))
     with caplog.at_level(logging.WARNING):
         assert [job.job_id for job in client.jobs()] == [22]
-        client.cancel("1")
+        client.hold("1")
         client.jobs()
     assert caplog.text.count("job 21") == 1
 
@@ -184,27 +187,11 @@ def test_a_slurm_that_is_too_old_is_refused(stand, client, read):
 
 def test_peoples_format_variables_do_not_reach_the_commands(stand, client):
     """SQUEUE_FORMAT and their like would change what is read."""
-    stand.says("sbatch", "7\n")
-    (stand.base / "bin" / "sbatch").write_text(f"#!/bin/bash\nenv > {stand.base}/env\necho 7\n")
-    client.submit(Path("job.sh"))
+    (stand.base / "bin" / "squeue").write_text(f"#!/bin/bash\nenv > {stand.base}/env\necho '{{\"jobs\": []}}'\n")
+    client.jobs()
     seen = dict(line.split("=", 1) for line in (stand.base / "env").read_text().splitlines())
     assert "SQUEUE_FORMAT" not in seen
     assert (seen["SLURM_TIME_FORMAT"], seen["SLURM_BITSTR_LEN"], seen["LC_ALL"]) == ("%s", "0", "C")
-
-
-@pytest.mark.parametrize(("answer", "slurm_job_id"), [("7\n", "7"), ("7;cluster\n", "7")])
-def test_submit_tells_the_address(stand, client, answer, slurm_job_id):
-    """On a federation with the cluster's name behind it."""
-    stand.says("sbatch", answer)
-    assert client.submit(Path("job.sh"), ["--hold"]) == slurm_job_id
-    assert stand.calls("sbatch") == [f"--parsable --hold {Path('job.sh').absolute()}"]
-
-
-def test_an_answer_without_a_job_id_is_malformed(stand, client):
-    """A wrapper of the site may print anything."""
-    stand.says("sbatch", "Welcome!\n")
-    with pytest.raises(MalformedOutputError, match="Welcome"):
-        client.submit(Path("job.sh"))
 
 
 @pytest.mark.parametrize(
@@ -229,9 +216,9 @@ def test_an_answer_without_a_job_id_is_malformed(stand, client):
 )
 def test_complaints_become_typed_errors_with_slurms_words(stand, client, complaint, kind):
     """What can be done about it depends on the type; people read the words."""
-    stand.complains("scancel", complaint)
-    with pytest.raises(kind, match="scancel") as caught:
-        client.cancel("9")
+    stand.complains("squeue", complaint)
+    with pytest.raises(kind, match="squeue") as caught:
+        client.jobs()
     assert type(caught.value) is kind
     assert complaint in str(caught.value)
 
@@ -249,8 +236,9 @@ def test_a_command_that_hangs_is_ended(stand):
     """And whether it took effect is not known."""
     (stand.base / "bin" / "scancel").write_text("#!/bin/bash\nexec sleep 30\n")
     client = CommandLineClient(stand.env, timeout=0.3)
+    stand.says("squeue", "1 RUNNING\n")
     with pytest.raises(SlurmTimeoutError, match="scancel"):
-        client.cancel("1")
+        client.signal("1", "SIGUSR2")
 
 
 def test_many_commands_share_one_scontrol(stand, client):
@@ -311,9 +299,7 @@ def test_closing_ends_the_process_and_is_repeatable(stand):
     [
         lambda client: client.hold("1"),
         lambda client: client.stamp("1", "two words"),
-        lambda client: client.cancel("1"),
-        lambda client: client.submit(Path("job.sh")),
-        lambda client: client.launch("1", ["true"], 1),
+        lambda client: client.signal("1", "SIGUSR2"),
     ],
 )
 def test_what_may_not_be_written_is_not_sent(stand, write):
@@ -322,11 +308,11 @@ def test_what_may_not_be_written_is_not_sent(stand, write):
     def refuse():
         raise RuntimeError("another daemon took over")
 
-    stand.says("squeue", "1 RUNNING 0\n")
+    stand.says("squeue", "1 RUNNING\n")
     client = CommandLineClient(stand.env, before_write=refuse)
     with pytest.raises(RuntimeError):
         write(client)
-    assert not any(stand.calls(name) for name in ("scontrol", "scancel", "sbatch", "srun"))
+    assert not any(stand.calls(name) for name in ("scontrol", "scancel"))
 
 
 def test_text_with_blanks_goes_by_a_process_of_its_own(stand, client):
@@ -343,3 +329,43 @@ def test_words_that_scontrol_would_read_otherwise_do_not_fit(word):
     assert not fits(["update", word])
     with pytest.raises(InvalidArgumentError):
         ScontrolPipe({}).command(["update", word], 1)
+
+
+class TestRacks:
+    """Racks come from ``scontrol show topology``, which is rarely read."""
+
+    @pytest.fixture
+    def stand(self, tmp_path):
+        made = Stand(tmp_path)
+        (tmp_path / "bin" / "scontrol").write_text(SAY.format(base=tmp_path))
+        return made
+
+    def test_the_topology_is_read_once_in_five_minutes(self, stand, client, monkeypatch):
+        """A poll in between costs no command."""
+        stand.says("scontrol", "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
+        for _ in range(2):
+            assert client.racks() == {"n1": "s1", "n2": "s1"}
+        assert stand.calls("scontrol") == ["show topology"]
+        stand.says("scontrol", "")
+        later = time.monotonic() + 301
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        assert client.racks() == {}
+
+    @pytest.mark.parametrize("complaint", ["invalid entity:topology for keyword:show", ""])
+    def test_a_slurm_without_topology_has_no_racks(self, stand, client, complaint, caplog):
+        """The log says so once."""
+        (stand.complains if complaint else stand.says)("scontrol", complaint)
+        with caplog.at_level(logging.INFO):
+            for _ in range(2):
+                assert client.racks() == {}
+                client._racks_read = None
+        assert caplog.text.count("nodes have no racks") == 1
+
+    def test_a_controller_that_is_not_there_is_unavailable(self, stand, client):
+        """The next poll asks again."""
+        stand.complains("scontrol", "Unable to contact slurm controller (connect failure)")
+        with pytest.raises(SlurmUnavailableError):
+            client.racks()
+        (stand.base / "scontrol.err").unlink()
+        stand.says("scontrol", "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\n")
+        assert client.racks() == {"n1": "b1"}

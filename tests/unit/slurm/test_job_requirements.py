@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from metasched.core.model import Placement, Preempt
 from metasched.slurm.errors import InvalidArgumentError, TagError
 from metasched.slurm.job_requirements import geometry, is_ours, requirements, resizable
-from metasched.slurm.resize_options import resize_words
 from metasched.slurm.tags import Tag, parse_tag
+from metasched.slurm.update_arguments import update_arguments
 from tests.builders import job
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm
 
@@ -234,7 +234,7 @@ def test_every_geometry_can_be_told_to_slurm(options, placement, elastic):
     assume(elastic or required.gpus == placement.gpus)
     job = model_job(required)
     told = geometry(job, placement, required)
-    assert resize_words(told)
+    assert update_arguments(told)
     nodes = len(placement.nodes)
     assert told.cpus // nodes <= max(job.node_cpus(placement.gpus_per_node), told.tasks // nodes)
 
@@ -260,4 +260,4 @@ def test_an_impossible_geometry_never_reaches_slurm(changes):
     required = needs("--gpus=4", tag="max_gpus=8")
     told = geometry(model_job(required), Placement(("n1", "n2"), 2, "v100"), required)
     with pytest.raises(InvalidArgumentError):
-        resize_words(replace(told, **changes))
+        update_arguments(replace(told, **changes))

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from metasched.slurm.client_choice import make_client
+from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
 from metasched.slurm.pyslurm_pipe import PyslurmPipe, request
 

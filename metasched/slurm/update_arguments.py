@@ -1,40 +1,43 @@
-"""How Slurm is told to give a pending job another size and place."""
+"""The arguments of ``scontrol update`` that give a pending job another size and other nodes. Pure."""
 
 from __future__ import annotations
 
 import re
 from math import ceil
 
-from metasched.slurm import field_syntax, hostlist
+from metasched.slurm import field_parsers, hostlist
 from metasched.slurm.client import Geometry
 from metasched.slurm.errors import InvalidArgumentError
 
 MIB = 2**20
 
 
-def resize_words(geometry: Geometry) -> tuple[list[str], list[str]]:
-    """What two ``scontrol update`` need to give a pending job this size and place, whatever form its request had.
+def update_arguments(geometry: Geometry) -> tuple[list[str], list[str]]:
+    """Return the arguments of two ``scontrol update`` commands, for size and nodes, whatever the request was.
 
-    Learned on Slurm 22.05, for every way in which sbatch lets a user ask for GPUs:
+    Measured on Slurm 22.05, for every way in which sbatch lets a user ask for GPUs:
 
-    - NumNodes=k-k: a bare k is a minimum only.
+    - NumNodes=k-k: a bare k sets the minimum only.
     - NumTasks x CPUsPerTask must equal NumCPUs, and TasksPerNode must say how they spread, or the job ends in
-      BadConstraints or gets its CPUs unevenly (7 + 1). MinCPUsNode, once set by a request, forbids a smaller size.
-    - Empty TresPerJob, TresPerTask, TresPerSocket, CpusPerTres and MemPerTres take these requests away, after which
+      BadConstraints or gets its CPUs unevenly (7 + 1). MinCPUsNode of a request forbids a smaller size.
+    - Empty TresPerJob, TresPerTask, TresPerSocket, CpusPerTres and MemPerTres remove these requests, after which
       ``Gres`` (per node) alone counts: a ``--gpus=4`` job is 2 + 2 for certain, and a ``--gpus-per-task`` job can be
       resized.
-    - A request for GPUs cannot become one for shards, nor the other way round ("Invalid generic resource"), whatever is
-      cleared before: Slurm keeps an empty entry of the old kind. The number of shards can change. (25.11 lets the kind
-      change, too, but refuses to hear of CpusPerTres and MemPerTres, empty or not, where there are no whole GPUs.)
-    - MinMemoryNode: a job that was made smaller would otherwise wait for the memory of its old size.
-    - ReqNodeList in a second update: on a running job it means "shrink to these nodes", and is obeyed, or leaves it
-      in a state in which Slurm refuses all updates; the first update fails on a running job, and does no harm there.
-    - StartTime: a requeued job waits for two minutes otherwise; release does not end that.
+    - A request for GPUs cannot become one for shards, nor the reverse ("Invalid generic resource"), whatever is cleared
+      before: Slurm keeps an empty entry of the old kind. The number of shards can change. (25.11 lets the kind change,
+      too, but refuses CpusPerTres and MemPerTres, empty or not, without whole GPUs.)
+    - MinMemoryNode: a smaller job would otherwise wait for the memory of its old size.
+    - ReqNodeList in the second update: for a running job it means "shrink to these nodes". Slurm shrinks the job, or
+      refuses all later updates of it. The first update fails for a running job without harm.
+    - StartTime: a requeued job otherwise waits for two minutes, even after a release.
+
+    Raises:
+        InvalidArgumentError: the geometry contradicts itself, or holds a name that is no node's or no GPU type's.
     """
     nodes = len(geometry.nodes)
     if (
         not nodes
-        or not all(field_syntax.is_node_name(name) for name in geometry.nodes)
+        or not all(field_parsers.is_node_name(name) for name in geometry.nodes)
         or len(set(geometry.nodes)) != nodes
     ):
         raise InvalidArgumentError(f"not a list of different node names: {list(geometry.nodes)!a:.200}")

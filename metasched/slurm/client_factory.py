@@ -1,4 +1,4 @@
-"""Which client there is: Slurm's commands, with or without pyslurm for the writes."""
+"""The SlurmClient that the configuration chooses: Slurm's commands, with or without pyslurm for the writes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ def make_client(
     env: Mapping[str, str] | None = None,
     before_write: Callable[[], None] = lambda: None,
 ) -> CommandLineClient:
-    """The client that was chosen; ``auto`` takes pyslurm where there is one that works with this Slurm.
+    """Make the client for a configured choice; ``auto`` uses pyslurm where an installed one works with this Slurm.
 
     Args:
-        choice: as configured.
+        choice: the configuration's ``[slurm] client``.
         timeout: seconds that any one command may take.
-        env: of the commands; None for our own.
-        before_write: called before each command that changes something; what it raises keeps that from being sent.
+        env: environment of the commands; None for this process's.
+        before_write: called before each command that changes something; an exception from it keeps the command from
+            being sent.
 
     Raises:
-        SlurmUnavailableError: ``pyslurm`` was chosen, and there is none that works.
+        SlurmUnavailableError: ``pyslurm`` is chosen, and no installed pyslurm works with this Slurm.
     """
     client = CommandLineClient(env, timeout, before_write)
     if choice == "cli":

@@ -1,10 +1,10 @@
-"""Host lists, GPU requests, array expressions and addresses."""
+"""Host lists, GRES, array expressions, job ids and node names."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metasched.slurm import field_syntax, hostlist
+from metasched.slurm import field_parsers, hostlist
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_expanding_undoes_compressing(names):
 )
 def test_gpu_requests_are_read(text, counts):
     """In the forms of all releases; what is no GPU does not count."""
-    assert field_syntax.gpus(text) == counts
+    assert field_parsers.gpus(text) == counts
 
 
 @pytest.mark.parametrize("text", ["gpu:", "gpu:v100:", "gpu:v100:x:2", "gres:gpu:v100:2:3", "gpu:-1"])
 def test_a_gpu_request_that_cannot_be_read_is_refused(text):
     """Not counted as none."""
     with pytest.raises(ValueError, match="is not a number of GPUs"):
-        field_syntax.gpus(text)
+        field_parsers.gpus(text)
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_a_gpu_request_that_cannot_be_read_is_refused(text):
 )
 def test_array_expressions_are_expanded(text, tasks):
     """The limit of tasks at a time is not a task."""
-    assert field_syntax.array_tasks(text) == tasks
+    assert field_parsers.array_tasks(text) == tasks
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "5-1", "1,...", "1-3:0", "1-99999999"])
 def test_what_is_no_array_expression_is_refused(text):
     """One that was cut short would hide tasks."""
     with pytest.raises(ValueError, match="range of task numbers"):
-        field_syntax.array_tasks(text)
+        field_parsers.array_tasks(text)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_is_no_array_expression_is_refused(text):
 )
 def test_addresses_are_told(text, good):
     """ASCII digits, and nothing around them."""
-    assert field_syntax.is_slurm_job_id(text) is good
+    assert field_parsers.is_slurm_job_id(text) is good
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_addresses_are_told(text, good):
 )
 def test_node_names_are_told(text, good):
     """One node, and no option."""
-    assert field_syntax.is_node_name(text) is good
+    assert field_parsers.is_node_name(text) is good

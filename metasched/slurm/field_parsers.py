@@ -1,4 +1,4 @@
-"""Small languages inside Slurm's records: GPU requests, array expressions, addresses."""
+"""Parsers of texts inside Slurm's records: ``key=value`` lines, GRES, array expressions, job ids, node names."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FIELD = re.compile(r"(?:^|(?<=\s))([A-Za-z/]+)=(\S*)")
 
 
 def fields(line: str) -> dict[str, str]:
-    """What a line of ``scontrol -o`` says by name, the first of each name.
+    """Parse a line of ``key=value`` pairs, as ``scontrol -o`` prints it; of equal keys the first counts.
 
-    What an admin or a user can write freely, a comment, comes last: the first is Slurm's own.
+    Free text (a comment) comes last in Slurm's lines, so a user's text cannot replace Slurm's own fields.
     """
     found: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
@@ -37,20 +37,20 @@ def fields(line: str) -> dict[str, str]:
 
 
 def is_slurm_job_id(text: str) -> bool:
-    """Whether it is ``123`` or ``123_4``."""
+    """Whether the text is a job id: ``123``, or ``123_4`` for a task of an array."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def is_node_name(text: str) -> bool:
-    """Whether it can be the name of one node."""
+    """Whether the text can be the name of one node (letters, digits, ``.``, ``_`` and ``-``)."""
     return _NODE_NAME.fullmatch(text) is not None
 
 
 def gpus(text: str) -> dict[str, int]:
-    """GPUs by type ("" for untyped) in a GRES or TRES text; anything else in it is left alone.
+    """Parse the GPUs of a GRES or TRES text: counts by type ("" for untyped); other resources are skipped.
 
-    Takes ``gres:gpu:v100:2``, ``gpu:2``, ``gres/gpu:a100=2``, ``gpu:v100:2(IDX:0-1)``, ``cpu=2,mem=1G,gres/gpu=4``.
-    Where a total stands beside typed counts, the typed ones are kept.
+    Reads ``gres:gpu:v100:2``, ``gpu:2``, ``gres/gpu:a100=2``, ``gpu:v100:2(IDX:0-1)``, ``cpu=2,mem=1G,gres/gpu=4``.
+    An untyped total beside typed counts is dropped.
 
     Raises:
         ValueError: a GPU request that cannot be read.
@@ -59,7 +59,7 @@ def gpus(text: str) -> dict[str, int]:
 
 
 def shards(text: str) -> dict[str, int]:
-    """Shards (parts of GPUs) by the GPUs' type in such a text.
+    """Parse the shards (parts of GPUs) of a GRES or TRES text: counts by type of GPU ("" for untyped).
 
     Raises:
         ValueError: a request for shards that cannot be read.
@@ -68,12 +68,12 @@ def shards(text: str) -> dict[str, int]:
 
 
 def gpu_indices(text: str) -> tuple[int, ...]:
-    """Which GPUs of its node ``gpu:v100:2(IDX:0,2)`` or ``shard:1(IDX:3)`` means; empty where it does not say.
+    """Parse the indices of GPUs in ``gpu:v100:2(IDX:0,2)`` or ``shard:1(IDX:3)``, sorted; empty where there are none.
 
-    Later releases write for shards how many of each GPU's, ``shard:1(0/2,1/2)``.
+    Later releases print shards as held and total for each GPU: ``shard:1(0/2,1/2)``.
 
     Raises:
-        ValueError: not numbers.
+        ValueError: the indices are no numbers.
     """
     found = {index for match in _INDICES.finditer(text) for index in array_tasks(match["indices"])}
     for match in _PARTS.finditer(text):
@@ -97,7 +97,7 @@ def _counts(text: str, what: str, pattern: re.Pattern[str]) -> dict[str, int]:
 
 
 def array_tasks(text: str) -> list[int]:
-    """Task numbers of ``1-5%2``, ``1-49:2``, ``1,3,7-9``.
+    """Parse an array expression (``1-5%2``, ``1-49:2``, ``1,3,7-9``) into task numbers.
 
     Raises:
         ValueError: not an array expression (also one that Slurm cut short with ``...``).

@@ -1,4 +1,4 @@
-"""Pipes to processes that answer within a time."""
+"""Pipes to processes, read with a deadline."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _CHUNK = 65536
 
 
 def stream(pipe: IO[bytes] | None) -> IO[bytes]:
-    """The pipe; raises EOFError where there is none."""
+    """Return the pipe of a process; raises EOFError where the process has none."""
     if pipe is None:
         raise EOFError("closed")
     return pipe
 
 
 def chunks(pipe: IO[bytes] | None, deadline: float) -> Iterator[bytes]:
-    """What comes through a pipe, as it comes, until the reader has enough.
+    """Yield the bytes of a pipe in chunks as they arrive, until the caller stops.
 
     Args:
-        pipe: to read from.
-        deadline: on the monotonic clock, in seconds.
+        pipe: the pipe to read from.
+        deadline: seconds on the monotonic clock.
 
     Raises:
-        TimeoutError: nothing more came in time.
-        EOFError: its other end was closed.
+        TimeoutError: nothing more arrived before the deadline.
+        EOFError: the other end was closed.
     """
     source = stream(pipe)
     with selectors.DefaultSelector() as selector:
