@@ -226,7 +226,7 @@ class GpuSharingPlan:
                 if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
                     yield uid, f"has half a GPU, which Slurm would give to job {job.slurm_job_id}"
 
-    # -- time slices ----------------------------------------------------------------------------------------------------
+    # -- time slices ---------------------------------------------------------------------------------------------------
 
     def _slice_actions(self, shards: GpuShards) -> Iterator[Action]:
         jobs = self._snapshot.job
