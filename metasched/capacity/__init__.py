@@ -1,1 +1,1 @@
-"""What nodes offer and what jobs take of it: shapes, units, and pools that count what is left. Pure."""
+"""Capacity: the amounts that nodes hold for jobs, by shape, and the pool from which policies assign them. Pure."""

@@ -1,1 +1,1 @@
-"""What every other package stands on: the records, the policy contract, errors, and seeded random numbers."""
+"""The basis of all packages: records, retention predicates, the policy contract, errors, and seeded random numbers."""

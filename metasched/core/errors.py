@@ -1,5 +1,5 @@
-"""Every error that metasched raises on purpose."""
+"""The base class of all errors that metasched raises on purpose."""
 
 
 class MetaschedError(Exception):
-    """Base of all; its message is fit to be shown to a user as it is."""
+    """Base class of metasched's errors; the message can be shown to users as it is."""

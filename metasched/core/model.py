@@ -17,7 +17,7 @@ NO_SERVICE: Mapping[str, float] = MappingProxyType({})
 
 
 class Preempt(enum.Enum):
-    """How a running job may be stopped, as its tag says."""
+    """How the daemon may stop a running job, by the job's tag: checkpoint and requeue, suspend, or not at all."""
 
     CHECKPOINT = "checkpoint"
     SUSPEND = "suspend"
@@ -25,9 +25,9 @@ class Preempt(enum.Enum):
 
 
 class Status(enum.Enum):
-    """Where a job is, as scheduling sees it."""
+    """A job's status for scheduling, which merges Slurm's states."""
 
-    HELD = "held"  # pending, and Slurm cannot start it
+    HELD = "held"  # pending, and Slurm must not start it
     QUEUED = "queued"  # released: Slurm starts it as soon as its resources are free
     RUNNING = "running"
     SUSPENDED = "suspended"
@@ -36,29 +36,34 @@ class Status(enum.Enum):
 
 
 class Hold(enum.Enum):
-    """Who can release a held job."""
+    """The kind of a job's hold, which decides who can release the job."""
 
     NONE = "none"
-    USER = "user"  # its owner can
-    ADMIN = "admin"  # only we, root and operators can
+    USER = "user"  # the job's owner can release it
+    ADMIN = "admin"  # only the daemon, root and operators can release it
 
 
 class Speed(Protocol):
-    """What is known of a job's speed at the batch that it has now; pure, and cheap to ask."""
+    """The known speeds of one job at its present batch size; pure, and cheap to ask."""
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """Optimizer steps per second on GPUs of a type, ``spread`` being their number on each node, descending.
+        """Optimizer steps per second on GPUs of a type.
 
-        None where it is not known; 0.0 where it is known not to run there.
+        Args:
+            gpu_type: the type.
+            spread: GPUs on each node, descending.
+
+        Returns:
+            None where the speed is not known; 0.0 where the job is known not to run there.
         """
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """The same while ``other`` runs on the very same GPUs; None where it is not known."""
+        """The same while a job with the speeds ``other`` runs on the same GPUs; None where it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node, with what jobs that are not ours hold on it already taken off.
+    """One node, without what jobs of others hold on it.
 
     Attributes:
         name: Slurm's node name.
@@ -69,9 +74,9 @@ class Node:
         features: Slurm's features.
         partitions: names of the partitions it belongs to.
         accepts: whether a new job may be placed here (up, not drained, not reserved for others).
-        rack: the name of the switch or rack that it hangs on; None where the cluster's topology is not known.
-        reservation: the reservation whose jobs alone it takes now; "" for none.
-        open_seconds: how long a job that starts now may last before it is reserved for others; None for no end.
+        rack: the name of its switch or rack; None where the cluster's topology is not known.
+        reservation: the only reservation whose jobs may start here now; "" for none.
+        open_seconds: seconds until the node is reserved for other jobs; None where it is not.
     """
 
     name: str
@@ -89,7 +94,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The allocation of one job: GPUs of one type, as a rule the same number on each node.
+    """An allocation for one job: GPUs of one type, usually the same number on each node.
 
     k nodes x g GPUs of one type is what Slurm can realise for every kind of request; a CPU-only job has
     ``gpus_per_node == 0`` and ``gpu_type is None``. Nodes are kept sorted by name, so equal allocations are equal.
@@ -119,17 +124,17 @@ class Placement:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """The number of GPUs on all nodes."""
         return sum(self.uneven) if self.uneven else len(self.nodes) * self.gpus_per_node
 
     @property
     def spread(self) -> tuple[int, ...]:
-        """GPUs on each node, descending."""
+        """The number of GPUs on each node, descending."""
         return tuple(sorted(self.uneven, reverse=True)) if self.uneven else (self.gpus_per_node,) * len(self.nodes)
 
     @property
     def node_gpus(self) -> tuple[tuple[str, int], ...]:
-        """Each node with the GPUs on it."""
+        """Each node's name with the number of GPUs there, by name."""
         return tuple(zip(self.nodes, self.uneven or (self.gpus_per_node,) * len(self.nodes), strict=True))
 
 
@@ -280,32 +285,32 @@ class JobKnowledge:
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most
 class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
-    """One job of metasched: all that a policy, the placement and the plan may want to know."""
+    """One job of metasched: its request, situation and history, and what is known of its speed."""
 
     def evolve(self, **changes: Any) -> Self:
-        """A copy with other values: ``dataclasses.replace``, several times as fast."""
+        """A copy with some fields changed, several times as fast as ``dataclasses.replace``."""
         same = object.__new__(type(self))
         same.__dict__.update(self.__dict__)
         same.__dict__.update(changes)
         return same
 
     def waited_seconds(self, now: float) -> float:
-        """Time since submission in which it did not run."""
+        """Seconds since submission in which the job did not run."""
         return max(0.0, now - self.submitted - self.ran_seconds)
 
     @property
     def remaining_steps(self) -> float | None:
-        """Optimizer steps that are left; None where the total is not known."""
+        """Optimizer steps until the job is done; None where the total is not known."""
         return None if self.total_steps is None else max(0.0, self.total_steps - (self.progress_steps or 0))
 
     @property
     def elastic(self) -> bool:
-        """Whether its number of GPUs may change."""
+        """Whether the job can run on different numbers of GPUs."""
         return self.min_gpus != self.max_gpus
 
     @property
     def active(self) -> bool:
-        """Whether it holds an allocation now."""
+        """Whether the job holds an allocation now: it runs, is suspended, or is stopping."""
         return self.status in (Status.RUNNING, Status.SUSPENDED, Status.STOPPING)
 
     @property
@@ -315,12 +320,12 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
 
     @property
     def constraints(self) -> tuple[object, ...]:
-        """What decides which nodes suit it: ``matches`` answers alike for jobs that are alike in this."""
+        """All fields that ``matches`` depends on: jobs with equal constraints match the same nodes."""
         nodes = self.only_nodes, self.excluded_nodes
         return self.gpu_types, self.features, self.partition, *nodes, self.reservation, self.open_seconds
 
     def matches(self, node: Node) -> bool:
-        """Whether the node's name, partition, reservation, features and GPU type suit it; not whether there is room."""
+        """Whether the node's name, partition, reservation, features and GPU type suit the job, free or not."""
         if node.reservation != self.reservation and node.reservation not in self.reservation.split(","):
             return False
         if node.open_seconds is not None and node.open_seconds < self.open_seconds:
@@ -333,7 +338,7 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return in_partition and self.features <= node.features
 
     def spreads(self, gpus: int) -> tuple[tuple[int, int], ...]:
-        """Ways to have that many GPUs, as (nodes, GPUs per node), fewest nodes first; a CPU-only job has one way."""
+        """Even spreads of that many GPUs, as (nodes, GPUs per node), fewest nodes first; a CPU-only job has one."""
         if self.gpus == 0:
             return ((self.nodes or 1, 0),) if gpus == 0 else ()
         most = gpus if self.max_nodes is None else min(gpus, self.max_nodes)
@@ -341,24 +346,24 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return tuple((k, gpus // k) for k in counts if gpus >= k and gpus % k == 0)
 
     def node_cpus(self, gpus_per_node: int) -> int:
-        """CPUs that it needs on each node at that many GPUs per node."""
+        """CPUs that the job needs on each node at that many GPUs per node (CPU-only: 0)."""
         return self.cpus_per_unit * max(gpus_per_node, 1)
 
     def node_memory(self, gpus_per_node: int) -> int:
-        """Bytes that it needs on each node at that many GPUs per node."""
+        """Bytes of memory that the job needs on each node at that many GPUs per node (CPU-only: 0)."""
         return self.memory_per_unit * max(gpus_per_node, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What some of our jobs may hold at once, all together; what others use of it is taken off.
+    """A limit on what some of our jobs hold at once, all together, net of what jobs of others use of it.
 
     Attributes:
-        name: as an admin knows it.
-        members: the uids of the jobs that it holds for.
-        left: how much is left to them: GPUs, or with ``of_jobs`` running jobs. Negative where it is exceeded already.
-        of_jobs: whether it counts running jobs, and not GPUs.
-        gpu_type: the type of GPUs that it counts; None for any.
+        name: the limit as admins know it.
+        members: uids of the jobs that count against it.
+        left: GPUs (with ``of_jobs``: running jobs) that are left to them; negative where it is exceeded already.
+        of_jobs: whether running jobs are counted instead of GPUs.
+        gpu_type: the only type of GPUs that is counted; None for all types.
     """
 
     name: str
@@ -370,14 +375,14 @@ class Quota:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that one round knows.
+    """The queue and the cluster at one instant: the input of a round.
 
     Attributes:
         now: unix seconds.
         round: number of the round, from 1.
         round_seconds: regular time from one round to the next.
-        nodes: all nodes that metasched may use.
-        jobs: the live jobs of metasched, ordered by (submitted, uid).
+        nodes: all nodes that our jobs may use.
+        jobs: our live jobs, ordered by (submitted, uid).
         uneven: whether the cluster can realise placements with different numbers of GPUs on each node.
         sharing: whether two jobs can run on the same GPUs.
         precomputed: result of the policy's ``precompute`` since the last round, JSON-compatible; empty for none yet,
@@ -397,17 +402,17 @@ class Snapshot:
 
     @cached_property
     def job(self) -> Mapping[str, Job]:
-        """Jobs by uid."""
+        """The jobs by their uids."""
         return {job.uid: job for job in self.jobs}
 
     @cached_property
     def node(self) -> Mapping[str, Node]:
-        """Nodes by name."""
+        """The nodes by their names."""
         return {node.name: node for node in self.nodes}
 
     @cached_property
     def capacity(self) -> Mapping[str, int]:
-        """GPUs of each type on nodes that accept jobs."""
+        """The number of GPUs of each type on nodes that accept jobs."""
         total: dict[str, int] = {}
         for node in self.nodes:
             if node.gpu_type is not None and node.accepts:
@@ -417,18 +422,18 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a policy gives one job for this round.
+    """The GPUs that a policy grants to one job for a round.
 
     Attributes:
-        uid: the job.
-        gpus: how many GPUs; 0 for a CPU-only job.
+        uid: the job's uid.
+        gpus: number of GPUs; 0 for a CPU-only job.
         at_least: placement may give fewer where ``gpus`` does not fit, down to this; None means exactly ``gpus``.
         gpu_type: the type; None for any type that the job accepts.
         reason: why, in words that its user understands.
-        exact: where, if the policy places it itself; ``gpus`` and ``gpu_type`` are then those of this placement. It is
-            realised as it is, or not at all.
-        co_runner: the job, granted before this one, whose GPUs it gets too; where the cluster allows sharing.
-        max_nodes: the most nodes it may be spread over this time; None for the job's own limit.
+        exact: the placement, where the policy chooses it; ``gpus`` and ``gpu_type`` are then its own. It is realised
+            as it is, or not at all.
+        co_runner: uid of the job, granted before this one, whose GPUs this job gets, too; where the cluster can share.
+        max_nodes: most nodes in this round; None for the job's own limit.
         time_slicing: with ``co_runner``, whether the two take turns there, one being suspended while the other runs,
             and do not run at once (time slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
     """
@@ -449,8 +454,8 @@ class Decision:
     """A policy's answer for one round.
 
     Attributes:
-        grants: who should run, most important first.
-        fallback: who may run where a grant could not be placed, in order.
+        grants: the jobs that should run, most important first.
+        fallback: the jobs that may run where grants leave nodes free, most important first.
         waits: why each other job waits, by uid, in words that its user understands.
     """
 
@@ -461,10 +466,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing to do to one job; every kind is idempotent and is verified by the next poll.
+    """One change to one job; every kind is idempotent, and the next poll verifies it.
 
     Attributes:
-        uid: the job.
+        uid: the job's uid.
         reason: why, in words.
     """
 
@@ -474,16 +479,16 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class HoldJob(Action):
-    """Make it an admin hold, whatever it is now; the job must be pending."""
+    """Put a pending job under an admin hold, whatever its hold is now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start(Action):
-    """Give a held job its geometry and release it (a new run).
+    """Give a held job its nodes and sizes, and release it for a new run.
 
     Attributes:
-        placement: where.
-        half_gpus: whether it gets a part of each GPU only, to share it with another job.
+        placement: the nodes and GPUs of the run.
+        half_gpus: whether the job gets one half of each GPU only, so that a co-runner may have the other.
     """
 
     placement: Placement
@@ -492,21 +497,25 @@ class Start(Action):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Action):
-    """Ask the present run to checkpoint and end; deaf at ``deadline``."""
+    """Ask the present run to checkpoint and end.
+
+    Attributes:
+        deadline: unix seconds at which the run counts as not answering.
+    """
 
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
 class Requeue(Action):
-    """End the present run from outside and hold the job: it did not answer a stop in time."""
+    """End a run that did not answer a request to stop in time, and hold the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspend(Action):
-    """Pause the present run where it is."""
+    """Suspend the present run, which keeps its memory and GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume(Action):
-    """Let a suspended run go on."""
+    """Resume a run that the daemon suspended."""

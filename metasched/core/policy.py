@@ -21,27 +21,27 @@ log = logging.getLogger(__name__)
 
 
 class PolicyParameters(BaseModel):
-    """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the config file.
+    """Base of a policy's parameters: the keys of ``[policy.parameters]`` in the configuration file.
 
-    Types are taken at their word (a tuple takes lists with ``Field(strict=False)``: files have no tuples). Numbers are
-    finite: what is stored of them has no words for others.
+    Types are strict. A field that is a tuple needs ``Field(strict=False)``, since files have lists only. Numbers must
+    be finite, since parameters are stored as JSON.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @property
     def gpu_types(self) -> frozenset[str]:
-        """The GPU types that they name."""
+        """The GPU types that the parameters name."""
         return frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """What a policy carries from round to round: JSON-compatible data, committed together with the decision.
+    """A policy's state between rounds, committed to the store together with the decision.
 
     Attributes:
-        version: of the layout of ``data``; a policy starts afresh from history when it does not know the version.
-        data: JSON-compatible.
+        version: version of the layout of ``data``; a policy that does not know it begins with ``initial_state``.
+        data: JSON-compatible data.
     """
 
     version: int = 1
@@ -49,30 +49,36 @@ class PolicyState:
 
 
 class Policy(ABC):
-    """Decides, round by round, who runs and on how many GPUs.
+    """Base of all policies: a policy decides, round by round, which jobs run and on how many GPUs.
 
     A policy is pure: the same snapshot and state give the same decision. It reads no clock, no file and no global
     random state. Its instance holds nothing but ``parameters``.
+
+    Attributes:
+        name: name of the policy in the configuration, and of its entry point.
+        Parameters: the class of its parameters.
+        wakes_on_arrival: whether the arrival of a job starts a round at once.
+        wakes_on_completion: whether the end of a job starts a round at once.
+        steady: whether only arrivals, ends and nodes change its decisions, not even that a job stops. Other rounds then
+            repeat the last decision, and a simulation does not update service and progress for it.
     """
 
     name: ClassVar[str]
     Parameters: ClassVar[type[PolicyParameters]] = PolicyParameters
     wakes_on_arrival: ClassVar[bool] = True
     wakes_on_completion: ClassVar[bool] = True
-    # Nothing but arrivals, ends and nodes changes its decision, not even that a job stops: other rounds repeat it, and
-    # it reads neither service nor progress, so a simulation need not bring them up to date for it.
     steady: ClassVar[bool] = False
 
     @property
     def solves_in_background(self) -> bool:
-        """Whether it has ``work`` to be done beside the rounds."""
+        """Whether the daemon is to call ``precompute`` between rounds, in a process of its own."""
         return False
 
     def __init__(self, parameters: PolicyParameters | None = None) -> None:
         self.parameters = parameters if parameters is not None else self.Parameters()
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """The state to begin from when there is none: made from the history that the jobs carry."""
+        """The state for the first round, made from the history that the jobs of the snapshot carry."""
         del snapshot
         return PolicyState()
 
@@ -80,7 +86,7 @@ class Policy(ABC):
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Decide one round.
 
-        Every job of the snapshot may start (the engine keeps blocked ones to itself) and is in exactly one of
+        Every job of the snapshot may start (the engine hides blocked jobs), and must be in exactly one of
         ``grants``, ``fallback`` and ``waits`` of the answer. A pinned job
         (``retention.is_pinned``) must be granted what it holds.
         """
@@ -100,43 +106,43 @@ class Policy(ABC):
 
 
 class UnknownPolicyError(MetaschedError):
-    """No policy of that name."""
+    """A policy's name is not known; the message names the nearest known one."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"no policy is named {name!r}{nearest(name, list(known))}")
 
 
 class DuplicatePolicyError(MetaschedError):
-    """Two policies claim one name."""
+    """Two policies are registered under one name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"policy {name!r} is registered twice")
 
 
 class Registry:
-    """Policies by name; refuses duplicates."""
+    """The known policies by name; every name is registered once."""
 
     def __init__(self) -> None:
         self._policies: dict[str, type[Policy]] = {}
 
     def register(self, policy: type[Policy]) -> None:
-        """Add one.
+        """Add a policy under its name.
 
         Raises:
-            DuplicatePolicyError: another policy has its name.
+            DuplicatePolicyError: another policy has the same name.
         """
         if self._policies.setdefault(policy.name, policy) is not policy:
             raise DuplicatePolicyError(policy.name)
 
     def names(self) -> list[str]:
-        """Known names, sorted."""
+        """The names of the registered policies, sorted."""
         return sorted(self._policies)
 
     def get(self, name: str) -> type[Policy]:
-        """The policy of that name.
+        """The policy that is registered under a name.
 
         Raises:
-            UnknownPolicyError: there is none.
+            UnknownPolicyError: no policy is.
         """
         try:
             return self._policies[name]
@@ -145,9 +151,9 @@ class Registry:
 
 
 def installed_policies() -> Registry:
-    """The policies of every installed package, by entry point.
+    """The policies of all installed packages, found by their entry points.
 
-    A broken plug-in is named, logged and skipped: it never takes the daemon down.
+    A plug-in that cannot be imported is logged and skipped, so that it does not stop the daemon.
     """
     registry = Registry()
     for entry_point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):

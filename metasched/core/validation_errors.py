@@ -1,4 +1,4 @@
-"""Problems of a file that a person wrote, in words, by key."""
+"""Validation errors of files that people write, as sentences that name the key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pydantic import BaseModel, ValidationError
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[str]:
-    """One line for each problem: the key, its problem, and the known key that is nearest to it."""
+    """The problems that pydantic found, as lines for the file's author.
+
+    Args:
+        error: the validation error.
+        model: the model that was validated against.
+        prefix: keys of the sections around the model.
+
+    Returns:
+        a line for each problem: the key, what is wrong with it, and the known key that is most similar.
+    """
     problems = []
     for item in error.errors():
         location = tuple(str(part) for part in item["loc"])
@@ -24,7 +33,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: tuple[str, .
 
 
 def _meant(model: type[BaseModel], location: tuple[str, ...]) -> str:
-    """The nearest known key: of a section that was left out, else of the same section."""
+    """A hint at the key that may have been meant, in the same section or in one that was left out; "" for none."""
     *_, key = location
     sections = [name for name in model.model_fields if len(location) == 1 and key in _keys(model, (name,))]
     return f"; did you mean [{sections[0]}] {key}?" if sections else nearest(key, _keys(model, location[:-1]))
@@ -41,7 +50,7 @@ def _keys(model: type[BaseModel], location: tuple[str, ...]) -> list[str]:
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """The known word that is nearest, or all known words, as a phrase; empty where there are none."""
+    """A hint at the known word that is most similar, or at all known words; "" where none is known."""
     folded = {name.lower(): name for name in known}
     match = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.5)
     if match:

@@ -1,4 +1,4 @@
-"""Why a grant has no place, in words that a job's user understands."""
+"""Why a grant has no placement, in words for the job's user."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from metasched.placement.free_resources import FreeResources, Resources
 
 
 def suspended(place: Placement) -> str:
-    """For a job that can go on only where it is."""
+    """The reason for a suspended job, which can be resumed only where it is."""
     return f"it is suspended on {', '.join(place.nodes)}, cannot move, and there its resources are taken"
 
 
 def exact(free: FreeResources, job: Job, place: Placement) -> str:
-    """For a job whose place is prescribed: which node lacks what."""
+    """The reason for a job whose placement is prescribed: which node lacks what."""
     for name, gpus in place.node_gpus:
         i, load = free.number.get(name), Resources.of(job, gpus)
         if i is None:
@@ -32,7 +32,7 @@ def exact(free: FreeResources, job: Job, place: Placement) -> str:
 
 
 def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None], *, uneven: bool) -> str:
-    """For a job that could be anywhere: what it needs, what is free, and what is missing."""
+    """The reason for any other job: what it needs, what is free, and what is missing."""
     groups = [group for group in free.matching(job) if not job.gpus or group.gpu_type in types]
     kind = f" of type {' or '.join(t for t in types if t)}" if job.gpu_types or len(types) == 1 else ""
     if not groups:
@@ -62,7 +62,7 @@ def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None]
 
 
 def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, str]:
-    """By uid, for jobs whose time limit keeps them from nodes that will be reserved: how many nodes that are."""
+    """Reservations that keep jobs from nodes, as their time limits are too long: by uid, in words."""
     found: dict[object, int] = {}
     told = {}
     for job in jobs:
@@ -79,7 +79,7 @@ def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, str]:
 
 
 def count(n: int, noun: str) -> str:
-    """``1 GPU``, ``2 GPUs``."""
+    """A number with its noun, in the plural where necessary: ``1 GPU``, ``2 GPUs``."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 

@@ -1,1 +1,1 @@
-"""One round and its plan: the policy is asked, its decision checked and placed, missing actions are named. Pure."""
+"""A round and its plan: ask the policy, check and place its decision, and find the missing actions. Pure."""

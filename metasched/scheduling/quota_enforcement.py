@@ -158,7 +158,7 @@ class _Admission:
         self.held = held
         self.types = sorted(schedulable.capacity)
         self.budget = _QuotaBudget(snapshot.quotas)
-        self.whole: set[str] = set()  # uids of jobs that are admitted all that was granted
+        self.admitted_in_full: set[str] = set()  # uids of jobs that are admitted all that was granted
         self.allowed = _Allowed()
         for uid, placement in held.items():
             self.budget.charge(uid, placement.gpus, [placement.gpu_type])
@@ -174,9 +174,8 @@ class _Admission:
                 else:
                     got = self._admit_grant(grant)
                 if got is not None and grant.exact is not None and got.exact is None:
-                    moved.append(
-                        self._charged(got)
-                    )  # a placement that is not the policy's must not displace one that is
+                    # A placement that the policy did not prescribe must not take nodes from one that it did.
+                    moved.append(self._charged(got))
                 elif got is not None:
                     to.append(self._charged(got))
         allowed.fallback[:0] = moved
@@ -191,16 +190,16 @@ class _Admission:
         """As much of a grant as is allowed; None for nothing."""
         uid, job = grant.uid, self.job[grant.uid]
         if uid in self.held:
-            self.whole.add(uid)
+            self.admitted_in_full.add(uid)
             return grant
-        if grant.co_runner is not None and grant.co_runner not in self.whole:
+        if grant.co_runner is not None and grant.co_runner not in self.admitted_in_full:
             self._deny(uid, HOST_WITHOUT)
             return None
         most, quota = self.budget.most_gpus(uid, self._kinds(grant))
         if most < grant.gpus and grant.gpu_type is None:
             most, quota, grant = self._narrow_to_best_type(grant, most, quota)
         if most >= grant.gpus:
-            self.whole.add(uid)
+            self.admitted_in_full.add(uid)
             return grant
         if most < job.min_gpus or grant.co_runner is not None:
             self._deny(uid, _words(self.budget.quotas[quota], most))

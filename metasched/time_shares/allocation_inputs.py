@@ -81,12 +81,14 @@ def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationI
     for node in nodes:
         gpus.setdefault(node.gpu_type or "", []).append(node.gpus)
     capacity = {kind: sum(each) for kind, each in gpus.items()}
+    by_shape: dict[object, Mapping[str, tuple[int, ...]]] = {}
     by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
     spreads, speeds, scattered = {}, {}, {}
     far: dict[object, Mapping[str, float]] = {}
     for job in jobs:
         shape = shapes.of(job)
-        found = _consolidated(job, shape)
+        if (found := by_shape.get((shape, job.gpus))) is None:
+            found = by_shape[shape, job.gpus] = _consolidated(job, shape)
         held = _held_outside(job, capacity, found)
         if held is not None:
             found = {**found, held[0]: held[1]}
@@ -113,7 +115,7 @@ def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationI
     )
 
 
-def _consolidated(job: Job, shape: ShapeCapacity) -> dict[str, tuple[int, ...]]:
+def _consolidated(job: Job, shape: ShapeCapacity) -> Mapping[str, tuple[int, ...]]:
     """By GPU type, ascending, the job's placement on the fewest nodes, as GPUs on each; types without one left out."""
     found = ((gpu_type, shape.consolidated(gpu_type, job.gpus)) for gpu_type in sorted(shape.units))
     return {gpu_type: spread for gpu_type, spread in found if spread is not None}

@@ -83,7 +83,7 @@ def jobs(draw, index):
     )
 
 
-def rooms(job, cluster, holdings):
+def possible_placements(job, cluster, holdings):
     """Every place where a job fits now beside the holdings: one per spread and GPU type."""
     found = []
     for gpus in range(job.min_gpus, job.max_gpus + 1):
@@ -131,7 +131,7 @@ def settled(draw, job, cluster, holdings):
     status = draw(st.sampled_from((*Status, Status.RUNNING, Status.RUNNING, Status.RUNNING)))
     if status in (Status.HELD, Status.FINISHED):
         return job
-    options = rooms(job, cluster, holdings if status is not Status.QUEUED else [])
+    options = possible_placements(job, cluster, holdings if status is not Status.QUEUED else [])
     if not options:
         return job
     fitting, k, g, gpu_type = draw(st.sampled_from(options))

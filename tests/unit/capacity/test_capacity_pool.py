@@ -41,7 +41,7 @@ def there(result):
     ],
     ids=lambda more: next(iter(more), "none"),
 )
-def test_nobody_grows_on_gpus_that_it_cannot_use(policy, speed, asks, other):
+def test_no_job_grows_onto_gpus_that_it_cannot_use(policy, speed, asks, other):
     """All four have the GPU that they need, whatever is idle where none of them may be."""
     cluster = (node("here", features=frozenset({"ib"})), node("other", **other))
     jobs = [job(f"j{i}", 1, 1, 4, left=1e9, speed=speed, learns_speed=True, **asks) for i in range(4)]
@@ -62,7 +62,7 @@ def test_a_line_for_some_nodes_leaves_no_others_idle(policy, gpus):
 
 @pytest.mark.parametrize("policy", [Fifo(), Slurm(), Slurm(SlurmParameters(backfill=False))])
 def test_who_waits_for_a_node_keeps_only_that_from_others(policy):
-    """Who could be elsewhere is counted there, and waits once nothing is left but what the first waits for."""
+    """Jobs that could be on other nodes are charged there, and wait once only the first one's node is unassigned."""
     holder = running(job("holder", 2, preempt=Preempt.NO), "here")
     first = job("first", 4, submitted=1.0, only_nodes=frozenset({"here"}))
     line = [job("wide", 4, submitted=2.0), job("small", 2, submitted=3.0)]
@@ -76,39 +76,39 @@ def test_what_is_held_beyond_a_node_is_taken_from_no_other():
     pinned = running(job("p", 4, preempt=Preempt.NO, cpus_per_unit=3), "small")
     cluster = (Node("small", "v100", 2, 10, 1 << 40), Node("other", "v100", 4, 16, 1 << 40))
     other = job("o", 4, cpus_per_unit=4)
-    room = CapacityPool(snapshot([pinned, other], cluster))
-    assert room.unassigned_gpus(room.node_set(other, "v100")) == 4
-    assert room.unassigned_cpus(room.node_set(other, "v100")) == 16
+    pool = CapacityPool(snapshot([pinned, other], cluster))
+    assert pool.unassigned_gpus(pool.node_set(other, "v100")) == 4
+    assert pool.unassigned_cpus(pool.node_set(other, "v100")) == 16
 
 
 @pytest.mark.parametrize("uneven", [False, True])
 def test_a_job_without_gpus_has_no_place_where_no_node_has_its_cpus(uneven):
     """Also where placements may be uneven."""
     jobs = [job("fits", 0, cpus_per_unit=16), job("wide", 0, cpus_per_unit=17)]
-    room = CapacityPool(snapshot(jobs, (node("here"),), uneven=uneven))
-    assert [room.shape(one).consolidated("", 0) for one in jobs] == [(0,), None]
+    pool = CapacityPool(snapshot(jobs, (node("here"),), uneven=uneven))
+    assert [pool.shape(one).consolidated("", 0) for one in jobs] == [(0,), None]
 
 
 def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
-    """Nobody is charged for nodes: a job that could be elsewhere does not stand in the way of one that could not."""
+    """A job that could be on other nodes does not stand in the way of one that could not."""
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     any_node, picky = job("any", 4, partition="main"), job("picky", 4, features=frozenset({"ib"}))
     for first, second in ((any_node, picky), (picky, any_node)):
-        room = CapacityPool(snapshot([any_node, picky], cluster))
-        assert room.assign(first, GpuAmount(4, "v100"))
-        assert room.unassigned_gpus(room.node_set(second, "v100")) == 4
-        assert room.assign(second, GpuAmount(4, "v100"))
-        assert room.exhausted
-        assert not room.fits(job("more", 1), GpuAmount(1, "v100"))
+        pool = CapacityPool(snapshot([any_node, picky], cluster))
+        assert pool.assign(first, GpuAmount(4, "v100"))
+        assert pool.unassigned_gpus(pool.node_set(second, "v100")) == 4
+        assert pool.assign(second, GpuAmount(4, "v100"))
+        assert pool.exhausted
+        assert not pool.fits(job("more", 1), GpuAmount(1, "v100"))
 
 
 def test_a_job_that_cannot_move_is_charged_where_it_is():
     """What it leaves on its own node is not what it leaves on others that would suit it."""
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     pinned, picky = running(job("p", 4, preempt=Preempt.NO), "ib"), job("picky", 1, features=frozenset({"ib"}))
-    room = CapacityPool(snapshot([pinned, picky], cluster))
-    assert room.unassigned_gpus(room.node_set(picky, "v100")) == 0
-    assert room.unassigned_gpus(room.node_set(pinned, "v100")) == 4
+    pool = CapacityPool(snapshot([pinned, picky], cluster))
+    assert pool.unassigned_gpus(pool.node_set(picky, "v100")) == 0
+    assert pool.unassigned_gpus(pool.node_set(pinned, "v100")) == 4
 
 
 @pytest.mark.parametrize("policy", [Fifo(), Slurm(), Ares()], ids=lambda policy: policy.name)

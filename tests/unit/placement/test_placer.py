@@ -11,7 +11,7 @@ from metasched.core.model import Grant, Placement, Preempt, Snapshot, Status
 from metasched.core.retention import is_pinned
 from metasched.placement import place
 from tests.builders import job, node
-from tests.unit.strategies import grant_for, grants_for, held, jobs, load, overfull, rooms, snapshots
+from tests.unit.strategies import grant_for, grants_for, held, jobs, load, overfull, possible_placements, snapshots
 
 
 def running(uid, where, gpus_per_node=1, status=Status.RUNNING, **more):
@@ -70,7 +70,7 @@ def test_every_placement_is_one_that_slurm_can_realise(data):
 
 @given(st.data())
 def test_only_those_share_gpus_who_are_to(data):
-    """A guest has the very place of its host or none, and nobody is in two pairs."""
+    """A guest has the placement of its host or none, and no job is in two pairs."""
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     result = place(shot, grants, fallback)
@@ -117,7 +117,7 @@ def test_placement_does_not_depend_on_the_order_of_nodes_and_jobs(data, rng):
 
 @given(st.data())
 def test_running_jobs_stay_when_there_is_room_for_the_rest(data):
-    """One newcomer that fits beside all granted running jobs moves none of them, wherever it stands in the order."""
+    """A new job that fits on what is free moves no granted running job, whatever its rank."""
     shot = data.draw(snapshots())
     kept = [o for o in shot.jobs if o.status is Status.RUNNING]
     new = data.draw(jobs(99))
@@ -128,9 +128,11 @@ def test_running_jobs_stay_when_there_is_room_for_the_rest(data):
     result = place(shot, grants)
     open_nodes = [n for n in shot.nodes if n.accepts]
     options = [
-        room
-        for room in rooms(replace(new, min_gpus=asked.gpus, max_gpus=asked.gpus), open_nodes, map_held(kept))
-        if asked.gpu_type in (None, room[3])
+        option
+        for option in possible_placements(
+            replace(new, min_gpus=asked.gpus, max_gpus=asked.gpus), open_nodes, map_held(kept)
+        )
+        if asked.gpu_type in (None, option[3])
     ]
     if options:
         assert new.uid in result.placed
@@ -154,8 +156,8 @@ def test_an_earlier_grant_never_yields_to_a_later_one(data):
             before = [load(shot.job[g.uid], result.placed[g.uid]) for g in grants[:i] if g.uid in result.placed]
             least = grant.gpus if grant.at_least is None else grant.at_least
             asking = replace(shot.job[grant.uid], min_gpus=least, max_gpus=least)
-            options = rooms(asking, [n for n in shot.nodes if n.accepts], before)
-            assert not [room for room in options if grant.gpu_type in (None, room[3])]
+            options = possible_placements(asking, [n for n in shot.nodes if n.accepts], before)
+            assert not [option for option in options if grant.gpu_type in (None, option[3])]
 
 
 def test_a_job_is_consolidated_on_the_fewest_nodes_that_it_fits_on():
@@ -212,7 +214,7 @@ def test_a_kept_job_moves_only_where_a_grant_would_go_without():
 
 
 def test_an_earlier_grant_takes_the_place_of_a_later_running_job():
-    """Where there is no room for both, the order decides, and the loser is told why."""
+    """Where only one of two jobs fits, the order decides, and the other has a reason."""
     shot = snapshot([node("n1")], [running("a", ["n1"], 2), job("b", 4)])
     result = place(shot, [ask("b", 4), ask("a", 2)])
     assert set(result.placed) == {"b"}
@@ -221,7 +223,7 @@ def test_an_earlier_grant_takes_the_place_of_a_later_running_job():
 
 
 def test_a_grant_displaces_running_fallback_before_it_shrinks():
-    """What runs as fallback makes room for the full amount of a grant."""
+    """A fallback is preempted for the full amount of a grant."""
     shot = snapshot([node("n1")], [running("f", ["n1"], 2), job("a", 4, low=1, high=4)])
     result = place(shot, [ask("a", 4, at_least=1)], [ask("f", 2)])
     assert result.placed["a"].gpus == 4
@@ -262,7 +264,7 @@ def test_a_suspended_job_displaces_a_later_one_from_its_node():
 
 
 def test_a_draining_node_keeps_its_jobs_and_takes_no_new_ones():
-    """What runs there stays; a newcomer goes without, and is told so."""
+    """A running job keeps its nodes; a new one has no placement, and a reason."""
     shot = snapshot([node("n1", accepts=False)], [running("a", ["n1"], 2), job("b", 1)])
     result = place(shot, [ask("a", 2), ask("b", 1)])
     assert result.placed["a"].nodes == ("n1",)
@@ -318,7 +320,7 @@ def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed_in_one_go():
 
 
 def test_a_prescribed_place_is_taken_as_it_is():
-    """Not a better one, and later jobs make room for it."""
+    """No better one, and later jobs are preempted for it."""
     shot = snapshot([node("n1"), node("n2")], [running("r", ["n2"], 3), job("a", 2)])
     assert place(shot, [put("a", {"n1": 1, "n2": 1}), ask("r", 3)]).placed["a"].nodes == ("n1", "n2")
     placed = place(shot, [put("a", {"n2": 2}), ask("r", 3)]).placed
@@ -344,7 +346,7 @@ def test_a_prescribed_place_that_cannot_be_had_is_explained(where, words):
 
 
 def test_a_running_job_moves_to_where_it_is_prescribed():
-    """Though it could stay."""
+    """Even where its present placement would do."""
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2)])
     assert place(shot, [put("a", {"n2": 2})]).placed["a"].nodes == ("n2",)
 
@@ -372,7 +374,7 @@ def test_an_uneven_place_keeps_to_the_number_of_nodes():
 
 
 def test_later_jobs_make_room_for_an_uneven_place():
-    """The least important ones go first, and those that need not go stay."""
+    """The least important jobs first, and no more than necessary."""
     nodes = [node("n1"), node("n2")]
     jobs = [running("r", ["n1"], 1), running("s", ["n2"], 4), job("a", 7)]
     placed = place(snapshot(nodes, jobs, uneven=True), [ask("a", 7), ask("r", 1), ask("s", 4)]).placed
@@ -404,13 +406,13 @@ def test_several_nodes_are_taken_from_one_rack():
 
 
 def test_a_job_grows_in_the_rack_where_it_was():
-    """Nodes beside those of its previous run come first."""
+    """Nodes on the rack of its previous run come first."""
     last = Placement(("n4",), 4, "v100")
     shot = snapshot(rack_nodes(), [job("a", 8, last_placement=last)])
     assert place(shot, [ask("a", 8)]).placed["a"].nodes == ("n1", "n4")
 
 
-def beside(uid, other, where, gpus=2, **more):
+def colocated(uid, other, where, gpus=2, **more):
     return running(uid, where, gpus, co_runner=other, **more)
 
 
@@ -418,7 +420,7 @@ PAIR = [ask("a", 2), ask("b", 2, co_runner="a")]
 
 
 def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
-    """They have the very same place, which has room for both; the host goes alone where none has."""
+    """They have one placement that holds both; where none does, the host is placed alone."""
     a, b = job("a", 2, cpus_per_unit=4), job("b", 2, cpus_per_unit=4)
     result = place(snapshot([node("n1", cpus=8), node("n2", cpus=16)], [a, b], sharing=True), PAIR)
     assert result.placed == {"a": Placement(("n2",), 2, "v100"), "b": Placement(("n2",), 2, "v100")}
@@ -439,14 +441,14 @@ def test_a_guest_joins_its_host_where_that_runs():
 
 
 def test_a_host_joins_its_guest_where_that_runs():
-    """Of two jobs that are to share GPUs, the one that runs stays, whichever it is."""
+    """Of two jobs that are to share GPUs, the one that runs keeps its nodes, whichever it is."""
     shot = snapshot([node("n1"), node("n2")], [job("a", 2), running("b", ["n2"], 2)], sharing=True)
     assert place(shot, PAIR).placed["a"].nodes == ("n2",)
 
 
 def test_a_pair_stays_together_and_moves_together():
-    """It stays where it is if it can, and leaves as one for a more important job."""
-    pair = [beside("a", "b", ["n1"]), beside("b", "a", ["n1"])]
+    """A pair keeps its nodes if possible, and is preempted as one for a more important job."""
+    pair = [colocated("a", "b", ["n1"]), colocated("b", "a", ["n1"])]
     shot = snapshot([node("n1"), node("n2", gpus=2)], [*pair, job("c", 4, nodes=1)], sharing=True)
     assert place(shot, PAIR).placed["b"].nodes == ("n1",)
     assert place(shot, [PAIR[0], replace(PAIR[1], co_runner="a")]).co_runners == {"a": "b", "b": "a"}
@@ -458,8 +460,8 @@ def test_a_pair_stays_together_and_moves_together():
 
 
 def test_jobs_that_share_no_more_get_gpus_of_their_own():
-    """The more important one stays; the other moves, or goes without."""
-    pair = [beside("a", "b", ["n1"]), beside("b", "a", ["n1"])]
+    """The more important job keeps its nodes; the other moves, or has none."""
+    pair = [colocated("a", "b", ["n1"]), colocated("b", "a", ["n1"])]
     apart = [ask("a", 2), ask("b", 2)]
     assert set(place(snapshot([node("n1", gpus=2)], pair, sharing=True), apart).placed) == {"a"}
     result = place(snapshot([node("n1", gpus=2), node("n2", gpus=2)], pair, sharing=True), apart)
@@ -494,9 +496,9 @@ def test_a_grant_can_hold_a_job_to_few_nodes():
     assert place(spread, [ask("a", 4, max_nodes=1)]).placed["a"].nodes == ("n1",)
 
 
-def test_nobody_joins_two_jobs_that_share_gpus_and_cannot_leave():
+def test_no_third_job_joins_two_pinned_jobs_that_share_gpus():
     """Three on the same GPUs are never placed."""
-    stays = [beside("a", "c", ["n1"], preempt=Preempt.NO), beside("c", "a", ["n1"], preempt=Preempt.NO)]
-    result = place(snapshot([node("n1")], [*stays, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
+    pinned = [colocated("a", "c", ["n1"], preempt=Preempt.NO), colocated("c", "a", ["n1"], preempt=Preempt.NO)]
+    result = place(snapshot([node("n1")], [*pinned, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
     assert result.co_runners == {"a": "c", "c": "a"}
     assert result.unplaced["b"] == "there is no room for it beside job a"

@@ -82,7 +82,7 @@ def test_a_policy_begins_from_its_initial_state_and_goes_on_from_its_last():
 
 
 def test_a_blocked_job_is_kept_from_the_policy():
-    """It waits, for what blocks it; a running one goes on, and its GPUs are nobody else's."""
+    """A blocked job waits for what blocks it; a running one keeps its GPUs, which no other job is assigned."""
     shot = snapshot(job("a", blocked="waits for job 7"), running("b", blocked="bad tag"), job("c", 4, nodes=1))
     result = run_round(shot, FixedPolicy(grants_all), None)
     assert result.targets == {"b": ON_N1, "c": Placement(("n2",), 4, "v100")}
@@ -98,14 +98,14 @@ def test_a_job_that_somebody_else_suspended_keeps_what_it_holds():
 
 
 def test_a_pinned_job_runs_on_even_if_the_policy_forgets_it():
-    """It stays in the targets, ahead of the others."""
+    """It remains in the targets, before the others."""
     shot = snapshot(running("a", preempt=Preempt.NO), job("b"))
     result = run_round(shot, Says(Decision((Grant("b", 2, "its turn"),))), None)
     assert list(result.targets.items()) == [("a", ON_N1), ("b", ON_N1)]
     assert result.reasons["a"] == CANNOT_STOP
 
 
-def test_a_finished_job_is_nobodys_business():
+def test_a_finished_job_is_hidden_from_the_policy():
     """It is neither decided nor explained."""
     result = run_round(snapshot(job("a", status=Status.FINISHED)), FixedPolicy(grants_all), None)
     assert (result.targets, result.reasons) == ({}, {})
@@ -175,7 +175,7 @@ def test_what_the_cluster_cannot_realise_is_refused():
 
 
 @pytest.mark.parametrize("order", ["ba", "abc", "acb"])
-def test_nobody_is_in_two_pairs_and_hosts_come_first(order):
+def test_no_job_is_in_two_pairs_and_hosts_come_first(order):
     """A guest names a job that is granted before it and has no other guest."""
     hosts = {"a": None, "b": "a", "c": "a" if order == "abc" else "b"}
     decision = Decision(tuple(Grant(uid, 2, "its turn", co_runner=hosts[uid]) for uid in order))

@@ -49,7 +49,7 @@ def restarts(site, *jobs):
 
 
 def test_more_jobs_than_gpus_share_them_in_pairs(site):
-    """Four jobs on two GPUs: two on each, all running, and each beside the one that the policy chose."""
+    """Four jobs on two GPUs: two on each, all running, and each with the co-runner that the policy chose."""
     jobs = [site.add("--gres=shard:2") for _ in range(4)]
     site.run_until(lambda: len(running(site)) == 4)
     assert sorted(map(len, jobs_by_gpu(site).values())) == [2, 2]
@@ -62,7 +62,7 @@ def test_more_jobs_than_gpus_share_them_in_pairs(site):
 
 
 def test_a_partner_that_ends_leaves_the_other_as_it_is(site):
-    """The job that stays neither restarts nor moves; neither does anybody else."""
+    """The remaining job neither restarts nor moves; neither does any other job."""
     jobs = [site.add("--gres=shard:2") for _ in range(3)]
     site.run_until(lambda: len(running(site)) == 3)
     on_gpu = next(on_gpu for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) == 2)
@@ -92,7 +92,7 @@ def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
 
 
 def pairs_as_wanted(site):
-    """Whether those who are to share sit together, and the others alone."""
+    """Whether jobs that should share GPUs do, and the others have theirs alone."""
     wanted, _ = site.store.target_shares()
     slurm_job_id = {record.uid: record.slurm_job_id for record in site.store.live_jobs()}
     expected = {
@@ -105,7 +105,7 @@ def pairs_as_wanted(site):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_comes_and_goes_pairs_find_each_other(tmp_path, seed):
-    """Jobs come and end in any order: never three on a GPU, and in the end those who are to share sit together."""
+    """Jobs come and end in any order: never three on a GPU, and in the end the pairs that should share do."""
     chance = random.Random(seed)  # noqa: S311  nothing secret
     site = shared_site(tmp_path, gpus=3, nodes=2, parameters={"seed": seed})
     jobs = []
@@ -171,11 +171,11 @@ def test_attained_service_leaves_out_the_turns_of_the_other(tmp_path):
 
 
 def test_who_rests_goes_on_when_the_other_ends(tmp_path):
-    """Nobody stays suspended without a partner, also when the daemon was dead in the meantime."""
+    """No job remains suspended without a partner, also when the daemon was dead in the meantime."""
     site, jobs = turns(tmp_path)
     rests, runs = sorted(jobs, key=lambda job: site.state(job) is JobState.RUNNING)
     site.slurm.cancel(runs)
-    site.slurm.tick(20)  # nobody polls
+    site.slurm.tick(20)  # without a poll
     site.start()
     site.run(5)
     assert site.state(rests) is JobState.RUNNING
@@ -201,7 +201,7 @@ def test_a_suspended_job_is_resumed_before_it_is_stopped(tmp_path):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", range(1, 14))
 def test_killed_at_any_write_the_next_daemon_goes_on(tmp_path, at, after):
-    """Around starts and turns: afterwards exactly one of the two runs, and both sit on the GPU."""
+    """Around starts and time slices: afterwards exactly one of the two runs, and both hold the GPU."""
     site = shared_site(tmp_path, gpus=1, parameters={"time_slices": True})
     jobs = [site.add("--gres=shard:2") for _ in range(2)]
     site.start(DyingClient(site.slurm, at, after=after))
@@ -215,7 +215,7 @@ def test_killed_at_any_write_the_next_daemon_goes_on(tmp_path, at, after):
     site.close()
 
 
-def test_a_job_that_asked_for_a_gpu_is_never_put_beside_another(site):
+def test_a_job_that_asked_for_a_gpu_never_gets_a_co_runner(site):
     """Its request cannot be turned into one for shards; the others share."""
     whole = site.add("--gres=gpu:1")
     site.run_until(lambda: site.state(whole) is JobState.RUNNING)
@@ -230,7 +230,7 @@ def test_a_job_that_asked_for_a_gpu_is_never_put_beside_another(site):
     assert paired() or len(running(site)) == 2
 
 
-def test_without_shards_nobody_shares(tmp_path):
+def test_without_shards_no_gpu_is_shared(tmp_path):
     """The snapshot says so, and a job that asks for shards is told."""
     site = FakeSite(tmp_path, FakeSlurm([FakeNode("n1", gpus=1)]), policy="gandiva")
     for _ in range(3):
@@ -241,7 +241,7 @@ def test_without_shards_nobody_shares(tmp_path):
     site.close()
 
 
-def test_a_round_that_keeps_a_job_renews_its_lease(site):
+def test_a_round_that_leaves_a_job_undisturbed_renews_its_lease(site):
     """The run counts the rounds; a new run counts from 0."""
     job = site.add("--gres=gpu:1")
     site.run_until(lambda: site.state(job) is JobState.RUNNING)

@@ -111,7 +111,7 @@ def test_a_running_job_that_must_go_is_stopped_with_a_deadline_once():
 
 
 def test_a_stop_is_not_taken_back():
-    """A job that was asked to stop and may now stay is waited for, and requeued when it is deaf."""
+    """A job whose target is its placement again is waited for, and requeued if it does not answer the stop."""
     run = job(status=Status.RUNNING, placement=HERE, stop_requested=975.0)
     assert missing([run], {"a": HERE}) == ()
     assert kinds(missing([replace(run, stop_requested=965.0)], {"a": HERE})) == [(Requeue, "a")]
@@ -144,7 +144,7 @@ def test_a_suspended_job_goes_on_when_its_cpus_are_free():
 
 
 def test_a_suspension_that_is_not_ours_is_left_alone():
-    """Who suspended it resumes it."""
+    """Only the admin who suspended it resumes it."""
     place = Placement(("n1",), 0, None)
     assert missing([cpu_job("a", Status.SUSPENDED, placement=place)], {"a": place}) == ()
 
@@ -163,7 +163,7 @@ def test_more_important_jobs_come_first():
 
 
 class IdealSlurm:
-    """Does what it is told at once, starts a queued job when its nodes have room, and ends runs one poll later.
+    """Does what it is told at once, starts a queued job when its nodes are free, and ends runs one poll later.
 
     It never lets running jobs exceed a node, and fails on an action that the job's state does not allow.
     """
@@ -201,7 +201,7 @@ class IdealSlurm:
         self.jobs[job.uid] = job
 
     def tick(self):
-        """Ten seconds: runs that were ending end, queued jobs start where there is room."""
+        """Ten seconds: runs that were ending end, queued jobs start where enough is free."""
         self.now += 10.0
         for job in list(self.jobs.values()):
             if job.status is Status.STOPPING:
@@ -308,11 +308,11 @@ def test_a_job_waits_for_a_partner_that_is_still_elsewhere(partner):
     assert Start not in [type(action) for action in actions]
 
 
-def test_a_partner_that_changes_restarts_nobody():
-    """Who sits on a part of its GPU keeps it: the new partner comes to it, or nobody does."""
-    sits = part("a")
-    assert shared([sits], shares((1, 2), {"a": 0})) == ()
-    (action,) = shared([sits, job("c")], shares((1, 2), {"a": 0}, [("a", "c")]))
+def test_a_partner_that_changes_restarts_no_job():
+    """A job on half a GPU keeps it: the new co-runner starts there, or none does."""
+    holder = part("a")
+    assert shared([holder], shares((1, 2), {"a": 0})) == ()
+    (action,) = shared([holder, job("c")], shares((1, 2), {"a": 0}, [("a", "c")]))
     assert (type(action), action.uid, action.half_gpus) == (Start, "c", True)
 
 
@@ -331,10 +331,10 @@ def test_a_half_free_gpu_in_the_way_of_a_pair_is_cleared():
 
 
 def test_two_that_are_no_longer_to_share_are_parted():
-    """One leaves, the less important; who has a new partner coming stays."""
-    couple = {"a": 0, "b": 0}
-    assert kinds(shared([part("a"), part("b")], shares((0, 2), couple))) == [(Stop, "b")]
-    actions = shared([part("a"), part("b"), job("c")], shares((0, 2), couple, [("b", "c")]))
+    """The less important restarts, unless only it awaits another co-runner."""
+    pair = {"a": 0, "b": 0}
+    assert kinds(shared([part("a"), part("b")], shares((0, 2), pair))) == [(Stop, "b")]
+    actions = shared([part("a"), part("b"), job("c")], shares((0, 2), pair, [("b", "c")]))
     assert kinds(actions) == [(Stop, "a")]
 
 
@@ -354,12 +354,12 @@ def test_pairs_of_one_node_start_one_after_the_other():
 
 
 def test_a_job_leaves_a_gpu_that_slurm_has_given_away():
-    """It would compute beside a stranger."""
+    """It would share the GPU with a job of somebody else."""
     assert kinds(shared([part("a")], shares((0, 2), {"a": 0}, overlapping=frozenset("a")))) == [(Stop, "a")]
 
 
 def test_whole_gpus_are_not_asked_for_where_slurm_counts_a_half_free_gpu_as_free():
-    """The job that has it restarts first; where Slurm remembers, nobody does."""
+    """The job that has it restarts first; where Slurm counts correctly, none does."""
     jobs = [part("x"), job("a", whole_gpus=True)]
     assert kinds(shared(jobs, shares((1, 2), {"x": 0}, assigns_half_free=True))) == [(Stop, "x")]
     assert kinds(shared(jobs, shares((2, 1), {"x": 1}, assigns_half_free=True))) == [(Start, "a")]
@@ -374,7 +374,7 @@ TURNS = {"held": {"a": 0, "b": 0}, "partners": [("a", "b")], "turns": "ab"}
 
 
 def test_of_two_that_take_turns_one_runs():
-    """Who has had more rests first; when its partner's turn is over, they change places, and never both run or rest."""
+    """The job with more service pauses first; after a time slice they swap, and never do both run or pause."""
     had_more = part("a", attained={"v100": 9.0})
     assert kinds(shared([had_more, part("b")], shares((0,), **TURNS))) == [(Suspend, "a")]
     assert shared([rests("a", 950.0), part("b")], shares((0,), **TURNS)) == ()
@@ -385,7 +385,7 @@ def test_of_two_that_take_turns_one_runs():
 
 @pytest.mark.parametrize("target", [HERE, THERE, None])
 @pytest.mark.parametrize("partner", [None, "running", "elsewhere"])
-def test_nobody_rests_who_takes_no_turns(target, partner):
+def test_no_job_is_paused_without_time_slices(target, partner):
     """Whatever becomes of it, it is resumed first: a suspended trainer cannot act on a stop."""
     jobs = [rests("a", 999.0)]
     if partner is not None:

@@ -115,7 +115,7 @@ def test_limits_are_part_of_what_is_kept_of_a_round():
 
 
 @pytest.mark.parametrize("name", ["fifo", "gavel_fifo", "slurm"])
-def test_nobody_waits_behind_a_job_that_waits_for_its_limit(name):
+def test_no_job_waits_behind_a_job_that_waits_for_its_quota(name):
     """Not in a strict order either: it is of those alone whom limits leave something."""
     policy = installed_policies().get(name)
     jobs = [job(f"a{i}", 4) for i in range(9)]
@@ -160,7 +160,7 @@ def used(limit, targets):
 
 @settings(max_examples=60)
 @given(st.data())
-def test_limits_are_kept_and_nobody_waits_on_one_that_has_room(data):
+def test_quotas_hold_and_no_job_waits_for_one_that_is_not_used_up(data):
     """No limit is exceeded; and whom limits deny GPUs could not have the fewest of its grant's type without that."""
     draw = data.draw
     jobs = draw(queues())
