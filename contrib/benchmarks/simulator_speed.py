@@ -22,7 +22,7 @@ from bench import arguments, finish, positive, say
 from metasched.cli.status_tables import console, row, table
 from metasched.core.model import Job, Node, Placement, Speed
 from metasched.core.policy import installed_policies
-from metasched.simulator.generate.gavel import continuous_jobs
+from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.throughput.throughput_table import Table
@@ -143,7 +143,7 @@ def run_gavel(policy: str, scheduler: Path | None) -> dict[str, Any]:
         workload = gavel_like(jobs)
     else:
         speeds = Table.read(scheduler / "simulation_throughputs.json")
-        workload = continuous_jobs(speeds, jobs=jobs, jobs_per_hour=RATE, seed=2)
+        workload = gavel_jobs(speeds, GavelWorkloadParameters(jobs=jobs, jobs_per_hour=RATE), seed=2)
     begun = time.process_time()
     outcome = simulate(workload, small_nodes(), _policy(policy), _settings(), window=WINDOW)
     return {**figures(outcome), "cpu": time.process_time() - begun}

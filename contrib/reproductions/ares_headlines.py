@@ -31,7 +31,7 @@ from metasched.simulator.metrics import Metrics, measure
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from metasched.throughput.goodput_profile import SHARED, Profile, ProfileTraining
+from metasched.throughput.goodput_profile import COLOCATED_FRACTION, Profile, ProfileTraining
 from metasched.throughput.training import Pace, Training
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.allox import AlloX
@@ -92,7 +92,7 @@ class FixedBatch:
         """The same to the end."""
         del done
         speed = self.steps_per_second(placement.gpu_type or "", placement.spread) or 0.0
-        return Pace(speed if beside is None else speed * SHARED, float("inf"))
+        return Pace(speed if beside is None else speed * COLOCATED_FRACTION, float("inf"))
 
     def known(self, done: float) -> Speed:
         """The truth."""

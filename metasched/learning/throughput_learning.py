@@ -13,8 +13,8 @@ from metasched.core.model import Job, Placement, Status
 from metasched.learning.profiling_runs import part
 from metasched.shared_dir.reports import TrialReport
 from metasched.store import SpeedRecord, Store
-from metasched.throughput.fingerprints import Fingerprints, prior_of
-from metasched.throughput.online_speed import MeasuredSpeed, Parts, Where, near
+from metasched.throughput.fingerprints import Fingerprints, table_fractions
+from metasched.throughput.online_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
 from metasched.throughput.throughput_table import Table
 
 NEWS = 0.3
@@ -45,10 +45,10 @@ class ThroughputLearning:
     def __init__(self, store: Store, untried: float | None, table: Table | None = None) -> None:
         self._store = store
         self._untried = untried
-        self._prior: Mapping[str, Parts] = {} if table is None else prior_of(table)
+        self._prior: Mapping[str, SpeedFractions] = {} if table is None else table_fractions(table)
         self._speeds: dict[str, MeasuredSpeed] = {}
         self._since: dict[str, tuple[_Circumstances, float]] = {}
-        self._kept: dict[str, Parts] = {}  # what the fingerprints are made from; the latest last
+        self._kept: dict[str, SpeedFractions] = {}  # what the fingerprints are made from; the latest last
         self._company: dict[str, set[str]] = {}  # by subject, who was measured beside it
         self._fingerprints = Fingerprints()
         self._stale = bool(self._prior)
@@ -69,7 +69,7 @@ class ThroughputLearning:
             self._speeds[subject] = self._speeds[subject].without(uid)
             self._kept[subject] = {c: part for c, part in self._kept.get(subject, {}).items() if c[2] != uid}
         if (speed := self._speeds.pop(uid, None)) is not None:
-            for _, other in speed.beside_subject:
+            for _, other in speed.colocated:
                 self._company.get(other, set()).discard(uid)
             self._store.forget_speeds(uid)
 
@@ -97,7 +97,7 @@ class ThroughputLearning:
         self._since = since
         # Of subjects whose jobs are over, what was measured stays, and nothing else.
         wanted = set(subjects.values())
-        self._speeds = {who: s for who, s in self._speeds.items() if who in wanted or s.alone or s.beside_subject}
+        self._speeds = {who: s for who, s in self._speeds.items() if who in wanted or s.alone or s.colocated}
 
     def take(self, subject: str, place: Placement, trials: Iterable[TrialReport]) -> None:
         """Learn from what trials before a run have measured, on part of its place."""
@@ -113,8 +113,8 @@ class ThroughputLearning:
         where = (seen.place.gpu_type or "", seen.place.spread)
         self._note(subject, where, seen.beside, latest.steps / latest.seconds, latest.at)
 
-    def _note(self, subject: str, where: Where, beside: str | None, measured: float, at: float) -> None:
-        before = self._measured(subject).known(where, beside)
+    def _note(self, subject: str, where: PlacementShape, beside: str | None, measured: float, at: float) -> None:
+        before = self._measured(subject).measured(where, beside)
         mean = measured if before is None else before + NEWS * (measured - before)
         record = SpeedRecord(subject, *where, beside, mean, at)
         self._store.learn_speed(record)
@@ -126,8 +126,8 @@ class ThroughputLearning:
         self._speeds[record.subject] = speed
         if record.co_runner is not None:
             self._company.setdefault(record.co_runner, set()).add(record.subject)
-        kept = speed.kept()
-        if not near(kept, self._kept.get(record.subject, {})):
+        kept = speed.retained_fractions()
+        if not within_tolerance(kept, self._kept.get(record.subject, {})):
             self._kept.pop(record.subject, None)
             self._kept[record.subject] = kept
             self._stale = True
@@ -141,6 +141,6 @@ class ThroughputLearning:
 
     def _estimate(self) -> None:
         """Make the fingerprints anew."""
-        self._fingerprints = Fingerprints.made(self._kept, self._prior)
+        self._fingerprints = Fingerprints.from_measurements(self._kept, self._prior)
         self._speeds = {who: speed.estimated(self._fingerprints.of(who)) for who, speed in self._speeds.items()}
         self._stale = False
