@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from bench import arguments, environment, finish, positive, private_cluster, say
 
+from contrib.benchmarks.bench import arguments, environment, finish, positive, private_cluster, say
 from metasched.cli.status_tables import console, row, table
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import ROOT, arguments, finish, positive, private_cluster, say
-from poll_to_plan import SUBMITTERS, request, submit
-
+from contrib.benchmarks.bench import ROOT, arguments, finish, positive, private_cluster, say
+from contrib.benchmarks.poll_to_plan import SUBMITTERS, request, submit
 from metasched.cli.status_tables import console, row, table
 from metasched.devcluster import DevCluster, NodeGroup
 

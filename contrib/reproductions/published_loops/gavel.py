@@ -61,9 +61,9 @@ class Live:
         submission: as it came.
         job: as snapshots show it.
         demand_at_arrival: the integral of demand over time, then.
-        began: the present stay.
+        began: the start of the present interval.
         failed: parts without progress in a row.
-        stays: earlier allocations.
+        intervals: earlier allocations.
         first_started: when it first ran.
         overhead_seconds: for which it held GPUs without training.
     """
@@ -73,7 +73,7 @@ class Live:
     demand_at_arrival: float
     began: float = 0.0
     failed: int = 0
-    stays: tuple[RunInterval, ...] = ()
+    intervals: tuple[RunInterval, ...] = ()
     first_started: float | None = None
     overhead_seconds: float = 0.0
 
@@ -308,7 +308,7 @@ class GavelLoop:
         job = live.job
         life = at - job.submitted
         contention = (self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0
-        stays = (
+        intervals = (
             live.intervals if job.placement is None else (*live.intervals, RunInterval(live.began, at, job.placement))
         )
         return JobOutcome(
@@ -316,7 +316,7 @@ class GavelLoop:
             submitted=job.submitted,
             first_started=live.first_started,
             finished=finished,
-            intervals=stays,
+            intervals=intervals,
             preemptions=job.preemptions,
             overhead_seconds=live.overhead_seconds,
             contention=contention,

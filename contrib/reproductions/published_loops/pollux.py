@@ -139,10 +139,10 @@ class _Live:
     demand_at_arrival: float
     done: float = 0.0
     delay: float = 0.0  # before it trains on
-    began: float = 0.0  # the present stay
+    began: float = 0.0  # the start of the present interval
     first_started: float | None = None
     overhead: float = 0.0
-    stays: list[RunInterval] = field(default_factory=list)
+    intervals: list[RunInterval] = field(default_factory=list)
 
 
 class _Loop:
@@ -259,7 +259,7 @@ class _Loop:
             self.watch(snapshot, result)
 
     def move(self, live: _Live, target: Placement | None) -> None:
-        """End its stay, if it has one, and begin another, if it is to."""
+        """End the present interval, if there is one, and begin the next one, if the job has a target."""
         before = live.job.placement
         if before is not None:
             live.intervals.append(RunInterval(live.began, self.now, before))

@@ -98,7 +98,7 @@ class Adaptation:
         """Take up the batch that it wants, if it does."""
         old, new, self.wanted = self.batch, self.wanted, None
         model = self.training.family
-        if new is None or (model_name(model, new), self.gpus) not in self.training.table.kinds:
+        if new is None or (model_name(model, new), self.gpus) not in self.training.table.job_types:
             return job
         was, now = FAMILIES[model].steps(old), FAMILIES[model].steps(new)
         assert job.total_steps is not None  # noqa: S101  a trace tells them all

@@ -123,7 +123,7 @@ def test_the_honest_simulation_takes_as_long_as_the_regimes(tmp_path):
     workload = read(tmp_path, line(total_steps=steps, mode="gns"), line(total_steps=steps, mode="accordion"))
     outcome = simulate(workload, NODES, GandivaFair(), Settings(round_seconds=120.0))
     place = Placement(("cluster",), 1, "v100")
-    alone = [metrics.seconds_alone(one.training, place) for one in workload.submissions]
+    alone = [metrics.isolated_seconds(one.training, place) for one in workload.submissions]
     assert [job.jct for job in outcome.jobs] == pytest.approx(alone, rel=0.01)
 
 

@@ -99,7 +99,7 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
     """Reports that say nearly the same again leave all estimates as they are; a change of one pair renews them."""
     made = []
     make = Fingerprints.from_measurements
-    monkeypatch.setattr(Fingerprints, "made", lambda *args: made.append(args) or make(*args))
+    monkeypatch.setattr(Fingerprints, "from_measurements", lambda *args: made.append(args) or make(*args))
     for uid in ("a", "b"):
         store.add_job(JobRecord(uid, uid, "job", "ann", 0.0))
         store.release(uid, 1, Placement(("n1",), 1, "v100"), 0.0)
