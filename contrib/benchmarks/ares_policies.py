@@ -11,7 +11,6 @@ and time. Seconds are of the processor, medians.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -177,7 +176,6 @@ def report(found: Mapping[int, Taken]) -> list[str]:
 def main(given: Sequence[str] | None = None) -> int:
     """Measure and print; 1 if a decision at the paper's size takes longer than the paper says."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--gpus", type=bench.positive, nargs="+", default=SIZES, help="sizes of clusters")
     parser.add_argument("--repeat", type=bench.positive, default=5, help="clusters of each size; the median counts")
     options = parser.parse_args(given)

@@ -10,9 +10,7 @@ traces of each set (the paper: 8).
 
 from __future__ import annotations
 
-import argparse
 import csv
-import os
 import random
 import statistics
 import sys
@@ -300,14 +298,11 @@ TABLES = ("compare", "alpha", "loop")
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate and print."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--data", type=Path, default=os.environ.get("METASCHED_DATA"), help="the published traces")
+    bench.add_data(parser)
     parser.add_argument("--scale", type=bench.positive, default=8, help="traces of each set")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables")
     parser.add_argument("--sets", nargs="+", default=[], help="sets of traces whose names are among these")
     options = parser.parse_args(given)
-    if options.data is None:
-        parser.error("give --data DIR, or METASCHED_DATA")
     data = Data(options.data / "pollux", options.scale)
     sets = {name: traces for name, traces in data.sets().items() if not options.sets or name in options.sets}
     made = {"compare": lambda: compare(sets), "alpha": lambda: alphas(sets), "loop": lambda: loop(data)}

@@ -16,10 +16,8 @@ JSON for each headline and seed, and another run with the same sizes goes on fro
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -63,9 +61,7 @@ HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
 def main() -> int:
     """Run the headlines that were asked for, and print the table."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    data = os.environ.get("METASCHED_DATA")
-    parser.add_argument("--data", type=Path, default=data, required=data is None, help="folder of the public data")
+    bench.add_data(parser)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="small clusters, few jobs, two seeds")
     sizes.add_argument("--scale", type=float, default=1.0, help="this part of the paper's GPUs, load and jobs")
