@@ -11,7 +11,6 @@ and time. Seconds are of the processor, medians.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -25,7 +24,7 @@ from contrib.benchmarks import bench
 from metasched.core.model import Job, Node, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
-from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
+from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from policies.ares.policy import Ares
 from policies.ares.reference_system import Gps
 
@@ -34,7 +33,6 @@ NODE_GPUS = 8
 PER_GPU = 0.5  # live jobs
 PAPER = 0.06  # s, at most, at 2,048 GPUs
 PAPER_GPUS = 2048
-HOUR = 3600.0
 EVENTS = 1000
 
 
@@ -85,7 +83,8 @@ def cluster(gpus: int, seed: int) -> tuple[Snapshot, PolicyState, Job]:
     """A cluster at work, what Ares remembers of it, and a job that comes next."""
     chance = random.Random(f"{gpus} {seed}")  # noqa: S311  no secret
     count = int(gpus * PER_GPU)
-    made = generate_pollux(seed, jobs=count + 1, seconds=2 * HOUR, tuned=False, profiles=synthetic_profiles())
+    parameters = PolluxWorkloadParameters(jobs=count + 1, hours=2.0, tuned=False)
+    made = generate_pollux(parameters, seed, synthetic_profiles())
     jobs = [
         one.job.evolve(
             total_steps=one.training.total,
@@ -177,7 +176,6 @@ def report(found: Mapping[int, Taken]) -> list[str]:
 def main(given: Sequence[str] | None = None) -> int:
     """Measure and print; 1 if a decision at the paper's size takes longer than the paper says."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--gpus", type=bench.positive, nargs="+", default=SIZES, help="sizes of clusters")
     parser.add_argument("--repeat", type=bench.positive, default=5, help="clusters of each size; the median counts")
     options = parser.parse_args(given)

@@ -1,9 +1,10 @@
-"""What the benchmarks share: a private cluster for each measurement, samples, tables, and the last line of JSON."""
+"""Scaffolding of the benchmarks and reproductions: options, private clusters, summaries of samples, the JSON line."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
@@ -21,14 +22,43 @@ SCRIPTS = ROOT / "slurm_scripts"
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description)
+    """A parser with the option ``--json``, which every benchmark and reproduction has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     return parser
 
 
+def add_data(parser: argparse.ArgumentParser) -> None:
+    """Add the option ``--data``, the folder of the public data; its default is ``METASCHED_DATA``."""
+    data = os.environ.get("METASCHED_DATA")
+    parser.add_argument("--data", type=Path, default=data, required=data is None, help="folder of the public data")
+
+
+def add_numbers(parser: argparse.ArgumentParser, option: str, default: Sequence[int], text: str) -> None:
+    """Add an option that takes whole numbers above 0, separated by commas."""
+    parser.add_argument(
+        option,
+        type=lambda given: [positive(part) for part in given.split(",")],
+        default=list(default),
+        metavar="N,N,...",
+        help=f"{text} (default {','.join(map(str, default))})",
+    )
+
+
+def exponent(times: Mapping[int, float]) -> float | None:
+    """The slope of log time over log size, by least squares: 1 is linear growth; None for a single size."""
+    if len(times) < 2:  # noqa: PLR2004  a line
+        return None
+    points = [(math.log(size), math.log(time)) for size, time in times.items()]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope
+
+
 def positive(text: str) -> int:
-    """An argument that is a whole number above 0."""
+    """Parse an option that is a whole number above 0.
+
+    Raises:
+        ValueError: it is not.
+    """
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -36,13 +66,13 @@ def positive(text: str) -> int:
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal what is being done."""
+    """Print progress on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def private_cluster(group: NodeGroup, *, tuned: bool = True) -> Iterator[tuple[DevCluster, Path]]:
-    """A cluster with our job_submit plugin, and a directory for what uses it; both are gone afterwards."""
+    """A private Slurm cluster with the job_submit plugin, and a scratch directory; both are removed at the end."""
     base = Path(tempfile.mkdtemp(prefix="mbench-"))
     try:
         with DevCluster.up(
@@ -54,7 +84,12 @@ def private_cluster(group: NodeGroup, *, tuned: bool = True) -> Iterator[tuple[D
 
 
 def environment(cluster: DevCluster, shared: Path | None) -> Mapping[str, str]:
-    """What jobs are submitted with: our wrapper and this Python, and the directory unless they run as plain Slurm."""
+    """The environment of sbatch, with the wrapper and this Python on the PATH.
+
+    Args:
+        cluster: the private cluster.
+        shared: the daemon's shared directory; None for jobs of bare Slurm.
+    """
     path = f"{SCRIPTS}:{Path(sys.executable).parent}:{cluster.env['PATH']}"
     found = {**cluster.env, "PATH": path, "OMP_NUM_THREADS": "1"}
     found.pop("METASCHED_SHARED", None)
@@ -62,17 +97,17 @@ def environment(cluster: DevCluster, shared: Path | None) -> Mapping[str, str]:
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
-    """Least, median and most of some durations, in ms with one decimal."""
+    """Minimum, median and maximum of durations, in milliseconds with one decimal."""
     found = {"min": min(seconds), "median": statistics.median(seconds), "max": max(seconds)}
     return {name: round(1000 * value, 1) for name, value in found.items()}
 
 
 def cell(summary: Mapping[str, float] | None) -> str:
-    """Those three for a table."""
+    """Minimum, median and maximum as a table's cell; empty for None."""
     return "" if summary is None else " / ".join(f"{summary[name]:.0f}" for name in ("min", "median", "max"))
 
 
 def finish(result: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print the last line if it is wanted."""
+    """Print the result as one line of JSON, if ``as_json``."""
     if as_json:
         print(json.dumps(result), flush=True)

@@ -11,7 +11,6 @@ program over single jobs is solved, too: the least share must be the same. Secon
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 import statistics
@@ -263,14 +262,6 @@ def measure(name: str, count: int, repeat: int) -> Taken:
     return Taken(statistics.median(taken.first for taken in found), statistics.median(t.second for t in found))
 
 
-def exponent(found: Mapping[int, float]) -> float | None:
-    """The slope of time over jobs, both logarithmic, by least squares."""
-    if len(found) < 2:  # noqa: PLR2004  a line
-        return None
-    points = [(math.log(count), math.log(seconds)) for count, seconds in found.items()]
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
-
-
 def report(found: Mapping[str, Mapping[int, Taken]]) -> list[str]:
     """The table as Markdown."""
     lines = [
@@ -282,7 +273,7 @@ def report(found: Mapping[str, Mapping[int, Taken]]) -> list[str]:
             theirs = THEIRS[name].get(count)
             cells = ("", "") if theirs is None else (f"{theirs:g}", f"{theirs / taken.first:.0f}")
             lines.append(f"| {name} | {count} | {taken.first:.4f} | {taken.second:.4f} | {cells[0]} | {cells[1]} |")
-        slope = exponent({count: taken.first for count, taken in sizes.items()})
+        slope = bench.exponent({count: taken.first for count, taken in sizes.items()})
         if slope is not None:
             lines.append(f"| {name} | growth | jobs^{slope:.2f} | | | |")
     return lines
@@ -291,7 +282,6 @@ def report(found: Mapping[str, Mapping[int, Taken]]) -> list[str]:
 def main(given: Sequence[str] | None = None) -> int:
     """Measure and print."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--jobs", type=bench.positive, nargs="+", default=SIZES, help="numbers of jobs")
     parser.add_argument("--repeat", type=bench.positive, default=3, help="decisions each; the median counts")
     parser.add_argument("--only", default="", help="policies whose name contains these words")

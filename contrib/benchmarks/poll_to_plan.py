@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from bench import arguments, environment, finish, positive, private_cluster, say
 
+from contrib.benchmarks.bench import add_numbers, arguments, environment, finish, private_cluster, say
 from metasched.cli.status_tables import console, row, table
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status
@@ -232,13 +232,7 @@ def show(held: int, found: Mapping[str, Any]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = arguments(__doc__ or "")
-    parser.add_argument(
-        "--jobs",
-        type=lambda text: [positive(part) for part in text.split(",")],
-        default=[10, 1000, 5000],
-        metavar="N,N,...",
-        help="how many held jobs (default 10,1000,5000)",
-    )
+    add_numbers(parser, "--jobs", (10, 1000, 5000), "how many held jobs")
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "poll_to_plan", "unit": "ms", "jobs": {}}
     for held in options.jobs:

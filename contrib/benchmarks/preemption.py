@@ -16,8 +16,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench import ROOT, arguments, cell, environment, finish, milliseconds, positive, private_cluster, say
-
+from contrib.benchmarks.bench import (
+    ROOT,
+    arguments,
+    cell,
+    environment,
+    finish,
+    milliseconds,
+    positive,
+    private_cluster,
+    say,
+)
 from metasched.cli.status_tables import console, row, table
 from metasched.configuration.config import Schedule
 from metasched.devcluster import DevCluster, NodeGroup

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import ROOT, arguments, finish, positive, say
+from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
 
 TRAINER = Path(__file__).with_name("overhead_trainer.py")
 UID = "0123456789abcdef"

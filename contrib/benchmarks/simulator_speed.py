@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import arguments, finish, positive, say
-
+from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
 from metasched.cli.status_tables import console, row, table
 from metasched.core.model import Job, Node, Placement, Speed
 from metasched.core.policy import installed_policies
-from metasched.simulator.generate.gavel import continuous_jobs
+from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.throughput.throughput_table import Table
@@ -41,7 +40,7 @@ LARGE_NODES, LARGE_GPUS = 512, 8
 SIZES = (1, 1, 1, 1, 2, 2, 4, 8, 16)
 MEDIAN_SECONDS, SIGMA = 2400.0, 1.4
 LOAD = 0.8
-DRIVER = Path(__file__).parent / "artifacts" / "gavel_simulator.py"
+DRIVER = ROOT / "contrib" / "reproductions" / "artifacts" / "gavel_simulator.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def run_gavel(policy: str, scheduler: Path | None) -> dict[str, Any]:
         workload = gavel_like(jobs)
     else:
         speeds = Table.read(scheduler / "simulation_throughputs.json")
-        workload = continuous_jobs(speeds, jobs=jobs, jobs_per_hour=RATE, seed=2)
+        workload = gavel_jobs(speeds, GavelWorkloadParameters(jobs=jobs, jobs_per_hour=RATE), seed=2)
     begun = time.process_time()
     outcome = simulate(workload, small_nodes(), _policy(policy), _settings(), window=WINDOW)
     return {**figures(outcome), "cpu": time.process_time() - begun}

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench import ROOT, arguments, finish, positive, private_cluster, say
-from poll_to_plan import SUBMITTERS, request, submit
-
+from contrib.benchmarks.bench import ROOT, add_numbers, arguments, finish, positive, private_cluster, say
+from contrib.benchmarks.poll_to_plan import SUBMITTERS, request, submit
 from metasched.cli.status_tables import console, row, table
 from metasched.devcluster import DevCluster, NodeGroup
 
@@ -159,13 +158,7 @@ def show(pending: int, found: Mapping[str, Any], round_seconds: float) -> None:
 def main() -> None:
     """Measure and print."""
     parser = arguments(__doc__ or "")
-    parser.add_argument(
-        "--jobs",
-        type=lambda text: [positive(part) for part in text.split(",")],
-        default=[10, 1000, 10000],
-        metavar="N,N,...",
-        help="how many jobs wait (default 10,1000,10000)",
-    )
+    add_numbers(parser, "--jobs", (10, 1000, 10000), "how many jobs wait")
     parser.add_argument("--policy", default="las", help="the daemon's policy (default las)")
     parser.add_argument("--round", type=positive, default=10, metavar="SECONDS", help="length of a round (default 10)")
     parser.add_argument("--rounds", type=positive, default=6, metavar="N", help="rounds that are measured (default 6)")

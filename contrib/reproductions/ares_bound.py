@@ -10,7 +10,6 @@ are not covered. The status is 1 if the bound is exceeded where it is proven.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -133,7 +132,6 @@ def longest_busy(spans: Sequence[tuple[float, float]]) -> float:
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate and print."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--instances", type=bench.positive, default=200, help="of each kind, of 20 jobs each")
     options = parser.parse_args(given)
     print(

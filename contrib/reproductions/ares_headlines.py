@@ -10,9 +10,7 @@ traces of each set (the paper: 8).
 
 from __future__ import annotations
 
-import argparse
 import csv
-import os
 import random
 import statistics
 import sys
@@ -31,7 +29,7 @@ from metasched.simulator.metrics import Metrics, measure
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from metasched.throughput.goodput_profile import SHARED, Profile, ProfileTraining
+from metasched.throughput.goodput_profile import COLOCATED_FRACTION, Profile, ProfileTraining
 from metasched.throughput.training import Pace, Training
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.allox import AlloX
@@ -92,7 +90,7 @@ class FixedBatch:
         """The same to the end."""
         del done
         speed = self.steps_per_second(placement.gpu_type or "", placement.spread) or 0.0
-        return Pace(speed if beside is None else speed * SHARED, float("inf"))
+        return Pace(speed if beside is None else speed * COLOCATED_FRACTION, float("inf"))
 
     def known(self, done: float) -> Speed:
         """The truth."""
@@ -300,14 +298,11 @@ TABLES = ("compare", "alpha", "loop")
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate and print."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--data", type=Path, default=os.environ.get("METASCHED_DATA"), help="the published traces")
+    bench.add_data(parser)
     parser.add_argument("--scale", type=bench.positive, default=8, help="traces of each set")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables")
     parser.add_argument("--sets", nargs="+", default=[], help="sets of traces whose names are among these")
     options = parser.parse_args(given)
-    if options.data is None:
-        parser.error("give --data DIR, or METASCHED_DATA")
     data = Data(options.data / "pollux", options.scale)
     sets = {name: traces for name, traces in data.sets().items() if not options.sets or name in options.sets}
     made = {"compare": lambda: compare(sets), "alpha": lambda: alphas(sets), "loop": lambda: loop(data)}

@@ -9,15 +9,12 @@ without a reason, or if a row could not run.
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
 import pkgutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
 from contrib.benchmarks import bench
@@ -74,9 +71,7 @@ def table(results: Sequence[Result]) -> str:
 def main() -> int:
     """Run the rows that were asked for, and print the table."""
     parser = bench.arguments(__doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    data = os.environ.get("METASCHED_DATA")
-    parser.add_argument("--data", type=Path, default=data, required=data is None, help="folder of the public data")
+    bench.add_data(parser)
     parser.add_argument("--only", default="", help="rows whose artifact, workload or policy contain these words")
     given = parser.parse_args()
     results, failed = [], 0

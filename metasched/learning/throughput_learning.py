@@ -14,8 +14,8 @@ from metasched.core.model import Job, Placement, Status
 from metasched.learning.profiling_runs import gpus_by_node
 from metasched.shared_dir.reports import TrialReport
 from metasched.store import SpeedRecord, Store
-from metasched.throughput.fingerprints import Fingerprints, prior_of
-from metasched.throughput.online_speed import MeasuredSpeed, Parts, Where, near
+from metasched.throughput.fingerprints import Fingerprints, table_fractions
+from metasched.throughput.online_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
 from metasched.throughput.throughput_table import Table
 
 REPORT_WEIGHT = 0.3
@@ -51,10 +51,12 @@ class ThroughputLearning:
     def __init__(self, store: Store, untried: float | None, table: Table | None = None) -> None:
         self._store = store
         self._untried = untried
-        self._prior: Mapping[str, Parts] = {} if table is None else prior_of(table)
+        self._prior: Mapping[str, SpeedFractions] = {} if table is None else table_fractions(table)
         self._speeds: dict[str, MeasuredSpeed] = {}
         self._since: dict[str, tuple[_Circumstances, float]] = {}
-        self._retained_parts: dict[str, Parts] = {}  # with co-runners, by subject, the latest last; for fingerprints
+        self._retained_parts: dict[
+            str, SpeedFractions
+        ] = {}  # with co-runners, by subject, the latest last; for fingerprints
         self._measured_with: dict[str, set[str]] = {}  # by co-runner, the subjects that were measured with it
         self._fingerprints = Fingerprints()
         self._stale = bool(self._prior)
@@ -76,7 +78,7 @@ class ThroughputLearning:
             parts = self._retained_parts.get(subject, {})
             self._retained_parts[subject] = {column: part for column, part in parts.items() if column[2] != uid}
         if (speed := self._speeds.pop(uid, None)) is not None:
-            for _, other in speed.beside_subject:
+            for _, other in speed.colocated:
                 self._measured_with.get(other, set()).discard(uid)
             self._store.forget_speeds(uid)
 
@@ -119,7 +121,7 @@ class ThroughputLearning:
         self._speeds = {
             subject: speed
             for subject, speed in self._speeds.items()
-            if subject in wanted or speed.alone or speed.beside_subject
+            if subject in wanted or speed.alone or speed.colocated
         }
 
     def learn_trials(self, subject: str, placement: Placement, trials: Iterable[TrialReport]) -> None:
@@ -142,9 +144,9 @@ class ThroughputLearning:
         where = (circumstances.placement.gpu_type or "", circumstances.placement.spread)
         self._note(subject, where, circumstances.co_runner, latest.steps / latest.seconds, latest.at)
 
-    def _note(self, subject: str, where: Where, co_runner: str | None, measured: float, at: float) -> None:
+    def _note(self, subject: str, where: PlacementShape, co_runner: str | None, measured: float, at: float) -> None:
         """Add a measurement, in steps per second, to the moving average in memory and in the store."""
-        before = self._measured(subject).known(where, co_runner)
+        before = self._measured(subject).measured(where, co_runner)
         mean = measured if before is None else before + REPORT_WEIGHT * (measured - before)
         record = SpeedRecord(subject, *where, co_runner, mean, at)
         self._store.learn_speed(record)
@@ -156,8 +158,8 @@ class ThroughputLearning:
         self._speeds[record.subject] = speed
         if record.co_runner is not None:
             self._measured_with.setdefault(record.co_runner, set()).add(record.subject)
-        parts = speed.kept()
-        if not near(parts, self._retained_parts.get(record.subject, {})):
+        parts = speed.retained_fractions()
+        if not within_tolerance(parts, self._retained_parts.get(record.subject, {})):
             self._retained_parts.pop(record.subject, None)
             self._retained_parts[record.subject] = parts
             self._stale = True
@@ -171,7 +173,7 @@ class ThroughputLearning:
 
     def _estimate(self) -> None:
         """Compute the fingerprints of all subjects anew."""
-        self._fingerprints = Fingerprints.made(self._retained_parts, self._prior)
+        self._fingerprints = Fingerprints.from_measurements(self._retained_parts, self._prior)
         self._speeds = {
             subject: speed.estimated(self._fingerprints.of(subject)) for subject, speed in self._speeds.items()
         }

@@ -1,4 +1,4 @@
-"""What the store knows of a job's speed and work, as a training to simulate."""
+"""Trainings to simulate, from the speeds and the work of real jobs in the store."""
 
 from __future__ import annotations
 
@@ -10,77 +10,83 @@ from statistics import fmean
 from metasched.core.model import Speed
 from metasched.store import JobRecord, Store
 from metasched.throughput.online_speed import MeasuredSpeed
-from metasched.throughput.scaling_curve import Curve, Scaling, ScalingTraining, ran
+from metasched.throughput.scaling_curve import Curve, Scaling, ScalingTraining, training_of_run
 from metasched.throughput.training import Training
 
 ALL = 1_000_000
+"""A limit for queries of the store that is above any number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Extended:
-    """A measured curve, and a rule for the sizes beyond it.
+class ExtendedCurve:
+    """A measured scaling curve, extrapolated beyond its sizes by a power law.
 
     Attributes:
-        curve: measured.
-        exponent: of the growth of speed with the number of GPUs, from the nearest measured size on.
+        curve: the measured curve.
+        exponent: the exponent of speed over the number of GPUs, from the nearest measured size on.
     """
 
     curve: Curve
     exponent: float
 
     def at(self, gpus: int) -> float | None:
-        """Measured, interpolated, or by the rule."""
+        """Steps per second: measured, interpolated or extrapolated; None for GPUs where only a run without is known."""
         known = self.curve.at(gpus)
         if known is not None or gpus <= 0:
-            return known  # what ran without GPUs has that one size
+            return known
         size, speed = min(self.curve.points, key=lambda point: abs(math.log(point[0] / gpus)))
         return speed * math.pow(gpus / size, self.exponent)
 
 
-def curves(store: Store, uid: str, exponent: float) -> Mapping[str, Extended]:
-    """Steps per second by GPU type and number of GPUs, as the job's trainers reported; without GPUs, "" and 0."""
-    places = {run.run: run.placement for run in store.runs(uid) if run.placement is not None}
+def reported_curves(store: Store, uid: str, exponent: float) -> Mapping[str, ExtendedCurve]:
+    """The scaling curves by GPU type, from the reports of a job's trainers.
+
+    A job without GPUs has one curve, of the type "", with the one size 0.
+    """
+    placements = {run.run: run.placement for run in store.runs(uid) if run.placement is not None}
     sums: dict[str, dict[int, tuple[int, float]]] = {}
     for row in store.recent_throughput(uid, ALL):
-        if row.run in places and row.seconds > 0:
-            place = places[row.run]
-            size = row.world_size if place.gpus else 0
-            sizes = sums.setdefault(place.gpu_type or "", {})
+        if row.run in placements and row.seconds > 0:
+            placement = placements[row.run]
+            size = row.world_size if placement.gpus else 0
+            sizes = sums.setdefault(placement.gpu_type or "", {})
             steps, seconds = sizes.get(size, (0, 0.0))
             sizes[size] = (steps + row.steps, seconds + row.seconds)
     return {
-        kind: Extended(Curve(tuple((n, steps / seconds) for n, (steps, seconds) in sorted(sizes.items()))), exponent)
-        for kind, sizes in sums.items()
+        gpu_type: ExtendedCurve(
+            Curve(tuple((n, steps / seconds) for n, (steps, seconds) in sorted(sizes.items()))), exponent
+        )
+        for gpu_type, sizes in sums.items()
     }
 
 
-def learned(speed: Speed | None, exponent: float) -> Mapping[str, Extended]:
-    """The same, as the daemon has learned it of the job while it had its GPUs to itself."""
+def learned_curves(speed: Speed | None, exponent: float) -> Mapping[str, ExtendedCurve]:
+    """The scaling curves by GPU type, from the speeds that the daemon has learned of the job without a co-runner."""
     sizes: dict[str, dict[int, list[float]]] = {}
-    for (kind, spread), steps_per_second in (speed.alone if isinstance(speed, MeasuredSpeed) else {}).items():
-        sizes.setdefault(kind, {}).setdefault(sum(spread), []).append(steps_per_second)
+    for (gpu_type, spread), steps_per_second in (speed.alone if isinstance(speed, MeasuredSpeed) else {}).items():
+        sizes.setdefault(gpu_type, {}).setdefault(sum(spread), []).append(steps_per_second)
     return {
-        kind: Extended(Curve(tuple((n, fmean(speeds)) for n, speeds in sorted(found.items()))), exponent)
-        for kind, found in sizes.items()
+        gpu_type: ExtendedCurve(Curve(tuple((n, fmean(speeds)) for n, speeds in sorted(found.items()))), exponent)
+        for gpu_type, found in sizes.items()
     }
 
 
-def everywhere(found: Mapping[str, Extended]) -> Mapping[str, Scaling]:
-    """The curves, and for types on which it has not run the curve with the most points."""
+def with_default(found: Mapping[str, ExtendedCurve]) -> Mapping[str, Scaling]:
+    """The curves, with the one with the most points for all other GPU types (key "")."""
     return {"": max(found.values(), key=lambda one: len(one.curve.points)), **found}
 
 
-def training(store: Store, record: JobRecord, gpus: int, exponent: float) -> Training | None:
-    """The whole work of a job that has ended; None where it never ran.
+def recorded_training(store: Store, record: JobRecord, gpus: int, exponent: float) -> Training | None:
+    """The work and the speed of a job that has ended; None where it never ran.
 
     Args:
-        store: where it is recorded.
+        store: the daemon's store.
         record: the job.
-        gpus: that it asked for.
-        exponent: of the growth of speed beyond the measured sizes.
+        gpus: the GPUs that it asked for.
+        exponent: the exponent of speed over the number of GPUs, beyond the measured sizes.
     """
-    found = curves(store, record.uid, exponent)
+    found = reported_curves(store, record.uid, exponent)
     if found and record.progress_steps:
-        return ScalingTraining(float(record.progress_steps), everywhere(found))
+        return ScalingTraining(float(record.progress_steps), with_default(found))
     service = sum(record.attained.values())
-    return ran(service / max(gpus, 1), gpus, exponent) if service > 0 else None
+    return training_of_run(service / max(gpus, 1), gpus, exponent) if service > 0 else None

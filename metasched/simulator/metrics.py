@@ -1,23 +1,23 @@
-"""What a simulation was worth: every metric defined once, with its source. Pure, and linear in jobs but for sorting.
+"""Metrics of a simulation, each defined once, with its source. Pure functions, linear in jobs but for sorting.
 
-Jobs that did not finish have no completion time and no fairness; they are counted (``unfinished``), and while there are
-any, the makespan is not defined. Whatever is not defined is ``None``.
+Unfinished jobs have no completion time and no fairness; they are counted (``unfinished``), and where there are any, the
+makespan is not defined. A metric that is not defined is ``None``.
 
-Finish-time fairness compares a job's completion time (its JCT) with the time that would have been fair: rho > 1 is
-unfair. Papers differ in what is fair; these are their definitions, ``alone`` being the time that a job takes on the
-GPUs that it asks for, on as few nodes as can be (in one rack, if that takes no more), of the type where it is fastest:
+Finish-time fairness (rho) is a job's completion time (JCT) over a fair completion time: rho > 1 is unfair. Papers
+differ in the fair time; these are their definitions. ``isolated`` is the job's duration on the GPUs that it asks for,
+on as few nodes as possible (in one rack, if that takes no more nodes), of the type where it is fastest:
 
-- ``themis`` (NSDI 2020, section 4.3): an app is a hyper-parameter search, here the tasks ``<base>_<task>`` of one base;
-  its time is from its first submission to its last end. Fair is its work on its GPUs, at most the cluster's, at linear
-  speed, times the mean number of live apps in its life.
-- ``gavel`` (OSDI 2020, section 4.2): fair is the job's time with 1/n of every type's GPUs, n being the mean number of
-  live jobs in its life; a job of k GPUs runs for a k-th of the time on its part, and never more than all of it.
-- ``shockwave`` (NSDI 2023, section 2, and its artifact's "static contention"): fair is ``alone`` times all jobs over
-  all GPUs, but at least 1. The paper counts rho > 1 as unfair, the artifact rho > 1.05, and so do we.
+- ``themis`` (NSDI 2020, section 4.3): rho of apps. An app is a hyper-parameter search, here the tasks ``<base>_<task>``
+  of one base; its time is from its first submission to its last completion. The fair time is its work on its GPUs (at
+  most the cluster's) at linear speed, times the mean number of live apps in its life.
+- ``gavel`` (OSDI 2020, section 4.2): the fair time is the job's duration with 1/n of every type's GPUs, n being the
+  mean number of live jobs in its life; a job of k GPUs runs for a k-th of the time, and never more than all of it.
+- ``shockwave`` (NSDI 2023, section 2, and its artifact's "static contention"): the fair time is ``isolated`` times all
+  jobs over all GPUs, but at least 1. The paper counts rho > 1 as unfair; its artifact, and this module, rho > 1.05.
 - ``shockwave_live`` (the artifact's other list): likewise with the mean number of live jobs in the job's life.
-- ``pollux`` (OSDI 2021, section 5.3.1): likewise with the mean of the GPUs that all live jobs had asked for.
-- ``ares`` (section 3.2): fair is when the job would end under generalised processor sharing, where all live jobs have
-  the same number of GPUs at every instant; but not before ``alone``.
+- ``pollux`` (OSDI 2021, section 5.3.1): likewise with the mean number of GPUs that all live jobs had asked for.
+- ``ares`` (section 3.2): the fair time is the completion under generalised processor sharing, where all live jobs have
+  the same number of GPUs at every instant; but at least ``isolated``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ UNFAIR: Mapping[str, float] = {
     "pollux": 1.0,
     "ares": 1.0,
 }
-"""By definition of finish-time fairness: above which rho a job is treated unfairly."""
+"""The rho above which a job is treated unfairly, by definition of finish-time fairness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Fairness:
     """Finish-time fairness by one definition.
 
     Attributes:
-        rho: by uid (by app for Themis), of those for which it is defined.
-        threshold: above which rho counts as unfair.
+        rho: by uid (by app for Themis), where it is defined.
+        threshold: the rho above which a job is treated unfairly.
     """
 
     rho: Mapping[str, float]
@@ -60,43 +60,43 @@ class Fairness:
 
     @property
     def mean(self) -> float | None:
-        """Of all rho."""
+        """The mean rho; None where there is none."""
         return fmean(self.rho.values()) if self.rho else None
 
     @property
     def worst(self) -> float | None:
-        """The largest rho."""
+        """The largest rho; None where there is none."""
         return max(self.rho.values(), default=None)
 
     @property
     def unfair(self) -> float | None:
-        """The fraction of those treated unfairly."""
+        """The fraction of the jobs with a rho above the threshold; None where there is none."""
         return fmean(value > self.threshold for value in self.rho.values()) if self.rho else None
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """All of them. Times are seconds; those of jobs are over the jobs of the window.
+    """The metrics of a simulation. Times are seconds; metrics of jobs are over the jobs of the window.
 
     Attributes:
-        jobs: how many were measured.
-        unfinished: how many of them did not finish.
-        jct_mean: job completion time, from submission to end (every paper's).
-        jct_median: likewise.
+        jobs: the number of measured jobs.
+        unfinished: the number of measured jobs that are not complete.
+        jct_mean: the mean job completion time, from submission to completion.
+        jct_median: its median.
         jct_p99: its 99th percentile, interpolated between ranks.
-        makespan: from the first submission to the last end (Gavel, section 4.2).
-        first_wait_mean: from submission to the first start.
-        queueing_mean: completion time without the time in which the job held its GPUs.
-        utilization: GPU time held, over what there was from the first submission to the last end.
-        utilization_wanted: GPU time held, over what live jobs had asked for of it (at most all of it): it does not sink
-            because nobody wants GPUs.
-        preemptions_mean: stops before the end, for each job.
-        restarts_mean: starts but the first, for each job, whatever made them necessary.
-        gpu_hours: GPU time held by the jobs; while two have the same GPUs, each counts for half, here and everywhere.
-        cost: of that, in the currency of the prices; None where a type has no price.
+        makespan: from the first submission to the last completion (Gavel, section 4.2).
+        first_wait_mean: the mean time from submission to the first start.
+        queueing_mean: the mean completion time without the time in which the job held GPUs.
+        utilization: GPU time held, over the cluster's, from the first submission to the last completion.
+        utilization_wanted: GPU time held, over the GPU time that live jobs asked for (at most the cluster's); a lack of
+            jobs does not lower it.
+        preemptions_mean: the mean number of stops before a job's completion.
+        restarts_mean: the mean number of a job's starts but the first, whatever their cause.
+        gpu_hours: GPU-hours held by the jobs; co-located jobs count for half of their GPUs, here and everywhere.
+        cost: the price of these GPU-hours; None where a type has no price.
         consolidated: fraction of GPU time on the fewest nodes that can hold the job (placement score).
-        lost_hours: of training that failures cost the jobs.
-        overhead_hours: for which the jobs held GPUs without training (starts, restarts, checkpoints).
+        lost_hours: hours of training that failures undid.
+        overhead_hours: hours for which the jobs held GPUs without training (starts, restarts, checkpoints).
         fairness: finish-time fairness by definition.
     """
 
@@ -121,12 +121,12 @@ class Metrics:
 
     @property
     def rho(self) -> Mapping[str, float]:
-        """By uid, finish-time fairness as Pollux defines it: of all jobs, at any load, on any cluster."""
+        """Finish-time fairness by uid, as Pollux defines it, which is defined for all jobs, loads and clusters."""
         return self.fairness["pollux"].rho
 
     @property
     def values(self) -> dict[str, float | None]:
-        """All numbers by name; those of fairness as ``rho_worst_themis``, ``rho_mean_themis``, ``unfair_themis``."""
+        """The metrics by name; those of fairness as ``rho_worst_themis``, ``rho_mean_themis``, ``unfair_themis``."""
         found: dict[str, float | None] = {
             name: getattr(self, name) for name in self.__dataclass_fields__ if name != "fairness"
         }
@@ -142,14 +142,14 @@ def measure(
     window: range | None = None,
     prices: Mapping[str, float] | None = None,
 ) -> Metrics:
-    """All metrics of a simulation.
+    """Compute all metrics of a simulation.
 
     Args:
-        outcome: of the simulation.
-        workload: that it ran.
-        window: positions in the workload, by arrival, of the jobs to be measured (the steady state); None for all. The
-            others still count as load.
-        prices: of an hour of one GPU, by type.
+        outcome: the simulation's outcome.
+        workload: the workload that it ran.
+        window: positions in the workload, by arrival, of the measured jobs (the steady state); None for all. The other
+            jobs still count as load.
+        prices: the price of one GPU for an hour, by type; None if it is not known.
     """
     submissions = sorted(workload.submissions, key=lambda one: (one.job.submitted, one.job.uid))
     chosen = submissions if window is None else [submissions[i] for i in window if i < len(submissions)]
@@ -159,11 +159,11 @@ def measure(
     jcts = [job.jct for job in done if job.jct is not None]
     began = min((job.submitted for job in jobs), default=0.0)
     ended = max((job.finished for job in done if job.finished is not None), default=outcome.ended)
-    held = _by_type(stay for job in jobs for stay in job.stays)
+    held = _gpu_seconds_by_type(one for job in jobs for one in job.intervals)
     capacity = sum(node.gpus for node in outcome.nodes)
-    everybody = (began, ended, capacity)
-    used = sum(stay.gpu_seconds(began, ended) for job in outcome.jobs for stay in job.stays)
-    wanted = _wanted(outcome.jobs, {one.job.uid: one.job.gpus for one in submissions}, *everybody)
+    span = (began, ended, capacity)
+    used = sum(one.gpu_seconds(began, ended) for job in outcome.jobs for one in job.intervals)
+    wanted = _asked_gpu_seconds(outcome.jobs, {one.job.uid: one.job.gpus for one in submissions}, *span)
     return Metrics(
         jobs=len(jobs),
         unfinished=len(jobs) - len(done),
@@ -172,11 +172,11 @@ def measure(
         jct_p99=percentile(jcts, 0.99) if jcts else None,
         makespan=ended - began if jobs and len(done) == len(jobs) else None,
         first_wait_mean=_mean(job.first_started - job.submitted for job in jobs if job.first_started is not None),
-        queueing_mean=_mean((job.jct or 0.0) - sum(stay.ended - stay.began for stay in job.stays) for job in done),
+        queueing_mean=_mean((job.jct or 0.0) - sum(one.ended - one.began for one in job.intervals) for job in done),
         utilization=used / (capacity * (ended - began)) if capacity and ended > began else None,
         utilization_wanted=used / wanted if wanted else None,
         preemptions_mean=_mean(job.preemptions for job in jobs),
-        restarts_mean=_mean(max(len(job.stays) - 1, 0) for job in jobs),
+        restarts_mean=_mean(max(len(job.intervals) - 1, 0) for job in jobs),
         gpu_hours=sum(held.values()) / HOUR,
         cost=_cost(held, prices),
         consolidated=_consolidated(jobs, outcome.nodes),
@@ -187,7 +187,7 @@ def measure(
 
 
 def percentile(values: Iterable[float], fraction: float) -> float:
-    """Between order statistics by linear interpolation, as numpy's default; there must be a value."""
+    """The quantile of a ``fraction`` (0 to 1), by linear interpolation as in numpy; ``values`` must not be empty."""
     ordered = sorted(values)
     rank = fraction * (len(ordered) - 1)
     low = math.floor(rank)
@@ -203,24 +203,25 @@ def _mean(values: Iterable[float]) -> float | None:
     return fmean(found) if found else None
 
 
-def _by_type(stays: Iterable[RunInterval]) -> dict[str, float]:
-    """GPU-seconds."""
+def _gpu_seconds_by_type(intervals: Iterable[RunInterval]) -> dict[str, float]:
     held: dict[str, float] = {}
-    for stay in stays:
-        if stay.placement.gpu_type is not None:
-            kind = stay.placement.gpu_type
-            held[kind] = held.get(kind, 0.0) + stay.gpu_seconds()
+    for interval in intervals:
+        if interval.placement.gpu_type is not None:
+            gpu_type = interval.placement.gpu_type
+            held[gpu_type] = held.get(gpu_type, 0.0) + interval.gpu_seconds()
     return held
 
 
 def _cost(held: Mapping[str, float], prices: Mapping[str, float] | None) -> float | None:
     if prices is None or not held.keys() <= prices.keys():
         return None
-    return sum(seconds / HOUR * prices[kind] for kind, seconds in held.items())
+    return sum(seconds / HOUR * prices[gpu_type] for gpu_type, seconds in held.items())
 
 
-def _wanted(jobs: Iterable[JobOutcome], gpus: Mapping[str, int], began: float, ended: float, capacity: int) -> float:
-    """GPU-seconds within a span that live jobs asked for, at most all."""
+def _asked_gpu_seconds(
+    jobs: Iterable[JobOutcome], gpus: Mapping[str, int], began: float, ended: float, capacity: int
+) -> float:
+    """GPU-seconds that live jobs asked for between two instants, at most the cluster's at each instant."""
     changes: list[tuple[float, int]] = [(began, 0), (ended, 0)]
     for job in jobs:
         changes.append((max(job.submitted, began), gpus[job.uid]))
@@ -234,18 +235,19 @@ def _wanted(jobs: Iterable[JobOutcome], gpus: Mapping[str, int], began: float, e
 
 
 def _consolidated(jobs: Iterable[JobOutcome], nodes: Iterable[Node]) -> float | None:
+    """The fraction of GPU time held on the fewest nodes possible; None where no GPU was held."""
     sizes: dict[str, list[int]] = {}
     for node in nodes:
         if node.gpu_type is not None:
             sizes.setdefault(node.gpu_type, []).append(node.gpus)
-    room = {kind: list(itertools.accumulate(sorted(counts, reverse=True))) for kind, counts in sizes.items()}
-    together = total = 0.0
-    for stay in (stay for job in jobs for stay in job.stays if stay.placement.gpus):
-        time = stay.gpu_seconds()
+    gpus_on_largest = {t: list(itertools.accumulate(sorted(counts, reverse=True))) for t, counts in sizes.items()}
+    consolidated = total = 0.0
+    for interval in (one for job in jobs for one in job.intervals if one.placement.gpus):
+        time, placement = interval.gpu_seconds(), interval.placement
         total += time
-        fewest = bisect_right(room.get(stay.placement.gpu_type or "", []), stay.placement.gpus - 1) + 1
-        together += time if len(stay.placement.nodes) <= fewest else 0.0
-    return together / total if total else None
+        fewest = bisect_right(gpus_on_largest.get(placement.gpu_type or "", []), placement.gpus - 1) + 1
+        consolidated += time if len(placement.nodes) <= fewest else 0.0
+    return consolidated / total if total else None
 
 
 # -- Finish-time fairness -----------------------------------------------------------------------------------------
@@ -253,19 +255,19 @@ def _consolidated(jobs: Iterable[JobOutcome], nodes: Iterable[Node]) -> float | 
 
 def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set[str]) -> dict[str, Fairness]:
     capacity = sum(node.gpus for node in outcome.nodes)
-    alone = Alone(outcome.nodes, outcome.settings.locality)
-    times = {one.job.uid: alone.by_type(one) for one in submissions}
+    isolated = IsolatedDurations(outcome.nodes, outcome.settings.locality)
+    times = {one.job.uid: isolated.by_type(one) for one in submissions}
     best = {uid: min(found.values()) for uid, found in times.items() if found}
     gpus = {one.job.uid: one.job.gpus for one in submissions if one.job.gpus}
     jobs = [job for job in outcome.jobs if job.uid in measured and job.uid in best and job.uid in gpus]
     done = [job for job in jobs if job.finished is not None]
-    live = _Live((job.submitted, math.inf if job.finished is None else job.finished) for job in outcome.jobs)
+    live = _Concurrency((job.submitted, math.inf if job.finished is None else job.finished) for job in outcome.jobs)
     sharing = _processor_sharing(submissions, best, capacity)
     static = max(len(outcome.jobs) / capacity, 1.0) if capacity else 1.0
     fair: dict[str, dict[str, float]] = {name: {} for name in UNFAIR if name != "themis"}
     for job in done:
         uid, time, mean_live = job.uid, best[job.uid], live.mean(job.submitted, job.finished or 0.0)
-        fair["gavel"][uid] = _isolated(times[uid], gpus[uid], alone.gpus, max(mean_live, 1.0))
+        fair["gavel"][uid] = _isolated_share(times[uid], gpus[uid], isolated.gpus, max(mean_live, 1.0))
         fair["shockwave"][uid] = time * static
         fair["shockwave_live"][uid] = time * max(mean_live / capacity, 1.0)
         fair["pollux"][uid] = time * max(job.contention, 1.0)
@@ -276,8 +278,16 @@ def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set
     return {name: Fairness(rho[name], threshold) for name, threshold in UNFAIR.items()}
 
 
-class Alone:
-    """How long jobs take with the cluster to themselves."""
+class IsolatedDurations:
+    """Durations of jobs that have the cluster to themselves, on the GPUs that they ask for.
+
+    Args:
+        nodes: the cluster.
+        locality: the cost in speed of the distance between a job's GPUs.
+
+    Attributes:
+        gpus: the cluster's GPUs by type.
+    """
 
     def __init__(self, nodes: Iterable[Node], locality: Locality) -> None:
         self._locality = locality
@@ -287,57 +297,58 @@ class Alone:
                 self._nodes.setdefault(node.gpu_type, []).append(node)
         for same in self._nodes.values():
             same.sort(key=lambda node: (-node.gpus, node.name))
-        self.gpus = {kind: sum(node.gpus for node in same) for kind, same in self._nodes.items()}
+        self.gpus = {gpu_type: sum(node.gpus for node in same) for gpu_type, same in self._nodes.items()}
         self._racks = {node.name: node.rack for same in self._nodes.values() for node in same}
-        self._places: dict[tuple[str, int], Placement | None] = {}
+        self._placements: dict[tuple[str, int], Placement | None] = {}
 
     def by_type(self, submission: Submission) -> dict[str, float]:
-        """Seconds on each type that it accepts and runs on."""
+        """A job's duration in seconds, by the GPU types that it accepts and runs on."""
         job: Job = submission.job
         found = {}
-        for kind in self._nodes:
-            if job.gpus and (not job.gpu_types or kind in job.gpu_types):
-                place = self._place(kind, job.gpus)
-                seconds = math.inf if place is None else seconds_alone(submission.training, place) / self._factor(place)
+        for gpu_type in self._nodes:
+            if job.gpus and (not job.gpu_types or gpu_type in job.gpu_types):
+                placement = self._placement(gpu_type, job.gpus)
+                if placement is None:
+                    continue
+                seconds = isolated_seconds(submission.training, placement) / self._factor(placement)
                 if seconds < math.inf:
-                    found[kind] = seconds
+                    found[gpu_type] = seconds
         return found
 
-    def _place(self, kind: str, gpus: int) -> Placement | None:
-        """The largest nodes of a type, as few as can hold so many GPUs; of one rack, where as few are enough."""
-        if (kind, gpus) not in self._places:
-            found = _filled(self._nodes[kind], kind, gpus)
+    def _placement(self, gpu_type: str, gpus: int) -> Placement | None:
+        """The fewest, largest nodes of a type that have so many GPUs; of one rack, if that takes no more nodes."""
+        if (gpu_type, gpus) not in self._placements:
+            found = _filled(self._nodes[gpu_type], gpu_type, gpus)
             if found is not None and self._locality.rack != self._locality.cluster:
                 racks: dict[str | None, list[Node]] = {}
-                for node in self._nodes[kind]:
+                for node in self._nodes[gpu_type]:
                     racks.setdefault(node.rack, []).append(node)
-                near = (_filled(nodes, kind, gpus) for nodes in racks.values())
+                in_one_rack = (_filled(nodes, gpu_type, gpus) for nodes in racks.values())
                 fewest = len(found.nodes)
-                found = next((one for one in near if one is not None and len(one.nodes) == fewest), found)
-            self._places[kind, gpus] = found
-        return self._places[kind, gpus]
+                found = next((one for one in in_one_rack if one is not None and len(one.nodes) == fewest), found)
+            self._placements[gpu_type, gpus] = found
+        return self._placements[gpu_type, gpus]
 
-    def _factor(self, place: Placement) -> float:
-        """What distance leaves of the speed at a place."""
-        return self._locality.factor([self._racks[name] for name in place.nodes])
+    def _factor(self, placement: Placement) -> float:
+        return self._locality.factor([self._racks[name] for name in placement.nodes])
 
 
-def _filled(nodes: Iterable[Node], kind: str, gpus: int) -> Placement | None:
-    """So many GPUs, from the first node on; None where these have fewer."""
+def _filled(nodes: Iterable[Node], gpu_type: str, gpus: int) -> Placement | None:
+    """A placement of so many GPUs that fills the nodes in their order; None where they have fewer."""
     names, counts, left = [], [], gpus
     for node in nodes:
         if left > 0:
             names.append(node.name)
             counts.append(min(node.gpus, left))
             left -= counts[-1]
-    return Placement(tuple(names), max(counts), kind, tuple(counts)) if left <= 0 else None
+    return Placement(tuple(names), max(counts), gpu_type, tuple(counts)) if left <= 0 else None
 
 
-def seconds_alone(training: Training, place: Placement) -> float:
-    """From the first step to the last at one place, without pause; infinite where it stands still."""
+def isolated_seconds(training: Training, placement: Placement) -> float:
+    """The duration of a whole training on one placement, without overheads; infinite where it does not run."""
     done = seconds = 0.0
     while done < training.total:
-        pace = training.pace(done, place)
+        pace = training.pace(done, placement)
         if pace.steps_per_second <= 0:
             return math.inf
         until = min(pace.until, training.total)
@@ -346,8 +357,8 @@ def seconds_alone(training: Training, place: Placement) -> float:
     return seconds
 
 
-class _Live:
-    """How many spans are open at a time."""
+class _Concurrency:
+    """The number of spans that are open at each instant, with its integral over time."""
 
     def __init__(self, spans: Iterable[tuple[float, float]]) -> None:
         changes = sorted(change for began, ended in spans for change in ((began, 1), (ended, -1)))
@@ -365,7 +376,7 @@ class _Live:
             self._count.append(count)
 
     def mean(self, began: float, ended: float) -> float:
-        """Over a span."""
+        """The mean number of open spans between two instants; 1.0 where they are equal."""
         return (self._until(ended) - self._until(began)) / (ended - began) if ended > began else 1.0
 
     def _until(self, at: float) -> float:
@@ -373,48 +384,49 @@ class _Live:
         return self._area[i] + self._count[i] * (at - self._at[i]) if i >= 0 else 0.0
 
 
-def _isolated(times: Mapping[str, float], gpus: int, count: Mapping[str, int], jobs: float) -> float:
-    """Gavel's X isolated: a job's seconds with 1/n of the GPUs of every type where it runs."""
-    share = {kind: count[kind] / jobs / gpus for kind in times}
-    too_much = max(sum(share.values()), 1.0)
-    return 1.0 / sum(part / too_much / times[kind] for kind, part in share.items())
+def _isolated_share(times: Mapping[str, float], gpus: int, count: Mapping[str, int], jobs: float) -> float:
+    """A job's seconds with 1/n of the GPUs of every type on which it runs (Gavel's X isolated)."""
+    share = {gpu_type: count[gpu_type] / jobs / gpus for gpu_type in times}
+    excess = max(sum(share.values()), 1.0)
+    return 1.0 / sum(fraction / excess / times[gpu_type] for gpu_type, fraction in share.items())
 
 
 def _processor_sharing(
-    submissions: Sequence[Submission], alone: Mapping[str, float], capacity: int
+    submissions: Sequence[Submission], isolated: Mapping[str, float], capacity: int
 ) -> dict[str, float]:
-    """When each job would end if all live ones had the same number of GPUs at every instant.
+    """The completion of each job if all live jobs had the same number of GPUs at every instant.
 
-    The virtual time is what one job has had: a job ends when that has grown by its work since it came.
+    Virtual time is the GPU-seconds that one live job has received since the start: a job is complete when virtual time
+    has grown by the job's GPU-seconds of work since its arrival.
     """
     ends: dict[str, float] = {}
     heap: list[tuple[float, str]] = []
     now = virtual = 0.0
 
-    def go_on(until: float) -> None:
+    def advance(until: float) -> None:
         nonlocal now, virtual
         while heap:
-            due, uid = heap[0]
-            at = now + (due - virtual) * len(heap) / capacity
+            finish, uid = heap[0]
+            at = now + (finish - virtual) * len(heap) / capacity
             if at > until:
                 virtual += (until - now) * capacity / len(heap)
                 break
             heapq.heappop(heap)
-            now, virtual, ends[uid] = at, due, at
+            now, virtual, ends[uid] = at, finish, at
         now = until if until < math.inf else now
 
     for one in submissions:
-        if one.job.uid in alone and capacity:
-            go_on(one.job.submitted)
-            heapq.heappush(heap, (virtual + alone[one.job.uid] * one.job.gpus, one.job.uid))
-    go_on(math.inf)
+        if one.job.uid in isolated and capacity:
+            advance(one.job.submitted)
+            heapq.heappush(heap, (virtual + isolated[one.job.uid] * one.job.gpus, one.job.uid))
+    advance(math.inf)
     return ends
 
 
 def _themis(
-    outcome: Outcome, gpus: Mapping[str, int], alone: Mapping[str, float], measured: set[str], capacity: int
+    outcome: Outcome, gpus: Mapping[str, int], isolated: Mapping[str, float], measured: set[str], capacity: int
 ) -> dict[str, float]:
-    """Themis's rho of each app all of whose jobs are measured and done."""
+    """Themis's rho of each app whose jobs are all measured and complete."""
     apps: dict[str, list[JobOutcome]] = {}
     for job in outcome.jobs:
         apps.setdefault(app_of(job.uid), []).append(job)
@@ -422,13 +434,14 @@ def _themis(
         app: (min(j.submitted for j in jobs), max(math.inf if j.finished is None else j.finished for j in jobs))
         for app, jobs in apps.items()
     }
-    live = _Live(span.values())
+    live = _Concurrency(span.values())
+    known = measured & isolated.keys() & gpus.keys()
     found = {}
     for app, jobs in apps.items():
         began, ended = span[app]
-        if ended == math.inf or not all(job.uid in measured and job.uid in alone and job.uid in gpus for job in jobs):
+        if ended == math.inf or not all(job.uid in known for job in jobs):
             continue
-        work = sum(alone[job.uid] * gpus[job.uid] for job in jobs)
+        work = sum(isolated[job.uid] * gpus[job.uid] for job in jobs)
         cluster = work / min(capacity, sum(gpus[job.uid] for job in jobs))
         if cluster > 0:
             found[app] = (ended - began) / (cluster * max(live.mean(began, ended), 1.0))

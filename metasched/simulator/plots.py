@@ -1,4 +1,4 @@
-"""Pictures of results. Needs matplotlib, which is imported by nothing else."""
+"""Plots of results as SVG files. This module alone needs matplotlib."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ HOUR = 3600.0
 
 
 class NoMatplotlibError(MetaschedError):
-    """Plots were asked for, and matplotlib is not installed."""
+    """matplotlib, which plots need, is not installed."""
 
 
 def draw(results: Sequence[Result], directory: Path) -> list[Path]:
-    """Draw everything that the results have, and return the files: JCT against load, CDFs, allocation over time.
+    """Draw JCT against load, CDFs of JCT and fairness, and the allocation over time; returns the files.
 
     Raises:
-        NoMatplotlibError: there is no matplotlib.
+        NoMatplotlibError: matplotlib is not installed.
     """
     try:
         import matplotlib as mpl  # noqa: PLC0415  only plots need it, and it is slow to import
@@ -86,7 +86,7 @@ def draw(results: Sequence[Result], directory: Path) -> list[Path]:
 
 
 def cdf(values: Iterable[float]) -> tuple[list[float], list[float]]:
-    """The cumulative distribution: values ascending, and the fraction of values that are not larger."""
+    """The cumulative distribution: values ascending, and for each the fraction of values up to it."""
     found = sorted(values)
     return found, [(i + 1) / len(found) for i in range(len(found))]
 

@@ -1,6 +1,6 @@
-"""What goes into a simulation and what comes out of it: frozen, plain data.
+"""Inputs and outcomes of a simulation: frozen, plain data.
 
-Times are seconds on the simulation's own clock, which begins at the trace's 0.
+Instants are seconds on the simulation's clock, whose 0 is the trace's 0; durations are seconds, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ class Submission:
     """One job of a workload.
 
     Attributes:
-        job: as it is submitted: held, without history; ``submitted`` is when it arrives, ``uid`` is unique.
-        training: how much work it is, and how fast it goes.
-        start_seconds: from getting its GPUs to its first step in its first run; None for the simulation's own.
-        restart_seconds: the same in every later run.
-        checkpoint_seconds: for which it still holds its GPUs after a stop.
-        declared: whether policies are told how much work it is, and how much of that is done.
+        job: the job as submitted: held, and without history unless the simulation has an ``InitialState``;
+            ``submitted`` is its arrival, ``uid`` is unique.
+        training: the job's work and its true speed.
+        start_seconds: from getting GPUs to the first step of the first run; None for that of ``Settings``.
+        restart_seconds: likewise in later runs.
+        checkpoint_seconds: how long a stopped job still holds its GPUs; None for that of ``Settings``.
+        declared: whether policies see the job's total steps and its progress.
     """
 
     job: Job
@@ -37,7 +38,12 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs by (arrival, uid), and where they come from, in words."""
+    """The jobs to simulate.
+
+    Attributes:
+        source: where the jobs come from, in words.
+        submissions: the jobs, ordered by (arrival, uid).
+    """
 
     source: str
     submissions: tuple[Submission, ...]
@@ -45,13 +51,13 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class InitialState:
-    """What a simulation goes on from.
+    """The state of a live cluster from which a simulation continues.
 
     Attributes:
-        at: when it begins, with all jobs that were submitted before. Those that run then go on where they are.
+        at: the instant at which the simulation begins; jobs submitted before arrive then, and running ones continue.
         round: the number of the last round before.
-        state: what the policy carries from that; None where it begins afresh.
-        quotas: that hold for the jobs all the time, whatever the policy decides.
+        state: the policy's state after that round; None for its initial state.
+        quotas: the quotas in force, constant during the simulation.
     """
 
     at: float = -math.inf
@@ -62,11 +68,11 @@ class InitialState:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Nodes that fail by chance, independently: times between failures are exponential.
+    """Random, independent node failures, with exponentially distributed times between failures.
 
     Attributes:
-        mean_seconds: between two failures of one node, while it is up.
-        repair_seconds: that a node is then away for.
+        mean_seconds: the mean uptime of a node between two of its failures.
+        repair_seconds: how long a failed node is down.
     """
 
     mean_seconds: float
@@ -75,18 +81,18 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Factors on the speed of a job whose GPUs are further apart than one node, where its training does not say so.
+    """Factors on the speed of jobs on several nodes, on top of what their ``Training`` says.
 
     Attributes:
-        rack: several nodes of one rack.
-        cluster: several racks.
+        rack: for nodes of one rack.
+        cluster: for nodes of several racks.
     """
 
     rack: float = 1.0
     cluster: float = 1.0
 
     def factor(self, racks: Collection[str | None]) -> float:
-        """On the speed of a job on nodes of these racks, one for each node."""
+        """The factor for a job on nodes of these racks, given one rack per node (None for a node without)."""
         if len(racks) == 1:
             return 1.0
         return self.rack if len(set(racks)) == 1 else self.cluster
@@ -94,23 +100,24 @@ class Locality:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the simulated cluster behaves.
+    """How the simulated cluster behaves. The ``[settings]`` of a scenario file have the same names and meanings.
 
     Attributes:
-        round_seconds: a round's length.
-        min_round_seconds: a round that an arrival or a completion asks for comes this long after the last one, or
-            later; as in the daemon.
-        early_rounds: whether arrivals, completions and failures begin a round early, as in the daemon; else the GPUs of
-            a job that ends within a round are idle for the rest of it.
-        start_seconds: from getting its GPUs to the first step of a job's first run.
-        restart_seconds: the same in its later runs.
-        checkpoint_seconds: for which a stopped job still holds its GPUs.
-        checkpoint_every: between periodic checkpoints: what a failure costs at most; None where every step is saved.
-        failures: of nodes; None for none.
-        locality: what distance costs.
-        uneven: whether jobs may have other numbers of GPUs on each of their nodes.
-        sharing: whether two jobs may run on the same GPUs.
-        seed: of all chance.
+        round_seconds: the length of a round.
+        min_round_seconds: the least time between two rounds; an early round waits for it, as in the daemon.
+        early_rounds: whether arrivals, completions and failures trigger an early round, as in the daemon; else the GPUs
+            of a job that ends within a round are idle for the rest of it.
+        start_seconds: from getting GPUs to the first step of a job's first run.
+        restart_seconds: likewise in later runs.
+        checkpoint_seconds: how long a stopped job still holds its GPUs.
+        checkpoint_every: seconds between periodic checkpoints; a failure loses at most the steps in between. None if
+            every step is saved.
+        failures: random node failures; None for none.
+        locality: the cost in speed of the distance between a job's GPUs.
+        uneven: whether a job may have other numbers of GPUs on each of its nodes. Simulation only: Slurm gives a job
+            the same number on each node, and ``Snapshot.uneven`` is False on real clusters.
+        sharing: whether two jobs may be co-located on the same GPUs.
+        seed: of the random failures.
     """
 
     round_seconds: float = 300.0
@@ -129,13 +136,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class RunInterval:
-    """One allocation of a job: what it held, from when to when (overheads included).
+    """An interval in which a job held an allocation, overheads included.
 
     Attributes:
-        began: when.
-        ended: when.
-        placement: what it held.
-        shared: from when to when another job had the same GPUs.
+        began: its start.
+        ended: its end.
+        placement: the GPUs held.
+        shared: when another job was on the same GPUs: (from, to).
     """
 
     began: float
@@ -144,7 +151,7 @@ class RunInterval:
     shared: tuple[tuple[float, float], ...] = ()
 
     def gpu_seconds(self, began: float = -math.inf, ended: float = math.inf) -> float:
-        """GPU time within a span; while two jobs had the same GPUs, each counts for half of them."""
+        """GPU-seconds held between two instants; co-located jobs count for half of their GPUs each."""
         began, ended = max(began, self.began), min(ended, self.ended)
         halved = sum(max(min(until, ended) - max(since, began), 0.0) for since, until in self.shared) / 2
         return (max(ended - began, 0.0) - halved) * self.placement.gpus
@@ -152,26 +159,26 @@ class RunInterval:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What became of one job.
+    """The record of one job at the end of a simulation.
 
     Attributes:
-        uid: the job.
-        submitted: when it arrived.
-        first_started: when it first got its GPUs; None if never.
-        finished: when it was done; None if it was not when the simulation ended.
-        stays: its allocations, in order.
-        preemptions: stops that it suffered before it was done.
-        failures: of nodes under it.
-        lost_seconds: of training that failures cost.
-        overhead_seconds: for which it held GPUs without training (starts, restarts and checkpoints).
-        contention: the mean, over its life, of the GPUs that all live jobs had asked for over those of the cluster.
+        uid: the job's uid.
+        submitted: its arrival.
+        first_started: when its first run began; None if it never ran.
+        finished: its completion; None if it was not complete when the simulation ended.
+        intervals: its allocations, in order.
+        preemptions: stops before its completion.
+        failures: node failures under it.
+        lost_seconds: training that failures undid.
+        overhead_seconds: how long it held GPUs without training (starts, restarts and checkpoints).
+        contention: the mean, over its life, of the GPUs asked for by all live jobs, over the cluster's GPUs.
     """
 
     uid: str
     submitted: float
     first_started: float | None
     finished: float | None
-    stays: tuple[RunInterval, ...]
+    intervals: tuple[RunInterval, ...]
     preemptions: int = 0
     failures: int = 0
     lost_seconds: float = 0.0
@@ -180,13 +187,13 @@ class JobOutcome:
 
     @property
     def jct(self) -> float | None:
-        """Job completion time: from arrival to end."""
+        """The job completion time in seconds, from arrival to completion; None if it is not complete."""
         return None if self.finished is None else self.finished - self.submitted
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU time held; of GPUs that it shared, half."""
-        return sum(stay.gpu_seconds() for stay in self.stays)
+        """GPU-seconds held; shared GPUs count for half."""
+        return sum(interval.gpu_seconds() for interval in self.intervals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +201,10 @@ class RoundOutcome:
     """One round.
 
     Attributes:
-        at: when.
-        jobs: live ones.
-        running: those with a target.
-        gpus: in targets, shared ones once.
+        at: its instant.
+        jobs: the number of live jobs.
+        running: the number of jobs with a target.
+        gpus: the number of GPUs in targets, each counted once.
     """
 
     at: float
@@ -211,25 +218,25 @@ class Outcome:
     """A whole simulation.
 
     Attributes:
-        source: the workload's.
-        policy: its name.
-        parameters: the policy's.
+        source: the workload's source.
+        policy: the policy's name.
+        parameters: the policy's parameters.
         settings: the cluster's behaviour.
-        manner: ``honest``, or the artifact whose loop was followed.
+        loop: ``metasched``, or the published simulator whose event loop was followed.
         nodes: the cluster.
-        jobs: in the workload's order; those that had not arrived when it ended are left out.
-        rounds: all of them, in order.
-        ended: when the last thing happened.
-        policy_seconds: real time spent in the policy.
-        engine_seconds: real time spent in the engine besides (checks, placement).
-        total_seconds: real time of all.
+        jobs: records in the workload's order, without jobs that had not arrived at the end.
+        rounds: the rounds, in order.
+        ended: the instant of the last event.
+        policy_seconds: wall time spent in the policy.
+        engine_seconds: wall time spent in the rest of the engine (checks, placement).
+        total_seconds: wall time of the whole simulation.
     """
 
     source: str
     policy: str
     parameters: Mapping[str, object]
     settings: Settings
-    manner: str
+    loop: str
     nodes: tuple[Node, ...]
     jobs: tuple[JobOutcome, ...]
     rounds: tuple[RoundOutcome, ...]

@@ -1,4 +1,4 @@
-"""Results on disk: one JSON file for each simulation, which says what it is of."""
+"""Results on disk: one JSON file per simulation, with a digest of its inputs, and one CSV table for all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metasched.core.errors import MetaschedError
 
 FORMAT = 1
 POINTS = 2000
-"""So many points of an allocation's history are enough for a plot."""
+"""The number of points of an allocation's history that a result keeps, for plots."""
 
 
 class ResultError(MetaschedError):
@@ -23,17 +23,17 @@ class ResultError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """One job, as far as plots and tables want it.
+    """The part of a job's record that plots and tables need.
 
     Attributes:
-        uid: the job.
-        gpus: that it had asked for.
-        submitted: when.
-        started: first; None if never.
-        finished: when; None if not.
-        gpu_seconds: held.
-        preemptions: stops that it suffered.
-        rho: its finish-time fairness as Pollux defines it; None where that is not defined.
+        uid: the job's uid.
+        gpus: the GPUs that it asked for.
+        submitted: its arrival, in seconds.
+        started: its first start, in seconds; None if it never ran.
+        finished: its completion, in seconds; None if it is not complete.
+        gpu_seconds: GPU-seconds held.
+        preemptions: the number of its stops.
+        rho: its finish-time fairness as Pollux defines it; None where it is not defined.
     """
 
     uid: str
@@ -48,19 +48,19 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One simulation.
+    """The result of one simulation.
 
     Attributes:
-        fingerprint: of everything that went in; the same input has the same.
-        policy: its name.
-        label: the policy with what was changed of its parameters.
-        load: factor on the rate of arrivals.
-        seed: of all chance.
-        metrics: by name; None where one is not defined.
-        jobs: all of them.
-        allocation: (seconds, GPUs held) at rounds, thinned out.
-        capacity: GPUs of the cluster.
-        seconds: real time that it took: the policy's, the engine's, all.
+        fingerprint: a digest of all inputs.
+        policy: the policy's name.
+        label: the policy with its changed parameters.
+        load: the factor on the rate of arrivals.
+        seed: of the workload's generator and of failures.
+        metrics: values by name; None where a metric is not defined.
+        jobs: the jobs, in the workload's order.
+        allocation: (seconds, GPUs held) at some of the rounds.
+        capacity: the cluster's GPUs.
+        seconds: wall time of the policy, of the rest of the engine, and of the whole simulation.
     """
 
     fingerprint: str
@@ -76,16 +76,16 @@ class Result:
 
 
 def thinned(points: Sequence[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """At most about POINTS of them, the last one included."""
+    """At most some ``POINTS`` of the points, at equal distances, with the last one."""
     step = max(1, len(points) // POINTS)
     return (*points[:-1:step], *points[-1:])
 
 
 def write(path: Path, result: Result) -> None:
-    """Write one in one instant.
+    """Write a result atomically.
 
     Raises:
-        ResultError: it cannot be written.
+        ResultError: the file cannot be written.
     """
     content = {name: getattr(result, name) for name in Result.__slots__ if name != "jobs"}
     content |= {"format": FORMAT, "jobs": [[getattr(job, name) for name in JobResult.__slots__] for job in result.jobs]}
@@ -99,10 +99,10 @@ def write(path: Path, result: Result) -> None:
 
 
 def read(path: Path) -> Result | None:
-    """Read one; None where there is no such file.
+    """Read a result; None where there is no such file.
 
     Raises:
-        ResultError: it is something else, or another version's.
+        ResultError: the file is no result, or another version's.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -119,10 +119,10 @@ def read(path: Path) -> Result | None:
 
 
 def write_table(path: Path, results: Iterable[Result]) -> None:
-    """Write a CSV table with one row for each simulation and one column for each metric.
+    """Write a CSV table with one row per simulation and one column per metric.
 
     Raises:
-        ResultError: it cannot be written.
+        ResultError: the table cannot be written.
     """
     found = list(results)
     names = list(dict.fromkeys(name for result in found for name in result.metrics))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Node
 from metasched.core.validation_errors import explain, nearest
-from metasched.simulator.metrics import Alone
+from metasched.simulator.metrics import IsolatedDurations
 from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
 from metasched.simulator.workload_sources import AnySource
 
@@ -25,7 +25,12 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class ScenarioError(MetaschedError):
-    """A scenario file cannot be used; the message has every problem, with its key."""
+    """A scenario file cannot be used; the message has every problem, with its key.
+
+    Attributes:
+        path: the file.
+        problems: the problems, one sentence each.
+    """
 
     def __init__(self, path: Path, problems: Sequence[str]) -> None:
         super().__init__("\n".join(f"{path}: {problem}" for problem in problems))
@@ -38,16 +43,16 @@ class _Section(BaseModel):
 
 
 class NodesSection(_Section):
-    """Nodes that are alike: one table of ``[[nodes]]``.
+    """One table of ``[[nodes]]``: a number of equal nodes.
 
     Attributes:
-        count: how many.
-        gpus: of each.
-        gpu_type: their type.
-        cpus: of each; by default enough for any job.
-        memory_gib: of each; by default enough for any job.
-        racks: over how many racks they are spread evenly, in order; 0 for no racks.
-        features: Slurm's.
+        count: the number of nodes.
+        gpus: GPUs per node.
+        gpu_type: the type of the GPUs.
+        cpus: CPUs per node; by default enough for any job.
+        memory_gib: GiB of memory per node; by default enough for any job.
+        racks: the number of racks that the nodes are spread over evenly, in order; 0 for no racks.
+        features: Slurm features of the nodes.
     """
 
     count: Annotated[int, Field(ge=1)]
@@ -60,34 +65,30 @@ class NodesSection(_Section):
 
 
 class FailuresSection(_Section):
-    """``[failures]``: nodes that fail by chance.
+    """``[failures]``: random node failures; see ``Failures``.
 
     Attributes:
-        mean_hours: between two failures of one node.
-        repair_hours: that a node is then away for.
+        mean_hours: the mean uptime of a node between two of its failures.
+        repair_hours: how long a failed node is down.
     """
 
     mean_hours: Positive
     repair_hours: Positive
 
+    def failures(self) -> Failures:
+        """The same in seconds."""
+        return Failures(self.mean_hours * 3600, self.repair_hours * 3600)
+
 
 class SettingsSection(_Section):
-    """``[settings]``: how the cluster behaves; see ``Settings``.
+    """``[settings]``: how the cluster behaves. Keys that are not listed here are those of ``Settings``.
 
     Attributes:
-        round_seconds: a round's length.
-        min_round_seconds: between two rounds at least, however much happens.
-        early_rounds: whether arrivals and completions begin a round early, as in the daemon.
-        start_seconds: from getting its GPUs to a job's first step.
-        restart_seconds: the same after a preemption.
-        checkpoint_seconds: for which a stopped job still holds its GPUs.
-        checkpoint_every: seconds between periodic checkpoints: what a failure costs at most; 0 for every step.
-        rack_factor: on the speed of a job on several nodes of one rack.
-        cluster_factor: on the speed of a job on several racks.
-        uneven: whether jobs may have other numbers of GPUs on each of their nodes.
-        sharing: whether two jobs may run on the same GPUs.
-        limit_factor: the time limit of a job that has none is so many times what it takes alone, as users overestimate;
-            0 for no limits. It is what bare Slurm's backfill goes by; nobody is ended by it.
+        checkpoint_every: as in ``Settings``; 0 if every step is saved.
+        rack_factor: ``Locality.rack``.
+        cluster_factor: ``Locality.cluster``.
+        limit_factor: the time limit of a job that has none, over its isolated duration, as users overestimate; 0 for no
+            limits. Bare Slurm's backfill plans by it; no job is ended by it.
     """
 
     round_seconds: Positive = 360.0
@@ -103,13 +104,23 @@ class SettingsSection(_Section):
     sharing: bool = False
     limit_factor: NotNegative = 0.0
 
+    def settings(self, failures: FailuresSection | None) -> Settings:
+        """The settings, with seed 0."""
+        other = {"checkpoint_every", "rack_factor", "cluster_factor", "limit_factor"}
+        return Settings(
+            **self.model_dump(exclude=other),
+            checkpoint_every=self.checkpoint_every or None,
+            locality=Locality(rack=self.rack_factor, cluster=self.cluster_factor),
+            failures=None if failures is None else failures.failures(),
+        )
+
 
 class WindowSection(_Section):
-    """``[window]``: the steady state: only these jobs, by the order of their arrival, are measured.
+    """``[window]``: the steady state; only jobs in it, by their position in the order of arrival, are measured.
 
     Attributes:
-        first: the first of them, from 0.
-        last: the one after the last; the simulation ends when all of them are done.
+        first: the first position, from 0.
+        last: the position after the last; the simulation ends when all measured jobs are complete.
     """
 
     first: Annotated[int, Field(ge=0)] = 0
@@ -127,17 +138,17 @@ class _File(_Section):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a simulation needs besides a policy.
+    """The inputs of a simulation besides a policy.
 
     Attributes:
-        path: of the file.
+        path: the scenario file.
         nodes: the cluster.
-        settings: how it behaves, with seed 0.
-        window: positions of the measured jobs; None for all.
-        prices: by GPU type, what one GPU costs for an hour.
-        limit_factor: on what a job takes alone, for a time limit where it has none; 0 for none.
-        source: where the workload comes from.
-        content: everything that decides the outcome, JSON-compatible: the file's, and a digest of each data file.
+        settings: how the cluster behaves, with seed 0.
+        window: positions of the measured jobs, in the order of arrival; None for all.
+        prices: the price of one GPU for an hour, by GPU type.
+        limit_factor: see ``SettingsSection``.
+        source: the source of the workload.
+        content: all inputs as JSON-compatible data: the file's content, and a digest of each data file.
     """
 
     path: Path
@@ -150,17 +161,21 @@ class Scenario:
     content: Mapping[str, Any]
 
     def workload(self, seed: int) -> Workload:
-        """The jobs; the seed is for the generators.
+        """The jobs of the workload, drawn by ``seed`` where a generator makes them.
 
         Raises:
-            TraceError: a data file is not what it should be.
+            TraceError: a data file is missing or malformed.
             ScenarioError: there are no jobs, or none of them is in the window.
         """
         found = self.source.workload(self.path.parent, self.nodes, seed)
         if not found.submissions:
             raise ScenarioError(self.path, [f"workload: {found.source} has no jobs"])
         self._check_window(found)
-        return limited(found, self.nodes, self.settings.locality, self.limit_factor) if self.limit_factor else found
+        return (
+            with_time_limits(found, self.nodes, self.settings.locality, self.limit_factor)
+            if self.limit_factor
+            else found
+        )
 
     def _check_window(self, workload: Workload) -> None:
         window, arrivals = self.window, [one.job.submitted for one in workload.submissions]
@@ -174,14 +189,14 @@ class Scenario:
         )
 
 
-def limited(workload: Workload, nodes: Sequence[Node], locality: Locality, factor: float) -> Workload:
-    """The jobs, those without a time limit with one: so many times what they take alone where they are slowest."""
-    alone = Alone(nodes, locality)
+def with_time_limits(workload: Workload, nodes: Sequence[Node], locality: Locality, factor: float) -> Workload:
+    """The workload with a time limit for each job: ``factor`` times its isolated duration on its slowest GPU type."""
+    isolated = IsolatedDurations(nodes, locality)
 
     def limit(one: Submission) -> Submission:
         if one.job.time_limit_seconds is not None:
             return one
-        seconds = max(alone.by_type(one).values(), default=None)
+        seconds = max(isolated.by_type(one).values(), default=None)
         return one if seconds is None else replace(one, job=one.job.evolve(time_limit_seconds=seconds * factor))
 
     return replace(workload, submissions=tuple(map(limit, workload.submissions)))
@@ -205,27 +220,13 @@ def load_scenario(path: Path) -> Scenario:
         raise ScenarioError(path, explain(error, _File)) from None
     if problems := _unknown_types(read):
         raise ScenarioError(path, problems)
-    section, locality = read.settings, Locality(rack=read.settings.rack_factor, cluster=read.settings.cluster_factor)
-    settings = Settings(
-        round_seconds=section.round_seconds,
-        min_round_seconds=section.min_round_seconds,
-        early_rounds=section.early_rounds,
-        start_seconds=section.start_seconds,
-        restart_seconds=section.restart_seconds,
-        checkpoint_seconds=section.checkpoint_seconds,
-        checkpoint_every=section.checkpoint_every or None,
-        failures=_failures(read.failures),
-        locality=locality,
-        uneven=section.uneven,
-        sharing=section.sharing,
-    )
     return Scenario(
         path=path,
         nodes=tuple(_nodes(read.nodes)),
-        settings=settings,
+        settings=read.settings.settings(read.failures),
         window=None if read.window is None else range(read.window.first, read.window.last),
         prices=read.prices,
-        limit_factor=section.limit_factor,
+        limit_factor=read.settings.limit_factor,
         source=read.workload,
         content=read.model_dump(mode="json") | {"files": _digests(path.parent, read.workload)},
     )
@@ -236,12 +237,6 @@ def _unknown_types(read: _File) -> list[str]:
     return [
         f"[prices] {kind}: no node has such GPUs{nearest(kind, known)}" for kind in read.prices if kind not in known
     ]
-
-
-def _failures(section: FailuresSection | None) -> Failures | None:
-    if section is None:
-        return None
-    return Failures(section.mean_hours * 3600, section.repair_hours * 3600)
 
 
 def _nodes(sections: Sequence[NodesSection]) -> list[Node]:
@@ -265,13 +260,13 @@ def _nodes(sections: Sequence[NodesSection]) -> list[Node]:
 
 
 def _digests(base: Path, source: AnySource) -> dict[str, str]:
-    """Each data file's digest by its path from the base, so that other data make other results."""
+    """The SHA-256 of each data file, by its path relative to ``base``."""
     found = {}
     for path in source.files(base):
         name = os.path.relpath(path, base)
         try:
             with path.open("rb") as file:
                 found[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:  # the reader says so, better
+        except OSError:  # the reader raises an error with the reason
             found[name] = "unreadable"
     return found

@@ -1,4 +1,14 @@
-"""The honest simulation: rounds as the daemon has them, and everything else when it happens."""
+"""The event loop of the simulator: rounds as in the daemon, and all other events at their own instants.
+
+Each iteration advances the clock to the earliest of four instants: the next arrival, the cluster's next event
+(completion, end of a checkpoint, change of speed), the next node failure or repair, and the next round. At that
+instant, in this order: events of the cluster are processed, nodes fail or are repaired, jobs arrive, and, if a round is
+due, the daemon's engine decides on a snapshot and the cluster gets the round's targets.
+
+Rounds are ``round_seconds`` apart. Arrivals, completions and failures may trigger an early round, after which the
+following ones are counted from it. The simulation ends when all jobs of the window are complete, or after
+``MAX_IDLE_ROUNDS`` rounds without progress.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +24,23 @@ from metasched.scheduling.engine import RoundResult, run_round
 from metasched.simulator.records import Failures, InitialState, JobOutcome, Outcome, RoundOutcome, Settings, Workload
 from metasched.simulator.simulated_cluster import Cluster
 
-VAIN_ROUNDS = 1000
-"""So many rounds without any progress, and without arrivals to come, end a simulation: the jobs left never end.
+MAX_IDLE_ROUNDS = 1000
+"""The simulation ends after so many rounds without progress and without arrivals to come.
 
-They may fit nowhere, or the policy moves them about faster than they restart.
+The jobs that are left fit nowhere, or the policy moves them faster than they restart.
 """
 
-Watcher = Callable[[Snapshot, RoundResult], object]
+RoundObserver = Callable[[Snapshot, RoundResult], object]
+"""A function that is called after each round, with its snapshot and its result."""
 
 
-class Timed(Policy):
-    """A policy, with the real time that it takes. Its decisions are the other's."""
+class TimedPolicy(Policy):
+    """A wrapper that measures the wall time of a policy's decisions.
+
+    Attributes:
+        policy: the wrapped policy.
+        seconds: wall time spent in ``decide`` so far.
+    """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy.parameters)
@@ -33,11 +49,11 @@ class Timed(Policy):
         self.seconds = 0.0
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """As the policy does."""
+        """The wrapped policy's."""
         return self.policy.initial_state(snapshot)
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """As the policy does."""
+        """The wrapped policy's."""
         begun = time.perf_counter()
         try:
             return self.policy.decide(snapshot, state)
@@ -52,25 +68,25 @@ def simulate(
     settings: Settings,
     *,
     window: range | None = None,
-    watch: Watcher | None = None,
+    watch: RoundObserver | None = None,
     begin: InitialState | None = None,
 ) -> Outcome:
-    """Run a workload to its end.
+    """Simulate a workload under a policy.
 
     Args:
         workload: the jobs.
         nodes: the cluster.
-        policy: who decides.
+        policy: the policy that decides each round.
         settings: how the cluster behaves.
-        window: positions in the workload; the simulation ends when these jobs are done. None for all of them.
-        watch: is shown every round.
-        begin: what to go on from; None to begin from nothing, with the first arrival.
+        window: positions in the workload; the simulation ends when these jobs are complete. None for all jobs.
+        watch: is called after each round.
+        begin: the state to continue from; None to begin with an empty cluster at the first arrival.
     """
     return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin).run()
 
 
 class _Simulation:
-    """One call of ``simulate``."""
+    """The state of one call of ``simulate``."""
 
     def __init__(
         self,
@@ -80,17 +96,17 @@ class _Simulation:
         settings: Settings,
         *,
         window: range | None,
-        watch: Watcher | None,
+        watch: RoundObserver | None,
         begin: InitialState | None,
     ) -> None:
         self.workload = workload
         self.nodes = tuple(nodes)
-        self.policy = Timed(policy)
+        self.policy = TimedPolicy(policy)
         self.settings = settings
         self.watch = watch
         self.cluster = Cluster(self.nodes, settings)
         self.steady = policy.steady
-        self.wakes = (policy.wakes_on_arrival, policy.wakes_on_completion)
+        self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.begin = begin or InitialState()
         self.state = self.begin.state
         self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
@@ -100,74 +116,74 @@ class _Simulation:
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
         self.done: dict[str, JobOutcome] = {}
         self.rounds: list[RoundOutcome] = []
-        self.grid = _Grid(settings.round_seconds)
-        self.changed = False  # anything at all since the last round
-        self.woken = False  # something that begins a round early
-        self.vain = 0
+        self.schedule = _RoundSchedule(settings.round_seconds)
+        self.changed = False  # whether anything happened since the last round
+        self.woken = False  # whether something of that triggers an early round
+        self.idle_rounds = 0
         self.engine_seconds = 0.0
 
     def run(self) -> Outcome:
-        """Event after event."""
+        """Process instant after instant; returns the outcome."""
         begun = time.perf_counter()
         cluster = self.cluster
         while self.awaited:
             arrival = self.next_arrival
-            now = min(arrival, cluster.next_event, self.outages.next if cluster.live else math.inf, self.round_due)
-            if now == math.inf or (self.vain > VAIN_ROUNDS and arrival == math.inf):
+            now = min(arrival, cluster.next_event, self.outages.next if cluster.live else math.inf, self.next_round)
+            if now == math.inf or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
                 break
             cluster.move_to(now)
-            self.happen()
+            self.process_events()
             self.fail_and_repair()
             self.arrive()
-            if self.round_due <= now:
+            if self.next_round <= now:
                 self.decide()
         return self.outcome(time.perf_counter() - begun)
 
     @property
     def next_arrival(self) -> float:
-        """When the next job is submitted; infinite after the last."""
+        """The instant of the next submission; infinite after the last."""
         if self.arrived == len(self.arrivals):
             return math.inf
         return max(self.arrivals[self.arrived].job.submitted, self.begin.at)
 
     @property
-    def round_due(self) -> float:
-        """When the next round is decided, as far as is known now; infinite while nothing asks for one."""
+    def next_round(self) -> float:
+        """The instant of the next round, as far as is known now; infinite while no round is needed."""
         now, settings = self.cluster.now, self.settings
         if not self.cluster.live or (self.steady and not self.changed):
             return math.inf
         if not self.rounds:
             return now
         if self.woken and settings.early_rounds:
-            return min(max(now, self.rounds[-1].at + settings.min_round_seconds), self.grid.due(now))
-        return self.grid.due(now)
+            return min(max(now, self.rounds[-1].at + settings.min_round_seconds), self.schedule.due_after(now))
+        return self.schedule.due_after(now)
 
-    def happen(self) -> None:
-        """Ends, and what else is due now in the cluster."""
-        for outcome in self.cluster.happen():
+    def process_events(self) -> None:
+        """Process the cluster's events of this instant, and record completions."""
+        for outcome in self.cluster.process_events():
             self.done[outcome.uid] = outcome
             self.awaited.discard(outcome.uid)
             self.changed = True
-            self.woken |= self.wakes[1]
-            self.vain = 0
+            self.woken |= self.wakes_on_completion
+            self.idle_rounds = 0
 
     def arrive(self) -> None:
-        """Submissions that are due."""
+        """Submit the jobs whose arrival is reached."""
         while self.next_arrival <= self.cluster.now:
             self.cluster.arrive(self.arrivals[self.arrived])
             self.arrived += 1
             self.changed = True
-            self.woken |= self.wakes[0]
+            self.woken |= self.wakes_on_arrival
 
     def fail_and_repair(self) -> None:
-        """Outages that begin or end now."""
+        """Take nodes down and up whose failure or repair is reached."""
         while self.outages.next <= self.cluster.now:
-            name, down = self.outages.take()
+            name, down = self.outages.pop()
             (self.cluster.fail if down else self.cluster.repair)(name)
             self.changed = self.woken = True
 
     def decide(self) -> None:
-        """One round of the engine."""
+        """Run one round of the engine, and give its targets to the cluster."""
         cluster, settings = self.cluster, self.settings
         snapshot = Snapshot(
             now=cluster.now,
@@ -184,20 +200,20 @@ class _Simulation:
         self.engine_seconds += time.perf_counter() - begun
         self.state = result.state
         if cluster.trains:
-            self.vain = 0
-        elif not cluster.lacks_nodes:  # what waits for a repair does not wait in vain
-            self.vain += 1
-        cluster.aim(result.targets, result.co_runners)
-        self.grid.pass_round(cluster.now)
+            self.idle_rounds = 0
+        elif not cluster.lacks_nodes:  # jobs that wait for a repair can still run
+            self.idle_rounds += 1
+        cluster.set_targets(result.targets, result.co_runners)
+        self.schedule.record_round(cluster.now)
         self.changed = self.woken = False
-        guests = {max(pair) for pair in result.co_runners.items()}
-        gpus = sum([place.gpus for uid, place in result.targets.items() if uid not in guests])
+        seconds_of_pairs = {max(pair) for pair in result.co_runners.items()}
+        gpus = sum([place.gpus for uid, place in result.targets.items() if uid not in seconds_of_pairs])
         self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
         if self.watch is not None:
             self.watch(snapshot, result)
 
     def outcome(self, seconds: float) -> Outcome:
-        """All that came of it."""
+        """The outcome; ``seconds`` is the simulation's wall time."""
         left = {uid: self.cluster.outcome(live, None) for uid, live in self.cluster.live.items()}
         found = self.done | left
         return Outcome(
@@ -205,7 +221,7 @@ class _Simulation:
             policy=self.policy.name,
             parameters=self.policy.parameters.model_dump(mode="json"),
             settings=self.settings,
-            manner="honest",
+            loop="metasched",
             nodes=self.nodes,
             jobs=tuple(found[s.job.uid] for s in self.arrivals if s.job.uid in found),
             rounds=tuple(self.rounds),
@@ -216,56 +232,56 @@ class _Simulation:
         )
 
 
-class _Grid:
-    """Instants whole rounds apart, counted from the last round that was early, or the first one of all.
+class _RoundSchedule:
+    """The instants of regular rounds: multiples of the round's length after the last early round, or the first round.
 
-    They are made by multiplication alone, so that they are the same whoever asks in between, and do not drift.
+    They are computed by multiplication, so that they do not drift, and do not depend on when they are asked for.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._origin = 0.0
-        self._passed = 0
+        self._last = 0
 
-    def due(self, now: float) -> float:
-        """The first instant that is neither past nor a round already."""
-        number = max(self._passed + 1, int((now - self._origin) / self._seconds))
+    def due_after(self, now: float) -> float:
+        """The first regular instant from ``now`` on at which there was no round yet."""
+        number = max(self._last + 1, int((now - self._origin) / self._seconds))
         while self._origin + number * self._seconds < now:
             number += 1
         return self._origin + number * self._seconds
 
-    def pass_round(self, now: float) -> None:
-        """A round is decided now."""
+    def record_round(self, now: float) -> None:
+        """Record that there is a round at ``now``."""
         number = round((now - self._origin) / self._seconds)
         if self._origin + number * self._seconds == now:
-            self._passed = number
+            self._last = number
         else:
-            self._origin, self._passed = now, 0
+            self._origin, self._last = now, 0
 
 
 class _Outages:
-    """When which node fails, and is back: chance, fixed by the seed."""
+    """Random failures and repairs of nodes, fixed by the seed."""
 
     def __init__(self, failures: Failures | None, nodes: Iterable[Node], seed: int) -> None:
         self._failures = failures
-        self._random = {node.name: random.Random(f"{seed} {node.name}") for node in nodes}  # noqa: S311  no secret
+        self._rngs = {node.name: random.Random(f"{seed} {node.name}") for node in nodes}  # noqa: S311  no secret
         self._plan: list[tuple[float, str, bool]] = []
         if failures is not None:
-            self._plan = sorted((self._lifetime(name), name, True) for name in self._random)  # a heap from here on
+            self._plan = sorted((self._uptime(name), name, True) for name in self._rngs)  # a heap from here on
 
     @property
     def next(self) -> float:
-        """When the next outage begins or ends."""
+        """The instant of the next failure or repair; infinite where there is none."""
         return self._plan[0][0] if self._plan else math.inf
 
-    def take(self) -> tuple[str, bool]:
-        """The node, and whether it goes down."""
+    def pop(self) -> tuple[str, bool]:
+        """Remove the next failure or repair; returns the node's name, and whether it fails."""
         assert self._failures is not None  # noqa: S101  without failures there is no plan
         at, name, down = self._plan[0]
-        again = at + (self._failures.repair_seconds if down else self._lifetime(name))
+        again = at + (self._failures.repair_seconds if down else self._uptime(name))
         heapq.heapreplace(self._plan, (again, name, not down))
         return name, down
 
-    def _lifetime(self, name: str) -> float:
+    def _uptime(self, name: str) -> float:
         assert self._failures is not None  # noqa: S101  as above
-        return self._random[name].expovariate(1.0 / self._failures.mean_seconds)
+        return self._rngs[name].expovariate(1.0 / self._failures.mean_seconds)

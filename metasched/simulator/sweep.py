@@ -1,4 +1,4 @@
-"""Many simulations: policies x loads x seeds, in parallel processes, each result on disk as soon as it is there."""
+"""Many simulations: policies x loads x seeds, in parallel processes, each result written to disk at once."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Case:
     """One simulation of a scenario.
 
     Attributes:
-        policy: by name.
-        parameters: where they differ from the policy's defaults.
-        load: factor on the rate of arrivals.
-        seed: of the workload's generator, of failures, and of all other chance.
+        policy: the policy's name.
+        parameters: the policy's parameters that are not the defaults.
+        load: the factor on the rate of arrivals.
+        seed: of the workload's generator and of failures.
     """
 
     policy: str
@@ -37,13 +37,13 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The policy in tables and plots."""
+        """The policy with its changed parameters, for tables and plots."""
         changes = ",".join(f"{name}={value}" for name, value in sorted(self.parameters.items()))
         return f"{self.policy}({changes})" if changes else self.policy
 
 
 def at_load(workload: Workload, load: float) -> Workload:
-    """The same jobs, arriving ``load`` times as fast."""
+    """The same jobs with ``load`` times the rate of arrivals."""
     if load == 1.0:
         return workload
 
@@ -57,7 +57,8 @@ def run_case(scenario: Scenario, case: Case, registry: Registry | None = None) -
     """Simulate one case.
 
     Raises:
-        MetaschedError: the workload, the policy or a parameter is not what it should be.
+        MetaschedError: the workload cannot be read or generated, or the policy is not installed.
+        ValidationError: the policy refuses a parameter.
     """
     found = (registry or installed_policies()).get(case.policy)
     policy = found(found.Parameters.model_validate(case.parameters))
@@ -94,39 +95,39 @@ def run_case(scenario: Scenario, case: Case, registry: Registry | None = None) -
 
 
 def fingerprint(scenario: Scenario, case: Case) -> str:
-    """A digest of everything that goes into a simulation."""
+    """The SHA-256, in hex digits, of all inputs of a simulation."""
     content = json.dumps([scenario.content, asdict(case)], sort_keys=True, default=str)
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def path_of(directory: Path, scenario: Scenario, case: Case) -> Path:
-    """Where a case's result is kept."""
+    """The file of a case's result."""
     return directory / "results" / f"{case.policy}-{fingerprint(scenario, case)[:16]}.json"
 
 
 def sweep(
-    scenario: Scenario, cases: Sequence[Case], directory: Path, processes: int, tell: Callable[[int], object]
+    scenario: Scenario, cases: Sequence[Case], directory: Path, processes: int, progress: Callable[[int], object]
 ) -> list[Result]:
     """Simulate all cases that have no result yet, and return all results in the order of the cases.
 
     Args:
-        scenario: what is simulated.
-        cases: how often, and with what.
+        scenario: the cluster and the workload.
+        cases: the simulations to run.
         directory: for the results.
-        processes: at a time.
-        tell: is called with the number of results whenever there are more.
+        processes: the number of processes.
+        progress: is called with the number of results so far, whenever it grows.
 
     Raises:
-        MetaschedError: as of ``run_case``; results so far stay on disk.
+        MetaschedError: as for ``run_case``; results so far stay on disk.
     """
     found: dict[int, Result] = {}
     for number, case in enumerate(cases):
         if (result := read(path_of(directory, scenario, case))) is not None:
             found[number] = result
-    tell(len(found))
+    progress(len(found))
     for number, result in _run([*enumerate(cases)], found, scenario, directory, processes):
         found[number] = result
-        tell(len(found))
+        progress(len(found))
     return [found[number] for number in range(len(cases))]
 
 

@@ -1,4 +1,4 @@
-"""What if another policy decided from now on: the live queue on the live cluster, simulated."""
+"""Forecasts: the live queue on the live cluster, simulated from now on under several policies."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from statistics import fmean
 from metasched.core.model import Job, Node, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.retention import holds_without_effective_stop
-from metasched.simulator.learned_speeds import ALL, curves, everywhere, learned
+from metasched.simulator.learned_speeds import ALL, learned_curves, reported_curves, with_default
 from metasched.simulator.records import InitialState, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.store import JobRecord, Store
-from metasched.throughput.scaling_curve import ScalingTraining, ran
+from metasched.throughput.scaling_curve import ScalingTraining, training_of_run
 from metasched.throughput.training import Training
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How much work a live job is taken to be.
+    """The estimated work of a live job.
 
     Attributes:
-        training: with the work that is done already.
-        done: of its steps.
-        how: where that comes from, in words.
-        declared: whether that is what the job itself says, so that policies know it, too.
+        training: the job's whole work, including the steps already done, and its speed.
+        done: steps done.
+        how: the source of the estimate, in words.
+        declared: whether the job itself declares its work, so that policies see it.
     """
 
     training: Training
@@ -39,10 +39,10 @@ class Forecast:
     """One live job under several policies.
 
     Attributes:
-        job: as it is now.
-        how: where its remaining work comes from, in words.
-        ends: by policy, when it would end; None where it does not.
-        preemptions: by policy, how often it would be stopped from now on.
+        job: the job as it is now.
+        how: the source of the estimate of its work, in words.
+        ends: its completion by policy, in unix seconds; None where it does not complete.
+        preemptions: the number of its stops from now on, by policy.
     """
 
     job: Job
@@ -58,14 +58,15 @@ def forecast(
     settings: Settings,
     states: Mapping[str, PolicyState | None] | None = None,
 ) -> list[Forecast]:
-    """Simulate the live jobs, from now to their ends, under each policy.
+    """Simulate the live jobs, from now to their completions, under each policy.
 
     Args:
-        snapshot: what is. Jobs that must not start (blocked), and do not run, are left out.
-        estimates: for each job.
-        policies: by the name under which they are shown.
-        settings: how the cluster behaves; whether jobs share GPUs, or have uneven numbers of them, the snapshot says.
-        states: by the same names, what policies carry from the last round; those that are not there begin afresh.
+        snapshot: the live cluster. Blocked jobs that hold no GPUs are left out.
+        estimates: the work of each job, by uid.
+        policies: the policies by label.
+        settings: how the cluster behaves; GPU sharing and uneven placements are those of the snapshot.
+        states: the policies' states after the last round, by label; policies that are not in it begin with their
+            initial state.
     """
     settings = replace(settings, sharing=snapshot.sharing, uneven=snapshot.uneven)
     live = [job for job in snapshot.jobs if job.status is not Status.FINISHED]
@@ -84,14 +85,14 @@ def forecast(
 
 
 def _unlisted(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Node]:
-    """Nodes on which jobs run, and which the cluster no longer lists: with what is held there, and for nobody else."""
+    """Nodes of running jobs that the cluster no longer lists: with the held resources only, closed to other jobs."""
     found: dict[str, Node] = {}
-    for job, place in [
+    for job, placement in [
         (job, job.placement) for job in jobs if job.placement is not None and holds_without_effective_stop(job)
     ]:
-        for name, gpus in place.node_gpus:
+        for name, gpus in placement.node_gpus:
             if name not in snapshot.node:
-                node = found.setdefault(name, Node(name, place.gpu_type, 0, 0, 0, accepts=False))
+                node = found.setdefault(name, Node(name, placement.gpu_type, 0, 0, 0, accepts=False))
                 found[name] = replace(
                     node,
                     gpus=node.gpus + gpus,
@@ -117,16 +118,16 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
 
 
 def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, exponent: float) -> dict[str, Estimate]:
-    """How much work each live job has left, by the best that is known of it.
+    """Estimate the work of each live job, by uid, from the best source there is.
 
-    In this order: the steps that it has declared, at the speeds that it has reported; what finished jobs of the same
-    user and name took; an assumption, or the job's time limit where that is less.
+    The sources are, in this order: the steps that the job declares, at its reported speeds; the service of completed
+    jobs of the same user and name; ``assumed_seconds``, or the job's time limit where that is less.
 
     Args:
-        store: where jobs are recorded.
-        jobs: the live ones.
-        assumed_seconds: of running at the requested size, for a job of which nothing is known.
-        exponent: of the growth of speed with the number of GPUs, beyond the sizes that were measured.
+        store: the daemon's store.
+        jobs: the live jobs.
+        assumed_seconds: running time at the requested size, for a job of which nothing is known.
+        exponent: the exponent of speed over the number of GPUs, beyond the measured sizes.
     """
     past: dict[tuple[str, str], list[JobRecord]] = {}
     for record in store.recent_jobs(ALL):
@@ -139,10 +140,10 @@ def estimate_all(store: Store, jobs: Sequence[Job], assumed_seconds: float, expo
 
 def _estimate(store: Store, job: Job, past: Sequence[JobRecord], assumed_seconds: float, exponent: float) -> Estimate:
     units = job.gpus or job.nodes or 1
-    # Who can share GPUs may have made reports beside others, which do not say so: what the daemon has learned does.
-    found = curves(store, job.uid, exponent) if job.whole_gpus else learned(job.speed, exponent)
+    # Reports do not tell whether the job was co-located; the speeds that the daemon has learned do.
+    found = reported_curves(store, job.uid, exponent) if job.whole_gpus else learned_curves(job.speed, exponent)
     if job.total_steps and found:
-        whole = ScalingTraining(float(job.total_steps), everywhere(found))
+        whole = ScalingTraining(float(job.total_steps), with_default(found))
         return Estimate(whole, job.progress_steps or 0.0, "its own reports", declared=True)
     services = [service for record in past if (service := sum(record.attained.values())) > 0]
     if services:
@@ -152,5 +153,5 @@ def _estimate(store: Store, job: Job, past: Sequence[JobRecord], assumed_seconds
         total, how = job.time_limit_seconds, "its time limit"
     else:
         total, how = assumed_seconds, "assumed"
-    done = min(job.attained_service / units, 0.9 * total)  # an estimate that was too low leaves a tenth
-    return Estimate(ran(total, job.gpus, exponent if job.elastic else None), done, how)
+    done = min(job.attained_service / units, 0.9 * total)  # a tenth is left where the estimate was too low
+    return Estimate(training_of_run(total, job.gpus, exponent if job.elastic else None), done, how)

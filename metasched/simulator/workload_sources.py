@@ -1,4 +1,4 @@
-"""Where a scenario's workload comes from: one model for each ``[workload] format``. Paths are relative to the file."""
+"""A scenario's ``[workload]`` table: one model per ``format``. Paths are relative to the scenario file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from metasched.core.model import Node
-from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
-from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
-from metasched.simulator.generate.shockwave import shockwave_jobs
-from metasched.simulator.generate.themis import themis_apps
+from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
+from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
+from metasched.simulator.generate.shockwave import ShockwaveWorkloadParameters, shockwave_jobs
+from metasched.simulator.generate.themis import ThemisWorkloadParameters, themis_apps
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.elasticflow import read_curves, read_elasticflow
 from metasched.simulator.traces.gavel import read_gavel
@@ -31,26 +31,26 @@ SpeedUp = Annotated[float, Field(ge=0, le=1)] | None
 
 
 class Source(BaseModel):
-    """Base of all: one ``[workload]`` table."""
+    """Base of all formats: one ``[workload]`` table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @abstractmethod
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """The jobs, for a cluster of these nodes.
+        """The jobs, for a cluster of these nodes; generators draw them by the seed.
 
         Raises:
-            MetaschedError: a file is not what it should be.
+            MetaschedError: a data file is missing or malformed, or has not what the parameters ask for.
         """
 
     def files(self, base: Path) -> list[Path]:
-        """The data files that it reads."""
+        """The data files that ``workload`` reads."""
         del base
         return []
 
 
 def most_gpus(nodes: Iterable[Node]) -> int:
-    """The most GPUs that one job can have: all of one type."""
+    """The most GPUs that one job can have: all GPUs of one type."""
     total: dict[str | None, int] = {}
     for node in nodes:
         total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
@@ -64,13 +64,35 @@ def _has_content(path: Path) -> bool:
         return False
 
 
-def _inside(path: Path) -> list[Path]:
-    """A file, or all files of a folder."""
+def _files_of(path: Path) -> list[Path]:
+    """The file itself, or all files below a folder, sorted."""
     return sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
 
 
+class TableSource(Source):
+    """Base of the generators that draw models from a throughput table.
+
+    Attributes:
+        throughputs: the table (JSON).
+    """
+
+    throughputs: FromText
+
+    def files(self, base: Path) -> list[Path]:
+        """The table's file."""
+        return [base / self.throughputs]
+
+    def table(self, base: Path) -> Table:
+        """The table.
+
+        Raises:
+            TableError: the file is no such table.
+        """
+        return Table.read(base / self.throughputs)
+
+
 class TraceSource(Source):
-    """A source with one file.
+    """Base of the sources that read a trace.
 
     Attributes:
         path: the trace.
@@ -79,23 +101,23 @@ class TraceSource(Source):
     path: FromText
 
     def files(self, base: Path) -> list[Path]:
-        """The trace, and what else it names."""
+        """The trace, and the files of its throughputs."""
         more = getattr(self, "throughputs", None)
-        return [base / self.path, *(_inside(base / more) if more is not None else ())]
+        return [base / self.path, *(_files_of(base / more) if more is not None else ())]
 
 
 class TableTrace(TraceSource):
     """``format = "gavel"``, or ``"shockwave"``: jobs that change their batch size.
 
     Attributes:
-        throughputs: the table of speeds (JSON).
+        throughputs: the throughput table (JSON).
     """
 
     format: Literal["gavel", "shockwave"]
     throughputs: FromText
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read it."""
+        """Read the trace."""
         del seed
         read = read_gavel if self.format == "gavel" else read_shockwave
         return read(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
@@ -105,8 +127,8 @@ class PolluxTrace(TraceSource):
     """``format = "pollux"``.
 
     Attributes:
-        throughputs: the folder with one folder of measurements for each application.
-        gpu_type: what they were measured on.
+        throughputs: the folder with one folder of measurements per application.
+        gpu_type: the GPU type of the measurements.
     """
 
     format: Literal["pollux"]
@@ -114,7 +136,7 @@ class PolluxTrace(TraceSource):
     gpu_type: str = "t4"
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read it."""
+        """Read the trace."""
         del seed
         profiles = read_profiles(base / self.throughputs, gpu_type=self.gpu_type)
         return read_pollux(base / self.path, profiles, most_gpus=most_gpus(nodes))
@@ -124,8 +146,8 @@ class ElasticFlowTrace(TraceSource):
     """``format = "elasticflow"``.
 
     Attributes:
-        throughputs: the folder with one MODEL.csv for each model.
-        gpu_type: what they were measured on; empty for any type.
+        throughputs: the folder with one MODEL.csv per model.
+        gpu_type: the GPU type of the measurements; empty for any type.
     """
 
     format: Literal["elasticflow"]
@@ -133,25 +155,25 @@ class ElasticFlowTrace(TraceSource):
     gpu_type: str = ""
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read it."""
+        """Read the trace."""
         del seed
         curves = read_curves(base / self.throughputs)
         return read_elasticflow(base / self.path, curves, gpu_type=self.gpu_type, most_gpus=most_gpus(nodes))
 
 
 class DurationTrace(TraceSource):
-    """``format = "microsoft"``, ``"philly"``, ``"helios"`` or ``"sacct"``: how long jobs ran, and on how many GPUs.
+    """``format = "microsoft"``, ``"philly"``, ``"helios"`` or ``"sacct"``: durations and numbers of GPUs.
 
     Attributes:
-        speed_up: exponent of the growth of speed with the number of GPUs, with which jobs are elastic from one GPU to
-            twice as many as they had; without it they are rigid.
+        speed_up: the exponent of speed over the number of GPUs, with which jobs are elastic from one GPU to twice as
+            many as they had; None for rigid jobs.
     """
 
     format: Literal["microsoft", "philly", "helios", "sacct"]
     speed_up: SpeedUp = None
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read it."""
+        """Read the trace."""
         del seed
         path, most = base / self.path, most_gpus(nodes)
         match self.format:
@@ -166,163 +188,82 @@ class DurationTrace(TraceSource):
 
 
 class HistoryTrace(TraceSource):
-    """``format = "history"``: the daemon's own database, or a copy.
+    """``format = "history"``: the daemon's database, or a copy.
 
     Attributes:
-        speed_up: exponent of the growth of speed with the number of GPUs, beyond the sizes that were measured.
+        speed_up: the exponent of speed over the number of GPUs, beyond the measured sizes.
     """
 
     format: Literal["history"]
     speed_up: Annotated[float, Field(ge=0, le=1)] = 1.0
 
     def files(self, base: Path) -> list[Path]:
-        """The database, and its write-ahead log, which has what was written last."""
+        """The database, and its write-ahead log, which has the latest transactions."""
         log = base / f"{self.path}-wal"
         return [*super().files(base), *([log] if _has_content(log) else [])]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read it."""
+        """Read the trace."""
         del seed
         return read_history(base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
 
 
-class TableGenerator(Source):
-    """A generator that draws models from a table of speeds.
-
-    Attributes:
-        throughputs: the table (JSON).
-        reference: the GPU type that durations hold for.
-    """
-
-    throughputs: FromText
-    reference: str = "v100"
-
-    def files(self, base: Path) -> list[Path]:
-        """The table."""
-        return [base / self.throughputs]
-
-
-class GavelGenerator(TableGenerator):
-    """``format = "generate-gavel"``: drawn by the distributions of Gavel's section 7.1.
-
-    Attributes:
-        jobs: how many.
-        jobs_per_hour: of a Poisson process; without it all jobs are there at 0.
-        multiple: whether some jobs take several GPUs.
-        weights: whether some jobs have a higher weight.
-        slos: whether jobs have deadlines.
-        models: job types to draw from; empty for all of the table.
-    """
+class GavelGenerator(TableSource, GavelWorkloadParameters):
+    """``format = "generate-gavel"``: drawn by the distributions of Gavel's section 7.1."""
 
     format: Literal["generate-gavel"]
-    jobs: Annotated[int, Field(ge=1)]
-    jobs_per_hour: Annotated[float, Field(gt=0)] | None = None
-    multiple: bool = False
-    weights: bool = False
-    slos: bool = False
-    models: tuple[str, ...] = Field(default=(), strict=False)
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw it."""
+        """Draw the jobs."""
         del nodes
-        table = Table.read(base / self.throughputs)
-        models = self.models or None
-        if self.jobs_per_hour is None:
-            return static_jobs(
-                table,
-                jobs=self.jobs,
-                multiple=self.multiple,
-                weights=self.weights,
-                slos=self.slos,
-                seed=seed,
-                models=models,
-                reference=self.reference,
-            )
-        return continuous_jobs(
-            table,
-            jobs=self.jobs,
-            jobs_per_hour=self.jobs_per_hour,
-            multiple=self.multiple,
-            weights=self.weights,
-            slos=self.slos,
-            seed=seed,
-            models=models,
-            reference=self.reference,
-        )
+        return gavel_jobs(self.table(base), self, seed)
 
 
-class PolluxGenerator(Source):
+class PolluxGenerator(Source, PolluxWorkloadParameters):
     """``format = "generate-pollux"``: drawn by the categories of Pollux's section 5.1.
 
     Attributes:
-        throughputs: the folder with one folder of measurements for each application; without it made-up ones.
-        jobs: how many.
-        hours: in which they arrive.
-        tuned: whether users ask for sizes at which their jobs scale well.
-        gpu_type: what the applications were measured on.
+        throughputs: the folder with one folder of measurements per application; None for synthetic applications.
+        gpu_type: the GPU type of the measurements.
     """
 
     format: Literal["generate-pollux"]
     throughputs: FromText | None = None
-    jobs: Annotated[int, Field(ge=1)] = 160
-    hours: Annotated[float, Field(gt=0)] = 8.0
-    tuned: bool = True
     gpu_type: str = "t4"
 
     def files(self, base: Path) -> list[Path]:
-        """The measurements."""
-        return [] if self.throughputs is None else _inside(base / self.throughputs)
+        """The files of measurements."""
+        return [] if self.throughputs is None else _files_of(base / self.throughputs)
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw it."""
+        """Draw the jobs."""
         del nodes
-        found = self.throughputs
-        profiles = (
-            synthetic_profiles(self.gpu_type) if found is None else read_profiles(base / found, gpu_type=self.gpu_type)
-        )
-        return generate_pollux(seed, jobs=self.jobs, seconds=self.hours * 3600, tuned=self.tuned, profiles=profiles)
+        folder = self.throughputs
+        if folder is None:
+            return generate_pollux(self, seed, synthetic_profiles(self.gpu_type))
+        return generate_pollux(self, seed, read_profiles(base / folder, gpu_type=self.gpu_type))
 
 
-class ShockwaveGenerator(TableGenerator):
-    """``format = "generate-shockwave"``: the paper's mix of static, Accordion and GNS jobs.
-
-    Attributes:
-        jobs: how many.
-        gap_seconds: the mean between arrivals.
-    """
+class ShockwaveGenerator(TableSource, ShockwaveWorkloadParameters):
+    """``format = "generate-shockwave"``: the paper's mix of static, Accordion and GNS jobs."""
 
     format: Literal["generate-shockwave"]
-    jobs: Annotated[int, Field(ge=1)] = 120
-    gap_seconds: Annotated[float, Field(gt=0)] = 40.0
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw it."""
+        """Draw the jobs."""
         del nodes
-        table = Table.read(base / self.throughputs)
-        return shockwave_jobs(
-            table, jobs=self.jobs, mean_gap_seconds=self.gap_seconds, seed=seed, reference=self.reference
-        )
+        return shockwave_jobs(self.table(base), self, seed)
 
 
-class ThemisGenerator(TableGenerator):
-    """``format = "generate-themis"``: hyper-parameter searches with successive halving, as job arrays.
-
-    Attributes:
-        apps: how many.
-        gap_seconds: the mean between arrivals of apps.
-    """
+class ThemisGenerator(TableSource, ThemisWorkloadParameters):
+    """``format = "generate-themis"``: hyper-parameter searches with successive halving, as job arrays."""
 
     format: Literal["generate-themis"]
-    apps: Annotated[int, Field(ge=1)] = 20
-    gap_seconds: Annotated[float, Field(gt=0)] = 1200.0
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw it."""
+        """Draw the jobs."""
         del nodes
-        table = Table.read(base / self.throughputs)
-        return themis_apps(
-            table, apps=self.apps, mean_gap_seconds=self.gap_seconds, seed=seed, reference=self.reference
-        )
+        return themis_apps(self.table(base), self, seed)
 
 
 AnySource = (

@@ -1,9 +1,9 @@
 """Training whose batch size changes while it runs, on top of a table (Shockwave, NSDI 2023, sections 2 and 8).
 
-A job's life is a row of *regimes*: epochs with one batch size. Which they are follows from how the job adapts: never,
-like Accordion (Agarwal et al., MLSys 2021: small batches in critical regimes, the largest elsewhere), or with the
-gradient noise scale (McCandlish et al., 2018: the batch doubles as the noise grows). When the noise of a model grows is
-a measurement; these are Shockwave's, from its public artifact.
+A job's training is a sequence of *regimes*: consecutive epochs with one batch size. The regimes follow from the job's
+mode: static, Accordion (Agarwal et al., MLSys 2021: small batches in critical regimes, the largest elsewhere), or
+gradient noise scale (McCandlish et al., 2018: the batch doubles as the noise grows). The epochs at which the noise of a
+model grows were measured by Shockwave's authors, and are those of its public artifact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metasched.throughput.throughput_table import Table
 from metasched.throughput.training import Pace, Training
 
 CRITICAL_FRACTION = 0.3
-"""Accordion keeps the small batch for so much of a job at least, for the model's accuracy."""
+"""The first fraction of a job's epochs, in which Accordion always uses the small batch, for the model's accuracy."""
 
 
 class UnknownFamilyError(MetaschedError):
@@ -43,13 +43,13 @@ class Mode(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """Models that differ in nothing but the batch size.
+class ModelFamily:
+    """Models that differ in the batch size only.
 
     Attributes:
-        samples: in an epoch of its data set.
-        largest: batch that it can be scaled to; None where it never is.
-        critical: whether an epoch is in a critical regime of Accordion, by the batch at the start; None for always.
+        samples: the samples of an epoch.
+        largest: the largest batch size that adaptation scales to; None where the batch size is never adapted.
+        critical: whether an epoch is in a critical regime of Accordion, by epoch and first batch size; None for always.
     """
 
     samples: int
@@ -62,20 +62,20 @@ class Family:
 
 
 def _head(length: Mapping[int, int], *spans: range) -> Callable[[int, int], bool]:
-    """Critical at first, for so many epochs by the batch at the start (10 by default), and in these spans."""
+    """A rule: critical for the first ``length`` epochs, by first batch size (10 by default), and in these spans."""
     return lambda epoch, batch: epoch < length.get(batch, 10) or any(epoch in span for span in spans)
 
 
-FAMILIES: Mapping[str, Family] = {
-    "ResNet-18": Family(50_000, 256, _head({256: 20}, range(150, 160), range(250, 260))),
-    "ResNet-50": Family(100_000, 128, lambda epoch, _: epoch % 30 in range(10)),
-    "Transformer": Family(10_000),
-    "LM": Family(59_675, 80, _head({})),
-    "Recommendation": Family(117_907, 8192, _head({512: 30, 1024: 30, 2048: 40}, range(60, 70), range(80, 90))),
-    "CycleGAN": Family(6_287),
-    "A3C": Family(4),
+FAMILIES: Mapping[str, ModelFamily] = {
+    "ResNet-18": ModelFamily(50_000, 256, _head({256: 20}, range(150, 160), range(250, 260))),
+    "ResNet-50": ModelFamily(100_000, 128, lambda epoch, _: epoch % 30 in range(10)),
+    "Transformer": ModelFamily(10_000),
+    "LM": ModelFamily(59_675, 80, _head({})),
+    "Recommendation": ModelFamily(117_907, 8192, _head({512: 30, 1024: 30, 2048: 40}, range(60, 70), range(80, 90))),
+    "CycleGAN": ModelFamily(6_287),
+    "A3C": ModelFamily(4),
 }
-"""By name, as in Shockwave's tables."""
+"""The families by name, as in Shockwave's tables."""
 
 DOUBLINGS: Mapping[tuple[str, int, int], tuple[int, ...]] = {
     ("ResNet-18", 16, 1): (31, 41, 51, 71),
@@ -112,21 +112,21 @@ DOUBLINGS: Mapping[tuple[str, int, int], tuple[int, ...]] = {
     ("Recommendation", 2048, 1): (21, 41),
     ("Recommendation", 4096, 1): (41,),
 }
-"""By family, batch and GPUs: the epochs, from 0, from which on the gradient noise allows twice the batch."""
+"""The epochs, from 0, from which on the gradient noise allows twice the batch, by family, first batch and GPUs."""
 
 
 class Regime(NamedTuple):
-    """Epochs with one batch size, from 0; ``end`` is the first epoch after them."""
+    """Consecutive epochs with one batch size; ``end`` is the first epoch after them, from 0."""
 
     batch: int
     end: int
 
 
-def parsed(model: str) -> tuple[str, int]:
-    """Family and batch size of ``family (batch size N)``.
+def parse_model(model: str) -> tuple[str, int]:
+    """The family and the batch size of a model's name ``family (batch size N)``.
 
     Raises:
-        UnknownFamilyError: it is not of that form, or the family is not known.
+        UnknownFamilyError: the name is not of that form, or the family is not known.
     """
     family, _, rest = model.partition(" (batch size ")
     batch = rest.removesuffix(")")
@@ -135,13 +135,13 @@ def parsed(model: str) -> tuple[str, int]:
     return family, int(batch)
 
 
-def named(family: str, batch: int) -> str:
-    """The name of a family at a batch size, as in tables."""
+def model_name(family: str, batch: int) -> str:
+    """The name of a family's model at a batch size, as in throughput tables."""
     return f"{family} (batch size {batch})"
 
 
 def batch_at(mode: Mode, family: str, batch: int, gpus: int, *, epoch: int, epochs: int) -> int:
-    """The batch size in one epoch of a job that begins with ``batch`` and has so many epochs."""
+    """The batch size in one epoch of a job of ``epochs`` epochs that begins with ``batch``."""
     found = FAMILIES[family]
     if found.largest is None or batch >= found.largest or mode is Mode.STATIC:
         return batch
@@ -153,7 +153,7 @@ def batch_at(mode: Mode, family: str, batch: int, gpus: int, *, epoch: int, epoc
 
 
 def regimes(mode: Mode, family: str, batch: int, gpus: int, epochs: int) -> tuple[Regime, ...]:
-    """All regimes of a job."""
+    """The regimes of a job of ``epochs`` epochs that begins with ``batch``, in order."""
     found: list[Regime] = []
     each = (batch_at(mode, family, batch, gpus, epoch=epoch, epochs=epochs) for epoch in range(epochs))
     for size, same in itertools.groupby(each):
@@ -163,29 +163,29 @@ def regimes(mode: Mode, family: str, batch: int, gpus: int, epochs: int) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class RegimeSpeed:
-    """What a table tells of a job in its present regime: a ``Speed``.
+    """A job's speed in one regime, by a table: a ``Speed``.
 
     Attributes:
-        table: of speeds.
-        model: with the present batch size.
-        worth: steps of the job's first regime that one of its present steps is worth.
+        table: the throughput table.
+        model: the model at the regime's batch size.
+        step_ratio: the steps of the job's first regime that equal one step of this regime.
     """
 
     table: Table
     model: str
-    worth: float
+    step_ratio: float
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """As in the table, in steps of the first regime."""
+        """The isolated speed, in steps of the first regime per second; None where it was not measured."""
         found = self.table.speed(self.model, gpu_type, spread)
-        return None if found is None else found * self.worth
+        return None if found is None else found * self.step_ratio
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """The same beside a job of the same table, in its present regime."""
+        """The co-located speed, likewise; None where it was not measured, or the other is of another table."""
         if not isinstance(other, RegimeSpeed) or other.table is not self.table:
             return None
         found = self.table.speed(self.model, gpu_type, spread, other.model)
-        return None if found is None else found * self.worth
+        return None if found is None else found * self.step_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +195,11 @@ class RegimeTraining:
     Its steps are those of its first regime: an epoch is the same number of them at every batch size.
 
     Attributes:
-        table: of speeds.
-        mode: how its batch adapts.
-        family: its models.
-        total: steps in all; the last epoch may be a part of one.
-        regimes: in order.
+        table: the throughput table.
+        mode: how the batch size adapts.
+        family: the name of the model family.
+        total: steps in all; the last epoch may be incomplete.
+        regimes: the regimes, in order.
         ends: steps at the end of each regime, in order.
     """
 
@@ -212,46 +212,46 @@ class RegimeTraining:
 
     @classmethod
     def of(cls, table: Table, mode: Mode, model: str, gpus: int, total: float) -> Self:
-        """A job that begins as ``model`` and would take ``total`` steps if its batch stayed the same.
+        """A job that begins as ``model`` and would take ``total`` steps at its first batch size.
 
         Raises:
             UnknownFamilyError: the model is not known.
         """
-        family, batch = parsed(model)
+        family, batch = parse_model(model)
         steps = FAMILIES[family].steps(batch)
         planned = regimes(mode, family, batch, gpus, math.ceil(total / steps))
         known: list[Regime] = []
         for one in planned:
-            # A batch that was not measured cannot be simulated: the one before it goes on.
-            measured = not known or (named(family, one.batch), gpus) in table.kinds
+            # A batch size that was not measured cannot be simulated: the regime before is extended.
+            measured = not known or (model_name(family, one.batch), gpus) in table.job_types
             known.append(one if measured else Regime(known.pop().batch, one.end))
         return cls(table, mode, family, total, tuple(known), tuple(float(one.end * steps) for one in known))
 
-    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
-        """The speed until the regime ends; beside others nothing is known, and it does not run."""
+    def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
+        """The speed until the regime ends; 0.0 with a co-runner, because co-location was not measured."""
         now = self.regime(done)
         until = self.ends[now] if now + 1 < len(self.ends) else math.inf
-        if placement.gpu_type is None or beside is not None:
+        if placement.gpu_type is None or co_runner is not None:
             return Pace(0.0, math.inf)
         speed = self._known(now).steps_per_second(placement.gpu_type, placement.spread)
         return Pace(speed or 0.0, until)
 
     def known(self, done: float) -> Speed:
-        """All of the table, for the present regime; of those to come nothing is told."""
+        """The table's speed in the present regime; policies do not know the regimes to come."""
         return self._known(self.regime(done))
 
     def regime(self, done: float) -> int:
-        """The number of the regime after ``done`` steps."""
+        """The index of the regime after ``done`` steps."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
 
     def _known(self, number: int) -> RegimeSpeed:
         family = FAMILIES[self.family]
         batch = self.regimes[number].batch
-        worth = family.steps(self.regimes[0].batch) / family.steps(batch)
-        return _speed(self.table, named(self.family, batch), worth)
+        step_ratio = family.steps(self.regimes[0].batch) / family.steps(batch)
+        return _speed(self.table, model_name(self.family, batch), step_ratio)
 
 
 @lru_cache(maxsize=4096)
-def _speed(table: Table, model: str, worth: float) -> RegimeSpeed:
-    """One object for each, so that what is known of a job's speed stays the same object."""
-    return RegimeSpeed(table, model, worth)
+def _speed(table: Table, model: str, step_ratio: float) -> RegimeSpeed:
+    """The speed in a regime; cached, so that a job's speed stays the same object."""
+    return RegimeSpeed(table, model, step_ratio)

@@ -1,11 +1,10 @@
-"""Profiles as Pollux has them (Qiao et al., OSDI 2021, section 5.3): what was measured of an application, interpolated.
+"""Goodput profiles as in Pollux's simulator (Qiao et al., OSDI 2021, section 5.3): measurements, interpolated.
 
-System throughput: the time of one step, and the part of it that waits for other replicas, by placement and local batch.
-Statistical efficiency: while an application was trained at several batch sizes, its progress and its gradients' square
-and variance, epoch by epoch.
+System throughput: the time of one step, and its part that waits for other replicas, by placement and local batch size.
+Statistical efficiency: progress, squared norm and variance of the gradients, by epoch and batch size.
 
-Progress is counted in steps at the first batch size: a step at a larger batch is worth as many of them as AdaScale's
-gain says, so that all sizes need the same total. An epoch ends for all sizes when the first of them had ended it.
+Progress is counted in steps at the first batch size. A step at a larger batch size is worth AdaScale's gain in such
+steps, so that all batch sizes need the same total. An epoch ends where the batch size that ended it first did.
 """
 
 from __future__ import annotations
@@ -23,33 +22,40 @@ from scipy.interpolate import LinearNDInterpolator
 from metasched.core.model import Placement, Speed
 from metasched.throughput.training import Pace, Training
 
-SHARED = 0.5  # of its speed alone, for each of two jobs on the same GPUs: nothing was measured, so they take turns
-CLOSE = 1e-8  # a quotient of whole numbers is not rounded up for the last bit of a float
+COLOCATED_FRACTION = (
+    0.5  # of a job's isolated speed, where two jobs share their GPUs in turns; co-location was not measured
+)
+ROUNDING = 1e-8  # so that ceil() does not round up for the last bit of a quotient
 
 
 class StepTime(NamedTuple):
-    """Seconds of one optimizer step without accumulation, and those of them that wait for other replicas."""
+    """Seconds of one optimizer step without accumulation, and the part of them that waits for other replicas."""
 
     step: float
     sync: float
 
 
-class Split(NamedTuple):
-    """How a batch is divided: samples of one GPU in one pass, and the passes before the one with the optimizer step."""
+class BatchSplit(NamedTuple):
+    """Samples per GPU and pass, and the accumulation passes before the one with the optimizer step."""
 
     local: int
     accumulated: int
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Step times of one placement by local batch size, ascending."""
+class StepTimes:
+    """Step times of one placement, by ascending local batch size.
+
+    Attributes:
+        local: local batch sizes, in samples per GPU and pass.
+        times: the step time at each of them.
+    """
 
     local: tuple[int, ...]
     times: tuple[StepTime, ...]
 
     def at(self, local: int) -> StepTime | None:
-        """Linear between the neighbours; None outside of what was measured."""
+        """The step time at a local batch size, by linear interpolation; None outside of the measured sizes."""
         above = bisect_left(self.local, local)
         if above == len(self.local):
             return None
@@ -64,14 +70,14 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Epochs:
+class EpochRecords:
     """One training at one batch size, epoch by epoch.
 
     Attributes:
-        progress: at the end of each.
-        steps: optimizer steps by then.
-        grad_square: the gradients' squared norm in each.
-        grad_variance: their variance, at the first batch size.
+        progress: progress at the end of each epoch.
+        steps: optimizer steps until the end of each epoch.
+        grad_square: the squared norm of the gradients in each epoch.
+        grad_variance: the variance of the gradients in each epoch, at the first batch size.
     """
 
     progress: tuple[float, ...]
@@ -81,21 +87,21 @@ class Epochs:
 
 
 class Profile:
-    """What was measured of one application, on one type of GPU.
+    """The measurements of one application on one GPU type.
 
     Args:
-        name: the application's.
-        placed: by placement (GPUs on each node, up to rotation).
-        scaled: by (nodes, GPUs, local batch), for sizes beyond the measured placements.
-        trained: by batch size.
-        epochs: to train.
-        gpu_type: what it was measured on.
-        most_local: samples that fit into one GPU; None for the largest measured.
+        name: the application's name.
+        placed: step times by placement (GPUs on each node, up to rotation).
+        scaled: step times by (nodes, GPUs, local batch size), for sizes beyond the measured placements.
+        trained: records of trainings by batch size.
+        epochs: the number of epochs to train.
+        gpu_type: the GPU type of the measurements.
+        most_local: samples that fit into one GPU; None for the largest measured local batch size.
 
     Attributes:
-        first_batch: batch size that progress is counted by; the smallest.
+        first_batch: the smallest batch size, in whose steps progress is counted.
         most_batch: the largest batch size.
-        least_local: smallest local batch that was measured.
+        least_local: the smallest measured local batch size.
         most_local: samples that fit into one GPU.
         ends: progress at the end of each epoch.
     """
@@ -103,9 +109,9 @@ class Profile:
     def __init__(
         self,
         name: str,
-        placed: Mapping[tuple[int, ...], Measured],
+        placed: Mapping[tuple[int, ...], StepTimes],
         scaled: Mapping[tuple[int, int, int], StepTime],
-        trained: Mapping[int, Epochs],
+        trained: Mapping[int, EpochRecords],
         *,
         epochs: int,
         gpu_type: str,
@@ -134,33 +140,34 @@ class Profile:
 
     # -- system throughput ----------------------------------------------------------------------------------------
 
-    def split(self, batch: int, gpus: int) -> Split:
-        """How a batch is divided among GPUs, with as few passes as memory allows.
+    def split(self, batch: int, gpus: int) -> BatchSplit:
+        """The division of a batch among GPUs, with as few passes as memory allows.
 
-        A single GPU with more than the first batch makes two passes at least: the gradients' variance cannot be seen
-        in one. The real batch, ``gpus * local * (accumulated + 1)``, may be a little more than asked for.
+        A single GPU with more than the first batch size makes at least two passes, because the variance of the
+        gradients cannot be observed in one. The real batch size, ``gpus * local * (accumulated + 1)``, may be a little
+        more than ``batch``.
         """
-        share = math.ceil(batch / gpus - CLOSE)
-        accumulated = math.ceil(share / self.most_local - CLOSE) - 1
+        share = math.ceil(batch / gpus - ROUNDING)
+        accumulated = math.ceil(share / self.most_local - ROUNDING) - 1
         if gpus == 1 and batch > self.first_batch:
             accumulated = max(accumulated, 1)
         return self.passes(share, gpus, accumulated)
 
-    def passes(self, share: int, gpus: int, accumulated: int) -> Split:
-        """One GPU's share of a batch in so many passes, no more than the largest batch allows."""
-        local = math.ceil(share / (accumulated + 1) - CLOSE)
-        return Split(min(local, int(self.most_batch / (gpus * (accumulated + 1)))), accumulated)
+    def passes(self, share: int, gpus: int, accumulated: int) -> BatchSplit:
+        """One GPU's ``share`` of a batch in ``accumulated`` + 1 passes, limited by the largest batch size."""
+        local = math.ceil(share / (accumulated + 1) - ROUNDING)
+        return BatchSplit(min(local, int(self.most_batch / (gpus * (accumulated + 1)))), accumulated)
 
     def step_time(self, spread: tuple[int, ...], local: int) -> StepTime | None:
-        """Of one pass with an optimizer step; None where nothing near was measured."""
+        """The time of one pass with an optimizer step; None outside of the measured sizes."""
         key = spread, local
         if key not in self._times:
             measured = self._placed.get(rotated(spread))
-            self._times[key] = measured.at(local) if measured is not None else self._between(spread, local)
+            self._times[key] = measured.at(local) if measured is not None else self._interpolated(spread, local)
         return self._times[key]
 
-    def _between(self, spread: tuple[int, ...], local: int) -> StepTime | None:
-        """Linear between sizes, whatever the placement."""
+    def _interpolated(self, spread: tuple[int, ...], local: int) -> StepTime | None:
+        """The step time by linear interpolation over (nodes, GPUs, local batch size)."""
         if self._surface is None:
             self._surface = self._triangulate()
         step, sync = self._surface([min(len(spread), self._most_nodes), sum(spread), local])[0]
@@ -178,30 +185,30 @@ class Profile:
     # -- statistical efficiency -----------------------------------------------------------------------------------
 
     def epoch(self, done: float) -> int:
-        """The epoch that is under way after so much progress, from 0."""
+        """The present epoch after so much progress, from 0."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
 
     def steps_after(self, batch: int, epoch: int) -> float:
-        """Optimizer steps that a batch size needs from the beginning to the end of an epoch."""
-        return self._mix(batch, [self._trained[b].steps[epoch] for b in self._around(batch)])
+        """Optimizer steps that a batch size needs from the start of the training to the end of an epoch."""
+        return self._interpolate(batch, [self._trained[b].steps[epoch] for b in self._around(batch)])
 
     def noise(self, batch: int, epoch: int) -> tuple[float, float]:
-        """The gradients' squared norm and variance in an epoch."""
+        """The squared norm and the variance of the gradients in an epoch."""
         around = self._around(batch)
-        square = self._mix(batch, [self._trained[b].grad_square[epoch] for b in around])
-        return square, self._mix(batch, [self._trained[b].grad_variance[epoch] for b in around])
+        square = self._interpolate(batch, [self._trained[b].grad_square[epoch] for b in around])
+        return square, self._interpolate(batch, [self._trained[b].grad_variance[epoch] for b in around])
 
     def gain(self, batch: int, epoch: int) -> float:
-        """Progress of one optimizer step: AdaScale's gain over the first batch size."""
+        """Progress per optimizer step: AdaScale's gain over the first batch size (Johnson et al., ICML 2020)."""
         square, variance = self.noise(batch, epoch)
         return (variance + square) / (variance / (batch / self.first_batch) + square)
 
     def _around(self, batch: int) -> tuple[int, int]:
-        """The nearest measured batch sizes; the same one twice where it was measured, or is beyond all."""
+        """The measured batch sizes around one; the same twice where it was measured, or lies outside of all."""
         at = bisect_left(self._batches, min(max(batch, self.first_batch), self.most_batch))
         return self._batches[at if self._batches[at] == batch else max(at - 1, 0)], self._batches[at]
 
-    def _mix(self, batch: int, values: Sequence[float]) -> float:
+    def _interpolate(self, batch: int, values: Sequence[float]) -> float:
         low, high = self._around(batch)
         if low == high:
             return values[-1]
@@ -210,7 +217,7 @@ class Profile:
     # -- both -----------------------------------------------------------------------------------------------------
 
     def goodput(self, spread: tuple[int, ...], batch: int, epoch: int) -> float | None:
-        """Progress per second at a place with a batch size; None where its step time is not known."""
+        """Progress per second on a placement at a batch size; None where the step time is not known."""
         key = spread, batch, epoch
         if key not in self._rates:
             self._rates[key] = self._goodput(spread, batch, epoch)
@@ -226,17 +233,17 @@ class Profile:
         return self.gain(real, epoch) / (times.step + (times.step - times.sync) * split.accumulated)
 
     def speed(self, batch: int, epoch: int) -> ProfileSpeed:
-        """What a policy may know in an epoch; the same object each time."""
+        """The speed as policies know it in an epoch; the same object each time."""
         key = batch, epoch
         if key not in self._speeds:
             self._speeds[key] = ProfileSpeed(self, batch, epoch)
         return self._speeds[key]
 
     def tuned_sizes(self, *, low: float = 0.5, high: float = 0.8, node_gpus: int = 4) -> tuple[tuple[int, int], ...]:
-        """Numbers of GPUs, with the best batch for each, that a knowing user would ask for (section 5.1).
+        """The (GPUs, batch size) that users of the paper's tuned jobs ask for (section 5.1).
 
-        Those at which the application trains at ``low`` to ``high`` of the ideal speed-up over one GPU, both at
-        their best batch, within half a day; one GPU where there is none.
+        These are the numbers of GPUs, with the best batch size for each, on which the application trains at ``low`` to
+        ``high`` of the ideal speed-up over one GPU, within half a day; one GPU where there is none.
         """
         alone = self._fastest(1, node_gpus)
         found = []
@@ -248,17 +255,17 @@ class Profile:
         return tuple(found) or ((1, alone[1]),)
 
     def _fastest(self, gpus: int, node_gpus: int) -> tuple[float, int]:
-        """Seconds of a whole training at the batch at which that is least, and the batch."""
+        """The duration in seconds of a whole training at its fastest batch size, and that batch size."""
         spread = packed(gpus, node_gpus)
         times = [(self._duration(spread, batch), batch) for batch in self._batches]
         return min(times, key=lambda found: found[0])
 
     def _duration(self, spread: tuple[int, ...], batch: int) -> float:
-        share = math.ceil(batch / sum(spread) - CLOSE)
+        share = math.ceil(batch / sum(spread) - ROUNDING)
         if share < self.least_local:
             return math.inf
-        accumulated = math.ceil(share / self.most_local - CLOSE) - 1
-        times = self.step_time(spread, math.ceil(share / (accumulated + 1) - CLOSE))
+        accumulated = math.ceil(share / self.most_local - ROUNDING) - 1
+        times = self.step_time(spread, math.ceil(share / (accumulated + 1) - ROUNDING))
         if times is None:
             return math.inf
         return self._trained[batch].steps[len(self.ends) - 1] * (times.step + accumulated * (times.step - times.sync))
@@ -269,58 +276,61 @@ HALF_A_DAY = 12 * 3600.0
 
 
 def rotated(spread: Iterable[int]) -> tuple[int, ...]:
-    """The least of a placement's rotations: ring all-reduce goes round the same way in all of them."""
+    """The least of a placement's rotations, which are all equivalent for ring all-reduce."""
     whole = tuple(spread)
     return min(whole[i:] + whole[:i] for i in range(len(whole)))
 
 
 def packed(gpus: int, node_gpus: int) -> tuple[int, ...]:
-    """The spread over as few nodes as can be."""
+    """GPUs on each node, over as few nodes of ``node_gpus`` GPUs as possible."""
     full, rest = divmod(gpus, node_gpus)
     return (node_gpus,) * full + ((rest,) if rest else ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfileSpeed:
-    """A policy's view of an application at a batch size in one epoch; of sharing nothing is known."""
+    """The speed of an application at a batch size in one epoch: a ``Speed``."""
 
     profile: Profile
     batch: int
     epoch: int
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """Progress per second; None on another type, or where nothing near was measured."""
+        """Progress per second; None on another GPU type, or outside of the measured sizes."""
         if gpu_type != self.profile.gpu_type:
             return None
         return self.profile.goodput(spread, self.batch, self.epoch)
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """Not known."""
+        """None: co-location was not measured."""
         del other, gpu_type, spread
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileTraining:
-    """A training of an application at the batch size that its user chose; a step is one at the first batch size."""
+    """A training of an application at the batch size that its user chose: a ``Training``.
+
+    A step is one at the first batch size.
+    """
 
     profile: Profile
     batch: int
 
     @property
     def total(self) -> float:
-        """Progress in all."""
+        """The progress of the whole training, in steps at the first batch size."""
         return self.profile.ends[-1]
 
-    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
-        """The goodput, until the epoch ends; 0 where nothing near was measured."""
+    def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
+        """The goodput, until the epoch ends; 0.0 outside of the measured sizes."""
         profile = self.profile
         epoch = profile.epoch(done)
         rate = None
         if placement.gpu_type == profile.gpu_type:
             rate = profile.goodput(placement.spread, self.batch, epoch)
-        return Pace((rate or 0.0) * (1.0 if beside is None else SHARED), profile.ends[epoch])
+        return Pace((rate or 0.0) * (1.0 if co_runner is None else COLOCATED_FRACTION), profile.ends[epoch])
 
     def known(self, done: float) -> Speed:
-        """The truth of this epoch."""
+        """The true speed in the present epoch."""
         return self.profile.speed(self.batch, self.profile.epoch(done))

@@ -1,4 +1,4 @@
-"""Matrices of which a part is known, completed."""
+"""Completion of partly known matrices."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 PENALTY = 0.02
-"""Of singular values, relative to the largest: what completion takes off them (chosen on Gavel's published table)."""
-TURNS = 300
-CLOSE = 1e-5
-"""Relative change of the completed matrix below which completion ends."""
+"""The shrinkage of singular values, relative to the largest one; chosen on Gavel's published table."""
+MAX_ITERATIONS = 300
+TOLERANCE = 1e-5
+"""The relative change of the matrix below which iteration ends."""
 
 
 def complete(matrix: Floats, penalty: float = PENALTY) -> Floats:
-    """Fill in the NaN of a matrix that is nearly of low rank: soft-impute (Mazumder, Hastie and Tibshirani, 2010).
+    """Fill in the NaN of a matrix of approximately low rank: soft-impute (Mazumder, Hastie and Tibshirani, 2010).
 
-    Columns are centred on their known mean (a column without any on the mean of all); the sum of the singular values of
-    the rest is what is penalised.
+    Columns are centred on the mean of their known values (a column without any on the mean of all), then the nuclear
+    norm (the sum of singular values) is penalised.
 
     Args:
-        matrix: NaN where not known; something must be known.
-        penalty: taken off singular values, relative to the largest; above 0, below 1.
+        matrix: shape (rows, columns), NaN where not known; at least one value must be known.
+        penalty: the shrinkage of singular values, relative to the largest one; above 0, below 1.
+
+    Returns:
+        The matrix without NaN; known values are unchanged.
     """
     known = ~np.isnan(matrix)
     counts = known.sum(axis=0)
@@ -30,27 +33,27 @@ def complete(matrix: Floats, penalty: float = PENALTY) -> Floats:
     middle = np.where(counts > 0, sums / np.maximum(counts, 1), sums.sum() / known.sum())
     given = np.where(known, matrix - middle, 0.0)
     found = given
-    for _ in range(TURNS):
+    for _ in range(MAX_ITERATIONS):
         after = _shrunk(np.where(known, given, found), penalty)
-        done = np.linalg.norm(after - found) <= CLOSE * max(float(np.linalg.norm(found)), CLOSE)
+        done = np.linalg.norm(after - found) <= TOLERANCE * max(float(np.linalg.norm(found)), TOLERANCE)
         found = after
         if done:
             break
     return np.where(known, matrix, found + middle)
 
 
-def completed_parts(matrix: Floats) -> Floats:
-    """The same for parts of something: what is filled in is 0 to 1."""
+def complete_fractions(matrix: Floats) -> Floats:
+    """As ``complete``, for a matrix of fractions: filled-in values are between 0 and 1."""
     return np.where(np.isnan(matrix), np.clip(complete(matrix), 0.0, 1.0), matrix)
 
 
-def closest(rows: Floats, row: Floats) -> int:
-    """The number of the row that is closest to another one, by Euclid's distance; the first among equals."""
+def closest_row(rows: Floats, row: Floats) -> int:
+    """The index of the row at the least Euclidean distance from ``row``; the first among equals."""
     return int(np.argmin(np.linalg.norm(np.nan_to_num(rows - row[None, :]), axis=1)))
 
 
 def _shrunk(matrix: Floats, penalty: float) -> Floats:
-    """A matrix with smaller singular values, which are found on its shorter side, since that is quicker."""
+    """The matrix with its singular values shrunk, by the eigenvalues of the smaller Gram matrix, which is faster."""
     if matrix.shape[0] > matrix.shape[1]:
         return _shrunk(matrix.T, penalty).T
     squares, left = np.linalg.eigh(matrix @ matrix.T)

@@ -1,4 +1,4 @@
-"""What real jobs' own reports have told of their speed, alone and beside each other (Gavel, OSDI 2020, section 6)."""
+"""Speeds of real jobs, isolated and co-located, as their trainers reported them (Gavel, OSDI 2020, section 6)."""
 
 from __future__ import annotations
 
@@ -9,124 +9,130 @@ from typing import Any, Self
 
 from metasched.core.model import Speed
 
-Where = tuple[str, tuple[int, ...]]
-"""A GPU type, and the GPUs on each node, descending."""
-Column = tuple[str, int, str]
-"""A GPU type, a number of GPUs, and who else is on them."""
-Parts = Mapping[Column, float]
-"""What is left of a speed there, as a part of the speed alone."""
+PlacementShape = tuple[str, tuple[int, ...]]
+"""A GPU type, and the numbers of GPUs on each node, descending."""
+ColocationKey = tuple[str, int, str]
+"""A GPU type, a number of GPUs, and the subject of the co-runner on them."""
+SpeedFractions = Mapping[ColocationKey, float]
+"""Co-located speed over isolated speed, 0 to 1."""
 
-NEWS = 0.05
-"""Parts that have changed by no more, relative to what they were, are the same."""
+TOLERANCE = 0.05
+"""The relative change up to which fractions count as unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """How a subject fares beside others, and they beside it, as far as that is estimated.
+    """The estimated slowdown of a subject with co-runners, and of these with it.
 
     Attributes:
-        like: the reference subject that others' speeds beside it are taken from: itself, or the closest.
-        parts: of its speed, what is left beside each reference subject; empty where none of that was measured.
+        reference: the reference subject that stands for this one as a co-runner: itself, or the closest one.
+        fractions: the fraction of its speed that the subject retains with each reference subject; empty where none of
+            that was measured.
     """
 
-    like: str
-    parts: Parts
+    reference: str
+    fractions: SpeedFractions
 
-    def near(self, other: Fingerprint | None) -> bool:
-        """Whether another one says the same, nearly."""
-        return other is not None and self.like == other.like and near(self.parts, other.parts)
+    def within_tolerance(self, other: Fingerprint | None) -> bool:
+        """Whether another fingerprint has the same reference, and fractions within ``TOLERANCE``."""
+        return (
+            other is not None
+            and self.reference == other.reference
+            and within_tolerance(self.fractions, other.fractions)
+        )
 
 
-def near(new: Parts, old: Parts) -> bool:
-    """Whether parts are the same, nearly."""
-    return new.keys() == old.keys() and all(abs(new[column] - old[column]) <= NEWS * old[column] for column in new)
+def within_tolerance(new: SpeedFractions, old: SpeedFractions) -> bool:
+    """Whether fractions have the same keys, and differ by at most ``TOLERANCE``, relative to the old ones."""
+    return new.keys() == old.keys() and all(abs(new[column] - old[column]) <= TOLERANCE * old[column] for column in new)
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredSpeed:
-    """A ``Speed``; immutable.
+    """The measured speeds of one subject: a ``Speed``. Immutable.
 
     Attributes:
-        subject: whose: a job's, or that of all jobs of a user that name one model.
-        alone: steps/s by where it ran.
-        beside_subject: the same beside another subject on the same GPUs.
-        untried: the part of its speed alone that it is taken to keep beside a subject beside which it never ran, where
-            there is no estimate; None for not known.
-        fingerprint: from which that is estimated; None where nothing is.
+        subject: a job's uid, or a user's model, whose jobs share their measurements.
+        alone: isolated speeds in steps per second, by placement shape.
+        colocated: co-located speeds in steps per second, by placement shape and the co-runner's subject.
+        untried: the fraction of its isolated speed that the subject is taken to retain with a co-runner of which
+            nothing was measured or estimated; None for not known.
+        fingerprint: the estimate for co-runners that were not measured; None where there is none.
     """
 
     subject: str
-    alone: Mapping[Where, float] = field(default_factory=dict)
-    beside_subject: Mapping[tuple[Where, str], float] = field(default_factory=dict)
+    alone: Mapping[PlacementShape, float] = field(default_factory=dict)
+    colocated: Mapping[tuple[PlacementShape, str], float] = field(default_factory=dict)
     untried: float | None = None
     fingerprint: Fingerprint | None = None
 
-    def after(self, where: Where, beside: str | None, steps_per_second: float) -> Self:
-        """With another speed, in place of the one that was known there."""
-        if beside is None:
-            return replace(self, alone={**self.alone, where: steps_per_second})
-        return replace(self, beside_subject={**self.beside_subject, (where, beside): steps_per_second})
+    def after(self, shape: PlacementShape, co_runner: str | None, steps_per_second: float) -> Self:
+        """With a measured speed, in place of an earlier one of the same circumstances."""
+        if co_runner is None:
+            return replace(self, alone={**self.alone, shape: steps_per_second})
+        return replace(self, colocated={**self.colocated, (shape, co_runner): steps_per_second})
 
     def without(self, subject: str) -> Self:
-        """Without what was measured beside a subject."""
-        left = {(where, other): speed for (where, other), speed in self.beside_subject.items() if other != subject}
-        return replace(self, beside_subject=left)
+        """Without the measurements with one co-runner."""
+        left = {(shape, other): speed for (shape, other), speed in self.colocated.items() if other != subject}
+        return replace(self, colocated=left)
 
     def estimated(self, fingerprint: Fingerprint | None) -> Self:
-        """With another fingerprint; the same object where that says nothing new."""
-        same = self.fingerprint is None if fingerprint is None else fingerprint.near(self.fingerprint)
+        """With another fingerprint; the same object where that is within ``TOLERANCE`` of the present one."""
+        same = self.fingerprint is None if fingerprint is None else fingerprint.within_tolerance(self.fingerprint)
         return self if same else replace(self, fingerprint=fingerprint)
 
     def to_json(self) -> Mapping[str, Any]:
-        """As JSON-compatible data; of the fingerprint, what can be used: the parts where its speed alone is known."""
+        """As JSON-compatible data, with the fingerprint's fractions where the isolated speed is known."""
         found: dict[str, Any] = {
             "subject": self.subject,
-            "alone": [[*where, speed] for where, speed in self.alone.items()],
-            "beside": [[*where, other, speed] for (where, other), speed in self.beside_subject.items()],
+            "alone": [[*shape, speed] for shape, speed in self.alone.items()],
+            "beside": [[*shape, other, speed] for (shape, other), speed in self.colocated.items()],
             "untried": self.untried,
         }
         if self.fingerprint is not None:
-            ran = {(kind, sum(spread)) for kind, spread in self.alone}
-            found["like"] = self.fingerprint.like
-            found["parts"] = [[*column, part] for column, part in self.fingerprint.parts.items() if column[:2] in ran]
+            ran = {(gpu_type, sum(spread)) for gpu_type, spread in self.alone}
+            found["like"] = self.fingerprint.reference
+            fractions = self.fingerprint.fractions
+            found["parts"] = [[*key, fraction] for key, fraction in fractions.items() if key[:2] in ran]
         return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From what ``to_json`` gave, now or before there were fingerprints."""
-        alone = {(kind, tuple(spread)): speed for kind, spread, speed in data["alone"]}
-        beside = {((kind, tuple(spread)), other): speed for kind, spread, other, speed in data["beside"]}
+        """From what ``to_json`` returned, with a fingerprint or without."""
+        alone = {(gpu_type, tuple(spread)): speed for gpu_type, spread, speed in data["alone"]}
+        colocated = {((gpu_type, tuple(spread)), other): speed for gpu_type, spread, other, speed in data["beside"]}
         fingerprint = None
         if "like" in data:
-            parts = {(kind, gpus, other): part for kind, gpus, other, part in data["parts"]}
-            fingerprint = Fingerprint(data["like"], parts)
-        return cls(data["subject"], alone, beside, data["untried"], fingerprint)
+            fractions = {(gpu_type, gpus, other): fraction for gpu_type, gpus, other, fraction in data["parts"]}
+            fingerprint = Fingerprint(data["like"], fractions)
+        return cls(data["subject"], alone, colocated, data["untried"], fingerprint)
 
-    def known(self, where: Where, beside: str | None) -> float | None:
-        """Steps/s there, as measured; None where it was not."""
-        return self.alone.get(where) if beside is None else self.beside_subject.get((where, beside))
+    def measured(self, shape: PlacementShape, co_runner: str | None) -> float | None:
+        """The measured steps per second, isolated or with a co-runner; None where they were not measured."""
+        return self.alone.get(shape) if co_runner is None else self.colocated.get((shape, co_runner))
 
-    def kept(self) -> Parts:
-        """What is left of its speed beside others, as measured; the mean where as many GPUs were on other nodes."""
-        found: dict[Column, list[float]] = {}
-        for ((kind, spread), other), speed in self.beside_subject.items():
-            if whole := self.alone.get((kind, spread)):
-                found.setdefault((kind, sum(spread), other), []).append(speed / whole)
-        return {column: fmean(parts) for column, parts in found.items()}
+    def retained_fractions(self) -> SpeedFractions:
+        """The measured fractions; the mean where as many GPUs were measured on several placement shapes."""
+        found: dict[ColocationKey, list[float]] = {}
+        for ((gpu_type, spread), other), speed in self.colocated.items():
+            if isolated := self.alone.get((gpu_type, spread)):
+                found.setdefault((gpu_type, sum(spread), other), []).append(speed / isolated)
+        return {key: fmean(fractions) for key, fractions in found.items()}
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """As measured there; None elsewhere."""
+        """The measured isolated speed; None where it was not measured."""
         return self.alone.get((gpu_type, spread))
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """As measured beside that subject there; else as estimated; else the part of its speed alone that is taken."""
-        where = (gpu_type, spread)
-        if isinstance(other, MeasuredSpeed) and (found := self.beside_subject.get((where, other.subject))) is not None:
+        """The co-located speed: measured, else estimated by the fingerprints, else by ``untried``."""
+        shape = (gpu_type, spread)
+        if isinstance(other, MeasuredSpeed) and (found := self.colocated.get((shape, other.subject))) is not None:
             return found
-        mine, part = self.alone.get(where), self._part(other, gpu_type, sum(spread))
-        return None if mine is None or part is None else part * mine
+        isolated, fraction = self.alone.get(shape), self._fraction(other, gpu_type, sum(spread))
+        return None if isolated is None or fraction is None else fraction * isolated
 
-    def _part(self, other: Speed, gpu_type: str, gpus: int) -> float | None:
+    def _fraction(self, other: Speed, gpu_type: str, gpus: int) -> float | None:
         if not isinstance(other, MeasuredSpeed) or self.fingerprint is None or other.fingerprint is None:
             return self.untried
-        return self.fingerprint.parts.get((gpu_type, gpus, other.fingerprint.like), self.untried)
+        return self.fingerprint.fractions.get((gpu_type, gpus, other.fingerprint.reference), self.untried)

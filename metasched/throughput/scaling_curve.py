@@ -1,6 +1,6 @@
-"""Scaling curves: speed by the number of GPUs alone. And the simplest knowledge of all: how long a run took.
+"""Scaling curves: speed as a function of the number of GPUs. Also trainings of which one run's duration is known.
 
-Where jobs share GPUs nothing was measured, so each of two has half of its speed.
+These sources have no measurements of co-located jobs, each of which is taken to have half of its isolated speed.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Protocol
 from metasched.core.model import Placement, Speed
 from metasched.throughput.training import Pace, Training
 
-SHARED = 0.5
+COLOCATED_FRACTION = 0.5
 
 
 class Scaling(Protocol):
-    """Speed by the number of GPUs."""
+    """Speed as a function of the number of GPUs, on one GPU type."""
 
     def at(self, gpus: int) -> float | None:
-        """Steps per second; 0.0 where it is known not to run, None where nothing is known."""
+        """Steps per second; 0.0 where the job is known not to run, None where nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Curve:
     """A measured curve on one GPU type.
 
     Attributes:
-        points: (GPUs, steps per second), by ascending GPUs; 0.0 where it does not run.
+        points: (GPUs, steps per second), by ascending GPUs; 0.0 where the job does not run.
     """
 
     points: tuple[tuple[int, float], ...]
 
     def at(self, gpus: int) -> float | None:
-        """Linear between two sizes at which it runs; None beyond the measured ones, or beside one that does not run."""
+        """Steps per second, linear between two sizes at which the job runs; None outside of these."""
         sizes = [size for size, _ in self.points]
         above = bisect_left(sizes, gpus)
         if above == len(sizes):
@@ -50,56 +50,57 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class PowerLaw:
-    """A speed-up rule for a job of which one run is known.
+    """A power law for the speed of a job of which one run is known.
 
     Attributes:
-        gpus: of the run; its speed there is one step per second, so that a step is a second of the run.
-        exponent: of the speed-up with the number of GPUs: 1 is linear, 0 none.
+        gpus: the GPUs of the run, on which the speed is one step per second: a step is a second of the run.
+        exponent: the exponent of speed over the number of GPUs: 1 is linear, 0 constant.
     """
 
     gpus: int
     exponent: float
 
     def at(self, gpus: int) -> float:
-        """Relative to the run."""
+        """Steps per second."""
         return math.pow(gpus / self.gpus, self.exponent)
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
-    """A job of which one run is known, and nothing else: it goes as fast as it went, on as many GPUs."""
+class SingleSize:
+    """The speed of a rigid job of which one run is known: one step per second on as many GPUs, unknown on others."""
 
     gpus: int
 
     def at(self, gpus: int) -> float | None:
-        """One step per second at its size."""
+        """1.0 on the run's number of GPUs, None on others."""
         return 1.0 if gpus == self.gpus else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScalingSpeed:
-    """What a policy may know: the curves, by GPU type; ``""`` stands for any type."""
+    """A ``Speed`` by scaling curves, by GPU type; ``""`` stands for any type."""
 
     curves: Mapping[str, Scaling]
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """By the number of GPUs, however they are spread."""
+        """The curve's speed on so many GPUs, whatever their nodes; None where it is not known."""
         curve = self.curves.get(gpu_type) or self.curves.get("")
         return None if curve is None else curve.at(sum(spread))
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """Not known."""
+        """None: the source has no co-located speeds."""
         del other, gpu_type, spread
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingTraining:
-    """A job whose speed follows curves.
+    """A job whose speed follows scaling curves: a ``Training``.
 
     Attributes:
-        total: steps.
-        curves: by GPU type; ``""`` stands for any type.
+        total: steps in all.
+        curves: scaling curves by GPU type; ``""`` stands for any type.
+        speed: the same as a ``Speed``.
     """
 
     total: float
@@ -109,24 +110,26 @@ class ScalingTraining:
     def __post_init__(self) -> None:
         object.__setattr__(self, "speed", ScalingSpeed(self.curves))
 
-    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
-        """The curve's speed, to the end; 0 where it is not known."""
+    def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
+        """The curve's speed, which never changes; 0.0 where it is not known."""
         del done
         rate = self.speed.steps_per_second(placement.gpu_type or "", placement.spread) or 0.0
-        return Pace(rate if beside is None else rate * SHARED, math.inf)
+        return Pace(rate if co_runner is None else rate * COLOCATED_FRACTION, math.inf)
 
     def known(self, done: float) -> Speed:
-        """The truth."""
+        """The true speed."""
         del done
         return self.speed
 
 
-def ran(seconds: float, gpus: int, exponent: float | None = None) -> ScalingTraining:
-    """A job that ran for so long on so many GPUs, of whatever type.
+def training_of_run(seconds: float, gpus: int, exponent: float | None = None) -> ScalingTraining:
+    """The training of a job of which one run is known, on GPUs of any type; a step is a second of that run.
 
     Args:
-        seconds: of the run.
-        gpus: of the run; for a job without GPUs 0.
-        exponent: of its speed-up at other sizes; None if it can have no other size.
+        seconds: the duration of the run.
+        gpus: the GPUs of the run; 0 for a job without GPUs.
+        exponent: the exponent of speed over the number of GPUs; None for a rigid job.
     """
-    return ScalingTraining(seconds, {"": Fixed(gpus) if exponent is None or not gpus else PowerLaw(gpus, exponent)})
+    return ScalingTraining(
+        seconds, {"": SingleSize(gpus) if exponent is None or not gpus else PowerLaw(gpus, exponent)}
+    )

@@ -1,4 +1,6 @@
-"""Gavel-style tables: measured steps per second of a model on a number of GPUs of a type, alone and beside another.
+"""Throughput tables in Gavel's format: measured steps per second of models, isolated and co-located.
+
+A row is a model on a number of GPUs, a sheet is a GPU type.
 
 Each type may have a second sheet for GPUs that are spread over servers (``v100`` and ``v100_unconsolidated``): the two
 extremes of placement of Gavel (Narayanan et al., OSDI 2020, section 3.1).
@@ -20,22 +22,22 @@ from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement, Speed
 from metasched.throughput.training import Pace, Training
 
-SPREAD = "_unconsolidated"
+UNCONSOLIDATED = "_unconsolidated"
 ALONE = "null"
 SERVER_GPUS = 8
 
-Kind = tuple[str, int]
-"""A model, its batch size in its name, on a number of GPUs."""
+JobType = tuple[str, int]
+"""A model, with its batch size in the name, and its number of GPUs."""
 
 
 class TableError(MetaschedError):
-    """A file is not such a table.
+    """A file is not a throughput table.
 
     Attributes:
-        file: which file.
-        keys: where in it, from the outermost key inwards.
-        fault: what is wrong, in words.
-        fix: what to do about it, in words.
+        file: the file.
+        keys: the path of keys to the fault, from the outermost one.
+        fault: the fault, in words.
+        fix: how to mend it, in words.
     """
 
     def __init__(self, file: Path, keys: tuple[str, ...], fault: str, fix: str) -> None:
@@ -49,30 +51,30 @@ class TableError(MetaschedError):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Steps per second; 0.0 where a job, or one of a pair, does not run (memory, mostly).
+    """Measured steps per second; 0.0 where a job, or one of a pair, does not run (mostly for lack of memory).
 
     Attributes:
-        alone: by sheet (a GPU type, or a type with ``_unconsolidated``), by model and GPUs.
-        beside: by sheet, by model and GPUs, by those of the job on the same GPUs.
-        server_gpus: GPUs count as consolidated on as few servers of this size as can hold them, and as spread on more.
+        alone: isolated speeds by sheet (a GPU type, or a type with ``_unconsolidated``) and job type.
+        colocated: co-located speeds by sheet, by job type, by the co-runner's job type.
+        server_gpus: the GPUs of a server. GPUs on more servers than necessary are unconsolidated.
     """
 
-    alone: Mapping[str, Mapping[Kind, float]]
-    beside: Mapping[str, Mapping[Kind, Mapping[Kind, float]]]
+    alone: Mapping[str, Mapping[JobType, float]]
+    colocated: Mapping[str, Mapping[JobType, Mapping[JobType, float]]]
     server_gpus: int = SERVER_GPUS
 
     @classmethod
     def read(cls, path: Path, *, server_gpus: int = SERVER_GPUS) -> Self:
-        """The table of a file.
+        """Read a table from a file.
 
         The file is JSON: ``{type: {"('model', gpus)": {"null": steps/s alone, "('other', gpus)": [steps/s of this one,
-        of the other]}}}``. A pair may stand in the row of either or in both, with the same speeds.
+        of the other]}}}``. A pair may be in the row of either job type or in both, with the same speeds.
 
         Raises:
-            TableError: it is no such file.
+            TableError: the file cannot be read, or is no such table.
         """
-        alone: dict[str, dict[Kind, float]] = {}
-        beside: dict[str, dict[Kind, dict[Kind, float]]] = {}
+        alone: dict[str, dict[JobType, float]] = {}
+        colocated: dict[str, dict[JobType, dict[JobType, float]]] = {}
         for sheet, rows in _mapping(path, (), _json(path)).items():
             alone[sheet] = {}
             pairs: dict[tuple[str, str, str], Any] = {}
@@ -80,53 +82,53 @@ class Table:
                 found = dict(_mapping(path, (sheet, row), cells))
                 if ALONE not in found:
                     raise TableError(path, (sheet, row), f"{ALONE!r} is missing", "give its speed alone")
-                kind = _kind(path, (sheet, row), row)
-                alone[sheet][kind] = _number(path, (sheet, row, ALONE), found.pop(ALONE))
+                job_type = _job_type(path, (sheet, row), row)
+                alone[sheet][job_type] = _number(path, (sheet, row, ALONE), found.pop(ALONE))
                 pairs |= {(sheet, row, key): cell for key, cell in found.items()}
-            beside[sheet] = _beside(path, alone[sheet], pairs)
-        return cls(alone, beside, server_gpus)
+            colocated[sheet] = _pair_speeds(path, alone[sheet], pairs)
+        return cls(alone, colocated, server_gpus)
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """GPU types, sorted."""
-        return tuple(sorted(sheet for sheet in self.alone if not sheet.endswith(SPREAD)))
+        """The GPU types, sorted."""
+        return tuple(sorted(sheet for sheet in self.alone if not sheet.endswith(UNCONSOLIDATED)))
 
     @cached_property
-    def kinds(self) -> frozenset[Kind]:
-        """Models and numbers of GPUs that it knows on some type."""
-        return frozenset(kind for rows in self.alone.values() for kind in rows)
+    def job_types(self) -> frozenset[JobType]:
+        """The job types that have a row in some sheet."""
+        return frozenset(job_type for rows in self.alone.values() for job_type in rows)
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """Models, sorted."""
-        return tuple(sorted({model for model, _ in self.kinds}))
+        """The models, sorted."""
+        return tuple(sorted({model for model, _ in self.job_types}))
 
     def sheet(self, gpu_type: str, spread: tuple[int, ...]) -> str:
-        """The sheet that holds for GPUs spread like that; where nobody has measured spread GPUs, the one sheet."""
+        """The sheet for these GPUs per node: the unconsolidated one where the table has it and the GPUs are so."""
         consolidated = len(spread) <= math.ceil(sum(spread) / self.server_gpus)
-        return gpu_type if consolidated or gpu_type + SPREAD not in self.alone else gpu_type + SPREAD
+        return gpu_type if consolidated or gpu_type + UNCONSOLIDATED not in self.alone else gpu_type + UNCONSOLIDATED
 
     def speed(self, model: str, gpu_type: str, spread: tuple[int, ...], other: str | None = None) -> float | None:
-        """Steps per second of a model, beside ``other`` if given; None where the table does not say."""
-        kind, sheet = (model, sum(spread)), self.sheet(gpu_type, spread)
+        """Steps per second of a model, co-located with ``other`` if given; None where that was not measured."""
+        job_type, sheet = (model, sum(spread)), self.sheet(gpu_type, spread)
         if other is None:
-            return self.alone.get(sheet, {}).get(kind)
-        return self.beside.get(sheet, {}).get(kind, {}).get((other, sum(spread)))
+            return self.alone.get(sheet, {}).get(job_type)
+        return self.colocated.get(sheet, {}).get(job_type, {}).get((other, sum(spread)))
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpeed:
-    """What a table tells of a model's speed: a ``Speed``."""
+    """A model's speed by a table: a ``Speed``."""
 
     table: Table
     model: str
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """As in the table."""
+        """The isolated speed in steps per second; None where it was not measured."""
         return self.table.speed(self.model, gpu_type, spread)
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """As in the table, if the other is in the same one."""
+        """The co-located speed in steps per second; None where the table does not have it."""
         if not isinstance(other, TableSpeed) or other.table is not self.table:
             return None
         return self.table.speed(self.model, gpu_type, spread, other.model)
@@ -134,11 +136,11 @@ class TableSpeed:
 
 @dataclass(frozen=True, slots=True)
 class TableTraining:
-    """A job whose true speed is a table's, from its first step to its last: a ``Training``.
+    """A job whose true speed is constant, and a table's: a ``Training``.
 
     Attributes:
-        table: of speeds.
-        model: its model.
+        table: the table.
+        model: the job's model.
         total: optimizer steps in all.
     """
 
@@ -146,25 +148,25 @@ class TableTraining:
     model: str
     total: float
 
-    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
-        """Its speed; it does not run where the table says nothing, or beside what the table does not know."""
+    def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
+        """The table's speed; 0.0 where the table has none, or none with this co-runner."""
         del done
         if placement.gpu_type is None:
             return Pace(0.0, math.inf)
-        if beside is not None and not isinstance(beside, TableTraining):
+        if co_runner is not None and not isinstance(co_runner, TableTraining):
             return Pace(0.0, math.inf)
-        other = None if beside is None else beside.model
+        other = None if co_runner is None else co_runner.model
         return Pace(self.table.speed(self.model, placement.gpu_type, placement.spread, other) or 0.0, math.inf)
 
     def known(self, done: float) -> Speed:
-        """All of the table."""
+        """The model's speed by the table."""
         del done
         return _speed(self.table, self.model)
 
 
 @lru_cache(maxsize=1024)
 def _speed(table: Table, model: str) -> TableSpeed:
-    """One object for each model, so that what is known of a job's speed stays the same object."""
+    """The speed of a model; cached, so that a job's speed stays the same object."""
     return TableSpeed(table, model)
 
 
@@ -183,7 +185,7 @@ def _mapping(path: Path, keys: tuple[str, ...], found: Any) -> Mapping[str, Any]
     return found
 
 
-def _kind(path: Path, keys: tuple[str, ...], text: str) -> Kind:
+def _job_type(path: Path, keys: tuple[str, ...], text: str) -> JobType:
     match = re.fullmatch(r"\('(.*)', ([1-9][0-9]{0,5})\)", text)
     if match is None:
         raise TableError(path, keys, "the key names no model and GPUs", "write it like ('model', 2)")
@@ -196,26 +198,26 @@ def _number(path: Path, keys: tuple[str, ...], found: Any) -> float:
     return float(found)
 
 
-def _beside(
-    path: Path, alone: Mapping[Kind, float], pairs: Mapping[tuple[str, str, str], Any]
-) -> dict[Kind, dict[Kind, float]]:
-    """The speeds of both jobs of each pair, by the keys of its cell."""
-    beside: dict[Kind, dict[Kind, float]] = {kind: {} for kind in alone}
+def _pair_speeds(
+    path: Path, alone: Mapping[JobType, float], pairs: Mapping[tuple[str, str, str], Any]
+) -> dict[JobType, dict[JobType, float]]:
+    """The speeds of both jobs of each pair, by job type and the co-runner's job type; ``pairs`` is by keys."""
+    colocated: dict[JobType, dict[JobType, float]] = {job_type: {} for job_type in alone}
     mirrored = []
     for keys, cell in pairs.items():
-        kind, other = (_kind(path, keys, key) for key in keys[1:])
+        job_type, other = (_job_type(path, keys, key) for key in keys[1:])
         mine, its = _pair(path, keys, cell)
-        if kind[1] != other[1]:
-            raise TableError(path, keys, f"pairs {kind[1]} GPUs with {other[1]}", "give pairs on the same GPUs")
+        if job_type[1] != other[1]:
+            raise TableError(path, keys, f"pairs {job_type[1]} GPUs with {other[1]}", "give pairs on the same GPUs")
         if other not in alone:
             raise TableError(path, keys, "the other has no row of its own", "add it, with its speed alone")
-        beside[kind][other] = mine
-        mirrored.append((keys, kind, other, its))
-    for keys, kind, other, its in mirrored:
-        if beside[other].setdefault(kind, its) != its:
-            fault = f"gives {its} for the other, and the other's own row {beside[other][kind]}"
+        colocated[job_type][other] = mine
+        mirrored.append((keys, job_type, other, its))
+    for keys, job_type, other, its in mirrored:
+        if colocated[other].setdefault(job_type, its) != its:
+            fault = f"gives {its} for the other, and the other's own row {colocated[other][job_type]}"
             raise TableError(path, keys, fault, "give the same speeds in both rows, each time that of the row first")
-    return beside
+    return colocated
 
 
 def _pair(path: Path, keys: tuple[str, ...], found: Any) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The contract between the simulator and the sources of throughput: one job's training, as it truly is."""
+"""The contract between the simulator and the sources of throughput: the true work and speed of one job's training."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from metasched.core.model import Placement, Speed
 
 
 class Pace(NamedTuple):
-    """A speed that lasts for a while.
+    """A speed, and how long it stays the same.
 
     Attributes:
-        steps_per_second: progress; 0.0 where the job cannot run.
-        until: steps done up to which the speed stays the same, beyond those done now; infinite for good.
+        steps_per_second: the speed; 0.0 where the job cannot run.
+        until: the number of steps done at which the speed changes, above those done now; infinite if it never does.
     """
 
     steps_per_second: float
@@ -20,18 +20,18 @@ class Pace(NamedTuple):
 
 
 class Training(Protocol):
-    """One job's training: how much work it is, and how fast that goes anywhere, anytime. Immutable.
+    """One job's training: its work, and its speed on every placement at every point of its progress. Immutable.
 
-    Work is counted in steps. What a step is is up to the source (an iteration, a sample, a second of the trace's own
-    run), as long as it is the same at every size.
+    Work is counted in steps. Each source defines its step (an iteration, a sample, a second of the trace's own run),
+    which is the same on every number of GPUs.
     """
 
     @property
     def total(self) -> float:
-        """Steps in all."""
+        """The number of steps of the whole training."""
 
-    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
-        """The speed at a place after ``done`` steps; ``beside`` is the job that has the same GPUs too, if one does."""
+    def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
+        """The speed on a placement after ``done`` steps, co-located with ``co_runner`` where that is given."""
 
     def known(self, done: float) -> Speed | None:
-        """What a policy is told of the speed after ``done`` steps; None for nothing."""
+        """The speed as policies know it after ``done`` steps; None where they know nothing of it."""

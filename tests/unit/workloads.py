@@ -29,14 +29,14 @@ class Linear:
     every: float = float("inf")
     per_gpu: bool = True
 
-    def pace(self, done, placement, beside=None):
+    def pace(self, done, placement, co_runner=None):
         """By the GPUs, their type, the regime and the company."""
         gpus = placement.gpus if self.per_gpu else 1
         kind = self.fast if placement.gpu_type == "a100" else 1.0
         regime = int(done // self.every)
         while (regime + 1) * self.every <= done:  # the quotient is rounded, too
             regime += 1
-        factor = self.beside if beside is not None else 1.0
+        factor = self.beside if co_runner is not None else 1.0
         return Pace(self.rate * gpus * kind * factor * (1 + regime % 2), (regime + 1) * self.every)
 
     def known(self, done):

@@ -16,7 +16,7 @@ from contrib.reproductions.parity_rows.row import Measure, Row
 from contrib.reproductions.published_loops.gavel import simulate_gavel
 from metasched.core.model import Node
 from metasched.core.policy import Policy
-from metasched.simulator.generate.gavel import continuous_jobs
+from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.gavel import read_gavel
 from metasched.throughput.throughput_table import Table
@@ -223,14 +223,10 @@ def _continuous(folder: Path) -> list[Row]:
 
     def row(regime: str, rate: float, policy: Policy, theirs: float, reason: str) -> Row:
         def run() -> tuple[float, ...]:
-            workload = continuous_jobs(
-                table,
-                jobs=2 * window.stop,
-                jobs_per_hour=rate,
-                multiple=regime == "multiple",
-                models=MODELS,
-                seed=THEIR_SEED,
+            parameters = GavelWorkloadParameters(
+                jobs=2 * window.stop, jobs_per_hour=rate, multiple=regime == "multiple", models=tuple(MODELS)
             )
+            workload = gavel_jobs(table, parameters, THEIR_SEED)
             return (average_jct(workload, policy, nodes, window=window) / 3600,)
 
         agnostic = policy.parameters.model_dump().get("aware") is False

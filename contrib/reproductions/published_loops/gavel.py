@@ -24,7 +24,7 @@ from metasched.core.model import Job, Node, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import RoundResult, run_round
 from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
-from metasched.simulator.simulation import VAIN_ROUNDS, Timed, Watcher
+from metasched.simulator.simulation import MAX_IDLE_ROUNDS, RoundObserver, TimedPolicy
 from metasched.throughput.training import Training
 from metasched.time_shares.round_mechanism import expire, members
 
@@ -38,7 +38,7 @@ def simulate_gavel(
     settings: Settings,
     *,
     window: range | None = None,
-    watch: Watcher | None = None,
+    watch: RoundObserver | None = None,
 ) -> Outcome:
     """Run a workload to its end, as Gavel's public simulator would.
 
@@ -61,9 +61,9 @@ class Live:
         submission: as it came.
         job: as snapshots show it.
         demand_at_arrival: the integral of demand over time, then.
-        began: the present stay.
+        began: the start of the present interval.
         failed: parts without progress in a row.
-        stays: earlier allocations.
+        intervals: earlier allocations.
         first_started: when it first ran.
         overhead_seconds: for which it held GPUs without training.
     """
@@ -73,7 +73,7 @@ class Live:
     demand_at_arrival: float
     began: float = 0.0
     failed: int = 0
-    stays: tuple[RunInterval, ...] = ()
+    intervals: tuple[RunInterval, ...] = ()
     first_started: float | None = None
     overhead_seconds: float = 0.0
 
@@ -103,7 +103,7 @@ class Part:
 class GavelLoop:
     """One call of ``simulate_gavel``; loops of simulators that descend from Gavel's override what they do otherwise."""
 
-    manner = "gavel"
+    loop = "gavel"
 
     def __init__(
         self,
@@ -113,11 +113,11 @@ class GavelLoop:
         settings: Settings,
         *,
         window: range | None = None,
-        watch: Watcher | None = None,
+        watch: RoundObserver | None = None,
     ) -> None:
         self.workload = workload
         self.nodes = tuple(nodes)
-        self.policy = Timed(policy)
+        self.policy = TimedPolicy(policy)
         self.settings = settings
         self.watch = watch
         self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
@@ -134,13 +134,13 @@ class GavelLoop:
         self.round_began = 0.0
         self.round_ended: float | None = None
         self.demand_time = 0.0  # the integral of demand over time
-        self.vain = 0
+        self.idle_rounds = 0
         self.engine_seconds = 0.0
 
     def run(self) -> Outcome:
         """Round after round."""
         begun = time.perf_counter()
-        while self.awaited and self.vain <= VAIN_ROUNDS:
+        while self.awaited and self.idle_rounds <= MAX_IDLE_ROUNDS:
             if not self.parts and self.next_arrival == math.inf and self.state is not None:
                 self.state = replace(self.state, data=expire(self.state.data))
             self.end_round()
@@ -233,7 +233,7 @@ class GavelLoop:
         heeded = self.heeded(result)
         self.aim(heeded)
         self.parts = [self.part(unit) for unit in self.units(heeded)]
-        self.vain = 0 if self.parts or self.next_arrival < math.inf else self.vain + 1
+        self.idle_rounds = 0 if self.parts or self.next_arrival < math.inf else self.idle_rounds + 1
         gpus = sum(part.place.gpus for part in self.parts)
         self.rounds.append(RoundOutcome(self.now, len(snapshot.jobs), len(result.targets), gpus))
         if self.watch is not None:
@@ -256,7 +256,7 @@ class GavelLoop:
         for uid, live in self.live.items():
             job, target = live.job, result.targets.get(uid)
             if job.placement is not None and job.placement != target:
-                live.stays = (*live.stays, RunInterval(live.began, self.now, job.placement))
+                live.intervals = (*live.intervals, RunInterval(live.began, self.now, job.placement))
                 live.job = job = job.evolve(
                     status=Status.HELD,
                     placement=None,
@@ -308,13 +308,15 @@ class GavelLoop:
         job = live.job
         life = at - job.submitted
         contention = (self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0
-        stays = live.stays if job.placement is None else (*live.stays, RunInterval(live.began, at, job.placement))
+        intervals = (
+            live.intervals if job.placement is None else (*live.intervals, RunInterval(live.began, at, job.placement))
+        )
         return JobOutcome(
             uid=job.uid,
             submitted=job.submitted,
             first_started=live.first_started,
             finished=finished,
-            stays=stays,
+            intervals=intervals,
             preemptions=job.preemptions,
             overhead_seconds=live.overhead_seconds,
             contention=contention,
@@ -329,7 +331,7 @@ class GavelLoop:
             policy=self.policy.name,
             parameters=self.policy.parameters.model_dump(mode="json"),
             settings=self.settings,
-            manner=self.manner,
+            loop=self.loop,
             nodes=self.nodes,
             jobs=tuple(found[s.job.uid] for s in self.arrivals if s.job.uid in found),
             rounds=tuple(self.rounds),

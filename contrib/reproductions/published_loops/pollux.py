@@ -24,7 +24,7 @@ from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot
 from metasched.core.policy import Policy, PolicyState
 from metasched.scheduling.engine import run_round
 from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
-from metasched.simulator.simulation import VAIN_ROUNDS, Timed, Watcher
+from metasched.simulator.simulation import MAX_IDLE_ROUNDS, RoundObserver, TimedPolicy
 from metasched.throughput.goodput_profile import Profile, ProfileTraining, packed
 
 NEVER_GROWS = "ncf"
@@ -37,7 +37,7 @@ def simulate_pollux(
     policy: Policy,
     settings: Settings,
     *,
-    watch: Watcher | None = None,
+    watch: RoundObserver | None = None,
 ) -> Outcome:
     """Run a workload to its end, as Pollux's public simulator would.
 
@@ -139,21 +139,21 @@ class _Live:
     demand_at_arrival: float
     done: float = 0.0
     delay: float = 0.0  # before it trains on
-    began: float = 0.0  # the present stay
+    began: float = 0.0  # the start of the present interval
     first_started: float | None = None
     overhead: float = 0.0
-    stays: list[RunInterval] = field(default_factory=list)
+    intervals: list[RunInterval] = field(default_factory=list)
 
 
 class _Loop:
     """One call of ``simulate_pollux``."""
 
     def __init__(
-        self, workload: Workload, nodes: Sequence[Node], policy: Policy, settings: Settings, watch: Watcher | None
+        self, workload: Workload, nodes: Sequence[Node], policy: Policy, settings: Settings, watch: RoundObserver | None
     ) -> None:
         self.workload = workload
         self.nodes = tuple(nodes)
-        self.policy = Timed(policy)
+        self.policy = TimedPolicy(policy)
         self.placing = MostFreeFirst(self.policy)
         self.settings = settings
         self.watch = watch
@@ -171,7 +171,7 @@ class _Loop:
         """Interval after interval."""
         begun = time.perf_counter()
         vain = 0
-        while (self.live or self.to_come) and vain <= VAIN_ROUNDS:
+        while (self.live or self.to_come) and vain <= MAX_IDLE_ROUNDS:
             trained = [self.train(live) for live in list(self.live.values())]
             self.demand_time += sum(live.job.gpus for live in self.live.values()) * self.settings.round_seconds
             self.now += self.settings.round_seconds
@@ -259,10 +259,10 @@ class _Loop:
             self.watch(snapshot, result)
 
     def move(self, live: _Live, target: Placement | None) -> None:
-        """End its stay, if it has one, and begin another, if it is to."""
+        """End the present interval, if there is one, and begin the next one, if the job has a target."""
         before = live.job.placement
         if before is not None:
-            live.stays.append(RunInterval(live.began, self.now, before))
+            live.intervals.append(RunInterval(live.began, self.now, before))
             live.job = live.job.evolve(
                 status=Status.HELD,
                 placement=None,
@@ -287,7 +287,7 @@ class _Loop:
             submitted=job.submitted,
             first_started=live.first_started,
             finished=at if finished else None,
-            stays=(*live.stays, *([RunInterval(live.began, at, job.placement)] if job.placement else [])),
+            intervals=(*live.intervals, *([RunInterval(live.began, at, job.placement)] if job.placement else [])),
             preemptions=job.preemptions,
             overhead_seconds=live.overhead,
             contention=(self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0,
@@ -301,7 +301,7 @@ class _Loop:
             policy=self.policy.name,
             parameters=self.policy.parameters.model_dump(mode="json"),
             settings=self.settings,
-            manner="pollux",
+            loop="pollux",
             nodes=self.nodes,
             jobs=tuple(found[s.job.uid] for s in self.workload.submissions if s.job.uid in found),
             rounds=tuple(self.rounds),

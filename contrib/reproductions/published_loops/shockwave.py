@@ -26,8 +26,8 @@ from metasched.core.model import Job, Node
 from metasched.core.policy import Policy
 from metasched.scheduling.engine import RoundResult
 from metasched.simulator.records import Outcome, Settings, Submission, Workload
-from metasched.simulator.simulation import Watcher
-from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, named
+from metasched.simulator.simulation import RoundObserver
+from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, model_name
 from metasched.throughput.throughput_table import TableSpeed
 from metasched.time_shares.round_mechanism import LEDGER, PRIOR_ROUNDS, TimeAccount
 
@@ -71,7 +71,7 @@ class Adaptation:
     @property
     def speed(self) -> TableSpeed:
         """What policies see: the table at the present batch, in its own steps."""
-        return TableSpeed(self.training.table, named(self.training.family, self.batch))
+        return TableSpeed(self.training.table, model_name(self.training.family, self.batch))
 
     def steps_per_second(self, gpu_type: str) -> float:
         """The true speed."""
@@ -98,7 +98,7 @@ class Adaptation:
         """Take up the batch that it wants, if it does."""
         old, new, self.wanted = self.batch, self.wanted, None
         model = self.training.family
-        if new is None or (named(model, new), self.gpus) not in self.training.table.kinds:
+        if new is None or (model_name(model, new), self.gpus) not in self.training.table.job_types:
             return job
         was, now = FAMILIES[model].steps(old), FAMILIES[model].steps(new)
         assert job.total_steps is not None  # noqa: S101  a trace tells them all
@@ -134,7 +134,7 @@ def seconds_alone(submission: Submission) -> float:
         batches[-1] = first
     seconds = 0.0
     for batch in batches:
-        speed = training.table.speed(named(family, batch), REFERENCE, (gpus,))
+        speed = training.table.speed(model_name(family, batch), REFERENCE, (gpus,))
         seconds += FAMILIES[family].samples / batch / speed if speed else math.inf
     return seconds
 
@@ -182,7 +182,7 @@ class Accounts:
 class ShockwaveLoop(GavelLoop):
     """One simulation as Shockwave's public simulator would run it; its jobs are ``RegimeTraining``."""
 
-    manner = "shockwave"
+    loop = "shockwave"
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class ShockwaveLoop(GavelLoop):
         settings: Settings,
         *,
         window: range | None = None,
-        watch: Watcher | None = None,
+        watch: RoundObserver | None = None,
     ) -> None:
         super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
         self.adaptations: dict[str, Adaptation] = {}
@@ -279,7 +279,7 @@ def simulate_shockwave(
     settings: Settings,
     *,
     window: range | None = None,
-    watch: Watcher | None = None,
+    watch: RoundObserver | None = None,
 ) -> Outcome:
     """Run a workload to its end, as Shockwave's public simulator would.
 

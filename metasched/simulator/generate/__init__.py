@@ -1,1 +1,1 @@
-"""Workloads made by chance from what the papers say of theirs: the same seed gives the same jobs."""
+"""Random workloads by the papers' descriptions of theirs: the same seed gives the same jobs."""

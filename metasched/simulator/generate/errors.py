@@ -1,4 +1,4 @@
-"""What an impossible order for a workload is refused with."""
+"""The error of the workload generators."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from metasched.core.errors import MetaschedError
 
 
 class GeneratorError(MetaschedError):
-    """The workload cannot be made from what was given; the message says what is missing."""
+    """The workload cannot be generated from these parameters and data; the message says what is missing."""

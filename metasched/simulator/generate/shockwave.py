@@ -1,69 +1,82 @@
 """Workloads like those of Shockwave (Zheng et al., NSDI 2023, section 8.1, table 2), from its description.
 
-Jobs last 0.2 to 5 hours alone, on 1, 2, 4 or 8 GPUs, and arrive as a Poisson process. Most are small: 72 %, 20 %, 5 %
-and 3 % are small, medium, large and extra large. The paper says so of GPU time, with limits that its durations cannot
-reach; as in its artifact, the categories are parts of the range of durations. Each job's batch size is static, or
-adapts like Accordion or by the gradient noise scale. The shares of GPUs and modes, and the time between arrivals, are
-those in the name of the published trace.
+Jobs last 0.2 to 5 hours in isolation, on 1, 2, 4 or 8 GPUs, and arrive as a Poisson process. 72 % of the jobs are
+small, 20 % medium, 5 % large and 3 % extra large. The paper defines these categories by GPU time, with limits that its
+durations cannot reach; here, as in its artifact, they are parts of the range of durations. Each job's batch size is
+static, or adapts like Accordion or by the gradient noise scale. The shares of GPUs and modes, and the time between
+arrivals, are those in the name of the published trace.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
+from metasched.simulator.generate.parameters import TableParameters
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, parsed
+from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, parse_model
 from metasched.throughput.throughput_table import Table
 
 FAMILIES = ("ResNet-50", "ResNet-18", "LM", "Transformer", "Recommendation")
 HOURS = (0.2, 5.0)
 CATEGORIES = ((0.72, 0.0, 0.2), (0.20, 0.2, 0.5), (0.05, 0.5, 0.9), (0.03, 0.9, 1.0))
-"""Part of the jobs, and of the range of durations from where to where."""
+"""Fraction of the jobs, and the lower and upper end of their part of the range ``HOURS``."""
 GPUS: Mapping[int, float] = {1: 0.6, 2: 0.3, 4: 0.09, 8: 0.01}
 MODES: Mapping[Mode, float] = {Mode.STATIC: 0.0, Mode.ACCORDION: 0.5, Mode.GNS: 0.5}
 SHORT_SECONDS = 1000.0
-"""Jobs shorter than this do not adapt like Accordion: hardly anything would be left of them."""
+"""Shorter jobs do not adapt like Accordion, because hardly anything would be left of them."""
+
+
+class ShockwaveWorkloadParameters(TableParameters):
+    """Parameters of ``shockwave_jobs``; the defaults are those of the published trace.
+
+    Attributes:
+        jobs: the number of jobs.
+        gap_seconds: the mean time between arrivals.
+    """
+
+    jobs: Annotated[int, Field(ge=1)] = 120
+    gap_seconds: Annotated[float, Field(gt=0)] = 40.0
 
 
 def shockwave_jobs(
     table: Table,
+    parameters: ShockwaveWorkloadParameters,
+    seed: int = 0,
     *,
-    jobs: int = 120,
-    mean_gap_seconds: float = 40.0,
     gpus: Mapping[int, float] = GPUS,
     modes: Mapping[Mode, float] = MODES,
-    seed: int = 0,
-    reference: str = "v100",
 ) -> Workload:
-    """A workload whose first job arrives at 0.
+    """Draw a workload whose first job arrives at 0.
 
     Args:
-        table: speeds of models, at all batch sizes that they adapt to.
-        jobs: how many.
-        mean_gap_seconds: between arrivals.
-        gpus: how many GPUs jobs have, with the shares of jobs.
-        modes: how they adapt, with the shares of jobs.
-        seed: of all chance.
-        reference: the GPU type that durations hold for.
+        table: speeds of the models, at all batch sizes that they adapt to.
+        parameters: see there.
+        seed: of the random draws.
+        gpus: fraction of the jobs by their number of GPUs.
+        modes: fraction of the jobs by how their batch size adapts.
 
     Raises:
-        GeneratorError: the table has no model that runs on so many GPUs of the type.
+        GeneratorError: the table has no model that runs on so many GPUs of the reference type.
     """
-    chance = random.Random(f"shockwave {seed}")  # noqa: S311  no secret
+    rng = random.Random(f"shockwave {seed}")  # noqa: S311  no secret
+    jobs, reference = parameters.jobs, parameters.reference
     models = {count: _models(table, count, reference) for count, share in gpus.items() if share > 0}
     digits = len(str(jobs))
     submitted = 0.0
     submissions = []
     for number in range(1, jobs + 1):
-        count = chance.choices(list(gpus), list(gpus.values()))[0]
-        mode = chance.choices(list(modes), list(modes.values()))[0]
-        seconds = 3600.0 * _hours(chance)
+        count = rng.choices(list(gpus), list(gpus.values()))[0]
+        mode = rng.choices(list(modes), list(modes.values()))[0]
+        seconds = 3600.0 * _hours(rng)
         if seconds < SHORT_SECONDS and mode is Mode.ACCORDION:
             mode = Mode.STATIC
-        model = chance.choice(models[count])
+        model = rng.choice(models[count])
         steps = max(int(seconds * (table.speed(model, reference, (count,)) or 0.0)), 1)
         job = Job(
             uid=f"{number:0{digits}}",
@@ -77,20 +90,20 @@ def shockwave_jobs(
             cpus_per_unit=0,
         )
         submissions.append(Submission(job, RegimeTraining.of(table, mode, model, count, steps)))
-        submitted += chance.expovariate(1.0 / mean_gap_seconds)
-    return Workload(f"Shockwave, a job every {mean_gap_seconds:g} s, seed {seed}", tuple(submissions))
+        submitted += rng.expovariate(1.0 / parameters.gap_seconds)
+    return Workload(f"Shockwave, a job every {parameters.gap_seconds:g} s, seed {seed}", tuple(submissions))
 
 
-def _hours(chance: random.Random) -> float:
-    """A job's duration alone, if its batch stayed as it is."""
-    _, low, high = chance.choices(CATEGORIES, [share for share, *_ in CATEGORIES])[0]
-    return HOURS[0] + (HOURS[1] - HOURS[0]) * chance.uniform(low, high)
+def _hours(rng: random.Random) -> float:
+    """A job's isolated duration in hours at its first batch size."""
+    _, low, high = rng.choices(CATEGORIES, [share for share, *_ in CATEGORIES])[0]
+    return HOURS[0] + (HOURS[1] - HOURS[0]) * rng.uniform(low, high)
 
 
 def _models(table: Table, gpus: int, reference: str) -> Sequence[str]:
-    """Models of the paper that run on so many GPUs."""
+    """The paper's models that run on so many GPUs of the reference type."""
     families = (model for model in table.models if model.partition(" (")[0] in FAMILIES)
-    found = [model for model in families if parsed(model) and table.speed(model, reference, (gpus,))]
+    found = [model for model in families if parse_model(model) and table.speed(model, reference, (gpus,))]
     if not found:
         raise GeneratorError(
             f"the table has no speed of {', '.join(FAMILIES)} on {gpus} GPUs of type {reference!r}; extend it, or leave"

@@ -65,7 +65,7 @@ def table_jobs(
         before = submitted
         model = row.one_of("job_type", table.models)
         gpus = row.gpus("scale_factor", most_gpus)
-        if (model, gpus) not in table.kinds:
+        if (model, gpus) not in table.job_types:
             raise row.refusal("scale_factor", f"no speed is known of {model!r} on {gpus} GPUs", "extend the table")
         steps = row.whole("total_steps", least=1)
         job = Job(

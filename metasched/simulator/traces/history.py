@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from metasched.core.model import Job, Preempt
-from metasched.simulator.learned_speeds import ALL, training
+from metasched.simulator.learned_speeds import ALL, recorded_training
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.store import JobRecord, Store
@@ -34,7 +34,7 @@ def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 
         found = []
         for record in ended:
             job = _job(path, record, first, most_gpus)
-            work = training(store, record, job.gpus, speed_up)
+            work = recorded_training(store, record, job.gpus, speed_up)
             if work is not None:
                 found.append(Submission(job, work))
     return Workload(path.name, tuple(found))

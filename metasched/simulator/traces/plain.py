@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.scaling_curve import ran
+from metasched.throughput.scaling_curve import training_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +57,5 @@ def workload(source: str, runs: Iterable[Run], speed_up: float | None) -> Worklo
             max_gpus=run.gpus if speed_up is None else 2 * run.gpus,
             cpus_per_unit=0,
         )
-        submissions.append(Submission(job, ran(run.seconds, run.gpus, speed_up)))
+        submissions.append(Submission(job, training_of_run(run.seconds, run.gpus, speed_up)))
     return Workload(source, tuple(submissions))

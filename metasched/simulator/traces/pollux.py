@@ -14,7 +14,7 @@ from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
-from metasched.throughput.goodput_profile import Epochs, Measured, Profile, ProfileTraining, StepTime
+from metasched.throughput.goodput_profile import EpochRecords, Profile, ProfileTraining, StepTime, StepTimes
 
 WORKLOAD = ("name", "time", "application", "num_replicas", "batch_size")
 PLACEMENTS = ("placement", "local_bsz", "step_time", "sync_time")
@@ -22,7 +22,7 @@ SCALABILITY = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time
 VALIDATION = ("progress", "iteration", "grad_sqr", "grad_var")
 
 EPOCHS = {"bert": 2, "cifar10": 100, "deepspeech2": 80, "imagenet": 90, "ncf": 10, "yolov3": 50}
-"""Epochs to the validation metric of the paper's table 1; other applications train as long as their files say."""
+"""EpochRecords to the validation metric of the paper's table 1; other applications train as long as their files say."""
 
 MOST_LOCAL = {"yolov3": 8}
 """Where less fits into a GPU than was measured."""
@@ -64,7 +64,7 @@ def read_profile(folder: Path, gpu_type: str = "t4") -> Profile:
         raise TraceError(folder, None, None, "has no placements, or no epochs", "give measurements of both")
     return Profile(
         folder.name,
-        {spread: Measured(*zip(*sorted(times.items()), strict=True)) for spread, times in placed.items()},
+        {spread: StepTimes(*zip(*sorted(times.items()), strict=True)) for spread, times in placed.items()},
         scaled,
         trained,
         epochs=min(EPOCHS.get(folder.name, least), least),
@@ -133,10 +133,10 @@ def _batch(path: Path) -> int:
     return int(size)
 
 
-def _epochs(path: Path) -> Epochs:
+def _epochs(path: Path) -> EpochRecords:
     rows = list(named_rows(path, VALIDATION))
     for above, row in itertools.pairwise(rows):
         if row.number("progress") <= above.number("progress"):
             raise row.refusal("progress", "is not above the line above", "sort by epoch")
     columns = ([row.number(column) for row in rows] for column in VALIDATION)
-    return Epochs(*(tuple(column) for column in columns))
+    return EpochRecords(*(tuple(column) for column in columns))

@@ -84,7 +84,7 @@ def test_the_window_ends_the_simulation():
     """Jobs outside of it are left where they are."""
     outcome = run(("a", "quick", 1, 100, 0.0), ("b", "quick", 1, 10**6, 0.0), gpus=cluster(v100=2), window=range(1))
     assert finished(outcome) == {"a": 10.0, "b": None}
-    assert outcome.manner == "gavel"
+    assert outcome.loop == "gavel"
 
 
 def test_a_preempted_job_goes_on_where_it_was():

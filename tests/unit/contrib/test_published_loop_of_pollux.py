@@ -6,7 +6,7 @@ import pytest
 
 from contrib.reproductions.published_loops.pollux import simulate_pollux
 from metasched.core.model import Node
-from metasched.simulator.generate.pollux import generate_pollux, synthetic_profiles
+from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
@@ -85,10 +85,10 @@ def test_a_workload_that_can_never_run_ends():
 @pytest.mark.parametrize("policy", [TIRESIAS, Optimus()], ids=lambda policy: policy.name)
 def test_a_generated_workload_is_played_to_its_end(policy):
     """All jobs end, none before it could have, and the same again gives the same."""
-    workload = generate_pollux(1, jobs=12, seconds=3600.0, profiles=synthetic_profiles())
+    workload = generate_pollux(PolluxWorkloadParameters(jobs=12, hours=1.0), 1, synthetic_profiles())
     outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
     assert all(job.jct is not None and job.jct > 30 for job in outcome.jobs)
-    assert all(sum(stay.ended - stay.began for stay in job.stays) <= job.jct for job in outcome.jobs)
+    assert all(sum(stay.ended - stay.began for stay in job.intervals) <= job.jct for job in outcome.jobs)
     assert simulate_pollux(workload, NODES, policy, SETTINGS).jobs == outcome.jobs
 
 

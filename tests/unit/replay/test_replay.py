@@ -32,7 +32,7 @@ def test_what_reports_told_of_speeds_survives_its_bytes():
     one, other = decode(encode(Snapshot(0.0, 1, 60.0, (), jobs))).jobs
     assert one.speed is other.speed
     assert (one.speed.subject, one.speed.alone, one.speed.untried) == ("ann/gpt", {where: 4.0}, 0.6)
-    assert one.speed.beside_subject == {(where, "bob/bert"): 3.0}
+    assert one.speed.colocated == {(where, "bob/bert"): 3.0}
 
 
 @pytest.mark.parametrize(

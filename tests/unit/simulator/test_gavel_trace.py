@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from metasched.simulator.generate.errors import GeneratorError
-from metasched.simulator.generate.gavel import continuous_jobs, static_jobs
+from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.gavel import COLUMNS, read_gavel
 from metasched.throughput.throughput_table import Table
@@ -32,6 +32,10 @@ def trace(tmp_path, *lines):
     rows = (line if isinstance(line, str) else "\t".join((GOOD | line)[name] for name in COLUMNS) for line in lines)
     path.write_text("".join(f"{row}\n" for row in rows))
     return path
+
+
+def drawn(table, seed=0, **parameters):
+    return gavel_jobs(table, GavelWorkloadParameters(**parameters), seed)
 
 
 def test_a_trace_gives_its_jobs(tmp_path):
@@ -130,14 +134,14 @@ def wide_table():
 
 def test_a_seed_fixes_the_generated_jobs():
     """The same seed gives the same jobs, another one gives others."""
-    first, again, other = (continuous_jobs(wide_table(), jobs=50, jobs_per_hour=4, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (drawn(wide_table(), seed, jobs=50, jobs_per_hour=4) for seed in (1, 1, 2))
     assert [s.job for s in first.submissions] == [s.job for s in again.submissions]
     assert [s.job.submitted for s in first.submissions] != [s.job.submitted for s in other.submissions]
 
 
 def test_continuous_jobs_are_those_of_the_paper():
     """Durations on the reference, sizes and arrivals have the paper's distributions."""
-    made = continuous_jobs(wide_table(), jobs=4000, jobs_per_hour=4, multiple=True, seed=3).submissions
+    made = drawn(wide_table(), 3, jobs=4000, jobs_per_hour=4, multiple=True).submissions
     minutes = [s.training.total / wide_table().speed(s.job.name, "v100", (s.job.gpus,)) / 60 for s in made]
     assert min(minutes) >= 10**1.5
     assert max(minutes) <= 10**4
@@ -151,13 +155,13 @@ def test_continuous_jobs_are_those_of_the_paper():
 
 def test_static_jobs_are_all_there_at_once():
     """And single without ``multiple``."""
-    made = static_jobs(wide_table(), jobs=30, seed=1).submissions
+    made = drawn(wide_table(), 1, jobs=30).submissions
     assert {(s.job.submitted, s.job.gpus) for s in made} == {(0.0, 1)}
 
 
 def test_weights_and_slos_are_given_on_request():
     """A fifth has five times the weight; SLOs are 1.2, 2 or 10 times the duration."""
-    made = static_jobs(wide_table(), jobs=2000, weights=True, slos=True, seed=1).submissions
+    made = drawn(wide_table(), 1, jobs=2000, weights=True, slos=True).submissions
     weights = [s.job.weight for s in made]
     assert set(weights) == {0.2, 1.0}
     assert weights.count(1.0) / 2000 == pytest.approx(0.2, abs=0.04)
@@ -170,7 +174,7 @@ def test_weights_and_slos_are_given_on_request():
     ("table", "more", "words"),
     [
         (wide_table(), {"models": ["other"]}, "no job type 'other'"),
-        (wide_table(), {"models": []}, "no job type to draw from"),
+        (Table({"v100": {}}, {}), {}, "no job type to draw from"),
         (wide_table(), {"reference": "a100"}, "no GPU type 'a100'"),
         (Table({"v100": {("one", 1): 5.0}}, {}), {"multiple": True, "jobs": 200}, "no job type on"),
         (Table({"v100": {("one", 1): 0.0}}, {}), {}, "no speed of 'one'"),
@@ -179,4 +183,4 @@ def test_weights_and_slos_are_given_on_request():
 def test_a_workload_that_cannot_be_made_is_refused(table, more, words):
     """The error says what the table lacks."""
     with pytest.raises(GeneratorError, match=words):
-        static_jobs(table, **({"jobs": 5} | more))
+        drawn(table, **({"jobs": 5} | more))

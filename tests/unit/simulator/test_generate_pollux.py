@@ -4,7 +4,13 @@ from collections import Counter
 
 import pytest
 
-from metasched.simulator.generate.pollux import DAY, SHARES, generate_pollux, synthetic_profiles
+from metasched.simulator.generate.pollux import (
+    DAY,
+    SHARES,
+    PolluxWorkloadParameters,
+    generate_pollux,
+    synthetic_profiles,
+)
 
 HOURS = {
     "cifar10": (0, 1),
@@ -28,8 +34,12 @@ def key(workload):
 
 def test_the_same_seed_gives_the_same_jobs(profiles):
     """And another seed others."""
-    assert key(generate_pollux(3, profiles=profiles)) == key(generate_pollux(3, profiles=profiles))
-    assert key(generate_pollux(3, profiles=profiles)) != key(generate_pollux(4, profiles=profiles))
+    assert key(generate_pollux(PolluxWorkloadParameters(), 3, profiles)) == key(
+        generate_pollux(PolluxWorkloadParameters(), 3, profiles)
+    )
+    assert key(generate_pollux(PolluxWorkloadParameters(), 3, profiles)) != key(
+        generate_pollux(PolluxWorkloadParameters(), 4, profiles)
+    )
 
 
 @pytest.mark.parametrize("name", SHARES)
@@ -45,14 +55,19 @@ def test_applications_are_as_long_as_their_category(profiles, name):
 
 def test_categories_have_their_shares(profiles):
     """Of many jobs, about as many of each application as table 1 of the paper says."""
-    found = Counter(s.training.profile.name for s in generate_pollux(1, jobs=4000, profiles=profiles).submissions)
+    found = Counter(
+        s.training.profile.name for s in generate_pollux(PolluxWorkloadParameters(jobs=4000), 1, profiles).submissions
+    )
     for name, share in SHARES.items():
         assert found[name] / 4000 == pytest.approx(share, abs=0.03)
 
 
 def test_jobs_arrive_within_the_hours_and_most_of_them_round_the_peak(profiles):
     """In order; over a whole day the middle half has more than three in five."""
-    found = [s.job.submitted for s in generate_pollux(1, jobs=2000, seconds=DAY, profiles=profiles).submissions]
+    found = [
+        s.job.submitted
+        for s in generate_pollux(PolluxWorkloadParameters(jobs=2000, hours=24.0), 1, profiles).submissions
+    ]
     assert found == sorted(found)
     assert 0 <= found[0] <= found[-1] < DAY
     assert sum(DAY / 4 < at < 3 * DAY / 4 for at in found) > 1200
@@ -60,13 +75,13 @@ def test_jobs_arrive_within_the_hours_and_most_of_them_round_the_peak(profiles):
 
 def test_tuned_users_ask_for_what_scales_at_half_to_four_fifths(profiles):
     """Every job's size and batch are among its application's tuned ones, and most are on several GPUs."""
-    jobs = generate_pollux(1, profiles=profiles).submissions
+    jobs = generate_pollux(PolluxWorkloadParameters(), 1, profiles).submissions
     assert all((s.job.gpus, s.training.batch) in s.training.profile.tuned_sizes() for s in jobs)
     assert any(s.job.gpus >= 16 for s in jobs)
 
 
 def test_other_users_ask_for_few_gpus_and_the_first_batch_for_each(profiles):
     """As in the Philly trace."""
-    jobs = generate_pollux(1, tuned=False, profiles=profiles).submissions
+    jobs = generate_pollux(PolluxWorkloadParameters(tuned=False), 1, profiles).submissions
     assert all(s.training.batch == s.job.gpus * s.training.profile.first_batch for s in jobs)
     assert sum(s.job.gpus == 1 for s in jobs) > len(jobs) * 0.8

@@ -3,8 +3,8 @@ from collections import Counter
 import pytest
 
 from metasched.simulator.generate.errors import GeneratorError
-from metasched.simulator.generate.shockwave import shockwave_jobs
-from metasched.throughput.batch_size_regimes import FAMILIES, Mode, named
+from metasched.simulator.generate.shockwave import GPUS, MODES, ShockwaveWorkloadParameters, shockwave_jobs
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, model_name
 from metasched.throughput.throughput_table import Table
 
 BATCHES = {
@@ -14,7 +14,7 @@ BATCHES = {
     "Recommendation": (512, 1024, 2048, 4096, 8192),
 }
 ROWS = {
-    (named(family, batch), gpus): 4.0 * gpus
+    (model_name(family, batch), gpus): 4.0 * gpus
     for family, batches in BATCHES.items()
     for batch in batches
     for gpus in (1, 2, 4, 8)
@@ -23,15 +23,19 @@ ROWS = {
 TABLE = Table({"v100": ROWS}, {})
 
 
+def drawn(seed=0, *, gpus=GPUS, modes=MODES, **parameters):
+    return shockwave_jobs(TABLE, ShockwaveWorkloadParameters(**parameters), seed, gpus=gpus, modes=modes)
+
+
 def test_the_same_seed_gives_the_same_jobs():
     """And another seed others."""
-    assert shockwave_jobs(TABLE, seed=3) == shockwave_jobs(TABLE, seed=3)
-    assert shockwave_jobs(TABLE, seed=3) != shockwave_jobs(TABLE, seed=4)
+    assert drawn(seed=3) == drawn(seed=3)
+    assert drawn(seed=3) != drawn(seed=4)
 
 
 def test_the_mix_is_that_of_the_paper():
     """GPUs, modes and arrivals come in about their shares; nobody lasts less than 0.2 or more than 5 hours."""
-    submissions = shockwave_jobs(TABLE, jobs=3000).submissions
+    submissions = drawn(jobs=3000).submissions
     gpus = Counter(one.job.gpus for one in submissions)
     assert gpus[1] / 3000 == pytest.approx(0.6, abs=0.05)
     assert gpus[2] / 3000 == pytest.approx(0.3, abs=0.05)
@@ -46,7 +50,7 @@ def test_the_mix_is_that_of_the_paper():
 
 def test_short_jobs_do_not_adapt_like_accordion():
     """Hardly anything would be left of them."""
-    submissions = shockwave_jobs(TABLE, jobs=500, modes={Mode.ACCORDION: 1.0}).submissions
+    submissions = drawn(jobs=500, modes={Mode.ACCORDION: 1.0}).submissions
     static = [one.training.total / (4.0 * one.job.gpus) for one in submissions if one.training.mode is Mode.STATIC]
     assert static
     assert max(static) < 1000
@@ -54,7 +58,7 @@ def test_short_jobs_do_not_adapt_like_accordion():
 
 def test_jobs_adapt():
     """Some have several regimes, at batches of their family that the table knows."""
-    trainings = [one.training for one in shockwave_jobs(TABLE, jobs=200).submissions]
+    trainings = [one.training for one in drawn(jobs=200).submissions]
     assert any(len(training.regimes) > 1 for training in trainings)
     assert all(regime.batch in BATCHES[t.family] for t in trainings for regime in t.regimes)
     assert all(t.family in FAMILIES for t in trainings)
@@ -63,4 +67,4 @@ def test_jobs_adapt():
 def test_a_table_without_the_models_is_refused():
     """It says on how many GPUs of which type."""
     with pytest.raises(GeneratorError, match="8 GPUs of type 'k80'"):
-        shockwave_jobs(TABLE, gpus={8: 1.0}, reference="k80")
+        drawn(gpus={8: 1.0}, reference="k80")

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from metasched.simulator.generate.errors import GeneratorError
-from metasched.simulator.generate.themis import themis_apps
+from metasched.simulator.generate.themis import CONFIGURATIONS, ThemisWorkloadParameters, themis_apps
 from metasched.simulator.metrics import app_of
 from metasched.throughput.throughput_table import Table
 
@@ -11,15 +11,19 @@ ROWS = {(model, gpus): 2.0 * gpus for model in ("ResNet-18", "LM", "A3C") for gp
 TABLE = Table({"v100": ROWS}, {})
 
 
+def drawn(seed=0, *, configurations=CONFIGURATIONS, **parameters):
+    return themis_apps(TABLE, ThemisWorkloadParameters(**parameters), seed, configurations=configurations)
+
+
 def test_the_same_seed_gives_the_same_jobs():
     """And another seed others."""
-    assert themis_apps(TABLE, seed=3) == themis_apps(TABLE, seed=3)
-    assert themis_apps(TABLE, seed=3) != themis_apps(TABLE, seed=4)
+    assert drawn(seed=3) == drawn(seed=3)
+    assert drawn(seed=3) != drawn(seed=4)
 
 
 def test_half_of_the_jobs_is_cut_after_every_phase():
     """Of eight, four have one phase to do, two have two, one has three, and the best all four."""
-    submissions = themis_apps(TABLE, apps=1, configurations={8: 1.0}).submissions
+    submissions = drawn(apps=1, configurations={8: 1.0}).submissions
     shortest = min(one.training.total for one in submissions)
     phases = Counter(round(one.training.total / shortest) for one in submissions)
     assert phases == {1: 4, 2: 2, 3: 1, 4: 1}
@@ -27,14 +31,14 @@ def test_half_of_the_jobs_is_cut_after_every_phase():
 
 def test_survivors_may_have_more_gpus():
     """Twice as many after every phase, as far as their speed is known; all of them run on one."""
-    submissions = themis_apps(TABLE, apps=1, configurations={16: 1.0}, most_gpus=8).submissions
+    submissions = drawn(apps=1, configurations={16: 1.0}).submissions
     assert Counter(one.job.max_gpus for one in submissions) == {1: 8, 2: 4, 4: 4}
     assert {(one.job.gpus, one.job.min_gpus) for one in submissions} == {(1, 1)}
 
 
 def test_an_app_is_a_job_array_of_one_model_at_one_time():
     """Its tasks share base, user, model and arrival."""
-    submissions = themis_apps(TABLE, apps=30).submissions
+    submissions = drawn(apps=30).submissions
     apps = {}
     for one in submissions:
         apps.setdefault(app_of(one.job.uid), []).append(one)
@@ -49,7 +53,7 @@ def test_an_app_is_a_job_array_of_one_model_at_one_time():
 
 def test_most_apps_explore_and_most_of_them_language():
     """A tenth has one job; 60 % are language models."""
-    first = [one for one in themis_apps(TABLE, apps=600).submissions if one.job.uid.endswith("_0")]
+    first = [one for one in drawn(apps=600).submissions if one.job.uid.endswith("_0")]
     assert sum("LM" in one.job.name for one in first) / 600 == pytest.approx(0.6, abs=0.07)
     assert sum("of 1 phases" in one.job.name for one in first) / 600 == pytest.approx(0.1, abs=0.05)
 
@@ -57,6 +61,6 @@ def test_most_apps_explore_and_most_of_them_language():
 def test_what_cannot_be_made_is_refused():
     """Numbers that cannot be halved to one, and tables without a model."""
     with pytest.raises(GeneratorError, match="powers of two"):
-        themis_apps(TABLE, configurations={6: 1.0})
+        drawn(configurations={6: 1.0})
     with pytest.raises(GeneratorError, match="'k80'"):
-        themis_apps(TABLE, reference="k80")
+        drawn(reference="k80")

@@ -1,7 +1,7 @@
 import pytest
 
 from metasched.core.model import Placement, Preempt
-from metasched.simulator.learned_speeds import curves
+from metasched.simulator.learned_speeds import reported_curves
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.history import read_history
 from metasched.simulator.traces.sacct import read_sacct
@@ -56,7 +56,7 @@ def test_speeds_are_measured_by_size_and_extended_by_rule(store):
     reported(store, 1, 100, 50.0)
     reported(store, 1, 100, 150.0)
     reported(store, 2, 300, 100.0)
-    curve = curves(store, UID, 0.5)["v100"]
+    curve = reported_curves(store, UID, 0.5)["v100"]
     assert [curve.at(1), curve.at(2)] == [1.0, 3.0]
     assert curve.at(8) == pytest.approx(6.0)
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from metasched.core.model import Node, Placement
-from metasched.simulator.metrics import Alone, app_of, measure, percentile, seconds_alone
+from metasched.simulator.metrics import IsolatedDurations, app_of, isolated_seconds, measure, percentile
 from metasched.simulator.records import JobOutcome, Locality, Outcome, RunInterval, Settings
-from metasched.throughput.batch_size_regimes import FAMILIES, Mode, RegimeTraining, named
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, RegimeTraining, model_name
 from metasched.throughput.throughput_table import Table
 from tests.unit.gavel_tables import cluster, small_table, workload
 from tests.unit.workloads import submission
@@ -101,7 +101,7 @@ def test_what_two_jobs_share_counts_once():
 def test_time_alone_heeds_distance(racks, seconds):
     """100 s of two nodes of four GPUs take twice as long within a rack, and four times as long between racks."""
     nodes = [Node(f"n{i}", "v100", 4, 16, 64, rack=rack) for i, rack in enumerate(racks)]
-    alone = Alone(nodes, Locality(rack=0.5, cluster=0.25))
+    alone = IsolatedDurations(nodes, Locality(rack=0.5, cluster=0.25))
     assert [alone.by_type(submission("a", gpus, total=800.0)) for gpus in (8, 4)] == [
         {"v100": seconds},
         {"v100": 200.0},
@@ -189,13 +189,13 @@ def test_values_have_every_number_by_name():
 
 def test_time_alone_goes_through_the_regimes():
     """With a batch that grows, the time alone is the sum over the regimes."""
-    rows = {(named("LM", batch), 1): float(batch) for batch in (10, 20, 40, 80)}
+    rows = {(model_name("LM", batch), 1): float(batch) for batch in (10, 20, 40, 80)}
     table = Table({"v100": rows}, {})
     steps = FAMILIES["LM"].steps
-    training = RegimeTraining.of(table, Mode.GNS, named("LM", 10), 1, 50 * steps(10))
+    training = RegimeTraining.of(table, Mode.GNS, model_name("LM", 10), 1, 50 * steps(10))
     expected = sum(count * steps(batch) / batch for batch, count in ((10, 11), (20, 10), (40, 20), (80, 9)))
-    assert seconds_alone(training, Placement(("n",), 1, "v100")) == pytest.approx(expected)
-    assert seconds_alone(training, Placement(("n",), 1, "k80")) == math.inf
+    assert isolated_seconds(training, Placement(("n",), 1, "v100")) == pytest.approx(expected)
+    assert isolated_seconds(training, Placement(("n",), 1, "k80")) == math.inf
 
 
 def test_percentiles_lie_between_ranks():

@@ -9,7 +9,7 @@ from metasched.simulator.records import Settings
 from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.shockwave import COLUMNS, read_shockwave
-from metasched.throughput.batch_size_regimes import FAMILIES, Mode, named
+from metasched.throughput.batch_size_regimes import FAMILIES, Mode, model_name
 from metasched.throughput.throughput_table import Table
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
@@ -18,14 +18,19 @@ from tests.unit.published import DATA, needs
 NODES = (Node("cluster", "v100", 32, 0, 0),)
 PUBLISHED = ("shockwave", "traces", "120_0.2_5_100_40_25_0,0.5,0.5_0.6,0.3,0.09,0.01_multigpu_dynamic.trace")
 TABLE = Table(
-    {"v100": {(named("LM", batch), gpus): 2.0 * gpus / batch**0.5 for batch in (10, 20, 40, 80) for gpus in (1, 2)}}, {}
+    {
+        "v100": {
+            (model_name("LM", batch), gpus): 2.0 * gpus / batch**0.5 for batch in (10, 20, 40, 80) for gpus in (1, 2)
+        }
+    },
+    {},
 )
 
 
 def line(**changes):
     """A line of a trace."""
     values = {
-        "job_type": named("LM", 10),
+        "job_type": model_name("LM", 10),
         "command": "python3 main.py --batch_size 10",
         "working_directory": "language_modeling",
         "num_steps_argument": "--steps",
@@ -92,9 +97,9 @@ def test_a_line_with_too_few_fields_is_refused(tmp_path):
 
 def test_a_restart_costs_steps_but_not_in_the_first_round(tmp_path):
     """The first job runs from round to round; the second, which starts later, loses 20 s of its first full round."""
-    table = Table({"v100": {(named("LM", 80), 1): 1.0}}, {})
+    table = Table({"v100": {(model_name("LM", 80), 1): 1.0}}, {})
     path = tmp_path / "a.trace"
-    lines = [line(job_type=named("LM", 80), total_steps=240, arrival_seconds=at) for at in (0, 60)]
+    lines = [line(job_type=model_name("LM", 80), total_steps=240, arrival_seconds=at) for at in (0, 60)]
     path.write_text("\n".join(lines))
     fair = GandivaFair(GandivaFairParameters(as_published=True))
     outcome = simulate_shockwave(read_shockwave(path, table), NODES, fair, Settings(round_seconds=120.0))
@@ -118,7 +123,7 @@ def test_the_honest_simulation_takes_as_long_as_the_regimes(tmp_path):
     workload = read(tmp_path, line(total_steps=steps, mode="gns"), line(total_steps=steps, mode="accordion"))
     outcome = simulate(workload, NODES, GandivaFair(), Settings(round_seconds=120.0))
     place = Placement(("cluster",), 1, "v100")
-    alone = [metrics.seconds_alone(one.training, place) for one in workload.submissions]
+    alone = [metrics.isolated_seconds(one.training, place) for one in workload.submissions]
     assert [job.jct for job in outcome.jobs] == pytest.approx(alone, rel=0.01)
 
 

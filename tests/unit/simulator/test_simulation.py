@@ -40,7 +40,7 @@ def grid(length=60.0, **more):
 
 
 def stays(record):
-    return [(stay.began, stay.ended) for stay in record.stays]
+    return [(stay.began, stay.ended) for stay in record.intervals]
 
 
 def run(load, cluster=ONE, policy=None, settings=None, **more):
@@ -141,7 +141,7 @@ def test_uneven_allocations_where_they_are_allowed():
     assert run(load, nodes(2))["a"].finished is None
     done = run(load, nodes(2), policy=Script("a"), settings=Settings(uneven=True))["a"]
     assert done.finished == 100.0
-    assert done.stays[0].placement.node_gpus == (("n0", 4), ("n1", 3))
+    assert done.intervals[0].placement.node_gpus == (("n0", 4), ("n1", 3))
 
 
 def test_failures_come_by_chance_and_seed():
@@ -190,14 +190,14 @@ class Stage:
         """Let time pass until then."""
         while self.cluster.next_event <= now:
             self.cluster.move_to(self.cluster.next_event)
-            self.ended += self.cluster.happen()
+            self.ended += self.cluster.process_events()
         self.cluster.move_to(now)
         return {job.uid: job for job in self.cluster.job_view()}
 
     def aim(self, targets, *pairs):
         """New targets."""
         shares = dict(pairs) | {b: a for a, b in pairs}
-        self.cluster.aim(targets, shares)
+        self.cluster.set_targets(targets, shares)
 
 
 def pair(beside=0.5):
@@ -353,8 +353,8 @@ def test_a_stop_is_not_taken_back():
 class Stuck(Linear):
     """Says that its speed ends where it is."""
 
-    def pace(self, done, placement, beside=None):
-        del placement, beside
+    def pace(self, done, placement, co_runner=None):
+        del placement, co_runner
         return Pace(1.0, done)
 
 

@@ -64,7 +64,7 @@ def plain(outcome):
 
 
 def stays_of(outcome):
-    return [(job.uid, stay) for job in outcome.jobs for stay in job.stays]
+    return [(job.uid, stay) for job in outcome.jobs for stay in job.intervals]
 
 
 @given(st.data())
@@ -115,8 +115,8 @@ def test_gangs_are_whole_and_nobody_is_at_two_places(data):
     jobs = {s.job.uid: s.job for s in load.submissions}
     for record in outcome.jobs if outcome else ():
         job = jobs[record.uid]
-        assert all(job.min_gpus <= stay.placement.gpus <= job.max_gpus for stay in record.stays)
-        instants = [record.submitted, *(t for stay in record.stays for t in (stay.began, stay.ended))]
+        assert all(job.min_gpus <= stay.placement.gpus <= job.max_gpus for stay in record.intervals)
+        instants = [record.submitted, *(t for stay in record.intervals for t in (stay.began, stay.ended))]
         assert instants == sorted(instants)
         assert record.finished in (None, instants[-1])
 
@@ -170,7 +170,7 @@ def test_no_work_is_lost_or_done_twice(data):
     _, outcome = watched(replace(load, submissions=tuple(even)), data.draw(clusters()), policy, behaviour)
     total = {s.job.uid: s.training.total for s in even}
     for record in outcome.jobs if outcome else ():
-        held = sum(stay.ended - stay.began for stay in record.stays)
+        held = sum(stay.ended - stay.began for stay in record.intervals)
         trained = held - record.overhead_seconds - record.lost_seconds
         assert trained == pytest.approx(total[record.uid], abs=1e-6) or record.finished is None
         assert trained >= -1e-6
@@ -187,7 +187,7 @@ def test_speeds_of_all_places_add_up_to_the_work(data):
     trainings = {s.job.uid: s.training for s in whole}
     for record in outcome.jobs if outcome else ():
         training = trainings[record.uid]
-        paces = [(training.pace(0.0, stay.placement).steps_per_second, stay) for stay in record.stays]
+        paces = [(training.pace(0.0, stay.placement).steps_per_second, stay) for stay in record.intervals]
         done = sum(rate * (stay.ended - stay.began) for rate, stay in paces)
         assert done == pytest.approx(training.total, abs=1e-6) or record.finished is None
 
@@ -261,4 +261,6 @@ def test_pinned_jobs_are_never_stopped(data):
     policy = data.draw(st.one_of(chaos(), st.sampled_from(ENDING)))
     _, outcome = watched(load, data.draw(clusters()), policy, data.draw(settings(failures=False)))
     pinned = {s.job.uid for s in load.submissions if is_pinned(replace(s.job, status=Status.RUNNING))}
-    assert all(len(r.stays) <= 1 and not r.preemptions for r in (outcome.jobs if outcome else ()) if r.uid in pinned)
+    assert all(
+        len(r.intervals) <= 1 and not r.preemptions for r in (outcome.jobs if outcome else ()) if r.uid in pinned
+    )

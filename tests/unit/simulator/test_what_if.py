@@ -6,7 +6,7 @@ from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
 from metasched.store import Store
 from metasched.throughput.online_speed import MeasuredSpeed
-from metasched.throughput.scaling_curve import ran
+from metasched.throughput.scaling_curve import training_of_run
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.las import Las
@@ -43,12 +43,12 @@ def look(*jobs):
 
 def known(**left):
     """Seconds that are left of each job at its size, after 1000."""
-    return {uid: Estimate(ran(1000.0 + seconds, 4), 1000.0, "known") for uid, seconds in left.items()}
+    return {uid: Estimate(training_of_run(1000.0 + seconds, 4), 1000.0, "known") for uid, seconds in left.items()}
 
 
 def pair_size(**left):
     """The same for jobs of two GPUs."""
-    return {uid: Estimate(ran(1000.0 + seconds, 2), 1000.0, "known") for uid, seconds in left.items()}
+    return {uid: Estimate(training_of_run(1000.0 + seconds, 2), 1000.0, "known") for uid, seconds in left.items()}
 
 
 def test_a_running_job_goes_on_and_the_next_follows():
@@ -131,7 +131,7 @@ def test_a_policy_goes_on_from_its_state_and_knows_what_it_knows_now():
     estimates = {
         **pair_size(a=300.0),
         **known(c=100.0),
-        "b": Estimate(ran(500.0, 2), 200.0, "its own reports", declared=True),
+        "b": Estimate(training_of_run(500.0, 2), 200.0, "its own reports", declared=True),
     }
     jobs = look(running("a", 0.0, 1000.0, gpus=2), running("b", 0.0, 1000.0, gpus=2), job("c", 5.0))
     forecast(jobs, estimates, policies, SETTINGS, {"now": PolicyState(1, {"known": 5})})

@@ -14,8 +14,8 @@ from metasched.throughput.batch_size_regimes import (
     RegimeTraining,
     UnknownFamilyError,
     batch_at,
-    named,
-    parsed,
+    model_name,
+    parse_model,
     regimes,
 )
 from metasched.throughput.throughput_table import Table
@@ -26,7 +26,7 @@ LM = FAMILIES["LM"].steps
 
 def table(*batches, gpus=1):
     """Steps per second of LM at some batches: 100 / batch."""
-    return Table({"v100": {(named("LM", batch), gpus): 100.0 / batch for batch in batches}}, {})
+    return Table({"v100": {(model_name("LM", batch), gpus): 100.0 / batch for batch in batches}}, {})
 
 
 def test_a_static_job_has_one_regime():
@@ -65,7 +65,7 @@ def test_batches_grow_by_doubling_and_stay_within_the_limit(key, epochs):
 
 def test_the_pace_changes_where_a_regime_ends():
     """Until then the speed holds; an epoch is as many steps at every batch."""
-    training = RegimeTraining.of(table(10, 20, 40, 80), Mode.GNS, named("LM", 10), 1, 30 * LM(10))
+    training = RegimeTraining.of(table(10, 20, 40, 80), Mode.GNS, model_name("LM", 10), 1, 30 * LM(10))
     first = training.pace(0.0, PLACE)
     assert first.steps_per_second == 10.0
     assert first.until == 11 * LM(10)
@@ -77,7 +77,7 @@ def test_the_pace_changes_where_a_regime_ends():
 
 def test_the_job_does_not_run_where_nothing_is_known_or_beside_others():
     """No speed, no progress."""
-    training = RegimeTraining.of(table(10), Mode.STATIC, named("LM", 10), 1, 100)
+    training = RegimeTraining.of(table(10), Mode.STATIC, model_name("LM", 10), 1, 100)
     assert training.pace(0.0, Placement(("n",), 1, "k80")).steps_per_second == 0.0
     assert training.pace(0.0, Placement(("n",), 0, None)).steps_per_second == 0.0
     assert training.pace(0.0, PLACE, training).steps_per_second == 0.0
@@ -85,7 +85,7 @@ def test_the_job_does_not_run_where_nothing_is_known_or_beside_others():
 
 def test_what_is_known_is_the_present_regime():
     """The speed is told in the job's own steps, and the same object tells it as long as the regime lasts."""
-    training = RegimeTraining.of(table(10, 20, 40, 80), Mode.GNS, named("LM", 10), 1, 30 * LM(10))
+    training = RegimeTraining.of(table(10, 20, 40, 80), Mode.GNS, model_name("LM", 10), 1, 30 * LM(10))
     now, later = training.known(0.0), training.known(12.0 * LM(10))
     assert now is training.known(1.0)
     assert now.steps_per_second("v100", (1,)) == 10.0
@@ -96,13 +96,13 @@ def test_what_is_known_is_the_present_regime():
 
 def test_a_batch_that_was_not_measured_is_passed_over():
     """The one before it goes on until there is one that was."""
-    training = RegimeTraining.of(table(10, 40, 80), Mode.GNS, named("LM", 10), 1, 60 * LM(10))
+    training = RegimeTraining.of(table(10, 40, 80), Mode.GNS, model_name("LM", 10), 1, 60 * LM(10))
     assert training.regimes == (Regime(10, 21), Regime(40, 41), Regime(80, 60))
 
 
 def test_names_are_parsed_and_made():
     """Family and batch size, and nothing that is not known."""
-    assert parsed(named("LM", 10)) == ("LM", 10)
+    assert parse_model(model_name("LM", 10)) == ("LM", 10)
     for wrong in ("LM", "LM (batch size x)", "GPT (batch size 8)", "LM (batch size 0)"):
         with pytest.raises(UnknownFamilyError, match="family"):
-            parsed(wrong)
+            parse_model(wrong)

@@ -48,7 +48,7 @@ def without(table, model):
 
     return Table(
         {sheet: keep(rows) for sheet, rows in table.alone.items()},
-        {sheet: {kind: keep(cells) for kind, cells in keep(rows).items()} for sheet, rows in table.beside.items()},
+        {sheet: {kind: keep(cells) for kind, cells in keep(rows).items()} for sheet, rows in table.colocated.items()},
     )
 
 

@@ -90,17 +90,17 @@ def test_who_is_no_reference_counts_as_the_closest():
     }
     kept["new"] = {column: 0.3 + 0.4 * (j % 2) for j, column in enumerate(kept["r0"]) if j < 6}
     kept["r1"] = {**kept["r1"], ("v100", 1, "new"): 0.9}
-    found = Fingerprints.made(kept, {})
-    assert found.of("new").like == "r0"
-    assert {column[2] for column in found.of("new").parts} == {f"r{i}" for i in range(REFERENCES)}
+    found = Fingerprints.from_measurements(kept, {})
+    assert found.of("new").reference == "r0"
+    assert {column[2] for column in found.of("new").fractions} == {f"r{i}" for i in range(REFERENCES)}
     assert found.of("else") is None
 
 
 def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
     """Reports that say nearly the same again leave all estimates as they are; a change of one pair renews them."""
     made = []
-    make = Fingerprints.made
-    monkeypatch.setattr(Fingerprints, "made", lambda *args: made.append(args) or make(*args))
+    make = Fingerprints.from_measurements
+    monkeypatch.setattr(Fingerprints, "from_measurements", lambda *args: made.append(args) or make(*args))
     for uid in ("a", "b"):
         store.add_job(JobRecord(uid, uid, "job", "ann", 0.0))
         store.release(uid, 1, Placement(("n1",), 1, "v100"), 0.0)
@@ -147,7 +147,7 @@ def test_what_was_measured_beside_a_job_ends_with_it(store):
     assert part(learning, NAMES[0], "job") == 0.5
     learning.speed("job")
     learning.forget("job")
-    assert learning.speed(NAMES[0]).beside_subject == ThroughputLearning(store, UNTRIED).speed(NAMES[0]).beside_subject
+    assert learning.speed(NAMES[0]).colocated == ThroughputLearning(store, UNTRIED).speed(NAMES[0]).colocated
 
 
 def test_a_table_goes_before(tmp_path):
@@ -203,7 +203,7 @@ def test_older_recordings_are_read(store):
     one, other = decode(zlib.compress(json.dumps(content).encode())).jobs
     assert one.speed is other.speed
     assert one.speed.fingerprint is None
-    assert one.speed.beside_subject == speed.beside_subject
+    assert one.speed.colocated == speed.colocated
 
 
 def test_the_daemon_heeds_a_table_from_the_next_reading_on(tmp_path):
@@ -215,7 +215,7 @@ def test_the_daemon_heeds_a_table_from_the_next_reading_on(tmp_path):
     def seen():
         site.run(30)
         jobs = decode(site.store.snapshot(site.store.recent_rounds(1)[0].round)).jobs
-        return sorted(job.speed.fingerprint.like for job in jobs if job.speed.fingerprint)
+        return sorted(job.speed.fingerprint.reference for job in jobs if job.speed.fingerprint)
 
     assert seen() == []
     sharing = Sharing(reference_table=str(write_table(tmp_path / "t.json")))

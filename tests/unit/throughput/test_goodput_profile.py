@@ -5,17 +5,25 @@ import pickle
 import pytest
 
 from metasched.core.model import Placement
-from metasched.throughput.goodput_profile import Epochs, Measured, Profile, ProfileTraining, StepTime, packed, rotated
+from metasched.throughput.goodput_profile import (
+    EpochRecords,
+    Profile,
+    ProfileTraining,
+    StepTime,
+    StepTimes,
+    packed,
+    rotated,
+)
 
-HALF = Epochs((10.0, 20.0, 30.0), (10.0, 20.0, 30.0), (1.0, 1.0, 1.0), (1.0, 3.0, 3.0))
-FULL = Epochs((12.0, 24.0, 36.0), (6.0, 12.0, 18.0), (2.0, 2.0, 2.0), (2.0, 6.0, 6.0))
+HALF = EpochRecords((10.0, 20.0, 30.0), (10.0, 20.0, 30.0), (1.0, 1.0, 1.0), (1.0, 3.0, 3.0))
+FULL = EpochRecords((12.0, 24.0, 36.0), (6.0, 12.0, 18.0), (2.0, 2.0, 2.0), (2.0, 6.0, 6.0))
 
 
 def profile(**more):
     """Two placements, two sizes beyond, batches 8 and 16, three epochs."""
     placed = {
-        (1,): Measured((2, 4, 8), (StepTime(1.0, 0.0), StepTime(2.0, 0.0), StepTime(4.0, 0.0))),
-        (2, 1): Measured((2, 4), (StepTime(1.5, 0.5), StepTime(2.5, 0.5))),
+        (1,): StepTimes((2, 4, 8), (StepTime(1.0, 0.0), StepTime(2.0, 0.0), StepTime(4.0, 0.0))),
+        (2, 1): StepTimes((2, 4), (StepTime(1.5, 0.5), StepTime(2.5, 0.5))),
     }
     scaled = {(4, 4, 2): StepTime(3.0, 2.0), (4, 8, 2): StepTime(5.0, 4.0), (4, 8, 4): StepTime(6.0, 4.0)}
     return Profile("app", placed, scaled, {8: HALF, 16: FULL}, epochs=3, gpu_type="t4", **more)

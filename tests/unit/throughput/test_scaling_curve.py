@@ -6,7 +6,7 @@ import pytest
 
 from metasched.core.model import Placement, Snapshot
 from metasched.scheduling.engine import run_round
-from metasched.throughput.scaling_curve import Curve, ScalingTraining, ran
+from metasched.throughput.scaling_curve import Curve, ScalingTraining, training_of_run
 from policies.baselines.isolated import Isolated
 from policies.gavel.policies import GavelLas
 from tests.unit.gavel_tables import cluster, known_job
@@ -44,7 +44,7 @@ def test_a_training_follows_the_curve_of_its_gpu_type():
 
 def test_a_run_without_a_rule_goes_as_it_went():
     """A step is a second of the run; at another size nothing is known."""
-    training = ran(300.0, 4)
+    training = training_of_run(300.0, 4)
     assert training.total == 300.0
     assert training.pace(0, place(4)).steps_per_second == 1.0
     assert training.known(0).steps_per_second("any", (2, 2)) == 1.0
@@ -53,15 +53,15 @@ def test_a_run_without_a_rule_goes_as_it_went():
 
 def test_a_speed_up_rule_is_relative_to_the_run():
     """A linear one halves the time on twice the GPUs, a root does less."""
-    assert ran(300.0, 4, 1.0).pace(0, place(8)).steps_per_second == 2.0
-    assert ran(300.0, 4, 0.5).pace(0, place(1)).steps_per_second == 0.5
+    assert training_of_run(300.0, 4, 1.0).pace(0, place(8)).steps_per_second == 2.0
+    assert training_of_run(300.0, 4, 0.5).pace(0, place(1)).steps_per_second == 0.5
 
 
 @pytest.mark.parametrize("policy", [Isolated(), GavelLas()], ids=lambda policy: policy.name)
 @pytest.mark.parametrize("exponent", [None, 0.8])
 def test_policies_of_shares_take_such_jobs(policy, exponent):
     """As traces give them, whose jobs have no model."""
-    jobs = tuple(known_job(uid).evolve(speed=ran(60.0, 1, exponent).known(0.0)) for uid in "ab")
+    jobs = tuple(known_job(uid).evolve(speed=training_of_run(60.0, 1, exponent).known(0.0)) for uid in "ab")
     for sharing in (False, True):
         view = Snapshot(0.0, 1, 60.0, cluster(a100=2), jobs, sharing=sharing)
         assert run_round(view, policy, None).targets.keys() == {"a", "b"}

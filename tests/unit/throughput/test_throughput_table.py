@@ -19,7 +19,7 @@ def test_a_file_gives_the_table_that_it_holds(tmp_path):
     """Speeds alone and beside others are those of the file, by type, model and GPUs."""
     read, made = Table.read(write_table(tmp_path / "t.json")), small_table()
     assert read.alone == made.alone
-    assert read.beside == made.beside
+    assert read.colocated == made.colocated
     assert read.types == ("k80", "v100")
     assert read.models == ("quick", "steady")
 
@@ -127,7 +127,7 @@ def test_a_pair_may_stand_in_one_row(tmp_path):
     """The other's speed is then known as well."""
     path = tmp_path / "t.json"
     path.write_text(json.dumps(spoil(("v100", STEADY, QUICK), None)))
-    assert Table.read(path).beside == small_table().beside
+    assert Table.read(path).colocated == small_table().colocated
 
 
 def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path):

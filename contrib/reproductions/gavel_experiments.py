@@ -1,0 +1,289 @@
+"""The experiments of Gavel's section 7.3 to 7.5: each returns one line of the table per figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+
+from contrib.reproductions.gavel_workloads import HOUR, PRICES, TYPES, Line, Scale, by_job, jct, ratio, run
+from metasched.core.model import Job, Node, Snapshot
+from metasched.core.policy import Policy
+from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
+from metasched.simulator.records import Submission, Workload
+from metasched.throughput.throughput_table import TableTraining
+from metasched.time_shares.allocation_inputs import allocation_inputs
+from metasched.time_shares.policy_base import TimeSharePolicy
+from policies.baselines.allox import AlloX
+from policies.baselines.gandiva import Gandiva
+from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
+from policies.baselines.isolated import Isolated
+from policies.gavel.policies import (
+    GavelCost,
+    GavelCostParameters,
+    GavelFinishTimeFairness,
+    GavelFirstCome,
+    GavelLas,
+    GavelLasParameters,
+    GavelMakespan,
+    GavelParameters,
+    GavelThroughput,
+)
+
+DAY = 24 * HOUR
+FIFO_RATE = 5.2  # jobs/h: where the public code's runs have the paper's ratios
+LATE = 5  # rounds: 30 minutes, the longest that section 7.4 finds bearable
+NODE_GPUS = 6  # of a node, where placement counts: a job of 4 GPUs leaves 2 that no other such job can have together
+
+
+def las(scale: Scale) -> Iterator[Line]:
+    """Figure 9, and with shares that come into force late (section 7.4)."""
+    yield from _las(scale, 5.6, "3.5", ("28.96", "3.31", "2.17"), multiple=False)
+
+
+def las_multiple(scale: Scale) -> Iterator[Line]:
+    """Figure 10."""
+    yield from _las(scale, 2.6, "2.2", ("36.44", "1.94", "1.98"), multiple=True)
+
+
+def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multiple: bool) -> Iterator[Line]:
+    """One regime of jobs."""
+    found: dict[str, list[float]] = {}
+    policies: list[tuple[str, Policy, bool]] = [
+        ("aware", GavelLas(), False),
+        ("agnostic", GavelLas(GavelLasParameters(aware=False)), False),
+        ("shared", GavelLas(), True),
+        ("gandiva", Gandiva(), True),
+        *([] if multiple else [("allox", AlloX(), False)]),
+        *([] if multiple else [("late", GavelLas(GavelLasParameters(recompute_rounds=LATE)), False)]),
+    ]
+    for seed in scale.seeds:
+        workload = scale.arriving(rate, seed, multiple=multiple)
+        for name, policy, sharing in policies:
+            _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
+            found.setdefault(name, []).append(jct(metrics))
+    what = f"LAS, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
+    yield Line(f"{what} average JCT, aware", "", tuple(found["aware"]), "h", public=public[0])
+    yield Line(f"{what} agnostic / aware", paper, ratio(found["agnostic"], found["aware"]), public=public[1])
+    yield Line(
+        f"{what} Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]), public=public[2]
+    )
+    if not multiple:
+        yield Line(f"{what} aware / AlloX", "about 1", ratio(found["aware"], found["allox"]), public="1.14")
+        minutes = f"shares {LATE * 360 // 60} minutes late"
+        yield Line(f"{what} {minutes} / at once", "", ratio(found["late"], found["aware"]))
+        yield Line(f"{what} agnostic / {minutes}", "more than 1", ratio(found["agnostic"], found["late"]))
+
+
+def ftf(scale: Scale) -> Iterator[Line]:
+    """Finish-time fairness with the load of Figure 9, where the public code's runs have the paper's ratios."""
+    yield from _ftf(scale, 5.6, ("30.47", "2.81", "2.78"), multiple=False)
+
+
+def ftf_multiple(scale: Scale) -> Iterator[Line]:
+    """Figure 11."""
+    yield from _ftf(scale, 2.6, ("33.90", "1.90", "1.77"), multiple=True)
+
+
+def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) -> Iterator[Line]:
+    """One regime of jobs; rho is beside the same job under equal parts, as in the public code's runs."""
+    times: dict[str, list[float]] = {}
+    rhos: dict[str, list[float]] = {}
+    policies: list[tuple[str, Policy]] = [
+        ("isolated", Isolated()),
+        ("aware", GavelFinishTimeFairness()),
+        ("agnostic", GavelFinishTimeFairness(GavelParameters(aware=False))),
+    ]
+    for seed in scale.seeds:
+        workload = scale.arriving(rate, seed, multiple=multiple)
+        apart: Mapping[str, float] = {}
+        for name, policy in policies:
+            outcome, metrics = run(workload, scale.nodes(), policy, window=scale.window)
+            found = by_job(outcome, workload, scale.window)
+            apart = apart or found
+            times.setdefault(name, []).append(jct(metrics))
+            rhos.setdefault(name, []).append(fmean(time / apart[uid] for uid, time in found.items()))
+    what = f"finish-time fairness, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
+    yield Line(f"{what} average JCT, aware", "", tuple(times["aware"]), "h", public=public[0])
+    yield Line(f"{what} average JCT, agnostic / aware", "3", ratio(times["agnostic"], times["aware"]), public=public[1])
+    yield Line(f"{what} average rho, agnostic / aware", "2.8", ratio(rhos["agnostic"], rhos["aware"]), public=public[2])
+
+
+def makespan(scale: Scale) -> Iterator[Line]:
+    """The makespan paragraph of section 7.3."""
+    found: dict[str, list[float]] = {}
+    for seed in scale.seeds:
+        workload = gavel_jobs(scale.table, GavelWorkloadParameters(jobs=scale.batch, multiple=True), seed)
+        for name, policy, sharing in (
+            ("fifo", GavelFifo(GavelFifoParameters(aware=False)), False),
+            ("gandiva", Gandiva(), True),
+            ("aware", GavelMakespan(), False),
+            ("shared", GavelMakespan(), True),
+        ):
+            outcome, _ = run(workload, scale.nodes(), policy, sharing=sharing)
+            found.setdefault(name, []).append(outcome.ended)
+    jobs = f"makespan of {scale.batch} jobs"
+    yield Line(f"{jobs}: FIFO / aware", "2.5", ratio(found["fifo"], found["aware"]), public="2.52")
+    yield Line(f"{jobs}: Gandiva / aware", "1.4", ratio(found["gandiva"], found["aware"]), public="1.56")
+    yield Line(f"{jobs}: aware / aware with sharing", "1.08", ratio(found["aware"], found["shared"]), public="1.01")
+
+
+def fifo(scale: Scale) -> Iterator[Line]:
+    """The FIFO paragraph of section 7.3."""
+    found: dict[str, list[float]] = {}
+    for seed in scale.seeds:
+        workload = scale.arriving(FIFO_RATE, seed)
+        for name, policy, sharing in (
+            ("agnostic", GavelFifo(GavelFifoParameters(aware=False)), False),
+            ("aware", GavelFirstCome(), False),
+            ("shared", GavelFirstCome(), True),
+        ):
+            _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
+            found.setdefault(name, []).append(jct(metrics))
+    load = f"FIFO, single, {FIFO_RATE:g} jobs/h"
+    yield Line(f"{load}: average JCT, aware", "", tuple(found["aware"]), "h", public="56.69")
+    yield Line(f"{load}: agnostic / aware", "2.7", ratio(found["agnostic"], found["aware"]), public="2.68")
+    yield Line(
+        f"{load}: agnostic / aware with sharing", "3.8", ratio(found["agnostic"], found["shared"]), public="3.98"
+    )
+
+
+def priorities(scale: Scale) -> Iterator[Line]:
+    """A fifth of the jobs has five times the weight; policy and load as in the public code's runs."""
+    high: dict[bool, list[float]] = {}
+    low: dict[bool, list[float]] = {}
+    for seed in scale.seeds:
+        workload = scale.arriving(2.4, seed, multiple=True, weights=True)
+        urgent = {one.job.uid for one in workload.submissions if one.job.weight == 1.0}
+        for aware in (True, False):
+            policy = GavelLas(GavelLasParameters(aware=aware, fill=True))
+            outcome, _ = run(workload, scale.nodes(), policy, window=scale.window)
+            times = by_job(outcome, workload, scale.window)
+            high.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid in urgent))
+            low.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid not in urgent))
+    what = "LAS with priorities, multiple, 2.4 jobs/h:"
+    yield Line(f"{what} high, agnostic / aware", "1.5", ratio(high[False], high[True]), public="1.53")
+    yield Line(f"{what} low, agnostic / aware", "2.7", ratio(low[False], low[True]), public="2.69")
+
+
+def cost(scale: Scale) -> Iterator[Line]:
+    """Jobs of ResNet-50 and A3C with deadlines."""
+    spent: dict[str, list[float]] = {}
+    late: dict[str, list[float]] = {}
+    for seed in scale.seeds:
+        workload = _deadlines(scale, seed)
+        for name, policy in (
+            ("throughput", GavelThroughput()),
+            ("literal", GavelCost(GavelCostParameters(prices=PRICES, slos=False, together=True))),
+            ("cost", GavelCost(GavelCostParameters(prices=PRICES, slos=False, together=False))),
+            ("slos", GavelCost(GavelCostParameters(prices=PRICES, together=False))),
+            ("together", GavelCost(GavelCostParameters(prices=PRICES, together=True))),
+        ):
+            outcome, metrics = run(workload, scale.nodes(), policy)
+            slo = {one.job.uid: one.job.slo_seconds or 0.0 for one in workload.submissions}
+            over = [job.jct is None or job.jct > slo[job.uid] for job in outcome.jobs]
+            spent.setdefault(name, []).append(metrics.cost or 0.0)
+            late.setdefault(name, []).append(100 * fmean(over))
+    for name, words, paper, violated in (
+        ("literal", "least cost of all together, without SLOs", "1.4", "35"),
+        ("cost", "least cost of each, without SLOs", "1.4", "35"),
+        ("slos", "least cost of each", "1.2", "0"),
+        ("together", "least cost of all together", "1.2", "0"),
+    ):
+        yield Line(f"cost: most throughput / {words}", paper, ratio(spent["throughput"], spent[name]))
+        yield Line(f"cost: SLOs violated, {words}", violated, tuple(late[name]), "%")
+    yield Line("cost: SLOs violated, most throughput", "", tuple(late["throughput"]), "%")
+
+
+def _deadlines(scale: Scale, seed: int) -> Workload:
+    """ResNet-50 and A3C for 0.5 to 8 days on a V100, and 1.2 to 10 times that to do it; a third of the GPUs busy.
+
+    There are as many of either, though the table has several batch sizes of ResNet-50.
+    """
+    chance = np.random.default_rng(seed)
+    families = [[m for m in scale.table.models if m.startswith(name)] for name in ("ResNet-50", "A3C")]
+    times = math.lcm(*map(len, families))
+    models = [model for family in families for model in family * (times // len(family))]
+    days = (0.5, 1.0, 2.0, 4.0, 8.0)
+    rate = len(TYPES) * scale.gpus / 3 / (24 * fmean(days))
+    parameters = GavelWorkloadParameters(jobs=scale.batch, jobs_per_hour=rate, models=tuple(models))
+    made = gavel_jobs(scale.table, parameters, seed)
+    submissions = []
+    for one in made.submissions:
+        model, seconds = one.job.name, DAY * float(chance.choice(days))
+        speed = scale.table.speed(model, "v100", (1,)) or 0.0
+        job = one.job.evolve(slo_seconds=seconds * float(chance.choice((1.2, 2.0, 10.0))))
+        submissions.append(Submission(job, TableTraining(scale.table, model, seconds * speed)))
+    return replace(made, submissions=tuple(submissions))
+
+
+def placement(scale: Scale) -> Iterator[Line]:
+    """Section 3.1: consolidated and unconsolidated GPUs as two worker types, on nodes that make them differ."""
+    found: dict[bool, list[float]] = {}
+    nodes = tuple(
+        Node(f"{kind}-{number}", kind, NODE_GPUS, cpus=0, memory=0)
+        for kind in TYPES
+        for number in range(max(round(scale.gpus / NODE_GPUS), 2))
+    )
+    for seed in scale.seeds:
+        workload = scale.arriving(2.0, seed, multiple=True)
+        for counts in (False, True):
+            policy = GavelLas(GavelLasParameters(placement=counts))
+            found.setdefault(counts, []).append(jct(run(workload, nodes, policy, window=scale.window)[1]))
+    what = f"LAS, multiple, 2 jobs/h, nodes of {NODE_GPUS} GPUs"
+    yield Line(f"{what}: placement not a type / a type", "", ratio(found[False], found[True]))
+
+
+def rounds(scale: Scale) -> Iterator[Line]:
+    """Figure 15."""
+    found: dict[float, list[float]] = {}
+    best = []
+    lengths = (360.0, 720.0, 1440.0, 2880.0)
+    for seed in scale.seeds:
+        workload = scale.arriving(4.0, seed)
+        for seconds in lengths:
+            _, metrics = run(workload, scale.nodes(), GavelLas(), window=scale.window, seconds=seconds)
+            found.setdefault(seconds, []).append(jct(metrics))
+        best.append(ideal(workload, scale.nodes(), GavelLas(), scale.window))
+    yield Line("LAS, single, 4 jobs/h: rounds of 360 s / ideal", "about 1", ratio(found[360.0], best))
+    for seconds in lengths[1:]:
+        yield Line(
+            f"LAS, single, 4 jobs/h: rounds of {seconds:.0f} s / 360 s", "more", ratio(found[seconds], found[360.0])
+        )
+
+
+def ideal(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, window: range) -> float:
+    """The average JCT, h, if everybody had exactly its shares at every instant, and new ones at every change."""
+    arrivals = list(workload.submissions)
+    wanted = {one.job.uid for one in arrivals[window.start : window.stop]}
+    left: dict[str, float] = {}
+    live: dict[str, Job] = {}
+    times: list[float] = []
+    now, arrived = 0.0, 0
+    memory: Mapping[str, object] = {}
+    while len(times) < len(wanted):
+        claims = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
+        given, memory = policy.shares(claims, memory)
+        speed = {
+            who[0]: sum((claims.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
+            for who, share in given.items()
+        }
+        ends = {uid: now + left[uid] / rate for uid, rate in speed.items() if rate > 0}
+        coming = arrivals[arrived].job.submitted if arrived < len(arrivals) else np.inf
+        then = min(coming, min(ends.values(), default=np.inf))
+        for uid, rate in speed.items():
+            left[uid] -= rate * (then - now)
+        now = then
+        for uid in [uid for uid, end in ends.items() if end <= now]:
+            job = live.pop(uid)
+            if uid in wanted:
+                times.append((now - job.submitted) / HOUR)
+        while arrived < len(arrivals) and arrivals[arrived].job.submitted <= now:
+            one = arrivals[arrived]
+            live[one.job.uid] = one.job.evolve(speed=one.training.known(0.0))
+            left[one.job.uid] = one.training.total
+            arrived += 1
+    return fmean(times)

@@ -1,0 +1,238 @@
+"""A live job of the simulated cluster: its steps, its checkpoints, its service, and the GPUs that it holds.
+
+A job's progress is piecewise linear. ``done_steps`` holds at ``updated_at``, and from then on the job trains at
+``pace``. While a run still starts, ``updated_at`` is the instant of its first step, which is in the future.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from metasched.core.model import Placement, Status
+from metasched.simulator.records import JobOutcome, RunInterval, Submission
+from metasched.throughput.training import Pace
+
+STOPPED = Pace(0.0, math.inf)
+MAX_JOBS_PER_GPU = 2
+
+
+class HeldGpus:
+    """A set of GPUs that is held by one job, or by two co-located jobs.
+
+    Attributes:
+        placement: the GPUs.
+        jobs: the jobs that hold them.
+        joined_at: when the latest of these jobs got them, in seconds.
+    """
+
+    __slots__ = ("jobs", "joined_at", "placement")
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self.jobs: list[LiveJob] = []
+        self.joined_at = math.inf
+
+    def co_runner(self, live: LiveJob) -> LiveJob | None:
+        """The other job on these GPUs; None where ``live`` has them to itself."""
+        for other in self.jobs:
+            if other is not live:
+                return other
+        return None
+
+
+class LiveJob:
+    """A job that has arrived and is not finished. Instants are seconds on the simulation's clock.
+
+    Attributes:
+        submission: the job as it was submitted.
+        job: the job as the latest snapshot shows it.
+        total_steps: steps in all.
+        demand_at_arrival: the integral over time of the GPUs asked for by all live jobs, at this job's arrival.
+        done_steps: steps done at ``updated_at``.
+        updated_at: the instant of ``done_steps``; the run's first step while the run still starts.
+        saved_steps: steps in the newest checkpoint.
+        saved_at: when the newest checkpoint was taken, or the run's first step was done.
+        pace: the present speed.
+        trains_from: the first step of the present run.
+        start_left: seconds from the resumption of a suspended run to its first step.
+        began: the start of the present interval.
+        gpu_type: the type of the held GPUs; empty for a job without GPUs.
+        units: the number of held GPUs, or of nodes for a job without GPUs.
+        earlier_attained: service in earlier intervals, in unit-seconds by GPU type.
+        earlier_ran: seconds of earlier intervals.
+        intervals: earlier intervals, in order.
+        first_started: when the first run began; None before that.
+        gpus: the held GPUs; None for a job that holds none.
+        shared: when another job was on the same GPUs in the present interval: (from, to).
+        failures: node failures under the job.
+        lost_seconds: training that failures undid.
+        overhead_seconds: how long the job held GPUs without training.
+        version: the number of the job's latest predicted event; earlier events are void.
+    """
+
+    __slots__ = (
+        "began",
+        "demand_at_arrival",
+        "done_steps",
+        "earlier_attained",
+        "earlier_ran",
+        "failures",
+        "first_started",
+        "gpu_type",
+        "gpus",
+        "intervals",
+        "job",
+        "lost_seconds",
+        "overhead_seconds",
+        "pace",
+        "saved_at",
+        "saved_steps",
+        "shared",
+        "start_left",
+        "submission",
+        "total_steps",
+        "trains_from",
+        "units",
+        "updated_at",
+        "version",
+    )
+
+    def __init__(self, submission: Submission, demand: float) -> None:
+        job = submission.job
+        self.submission = submission
+        self.total_steps = submission.training.total
+        self.demand_at_arrival = demand
+        self.done_steps = self.saved_steps = job.progress_steps or 0.0
+        self.updated_at = 0.0
+        self.saved_at = 0.0
+        self.pace = STOPPED
+        self.trains_from = math.inf
+        self.start_left = 0.0
+        self.began = 0.0
+        self.gpu_type, self.units = "", 0
+        self.earlier_attained: Mapping[str, float] = dict(job.attained)
+        self.earlier_ran = job.ran_seconds
+        self.intervals: list[RunInterval] = []
+        self.first_started: float | None = None
+        self.gpus: HeldGpus | None = None
+        self.shared: tuple[tuple[float, float], ...] = ()
+        self.failures = 0
+        self.lost_seconds = 0.0
+        self.overhead_seconds = 0.0
+        self.version = 0
+        self.job = job.evolve(
+            status=Status.HELD,
+            placement=None,
+            co_runner=None,
+            total_steps=self.total_steps if submission.declared else None,
+            progress_steps=self.declared_steps,
+        )
+        self.update_speed()
+
+    @property
+    def declared_steps(self) -> float | None:
+        """Steps done, for policies; None for a job that does not declare its work."""
+        return self.done_steps if self.submission.declared else None
+
+    @property
+    def co_runner(self) -> LiveJob | None:
+        """The other job on the same GPUs; None where there is none."""
+        return None if self.gpus is None else self.gpus.co_runner(self)
+
+    def steps_at(self, instant: float) -> float:
+        """Steps done at an instant, if the pace stays the same until then."""
+        if instant <= self.updated_at:
+            return self.done_steps
+        rate, until = self.pace
+        done = self.done_steps + (instant - self.updated_at) * rate
+        return done if done <= until and done <= self.total_steps else min(until, self.total_steps)
+
+    def advance(self, now: float, checkpoint_every: float | None) -> None:
+        """Set ``done_steps`` and the newest checkpoint to ``now``; only running jobs change."""
+        if now > self.updated_at and self.job.status is Status.RUNNING:
+            self.take_checkpoints(now, checkpoint_every)
+            self.done_steps = self.steps_at(now)
+            self.updated_at = now
+
+    def take_checkpoints(self, now: float, every: float | None) -> None:
+        """Take the newest periodic checkpoint between ``updated_at`` and ``now``.
+
+        Args:
+            now: the present instant.
+            every: seconds between periodic checkpoints, counted from the run's first step; None to save every step.
+        """
+        newest = now
+        if every is not None:
+            newest = self.trains_from + math.floor(max(now - self.trains_from, 0.0) / every) * every
+        if self.updated_at < newest <= now:
+            self.saved_steps, self.saved_at = self.steps_at(newest), newest
+
+    def roll_back(self) -> None:
+        """Undo the steps since the newest checkpoint, as a node failure does."""
+        self.failures += 1
+        self.lost_seconds += self.updated_at - self.saved_at if self.done_steps > self.saved_steps else 0.0
+        self.done_steps = self.saved_steps
+
+    def update_service(self, now: float) -> None:
+        """Set attained service, running time and progress of ``job`` to ``now``, for a job that holds GPUs."""
+        before, gpu_type = self.earlier_attained, self.gpu_type
+        held = now - self.began
+        self.job = self.job.evolve(
+            attained={**before, gpu_type: before.get(gpu_type, 0.0) + self.units * held},
+            ran_seconds=self.earlier_ran + held,
+            progress_steps=self.steps_at(now) if self.submission.declared else None,
+        )
+
+    def update_speed(self) -> None:
+        """Set the speed that policies see to that after ``done_steps``."""
+        speed = self.submission.training.known(self.done_steps)
+        if speed is not self.job.speed:
+            self.job = self.job.evolve(speed=speed)
+
+    def begin_interval(self, now: float, placement: Placement, start_seconds: float) -> None:
+        """Begin an interval on GPUs on which the first step follows after ``start_seconds``."""
+        self.first_started = now if self.first_started is None else self.first_started
+        self.began, self.shared = now, ()
+        self.gpu_type, self.units = placement.gpu_type or "", placement.gpus or len(placement.nodes)
+        self.updated_at = self.saved_at = self.trains_from = now + start_seconds
+
+    def interval(self, now: float) -> RunInterval:
+        """The present interval, from its start to ``now``."""
+        gpus = self.gpus
+        assert gpus is not None  # noqa: S101  only a job with GPUs has an interval
+        shared = self.shared if gpus.co_runner(self) is None else (*self.shared, (gpus.joined_at, now))
+        return RunInterval(self.began, now, gpus.placement, shared)
+
+    def end_interval(self, now: float) -> None:
+        """Add the present interval to ``intervals``, and its part without training to the overhead."""
+        self.update_service(now)
+        stop = self.job.stop_requested
+        trained_until = now if stop is None else stop
+        self.overhead_seconds += min(self.trains_from, trained_until) - self.began + now - trained_until
+        self.intervals.append(self.interval(now))
+        self.earlier_attained, self.earlier_ran = self.job.attained, self.job.ran_seconds
+
+    def outcome(self, now: float, finished: float | None, contention: float) -> JobOutcome:
+        """The job's record at ``now``.
+
+        Args:
+            now: the present instant.
+            finished: when the job finished; None for a job that did not.
+            contention: see ``JobOutcome``.
+        """
+        intervals = self.intervals
+        if self.gpus is not None and self.job.status is not Status.SUSPENDED:
+            intervals = [*intervals, self.interval(now)]
+        return JobOutcome(
+            uid=self.job.uid,
+            submitted=self.job.submitted,
+            first_started=self.first_started,
+            finished=finished,
+            intervals=tuple(intervals),
+            preemptions=self.job.preemptions,
+            failures=self.failures,
+            lost_seconds=self.lost_seconds,
+            overhead_seconds=self.overhead_seconds,
+            contention=contention,
+        )
