@@ -54,9 +54,7 @@ class ThroughputLearning:
         self._prior: Mapping[str, SpeedFractions] = {} if table is None else table_fractions(table)
         self._speeds: dict[str, MeasuredSpeed] = {}
         self._since: dict[str, tuple[_Circumstances, float]] = {}
-        self._retained_parts: dict[
-            str, SpeedFractions
-        ] = {}  # with co-runners, by subject, the latest last; for fingerprints
+        self._retained_parts: dict[str, SpeedFractions] = {}  # by subject, the latest last
         self._measured_with: dict[str, set[str]] = {}  # by co-runner, the subjects that were measured with it
         self._fingerprints = Fingerprints()
         self._stale = bool(self._prior)
