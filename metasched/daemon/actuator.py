@@ -241,7 +241,7 @@ class Actuator:
         now = seen.snapshot.now
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
-        self._mailbox.write_address(job.slurm_job_id, job.uid)
+        self._mailbox.index_job(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
         if seen.seen[job.uid].needed.trials and not action.half_gpus:
             lease = replace(lease, trials=sizes(job, action.placement))

@@ -71,7 +71,7 @@ class Controller:
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
-        self._shares = GpuSharing(*store.target_shares())
+        self._shares = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, str] = store.current_reasons()
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[tuple[str, str]] | None = None
@@ -135,7 +135,7 @@ class Controller:
             done = 0
         self._publisher.publish(self, seen)
         if self.config.history.days:
-            self._store.forget_some(now - self.config.history.days * DAY)
+            self._store.prune_some(now - self.config.history.days * DAY)
         least = max(schedule.busy_poll_seconds, self._clock() - now)  # we ask of slurmctld at most half its time
         return least if done or seen.busy else min(schedule.poll_seconds, max(self.next_round - now, least))
 
@@ -243,9 +243,9 @@ class Controller:
                 reasons=result.reasons,
                 decide_seconds=time.perf_counter() - begun,
                 snapshot=encode(snapshot) if self.config.history.snapshots_bytes else b"",
-                keep_snapshots_bytes=self.config.history.snapshots_bytes,
+                snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
-                shares=shares.partners,
+                co_runners=shares.partners,
                 time_slicing=shares.time_slicing,
                 renewed=[job.uid for job in kept],
             )

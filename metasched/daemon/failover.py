@@ -22,7 +22,7 @@ import structlog
 
 from metasched.core.errors import MetaschedError
 from metasched.store import NotAStoreError, Store, StoreError
-from metasched.store.connection import exists, term_of_file
+from metasched.store.connection import exists, read_term
 
 COPIES = "standby"  # the directory of the database's copies, in the shared one
 COPY = "metasched.db"
@@ -89,7 +89,7 @@ def term_of_copy(shared: Path) -> int:
         CopyError: it cannot be read.
     """
     try:
-        return term_of_file(shared / COPY)
+        return read_term(shared / COPY)
     except FileNotFoundError:
         return 0
     except OSError as error:

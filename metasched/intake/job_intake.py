@@ -144,7 +144,7 @@ class JobIntake:
             self._store.event("arrived", f"taken in as Slurm job {job.slurm_job_id}", uid=uid, at=now)
             if error is not None:
                 self._store.event("bad_tag", error, uid=uid, at=now)
-        return self._store.known_job(uid)
+        return self._store.require_job(uid)
 
     def _note_scripts(self, new: Mapping[str, SlurmJob]) -> dict[str, JobRecord]:
         """Keep the hashes of new jobs' batch scripts, by which recurring ones are known; the records that changed."""
@@ -163,7 +163,7 @@ class JobIntake:
             for uid, script_hash in found.items():
                 if script_hash is not None:
                     self._store.update_job(uid, script=script_hash)
-        return {uid: self._store.known_job(uid) for uid, script_hash in found.items() if script_hash is not None}
+        return {uid: self._store.require_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
     def keep_marked(self, record: JobRecord, job: SlurmJob, hardware: NodeInventory) -> tuple[JobRecord, SlurmJob]:
         """See to slurm_job_id, tag, stamp, hold and requeue flag; a write that fails is repeated by the next poll.
@@ -173,7 +173,7 @@ class JobIntake:
         """
         if record.slurm_job_id != job.slurm_job_id:
             self._store.update_job(record.uid, slurm_job_id=job.slurm_job_id)
-            record = self._store.known_job(record.uid)
+            record = self._store.require_job(record.uid)
         was = record.error
         if was is not None and job.state is JobState.PENDING:
             record = self._mended(record, job, hardware)
@@ -207,7 +207,7 @@ class JobIntake:
             return record
         total = needed.get("total_steps")
         self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
-        return self._store.known_job(record.uid)
+        return self._store.require_job(record.uid)
 
     def needed(self, record: JobRecord) -> Requirements:
         """What the job asks for; nothing, as long as that cannot be read."""

@@ -71,7 +71,7 @@ class ThroughputLearning:
         if (speed := self._speeds.pop(uid, None)) is not None:
             for _, other in speed.beside_subject:
                 self._company.get(other, set()).discard(uid)
-            self._store.forget_speeds(uid)
+            self._store.delete_speeds(uid)
 
     def look(self, jobs: Iterable[Job], subjects: Mapping[str, str], reported: Collection[str], now: float) -> None:
         """Note under which circumstances jobs run, and learn from the reports that have come.
@@ -117,7 +117,7 @@ class ThroughputLearning:
         before = self._measured(subject).known(where, beside)
         mean = measured if before is None else before + NEWS * (measured - before)
         record = SpeedRecord(subject, *where, beside, mean, at)
-        self._store.learn_speed(record)
+        self._store.set_speed(record)
         self._keep(record)
 
     def _keep(self, record: SpeedRecord) -> None:

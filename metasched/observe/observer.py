@@ -195,7 +195,7 @@ class Observer:
             if record.current is not None and record.current.started is not None:
                 record = self._runs.ingest(record, now)  # before its run is closed: they say how it ended
             if self._runs.follow(record, seen, status, hardware, now, self.config.schedule.round_seconds):
-                record = self._store.known_job(record.uid)
+                record = self._store.require_job(record.uid)
         needed = self._adoption.needed(record)
         found = ObservedJob(job_of(record, needed, seen, status, hardware, now), seen, record, needed)
         speed, expected = self._learning.speed(subject_of(found)), self._expectation(record)

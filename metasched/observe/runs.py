@@ -61,7 +61,7 @@ class Runs:
 
     def ingest(self, record: JobRecord, now: float) -> JobRecord:
         """Read new reports, one budget of them."""
-        return self._store.known_job(record.uid) if self._read(record, now).lines else record
+        return self._store.require_job(record.uid) if self._read(record, now).lines else record
 
     def follow(  # noqa: PLR0917  one fact from each side
         self,
@@ -265,7 +265,7 @@ class Runs:
         """Empty the mailbox of a job that has ended."""
         try:
             self._mailbox.clear(record.uid)
-            self._mailbox.remove_address(record.slurm_job_id, record.uid)
+            self._mailbox.unindex_job(record.slurm_job_id, record.uid)
         except MailboxError as error:
             log.warning("mailbox_not_cleared", job=record.slurm_job_id, error=str(error))
 

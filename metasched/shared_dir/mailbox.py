@@ -147,11 +147,11 @@ class Mailbox:
         ):
             _own_directory(path, mode)
 
-    def write_address(self, slurm_job_id: str, uid: str) -> None:
+    def index_job(self, slurm_job_id: str, uid: str) -> None:
         """Say which job has an slurm_job_id now."""
         _replace(self._address_path(slurm_job_id), _address_content(uid))
 
-    def remove_address(self, slurm_job_id: str, uid: str) -> None:
+    def unindex_job(self, slurm_job_id: str, uid: str) -> None:
         """Forget that a job has an slurm_job_id, unless another job has it by now: Slurm reuses ids."""
         path, content = self._address_path(slurm_job_id), _address_content(uid)
         with _naming(path), suppress(FileNotFoundError):

@@ -18,7 +18,6 @@ from metasched.store.errors import (
 from metasched.store.records import (
     IMPORTED,
     ActionRecord,
-    CheckpointRecord,
     DecisionRecord,
     EndCause,
     EventRecord,
@@ -36,7 +35,6 @@ __all__ = [
     "IMPORTED",
     "ActionRecord",
     "BusyStoreError",
-    "CheckpointRecord",
     "DamagedStoreError",
     "DecisionRecord",
     "EndCause",

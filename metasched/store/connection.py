@@ -37,7 +37,7 @@ def exists(path: Path) -> bool:
         raise UnreachableStoreError(path, error.strerror or str(error)) from error
 
 
-def term_of_file(path: Path) -> int:
+def read_term(path: Path) -> int:
     """The term of a store that nobody has open, by its first bytes alone (the header of SQLite's file format).
 
     Raises:

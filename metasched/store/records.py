@@ -299,16 +299,3 @@ class SpeedRecord:
     co_runner: str | None
     steps_per_second: float
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """One ``checkpoint`` report; ``at`` is the trainer's clock, ``size`` bytes, ``seconds`` how long it took."""
-
-    uid: str
-    generation: int
-    at: float
-    step: int
-    seconds: float
-    size: int
-    cause: str

@@ -107,7 +107,7 @@ def test_reports_become_rows(tree):
     assert (run.generation, run.ready_at, run.init_seconds) == (1, NOW, 1.5)
     assert (run.stop_noticed, run.checkpointed, run.steps_per_second) == (NOW - 1, True, 2.5)
     assert [(row.run, row.step, row.loss) for row in tree.store.recent_throughput(UID)] == [(1, 20, None), (1, 10, 0.5)]
-    assert [(row.size, row.cause) for row in tree.store.recent_checkpoints(UID)] == [(99, "stop")]
+    assert tree.store._rows("SELECT size, cause FROM checkpoints") == [(99, "stop")]
     tree.append(text("end", step=25, samples=1600, loss=0.25))
     tree.poll()
     job = tree.store.job(UID)

@@ -110,7 +110,7 @@ def test_store_of_version_6_is_migrated_with_its_rows(former):
         assert (job.slurm_job_id, job.current.generation, job.current.ready_at) == ("12", 3, 115)
         assert [found.uid for found in store.find_jobs("13")] == [OTHER]
         assert store.targets() == dict.fromkeys((UID, OTHER), Placement(("n1",), 1, "v100"))
-        assert store.target_shares() == ({UID: OTHER, OTHER: UID}, {UID, OTHER})
+        assert store.target_co_runners() == ({UID: OTHER, OTHER: UID}, {UID, OTHER})
         assert [row.uid for row in store.decisions_of(1)] == [UID]
         assert [(row.generation, row.step) for row in store.recent_throughput(UID)] == [(3, 10)]
         assert store.report_files(UID) == {3: ReportFile(UID, 3, offset=500, refused=2, run=1)}
