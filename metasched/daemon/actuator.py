@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
 from metasched.configuration.config import Config
 from metasched.core.model import (
@@ -29,7 +30,7 @@ from metasched.core.model import (
 from metasched.learning.profiling_runs import sizes
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.observe.observer import Observation
-from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError
+from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError, RequeueMethod, Trials
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
@@ -244,7 +245,7 @@ class Actuator:
         self._mailbox.index_job(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
         if seen.seen[job.uid].needed.trials and not action.half_gpus:
-            lease = replace(lease, trials=sizes(job, action.placement))
+            lease = replace(lease, trials=Trials(sizes(job, action.placement)))
         self._mailbox.write_lease(lease)
         delay = 1 if _leaves_there(job, action.placement, now) else 0
         shards = None if seen.seats is None else seen.seats.half if action.half_gpus else seen.seats.per_gpu
@@ -281,6 +282,7 @@ class Actuator:
             return None
 
     def _new_lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
+        exit_code = self.config.slurm.exit_code
         return Lease(
             uid=job.uid,
             slurm_job_id=job.slurm_job_id,
@@ -290,7 +292,6 @@ class Actuator:
             gpus=placement.gpus,
             gpu_type=placement.gpu_type,
             nodes=dict(placement.node_gpus),
-            requeue_by="slurm" if self.config.slurm.exit_code in self._settings.requeue_exit_hold else "wrapper",
-            exit_code=self.config.slurm.exit_code,
+            requeue=RequeueMethod("slurm" if exit_code in self._settings.requeue_exit_hold else "wrapper", exit_code),
             signal=self.config.slurm.signal,
         )

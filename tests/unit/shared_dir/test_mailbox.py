@@ -4,11 +4,11 @@ import errno
 import json
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from metasched.shared_dir.mailbox import (
     BadLeaseError,
