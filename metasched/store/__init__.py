@@ -1,4 +1,4 @@
-"""Everything that metasched remembers, in one SQLite file that only the daemon writes."""
+"""The history of jobs, runs, rounds and reports, in one SQLite file that only the daemon writes."""
 
 from metasched.store.errors import (
     BusyStoreError,
