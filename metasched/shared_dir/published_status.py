@@ -1,6 +1,6 @@
-"""What the daemon publishes for everybody to read: one JSON file in the shared directory, replaced at every poll.
+"""The published status: one JSON file in the shared directory that everybody may read, replaced at every poll.
 
-Users on login nodes cannot open the database (SQLite stays on the daemon's host); they read this instead.
+Users on login nodes cannot open the database, which is on the daemon's host; they read this file instead.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class NodeStatus:
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
-    ``renewals`` is for how many rounds it has kept what it holds, ``co_runner`` the slurm_job_id of the job on the same
-    GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` how long it may take from submission on,
-    ``blocked`` whether it must not start at all now.
+    ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
+    on the same GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` the time from submission within
+    which it should finish, ``blocked`` whether it must not start now.
     """
 
     uid: str
@@ -78,7 +78,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything that the daemon publishes.
+    """The content of the file.
 
     A new one is published every ``poll_seconds``. ``slurm`` is "ok", or what keeps the daemon from talking to Slurm.
     ``jobs`` are the live ones, ``finished`` the latest that ended. ``sharing`` says that two jobs can share a GPU, and
@@ -126,7 +126,7 @@ def read(shared: Path) -> Status:
     """Read what was published last.
 
     Raises:
-        StatusError: nothing was published there, or by a newer version.
+        StatusError: there is no published status, or another version's.
     """
     path = shared / FILE_NAME
     try:
