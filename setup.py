@@ -11,6 +11,7 @@ DAEMON = [
     "apscheduler>=3.11.3,<4",
     "click>=8.1",
     "highspy>=1.15,<2",
+    "msgspec>=0.22",
     "numpy>=1.26",
     "pulp>=3.3.2,<4",
     "pydantic>=2.7",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
+from msgspec.structs import replace
 
 from metasched.configuration.config import Config
 from metasched.core.model import (
@@ -30,7 +31,7 @@ from metasched.core.model import (
 from metasched.daemon.cluster_state import ClusterState
 from metasched.learning.profiling_runs import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
-from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError
+from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError, RequeueMethod, Trials
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
@@ -251,10 +252,10 @@ class Actuator:
         now = state.snapshot.now
         run = job.run + 1
         self._store.release(job.uid, run, action.placement, now)
-        self._mailbox.write_address(job.slurm_job_id, job.uid)
+        self._mailbox.index_job(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
         if state.jobs[job.uid].requirements.trials and not action.half_gpus:
-            lease = replace(lease, trials=world_sizes_to_profile(job, action.placement))
+            lease = replace(lease, trials=Trials(world_sizes_to_profile(job, action.placement)))
         self._mailbox.write_lease(lease)
         delay = 1 if _restarts_on_node_too_soon(job, action.placement, now) else 0
         sharing = state.gpu_shards
@@ -293,6 +294,7 @@ class Actuator:
             return None
 
     def _new_lease(self, job: Job, placement: Placement, run: int, round_facts: RoundFacts) -> Lease:
+        exit_code = self.config.slurm.exit_code
         return Lease(
             uid=job.uid,
             slurm_job_id=job.slurm_job_id,
@@ -302,7 +304,6 @@ class Actuator:
             gpus=placement.gpus,
             gpu_type=placement.gpu_type,
             nodes=dict(placement.node_gpus),
-            requeue_by="slurm" if self.config.slurm.exit_code in self._settings.requeue_exit_hold else "wrapper",
-            exit_code=self.config.slurm.exit_code,
+            requeue=RequeueMethod("slurm" if exit_code in self._settings.requeue_exit_hold else "wrapper", exit_code),
             signal=self.config.slurm.signal,
         )

@@ -97,7 +97,7 @@ class Controller:
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
-        self._shares = GpuSharing(*store.target_shares())
+        self._shares = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, str] = store.current_reasons()
         self._round_wanted = True  # much may have changed while no daemon ran
         self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
@@ -244,7 +244,7 @@ class Controller:
 
     def _forget_history(self, now: float) -> None:
         if self.config.history.days:
-            self._store.forget_some(now - self.config.history.days * DAY)
+            self._store.prune_some(now - self.config.history.days * DAY)
 
     def _seconds_to_next_poll(self, now: float, *, busy: bool) -> float:
         least = max(self.config.schedule.busy_poll_seconds, self._clock() - now)  # at most half of slurmctld's time
@@ -303,9 +303,9 @@ class Controller:
                 reasons=result.reasons,
                 decide_seconds=time.perf_counter() - begun,
                 snapshot=encode(snapshot) if self.config.history.snapshots_bytes else b"",
-                keep_snapshots_bytes=self.config.history.snapshots_bytes,
+                snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
-                shares=shares.partners,
+                co_runners=shares.partners,
                 time_slicing=shares.time_slicing,
                 renewed=[job.uid for job in kept],
             )

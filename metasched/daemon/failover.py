@@ -23,7 +23,7 @@ import structlog
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.store import NotAStoreError, Store, StoreError
-from metasched.store.connection import exists, term_of_file
+from metasched.store.connection import exists, read_term
 
 PAUSE_FACTOR = 20.0
 """Pause after a copy, in multiples of the time that the copy took."""
@@ -90,7 +90,7 @@ def term_of_copy(shared: Path) -> int:
         CopyError: the copy cannot be read.
     """
     try:
-        return term_of_file(shared / DATABASE)
+        return read_term(shared / DATABASE)
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -124,7 +124,7 @@ class JobIntake:
             self._store.event("arrived", f"taken in as Slurm job {job.slurm_job_id}", uid=uid, at=now)
             if error is not None:
                 self._store.event("bad_tag", error, uid=uid, at=now)
-        return self._store.known_job(uid)
+        return self._store.require_job(uid)
 
     def _note_scripts(self, new: Mapping[str, SlurmJob]) -> dict[str, JobRecord]:
         """Record the hashes of new jobs' batch scripts, which identify recurring jobs; return the changed records."""
@@ -143,7 +143,7 @@ class JobIntake:
             for uid, script_hash in found.items():
                 if script_hash is not None:
                     self._store.update_job(uid, script=script_hash)
-        return {uid: self._store.known_job(uid) for uid, script_hash in found.items() if script_hash is not None}
+        return {uid: self._store.require_job(uid) for uid, script_hash in found.items() if script_hash is not None}
 
     def _mark(self, job: RecordedJob, inventory: NodeInventory) -> RecordedJob:
         """Write the Slurm job id to the store, and stamp, hold and requeue flag to Slurm, where they differ.
@@ -154,7 +154,7 @@ class JobIntake:
         record, slurm = job.record, job.slurm
         if record.slurm_job_id != slurm.slurm_job_id:
             self._store.update_job(record.uid, slurm_job_id=slurm.slurm_job_id)
-            record = self._store.known_job(record.uid)
+            record = self._store.require_job(record.uid)
         earlier_error = record.error
         if earlier_error is not None and slurm.state is JobState.PENDING:
             record = self._read_tag_again(record, slurm, inventory)
@@ -188,7 +188,7 @@ class JobIntake:
             return record
         total = needed.get("total_steps")
         self._store.update_job(record.uid, requirements=needed, error=error, total_steps=total)
-        return self._store.known_job(record.uid)
+        return self._store.require_job(record.uid)
 
     def requirements_of(self, record: JobRecord) -> Requirements:
         """Return what the job asked for; an empty request while its tag cannot be read."""

@@ -41,7 +41,7 @@ class ReportReader:
 
     def read(self, record: JobRecord, now: float) -> JobRecord:
         """Read one budget of a live job's new reports, and return the job's record after that."""
-        return self._store.known_job(record.uid) if self._read(record, now).lines else record
+        return self._store.require_job(record.uid) if self._read(record, now).lines else record
 
     def read_to_end(self, record: JobRecord, now: float) -> bool:
         """Read the last reports of a job that has ended, as far as this poll's budgets go.

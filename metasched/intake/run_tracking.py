@@ -114,7 +114,7 @@ class RunTracking:
         if record.current is not None and record.current.started is not None:
             record = self._reports.read(record, now)
         if self._follow(record, job.slurm, status, inventory, now, retry_seconds):
-            record = self._store.known_job(record.uid)
+            record = self._store.require_job(record.uid)
         return TrackedJob(record, job.slurm, status)
 
     def _follow(  # noqa: PLR0917  one fact from each side
@@ -274,7 +274,7 @@ class RunTracking:
         """Remove the mailbox files of a job that has ended."""
         try:
             self._mailbox.clear(record.uid)
-            self._mailbox.remove_address(record.slurm_job_id, record.uid)
+            self._mailbox.unindex_job(record.slurm_job_id, record.uid)
         except MailboxError as error:
             log.warning("mailbox_not_cleared", job=record.slurm_job_id, error=str(error))
 

@@ -78,7 +78,7 @@ class ThroughputLearning:
         if (speed := self._speeds.pop(uid, None)) is not None:
             for _, other in speed.colocated:
                 self._measured_with.get(other, set()).discard(uid)
-            self._store.forget_speeds(uid)
+            self._store.delete_speeds(uid)
 
     def learn(
         self,
@@ -147,7 +147,7 @@ class ThroughputLearning:
         before = self._measured(subject).measured(where, co_runner)
         mean = measured if before is None else before + REPORT_WEIGHT * (measured - before)
         record = SpeedRecord(subject, *where, co_runner, mean, at)
-        self._store.learn_speed(record)
+        self._store.set_speed(record)
         self._add(record)
 
     def _add(self, record: SpeedRecord) -> None:

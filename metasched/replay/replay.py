@@ -1,4 +1,4 @@
-"""Rounds that the daemon has decided, decided again from what the store kept of them."""
+"""Replay: recorded rounds of the daemon, decided again from their stored snapshots."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from metasched.store import RoundRecord, Store
 
 
 class OtherParametersError(MetaschedError):
-    """A policy does not take parameters any more that it once decided under."""
+    """A policy refuses the parameters of a recorded round."""
 
     def __init__(self, record: RoundRecord, why: str) -> None:
         super().__init__(f"round {record.round} was decided under parameters that {record.policy!r} refuses now: {why}")
 
 
 class NoSnapshotError(MetaschedError):
-    """The rounds asked for cannot be replayed."""
+    """None of the requested rounds has a stored snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One job about which the two decisions differ; None for a job that waits.
+    """One job whose recorded and replayed decisions differ; None stands for a job that waits.
 
     Attributes:
         uid: the job.
-        stored: where the daemon wanted it.
-        replayed: where the replay wants it.
-        reason: the replay's, in words.
+        stored: the placement that the daemon decided.
+        replayed: the placement that the replay decides.
+        reason: the replay's reason, in words.
     """
 
     uid: str
@@ -47,12 +47,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One round, decided again.
+    """One replayed round.
 
     Attributes:
-        record: what the store says of the round.
-        jobs: that it decided about.
-        differences: empty where both decisions are the same.
+        record: the recorded round.
+        jobs: number of jobs with a recorded decision.
+        differences: the jobs whose decisions differ.
     """
 
     record: RoundRecord
@@ -61,32 +61,36 @@ class Replayed:
 
 
 def replay(store: Store, registry: Registry, limit: int, other: Policy | None = None) -> Iterator[Replayed]:
-    """Decide the latest rounds again, the first one first, each from the snapshot that was kept of it.
+    """Decide the latest rounds again, in the order of their numbers, each from its stored snapshot.
 
     Args:
-        store: the daemon's, or a copy.
-        registry: where its policies are found.
-        limit: how many rounds at most.
-        other: a policy to decide in place of the one that did; it carries its own state from round to round.
+        store: the daemon's store, or a copy.
+        registry: the installed policies.
+        limit: the most rounds to replay.
+        other: a policy to decide instead of the recorded one; its state passes from round to round.
 
     Raises:
-        NoSnapshotError: no snapshot is kept of any of these rounds.
+        NoSnapshotError: none of these rounds has a stored snapshot.
         UnknownPolicyError: a round's policy is not installed.
-        OtherParametersError: a round's policy does not take its parameters any more.
+        OtherParametersError: a round's policy refuses its recorded parameters.
         CodecError: a snapshot cannot be read.
     """
-    kept = [(record, data) for record in store.recent_rounds(limit) if (data := store.snapshot(record.round))]
-    if not kept:
+    recorded = [(record, data) for record in store.recent_rounds(limit) if (data := store.snapshot(record.round))]
+    if not recorded:
         raise NoSnapshotError(f"{store.path}: no snapshot of these rounds is kept; see [history] snapshots_bytes")
     carried = None
-    for record, data in reversed(kept):
+    for record, data in reversed(recorded):
         snapshot = decode(data)
         if other is None:
             found = registry.get(record.policy)
             policy = found(_parameters(found, record))
             state = store.policy_state(record.policy, record.round - 1)
         else:
-            policy, state, snapshot = other, carried, replace(snapshot, precomputed=None)  # that was another's work
+            policy, state, snapshot = (
+                other,
+                carried,
+                replace(snapshot, precomputed=None),
+            )  # computed for the recorded policy
         result = run_round(snapshot, policy, state)
         carried = result.state
         stored = {d.uid: d.granted for d in store.decisions_of(record.round)}
@@ -95,7 +99,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
 
 def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
     try:
-        # As JSON, which is how they are kept: lists in it may be tuples and sets.
+        # Stored as JSON: tuples and sets of the parameters are lists there.
         return policy.Parameters.model_validate_json(json.dumps(dict(record.parameters)))
     except ValidationError as error:
         raise OtherParametersError(record, "; ".join(explain(error, policy.Parameters))) from None

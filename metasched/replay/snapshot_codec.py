@@ -1,7 +1,7 @@
-"""A snapshot as bytes: what the engine saw in a round, so that it can be decided again.
+"""A snapshot as bytes: the input of one recorded round, kept in the store so that ``replay`` can decide it again.
 
-Only what differs from a field's default is written, so new fields with defaults leave old rounds readable. A job's
-``speed`` is written where it is what real jobs' reports have told; a simulation's is its source's own, and is not.
+Only fields that differ from their default are written, so that snapshots stay readable when fields with defaults are
+added. ``Job.speed`` is written where it is measured (``MeasuredSpeed``); a simulation's own speeds are left out.
 """
 
 from __future__ import annotations
@@ -9,27 +9,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
+import msgspec
+
 from metasched.core.errors import MetaschedError
-from metasched.core.model import Hold, Job, Node, Placement, Preempt, Quota, Snapshot, Status
+from metasched.core.model import Job, Placement, Snapshot
 from metasched.throughput.online_speed import MeasuredSpeed
 
 FORMAT = 2
-_FORMER_NAMES = {  # of format 1
-    "snapshot": {"limits": "quotas", "worked": "precomputed"},
-    "job": {
-        "address": "slurm_job_id",
-        "share": "fair_share",
-        "shares_with": "co_runner",
-        "part": "half_gpus",
-        "learns": "learns_speed",
-        "trials": "profiled",
-    },
+_SNAPSHOT_NAMES = {"limits": "quotas", "worked": "precomputed"}
+"""Names of snapshot fields in format 1, and today's."""
+_JOB_NAMES = {
+    "address": "slurm_job_id",
+    "share": "fair_share",
+    "shares_with": "co_runner",
+    "part": "half_gpus",
+    "learns": "learns_speed",
+    "trials": "profiled",
 }
-
-_Read = Callable[[Any], Any]
+"""Names of job fields in format 1, and today's."""
 
 
 class CodecError(MetaschedError):
@@ -37,56 +38,44 @@ class CodecError(MetaschedError):
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The snapshot in few bytes."""
-    facts = _fields(snapshot)
-    facts["nodes"] = [_fields(node) for node in snapshot.nodes]
-    facts["jobs"] = _jobs(snapshot)
-    facts["quotas"] = [_fields(quota) for quota in snapshot.quotas]
-    text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_plain, separators=(",", ":"))
+    """The snapshot as compressed JSON, for ``decode``."""
+    facts = _changed_fields(snapshot)
+    facts["nodes"] = [_changed_fields(node) for node in snapshot.nodes]
+    facts["jobs"] = [_changed_fields(job) for job in snapshot.jobs]
+    facts["quotas"] = [_changed_fields(quota) for quota in snapshot.quotas]
+    _write_speeds_once(facts["jobs"])
+    # The json module writes what msgspec cannot: infinite time limits, and a policy's integers beyond 64 bits.
+    text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_as_json, separators=(",", ":"))
     return zlib.compress(text.encode(), level=1)
 
 
 def decode(data: bytes) -> Snapshot:
-    """What ``encode`` was given.
+    """The snapshot that ``encode`` was given, in this version or (format 1) in the one before.
 
     Raises:
-        CodecError: it is something else, or a newer version's.
+        CodecError: the bytes are something else, or a newer version's.
     """
     try:
         content = json.loads(zlib.decompress(data))
         if content["format"] not in (1, FORMAT):
             raise CodecError(f"format {content['format']!r} is another version's; this one reads 1 and {FORMAT}")
-        facts, jobs_facts = content["snapshot"], content["snapshot"].pop("jobs")
+        facts = content["snapshot"]
         if content["format"] == 1:
-            facts = _renamed(facts, "snapshot")
-            jobs_facts = [_renamed(job, "job") for job in jobs_facts]
-        nodes = tuple(Node(**_read(node, _NODE)) for node in facts.pop("nodes"))
-        speeds: dict[str, MeasuredSpeed] = {}
-        jobs = tuple(Job(**_read(job, _JOB | {"speed": _speed(speeds)})) for job in jobs_facts)
-        quotas = tuple(Quota(**_read(quota, _QUOTA)) for quota in facts.pop("quotas", ()))
-        return Snapshot(nodes=nodes, jobs=jobs, quotas=quotas, **facts)
-    except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
+            facts = _renamed(facts, _SNAPSHOT_NAMES)
+            facts["jobs"] = [_renamed(job, _JOB_NAMES) for job in facts["jobs"]]
+        speeds = _read_speeds(facts["jobs"])
+        snapshot = msgspec.convert(facts, Snapshot)
+    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
+    return dataclasses.replace(snapshot, jobs=tuple(map(_with_speed, snapshot.jobs, speeds)))
 
 
-def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """The jobs; a speed that several have is written once, and the others name its subject."""
-    written: set[str] = set()
-    found = [_fields(job) for job in snapshot.jobs]
-    for facts in found:
-        if (speed := facts.get("speed")) is not None:
-            facts["speed"] = speed.subject if speed.subject in written else speed
-            written.add(speed.subject)
-    return found
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    """The fields of a record that are not what they are by default."""
+def _changed_fields(record: Any) -> dict[str, Any]:
+    """The fields of a record whose values are not the default."""
     found = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
-        foreign = field.name == "speed" and not isinstance(value, MeasuredSpeed)
-        if foreign or (field.default is not dataclasses.MISSING and value == field.default):
+        if field.default is not dataclasses.MISSING and value == field.default:
             continue
         if field.default_factory is not dataclasses.MISSING and not value:
             continue
@@ -94,58 +83,46 @@ def _fields(record: Any) -> dict[str, Any]:
     return found
 
 
-def _plain(value: object) -> Any:
-    if isinstance(value, (Status, Hold, Preempt)):
+def _write_speeds_once(jobs: list[dict[str, Any]]) -> None:
+    """Replace each job's speed by its JSON, or by its subject where an earlier job has the same one."""
+    written: set[str] = set()
+    for facts in jobs:
+        speed = facts.pop("speed", None)
+        if isinstance(speed, MeasuredSpeed):
+            facts["speed"] = speed.subject if speed.subject in written else speed.to_json()
+            written.add(speed.subject)
+
+
+def _as_json(value: object) -> Any:
+    if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, frozenset):
         return sorted(value)
     if isinstance(value, Placement):
-        return _fields(value)
-    if isinstance(value, MeasuredSpeed):
-        return value.to_json()
+        return _changed_fields(value)
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 
 
-def _renamed(facts: Mapping[str, Any], record: str) -> dict[str, Any]:
-    """The fields of a record of format 1 under their present names."""
-    return {_FORMER_NAMES[record].get(name, name): value for name, value in facts.items()}
+def _read_speeds(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
+    """Take each job's speed out of its JSON; jobs that had the same speed object share one again."""
+    known: dict[str, MeasuredSpeed] = {}
+    speeds = []
+    for facts in jobs:
+        speed = facts.pop("speed", None)
+        if isinstance(speed, dict):
+            speed = known.setdefault(speed["subject"], MeasuredSpeed.from_json(speed))
+        elif speed is not None:
+            speed = known[speed]
+        speeds.append(speed)
+    return speeds
 
 
-def _read(facts: dict[str, Any], readers: Mapping[str, _Read]) -> dict[str, Any]:
-    return {name: readers[name](value) if name in readers else value for name, value in facts.items()}
+def _with_speed(job: Job, speed: MeasuredSpeed | None) -> Job:
+    return job if speed is None else job.evolve(speed=speed)
 
 
-def _speed(known: dict[str, MeasuredSpeed]) -> _Read:
-    """A reader that gives jobs with one speed one object, as they had it."""
-
-    def read(facts: Any) -> MeasuredSpeed:
-        if isinstance(facts, str):
-            return known[facts]
-        return known.setdefault(facts["subject"], MeasuredSpeed.from_json(facts))
-
-    return read
-
-
-def _placement(facts: Any) -> Placement | None:
-    if facts is None:
-        return None
-    found: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in facts.items()}
-    return Placement(**found)
-
-
-_NODE: Mapping[str, _Read] = {"features": frozenset, "partitions": frozenset}
-_QUOTA: Mapping[str, _Read] = {"members": frozenset}
-_JOB: dict[str, _Read] = {
-    "gpu_types": tuple,
-    "features": frozenset,
-    "only_nodes": frozenset,
-    "excluded_nodes": frozenset,
-    "preempt": Preempt,
-    "status": Status,
-    "hold": Hold,
-    "placement": _placement,
-    "last_placement": _placement,
-    "released": _placement,
-}
+def _renamed(facts: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a record of format 1 under today's names."""
+    return {names.get(name, name): value for name, value in facts.items()}

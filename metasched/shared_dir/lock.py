@@ -1,4 +1,4 @@
-"""One daemon for one cluster: a lock in shared storage, held for life."""
+"""A lock in the shared directory, so that one daemon schedules a cluster; held until the process ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Self
 
 from metasched.core.errors import MetaschedError
 
-_MODE = 0o600  # who may read the file may lock it against all writers
+_MODE = 0o600  # a user who may read the file could lock it against all writers
 _FLOCK = struct.Struct("hhqqi0q")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -24,7 +24,7 @@ class LockHeldError(MetaschedError):
     """Another daemon schedules this cluster.
 
     Attributes:
-        holder: in its own words, "" where it has not said yet.
+        holder: host, pid and start of the other daemon as it wrote them; "" where it has written nothing yet.
     """
 
     def __init__(self, path: Path, holder: str, advice: str) -> None:
@@ -35,7 +35,7 @@ class LockHeldError(MetaschedError):
 
 
 class LockBlockedError(LockHeldError):
-    """A process that is no daemon has the lock: daemons take it to write, this one to read."""
+    """A process that is no daemon has a read lock; daemons take write locks."""
 
     def __init__(self, path: Path, pid: int) -> None:
         where = f"process {pid}" if pid > 0 else "a process of another host"
@@ -46,7 +46,7 @@ class LockBlockedError(LockHeldError):
 
 
 class LockLostError(MetaschedError):
-    """The lock file was replaced under us, so another daemon may have taken over."""
+    """The lock file is no longer the locked one: another daemon may have the lock."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"the lock {path} is no longer ours; nothing more is done to Slurm")
@@ -64,11 +64,11 @@ class DaemonLock:
 
     Args:
         path: of the file, in shared storage.
-        advice: what to do where a daemon has it already.
+        advice: the fix to name where another daemon has the lock.
 
     Raises:
         LockHeldError: another process has it.
-        LockFileError: the file cannot be made ours alone, or its file system has no locks.
+        LockFileError: the file cannot be opened with mode 0600, or its file system has no locks.
     """
 
     def __init__(self, path: Path, advice: str = "stop it first") -> None:
@@ -79,23 +79,23 @@ class DaemonLock:
             raise LockFileError(path, error) from None
         refusal: MetaschedError | None
         try:
-            refusal = None if _taken(self._fd) else _refusal(path, self._fd, advice)
+            refusal = None if _try_lock(self._fd) else _refusal(path, self._fd, advice)
         except OSError as error:
             refusal = LockFileError(path, error)
         if refusal is not None:
             os.close(self._fd)
             raise refusal
         since = dt.datetime.now(dt.UTC).isoformat(timespec="microseconds")
-        self._words = f"host {socket.gethostname()} pid {os.getpid()} since {since}\n".encode()
+        self._holder_text = f"host {socket.gethostname()} pid {os.getpid()} since {since}\n".encode()
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, self._words, 0)
+        os.pwrite(self._fd, self._holder_text, 0)
 
     @classmethod
     def wait(cls, path: Path, seconds: float, waiting: Callable[[str], None]) -> Self:
-        """Stand by until nobody else has the lock; ``waiting`` hears of the holder at every look, seconds apart.
+        """Take the lock as soon as no other process has it; ``waiting`` is called with the holder every ``seconds``.
 
         Raises:
-            LockFileError: as when it is taken at once.
+            LockFileError: as in the constructor.
         """
         while True:
             try:
@@ -105,24 +105,24 @@ class DaemonLock:
             time.sleep(seconds)
 
     def check(self) -> None:
-        """Make sure, before a batch of writes, that the file on disk is still the one that we hold.
+        """Check, before a batch of writes, that the file on disk is still the locked one.
 
-        A network file system may have given the lock to another host while we were cut off: then either the file
-        cannot be read any more, or that host has written its own name.
+        A network file system may have given the lock to another host after a network failure: then either the file
+        cannot be read, or that host has written its own name.
 
         Raises:
-            LockLostError: it is not.
+            LockLostError: the file is another one, or has another holder.
         """
         try:
             there, ours = self._path.stat(), os.fstat(self._fd)
             words = os.pread(self._fd, 200, 0)
         except OSError:
             raise LockLostError(self._path) from None
-        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino) or words != self._words:
+        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino) or words != self._holder_text:
             raise LockLostError(self._path)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         os.close(self._fd)
 
     def __enter__(self) -> Self:
@@ -135,9 +135,10 @@ class DaemonLock:
 
 
 def holder(path: Path) -> str | None:
-    """The daemon that has the lock, in its own words ("" where it has not said yet); None if there is none.
+    """The daemon that has the lock, as it wrote itself ("" where it has written nothing yet); None if there is none.
 
-    Nothing is changed, and nobody is kept from the lock. Not for the process that has it: it would lose it.
+    The call changes nothing and does not block others. The process that has the lock must not call it: POSIX releases
+    a process's locks when it closes any descriptor of the file.
 
     Raises:
         LockFileError: the file cannot be read, or its file system has no locks.
@@ -149,16 +150,16 @@ def holder(path: Path) -> str | None:
     except OSError as error:
         raise LockFileError(path, error) from None
     try:
-        kind, _ = _in_the_way(file)
-        return _words(file) if kind == fcntl.F_WRLCK else None
+        kind, _ = _conflicting_lock(file)
+        return _holder_text(file) if kind == fcntl.F_WRLCK else None
     except OSError as error:
         raise LockFileError(path, error) from None
     finally:
         os.close(file)
 
 
-def _taken(file: int) -> bool:
-    """Keep the file to ourselves, and lock it; False where another process has done that."""
+def _try_lock(file: int) -> bool:
+    """Set the file's mode and lock it; returns False where another process has the lock."""
     if stat.S_IMODE(os.fstat(file).st_mode) != _MODE:
         os.fchmod(file, _MODE)
     try:
@@ -169,16 +170,16 @@ def _taken(file: int) -> bool:
 
 
 def _refusal(path: Path, file: int, advice: str) -> LockHeldError:
-    kind, pid = _in_the_way(file)
-    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _words(file), advice)
+    kind, pid = _conflicting_lock(file)
+    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _holder_text(file), advice)
 
 
-def _in_the_way(file: int) -> tuple[int, int]:
-    """The kind of lock that keeps us from ours (F_UNLCK: none), and the pid of who has it (if on this host)."""
+def _conflicting_lock(file: int) -> tuple[int, int]:
+    """The kind of the conflicting lock (F_UNLCK: none), and the pid of its holder (if on this host)."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return kind, pid
 
 
-def _words(file: int) -> str:
+def _holder_text(file: int) -> str:
     return os.pread(file, 200, 0).decode(errors="replace").strip()

@@ -1,32 +1,33 @@
-"""The daemon's side of the shared tree: addresses, leases and stop requests (``docs/developer/PROTOCOL.md``).
+"""The daemon's side of the shared directory: leases, stop requests, and the index of Slurm job ids.
 
-The mailbox is written by the daemon alone; a directory or a link that somebody else planted in its place is refused.
+The files are specified in ``docs/developer/PROTOCOL.md``.
+
+Only the daemon writes the mailbox; a directory or link that somebody else made in its place is refused.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from metasched.core.errors import MetaschedError
 
-FORMAT = 1
 TRIAL_STEPS = 10
-"""Timed in each trial (Liu et al., "Ares", 2025, section 4)."""
+"""Optimizer steps that are timed in each trial (Liu et al., "Ares", 2025, section 4)."""
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
-_REPORTS_MODE = 0o3777  # everybody may make a directory there, nobody may rename or remove another's
+_REPORTS_MODE = 0o3777  # sticky: everybody may make a directory, nobody may rename or remove another user's
 _UID = re.compile(r"[0-9a-f]{16}(_[0-9]+)?")
-_ADDRESS = re.compile(r"[0-9]+(_[0-9]+)?")
+_SLURM_JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?")
 _FIXES = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "raise the quota of the daemon's user there",
@@ -37,28 +38,28 @@ _FIXES = {
 
 
 class MailboxError(MetaschedError):
-    """The shared tree cannot be used; the message names the path and the fix."""
+    """The shared directory cannot be used; the message names the path and the fix."""
 
 
 class NotOursError(MailboxError):
-    """Something in the mailbox's place is not the daemon's own directory."""
+    """A path of the mailbox is not a directory of the daemon's own."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"{path}: must be a directory of the daemon's user (no link) that only it may write to; "
+            f"{path}: must be a directory (no link) that only the daemon's user owns and may write to; "
             "move away what is there, or correct its owner and mode"
         )
 
 
 class BadLeaseError(MailboxError):
-    """A lease file is not what the daemon writes."""
+    """A lease file does not have the daemon's format."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path}: not a lease ({why}); remove the file, the daemon writes it again")
 
 
 class NoLeaseError(MailboxError):
-    """There is no lease for the run that is to be stopped."""
+    """The mailbox has no lease for the run that is to be stopped."""
 
     def __init__(self, path: Path, run: int) -> None:
         super().__init__(
@@ -67,14 +68,13 @@ class NoLeaseError(MailboxError):
 
 
 class BadNameError(MailboxError):
-    """A uid or an slurm_job_id that cannot be one, and must not become a path."""
+    """A text that is no uid or Slurm job id, and must not become part of a path."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name!r} is neither a uid nor an slurm_job_id of a job")
+        super().__init__(f"{name!r} is neither a uid nor a Slurm job id")
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequest:
+class StopRequest(msgspec.Struct, frozen=True):
     """A request to checkpoint and end, for one run only; instants in unix seconds."""
 
     run: int
@@ -83,26 +83,45 @@ class StopRequest:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """What a job is told.
+class RequeueMethod(msgspec.Struct, frozen=True):
+    """How the job is requeued after a checkpoint.
 
     Attributes:
-        uid: the job.
-        slurm_job_id: its slurm_job_id now.
-        run: the run that this is meant for.
-        round: the round that renewed it.
-        round_end: unix seconds; passing it means nothing.
-        gpus: GPUs in all.
-        gpu_type: their type; None without GPUs.
-        nodes: GPUs on each node.
-        requeue_by: who requeues the job after a checkpoint.
-        exit_code: the exit code that says "checkpointed, run me again".
-        signal: name of the preemption signal.
-        stop: the request to stop, if there is one.
-        trials: the numbers of GPUs on which the command is to be tried before the run.
+        by: who requeues it.
+        exit_code: the trainer's exit code that asks for it.
     """
 
+    by: Literal["slurm", "wrapper"] = "slurm"
+    exit_code: int = 85
+
+
+class Trials(msgspec.Struct, frozen=True):
+    """World sizes on which the command is timed before the run, and the optimizer steps of each trial."""
+
+    gpus: tuple[int, ...]
+    steps: int = TRIAL_STEPS
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "address"}):
+    """The daemon's instructions to one run of a job: the content of ``lease.json``.
+
+    Attributes:
+        format: version of the file's format.
+        uid: the job.
+        slurm_job_id: Slurm's present id of the job.
+        run: number of the run that the lease is for.
+        round: number of the round that renewed the lease.
+        round_end: unix seconds; a lease remains valid after it.
+        gpus: number of GPUs on all nodes.
+        gpu_type: type of the GPUs; None without GPUs.
+        nodes: number of GPUs by node name.
+        requeue: how the job is requeued after a checkpoint.
+        signal: name of the preemption signal.
+        stop: the request to stop; None while there is none.
+        trials: the trials before the run; None for none.
+    """
+
+    format: Literal[1] = 1
     uid: str
     slurm_job_id: str
     run: int
@@ -110,69 +129,72 @@ class Lease:
     round_end: float
     gpus: int
     gpu_type: str | None
-    nodes: Mapping[str, int]
-    requeue_by: Literal["slurm", "wrapper"] = "slurm"
-    exit_code: int = 85
+    nodes: dict[str, int]
+    requeue: RequeueMethod = RequeueMethod()
     signal: str = "SIGUSR2"
     stop: StopRequest | None = None
-    trials: tuple[int, ...] = ()
+    trials: Trials | None = None
+
+
+_DECODER = msgspec.json.Decoder(Lease)
 
 
 class Mailbox:
-    """Two trees under ``shared``: ``mailbox``, which the daemon writes, and ``reports``, which users write.
+    """The directories ``mailbox``, which the daemon writes, and ``reports``, which users write.
 
-    Every method raises MailboxError when the file system refuses, and BadNameError for what is no uid or slurm_job_id.
+    Every method raises MailboxError when the file system refuses, and BadNameError for a text that
+    is no uid or Slurm job id.
     """
 
     def __init__(self, shared: Path) -> None:
-        """Make the trees where they are missing.
+        """Make the directories where they are missing.
 
         Args:
-            shared: the shared root; made if missing.
+            shared: [paths] shared; made if missing.
 
         Raises:
-            NotOursError: the mailbox, or the reports directory, is not the daemon's own.
+            NotOursError: one of the directories is not the daemon's own.
             MailboxError: a directory cannot be made.
         """
         self.shared = shared
         self.reports = shared / "reports"
         self._leases = shared / "mailbox"
-        self._addresses = self._leases / "address"
+        self._job_index = self._leases / "address"
         with _naming(shared):
             shared.mkdir(parents=True, exist_ok=True)
         for path, mode in (
             (self._leases, _DIRECTORY_MODE),
-            (self._addresses, _DIRECTORY_MODE),
+            (self._job_index, _DIRECTORY_MODE),
             (self.reports, _REPORTS_MODE),
         ):
             _own_directory(path, mode)
 
-    def write_address(self, slurm_job_id: str, uid: str) -> None:
-        """Say which job has an slurm_job_id now."""
-        _replace(self._address_path(slurm_job_id), _address_content(uid))
+    def index_job(self, slurm_job_id: str, uid: str) -> None:
+        """Write the uid of the job that has a Slurm job id now, for ``metasched-run`` to find its lease."""
+        _replace(self._index_path(slurm_job_id), _index_content(uid))
 
-    def remove_address(self, slurm_job_id: str, uid: str) -> None:
-        """Forget that a job has an slurm_job_id, unless another job has it by now: Slurm reuses ids."""
-        path, content = self._address_path(slurm_job_id), _address_content(uid)
+    def unindex_job(self, slurm_job_id: str, uid: str) -> None:
+        """Remove a job's Slurm job id from the index, unless another job has that id now: Slurm reuses ids."""
+        path, content = self._index_path(slurm_job_id), _index_content(uid)
         with _naming(path), suppress(FileNotFoundError):
             if path.read_bytes() == content:
                 path.unlink()
 
     def write_lease(self, lease: Lease) -> bool:
-        """Replace a job's lease atomically; whether it differed from what was there."""
+        """Replace a job's lease atomically; returns whether the new one differs from the old one."""
         path = self._lease_path(lease.uid)
         with suppress(BadLeaseError):
             if self.read_lease(lease.uid) == lease:
                 return False
         _own_directory(path.parent, _DIRECTORY_MODE)
-        _replace(path, _encode(lease))
+        _replace(path, msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n")
         return True
 
     def read_lease(self, uid: str) -> Lease | None:
-        """The lease that a job has now.
+        """A job's lease; None if there is none.
 
         Raises:
-            BadLeaseError: the file is not what the daemon writes.
+            BadLeaseError: the file does not have the daemon's format.
         """
         path = self._lease_path(uid)
         with _naming(path):
@@ -181,31 +203,44 @@ class Mailbox:
             except FileNotFoundError:
                 return None
         try:
-            return _decode(json.loads(data))
-        except (ValueError, KeyError, TypeError) as error:
-            raise BadLeaseError(path, f"{type(error).__name__}: {error}") from None
+            return _DECODER.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadLeaseError(path, str(error)) from None
 
     def request_stop(self, uid: str, run: int, requested: float, deadline: float, reason: str) -> bool:
-        """Ask a run to stop; whether it was not asked before. A first request is never changed by a second.
+        """Add a request to stop to the lease of a run; a second request never changes the first.
+
+        Args:
+            uid: the job.
+            run: number of its run.
+            requested: unix seconds.
+            deadline: when the daemon ends the run from outside, unix seconds.
+            reason: in words.
+
+        Returns:
+            Whether the run was not asked to stop before.
 
         Raises:
-            NoLeaseError: the job's lease is missing, or meant for another run.
+            NoLeaseError: the job has no lease, or one for another run.
         """
         lease = self.read_lease(uid)
         if lease is None or lease.run != run:
             raise NoLeaseError(self._lease_path(uid), run)
         if lease.stop is not None and lease.stop.run == run:
             return False
-        return self.write_lease(replace(lease, stop=StopRequest(run, requested, deadline, reason)))
+        return self.write_lease(msgspec.structs.replace(lease, stop=StopRequest(run, requested, deadline, reason)))
 
     def free_reports(self, uid: str, owner: int) -> int | None:
-        """Move aside what another user has put in the place of a job's reports; which user, None if there is none.
+        """Rename what another user made in the place of a job's reports, so that the job's owner can make them.
 
-        The directory above is sticky and ours, so that nobody else could do it but who has put it there.
+        The parent directory is sticky: apart from the daemon, only that user can rename it.
 
         Args:
             uid: the job.
             owner: numeric user id of the job's owner.
+
+        Returns:
+            The numeric id of the other user; None where there was nothing to rename.
         """
         path = self.reports / _checked(_UID, uid)
         aside = path.with_name(f"{uid}.{secrets.token_hex(8)}")
@@ -215,11 +250,11 @@ class Mailbox:
                 path.rename(aside)
                 if aside.lstat().st_uid != owner:
                     return other
-                aside.rename(path)  # that other had taken it away again, and the owner was quicker than we
+                aside.rename(path)  # the other user removed it, and the owner made it, between lstat and rename
         return None
 
     def clear(self, uid: str) -> None:
-        """Remove what the mailbox holds for a job; its reports are its owner's and stay."""
+        """Remove a job's lease; its reports, which its owner has written, remain."""
         path = self._lease_path(uid)
         with _naming(path.parent), suppress(FileNotFoundError):
             for file in path.parent.iterdir():
@@ -229,11 +264,11 @@ class Mailbox:
     def _lease_path(self, uid: str) -> Path:
         return self._leases / _checked(_UID, uid) / "lease.json"
 
-    def _address_path(self, slurm_job_id: str) -> Path:
-        return self._addresses / _checked(_ADDRESS, slurm_job_id)
+    def _index_path(self, slurm_job_id: str) -> Path:
+        return self._job_index / _checked(_SLURM_JOB_ID, slurm_job_id)
 
 
-def _address_content(uid: str) -> bytes:
+def _index_content(uid: str) -> bytes:
     return f"{_checked(_UID, uid)}\n".encode()
 
 
@@ -245,7 +280,7 @@ def _checked(pattern: re.Pattern[str], name: str) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Make the file system's refusals ours."""
+    """Turn errors of the file system into MailboxError."""
     try:
         yield
     except OSError as error:
@@ -254,10 +289,10 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _own_directory(path: Path, mode: int) -> None:
-    """Make a directory of ours, or check that what is there is one."""
+    """Make a directory, or check that the existing one is the daemon's own."""
     with _naming(path):
         with suppress(FileExistsError):
-            path.mkdir(0o700)  # nobody may come in before its mode is right
+            path.mkdir(0o700)  # nobody else has access before the mode is set
         facts = path.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
             raise NotOursError(path)
@@ -266,7 +301,7 @@ def _own_directory(path: Path, mode: int) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Put a whole file in place of another; a reader sees the old one or the new one."""
+    """Replace a file atomically: a reader sees the old content or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     with _naming(path):
         descriptor = os.open(
@@ -276,46 +311,3 @@ def _replace(path: Path, data: bytes) -> None:
             os.fchmod(descriptor, _FILE_MODE)  # whatever the umask
             file.write(data)
         temporary.replace(path)
-
-
-def _encode(lease: Lease) -> bytes:
-    stop = lease.stop
-    values: dict[str, Any] = {
-        "format": FORMAT,
-        "uid": lease.uid,
-        "address": lease.slurm_job_id,
-        "run": lease.run,
-        "round": lease.round,
-        "round_end": lease.round_end,
-        "gpus": lease.gpus,
-        "gpu_type": lease.gpu_type,
-        "nodes": dict(lease.nodes),
-        "requeue": {"by": lease.requeue_by, "exit_code": lease.exit_code},
-        "signal": lease.signal,
-        "trials": {"gpus": list(lease.trials), "steps": TRIAL_STEPS} if lease.trials else None,
-        "stop": None
-        if stop is None
-        else {"run": stop.run, "requested": stop.requested, "deadline": stop.deadline, "reason": stop.reason},
-    }
-    return (json.dumps(values, indent=1) + "\n").encode()
-
-
-def _decode(values: Any) -> Lease:
-    if values["format"] != FORMAT:
-        raise ValueError(f"format {values['format']!r} instead of {FORMAT}")
-    stop, trials = values["stop"], values.get("trials")
-    return Lease(
-        uid=values["uid"],
-        slurm_job_id=values["address"],
-        run=values["run"],
-        round=values["round"],
-        round_end=values["round_end"],
-        gpus=values["gpus"],
-        gpu_type=values["gpu_type"],
-        nodes=values["nodes"],
-        requeue_by=values["requeue"]["by"],
-        exit_code=values["requeue"]["exit_code"],
-        signal=values["signal"],
-        stop=None if stop is None else StopRequest(stop["run"], stop["requested"], stop["deadline"], stop["reason"]),
-        trials=tuple(trials["gpus"]) if trials else (),
-    )

@@ -1,16 +1,16 @@
-"""What the daemon publishes for everybody to read: one JSON file in the shared directory, replaced at every poll.
+"""The published status: one JSON file in the shared directory that everybody may read, replaced at every poll.
 
-Users on login nodes cannot open the database (SQLite stays on the daemon's host); they read this instead.
+Users on login nodes cannot open the database, which is on the daemon's host; they read this file instead.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+
+import msgspec
 
 from metasched.core.errors import MetaschedError
 
@@ -37,9 +37,9 @@ class NodeStatus:
 class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
-    ``renewals`` is for how many rounds it has kept what it holds, ``co_runner`` the slurm_job_id of the job on the same
-    GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` how long it may take from submission on,
-    ``blocked`` whether it must not start at all now.
+    ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
+    on the same GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` the time from submission within
+    which it should finish, ``blocked`` whether it must not start now.
     """
 
     uid: str
@@ -78,7 +78,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything that the daemon publishes.
+    """The content of the file.
 
     A new one is published every ``poll_seconds``. ``slurm`` is "ok", or what keeps the daemon from talking to Slurm.
     ``jobs`` are the live ones, ``finished`` the latest that ended. ``sharing`` says that two jobs can share a GPU, and
@@ -103,7 +103,7 @@ class Status:
     sharing_note: str = ""
 
 
-_Record = TypeVar("_Record", NodeStatus, JobStatus, Status)
+_DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more
 
 
 def publish(shared: Path, status: Status) -> None:
@@ -114,7 +114,7 @@ def publish(shared: Path, status: Status) -> None:
     """
     temporary = shared / f".{FILE_NAME}.{os.getpid()}"
     try:
-        temporary.write_text(json.dumps(status, default=_fields), encoding="utf-8")
+        temporary.write_bytes(msgspec.json.encode(status))
         temporary.chmod(0o644)
         temporary.replace(shared / FILE_NAME)
     except OSError as error:
@@ -122,47 +122,26 @@ def publish(shared: Path, status: Status) -> None:
         raise StatusError(msg) from None
 
 
-def _fields(record: Any) -> dict[str, Any]:
-    """A record's fields, one level deep (``dataclasses.asdict`` copies every value, ten times slower)."""
-    return {name: getattr(record, name) for name in record.__slots__}
-
-
 def read(shared: Path) -> Status:
     """Read what was published last.
 
     Raises:
-        StatusError: nothing was published there, or by a newer version.
+        StatusError: there is no published status, or another version's.
     """
     path = shared / FILE_NAME
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        status = _DECODER.decode(path.read_bytes())
     except OSError as error:
         msg = f"{path}: {error.strerror}; is the daemon running, and is this its [paths] shared?"
         raise StatusError(msg) from None
-    except (ValueError, RecursionError):
+    except msgspec.ValidationError:
+        raise StatusError(_other_version(path)) from None
+    except (msgspec.DecodeError, ValueError, RecursionError):
         msg = f"{path}: not a status file"
         raise StatusError(msg) from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+    if status.format != FORMAT:
         raise StatusError(_other_version(path))
-    try:
-        nodes = tuple(_known(NodeStatus, node) for node in data["nodes"])
-        jobs, finished = (
-            tuple(_known(JobStatus, {**job, "world_sizes": tuple(job["world_sizes"])}) for job in data[key])
-            for key in ("jobs", "finished")
-        )
-        return _known(Status, {**data, "nodes": nodes, "jobs": jobs, "finished": finished})
-    except (KeyError, TypeError, AttributeError):
-        raise StatusError(_other_version(path)) from None
-
-
-def _known(kind: type[_Record], values: Mapping[str, Any]) -> _Record:
-    """A record of the values that this version knows: a newer daemon may tell more.
-
-    Raises:
-        TypeError: one that it needs is missing.
-    """
-    names = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in values.items() if name in names})
+    return status
 
 
 def _other_version(path: Path) -> str:

@@ -1,134 +1,170 @@
-"""Report lines, parsed strictly: what a trainer wrote is hostile until it has passed here.
+"""Report lines of trainers, parsed strictly: a line is hostile until ``parse_line`` has accepted it.
 
-The format is in ``docs/developer/PROTOCOL.md``. Keys and kinds that are not known are ignored, so that a newer
-shim can talk to an older daemon; a known kind with a missing, mistyped or implausible value is refused.
+The format is in ``docs/developer/PROTOCOL.md``. Unknown keys and kinds are ignored, so that a newer shim can report to
+an older daemon. A known kind with a missing, mistyped or implausible value is refused.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from metasched.core.errors import MetaschedError
 
-VERSION = 1
 MAX_LINE_BYTES = 64 * 1024
 
-# what no honest trainer exceeds
-MAX_STEP = 10**12
-MAX_SAMPLES = 10**15
-MAX_BYTES = 2**60
-MAX_SECONDS = 10.0**8
-MAX_BATCH = 10**9
-MAX_WORLD = 2**20
-MAX_COUNT = 2**31 - 1
+# Bounds that no honest trainer exceeds.
 MAX_STEPS_PER_SECOND = 10.0**6
 MAX_SAMPLES_PER_SECOND = 10.0**10
 CLOCK_SKEW_SECONDS = 24 * 3600.0
-EARLIEST = 10.0**9  # September 2001: a clock before that was never set
+_MAX_STEP = 10**12
+_MAX_SAMPLES = 10**15
+_MAX_SECONDS = 10.0**8
+
+_Instant = Annotated[float, Meta(ge=10.0**9)]  # September 2001: a clock before that was never set
+_Seconds = Annotated[float, Meta(ge=0.0, le=_MAX_SECONDS)]
+_PositiveSeconds = Annotated[float, Meta(gt=0.0, le=_MAX_SECONDS)]
+_Step = Annotated[int, Meta(ge=0, le=_MAX_STEP)]
+_StepCount = Annotated[int, Meta(ge=1, le=_MAX_STEP)]
+_Samples = Annotated[int, Meta(ge=0, le=_MAX_SAMPLES)]
+_SampleCount = Annotated[int, Meta(ge=1, le=_MAX_SAMPLES)]
+_Batch = Annotated[int, Meta(ge=1, le=10**9)]
+_WorldSize = Annotated[int, Meta(ge=1, le=2**20)]
+_Number = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+_Loss = Annotated[float, Meta(ge=-1e300, le=1e300)]
 
 
 class RefusedLineError(MetaschedError):
-    """A report line is not what the protocol says."""
+    """A report line is not what the protocol says; the message names the key and the expected value."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartReport:
-    """A trainer is ready; ``step`` and ``samples`` are what it resumes from."""
+class _Line(msgspec.Struct, frozen=True, rename={"at": "t", "generation": "incarnation", "size": "bytes"}):
+    """Fields of every report line; ``at`` is the trainer's clock, unix seconds."""
 
-    at: float
-    run: int
-    generation: int
-    world_size: int
-    step: int
-    samples: int
+    at: _Instant
+
+
+class _Envelope(_Line, frozen=True):
+    """Keys that decide whether, and as what, a line is read."""
+
+    v: Literal[1]
+    kind: str
+
+
+class StartReport(_Line, frozen=True):
+    """A trainer is ready; ``step`` and ``samples`` are the progress that it resumes from."""
+
+    run: _Number
+    generation: _Number
+    world_size: _WorldSize
+    step: _Step
+    samples: _Samples
     resumed: bool
-    init_seconds: float
+    init_seconds: _Seconds
 
 
-@dataclass(frozen=True, slots=True)
-class DeclareReport:
-    """What the script knows of its work; None where it did not say."""
+class DeclareReport(_Line, frozen=True):
+    """The training script's own figures of its work; None where the script declares none."""
 
-    at: float
-    total_steps: int | None
-    total_samples: int | None
-    global_batch: int | None
+    total_steps: _StepCount | None = None
+    total_samples: _SampleCount | None = None
+    global_batch: _Batch | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepsReport:
-    """``steps`` optimizer steps over ``samples`` samples took ``seconds``; ``step`` is the last one.
+class StepsReport(_Line, frozen=True):
+    """``steps`` optimizer steps over ``samples`` samples took ``seconds``; ``step`` is the last of them.
 
-    Of the seconds, ``data_seconds`` waited for data and ``sync_seconds`` for other ranks, None where not said.
+    ``data_seconds`` of the time the trainer waited for data, ``sync_seconds`` for other ranks, None where not measured.
     """
 
-    at: float
-    step: int
-    steps: int
-    samples: int
-    seconds: float
-    loss: float | None
-    world_size: int
-    global_batch: int
-    per_gpu_batch: int
-    accumulation: int
-    data_seconds: float | None = None
-    sync_seconds: float | None = None
-    peak_bytes: int | None = None
+    step: _Step
+    steps: _StepCount
+    samples: _Samples
+    seconds: _PositiveSeconds
+    loss: _Loss | None
+    world_size: _WorldSize
+    global_batch: _Batch
+    per_gpu_batch: _Batch
+    accumulation: _Batch
+    data_seconds: _Seconds | None = None
+    sync_seconds: _Seconds | None = None
+    peak_bytes: _Bytes | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse an implausible speed.
+
+        Raises:
+            ValueError: more steps or samples a second than any GPU computes.
+        """
+        samples_limit = self.seconds * MAX_SAMPLES_PER_SECOND
+        if self.steps > self.seconds * MAX_STEPS_PER_SECOND or self.samples > samples_limit:
+            raise ValueError(f"{self.steps} steps of {self.samples} samples in {self.seconds:g} s are implausible")
 
 
-@dataclass(frozen=True, slots=True)
-class TrialReport:
+class TrialReport(_Line, frozen=True):
     """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``."""
 
-    at: float
-    world_size: int
-    steps: int
-    seconds: float
+    world_size: _WorldSize
+    steps: _StepCount
+    seconds: _PositiveSeconds
+
+    def __post_init__(self) -> None:
+        """Refuse an implausible speed.
+
+        Raises:
+            ValueError: more steps a second than any GPU computes.
+        """
+        if self.steps > self.seconds * MAX_STEPS_PER_SECOND:
+            raise ValueError(f"{self.steps} steps in {self.seconds:g} s are implausible")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointReport:
-    """A checkpoint of ``size`` bytes was written in ``seconds``; training stood still for ``stall_seconds`` of them."""
+class CheckpointReport(_Line, frozen=True):
+    """A checkpoint of ``size`` bytes was written in ``seconds``; the training paused for ``stall_seconds`` of them."""
 
-    at: float
-    step: int
-    seconds: float
-    size: int
-    cause: str
-    stall_seconds: float | None = None
+    step: _Step
+    seconds: _Seconds
+    size: _Bytes
+    cause: Literal["periodic", "stop", "final"]
+    stall_seconds: _Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StopReport:
-    """The trainer stops before its work is done."""
+class StopReport(_Line, frozen=True):
+    """The trainer stops before its work is done; ``noticed`` is when it saw the request, unix seconds."""
 
-    at: float
-    step: int
-    cause: str
-    noticed: float
+    step: _Step
+    cause: Literal["signal", "mailbox", "superseded", "sigterm"]
+    noticed: _Instant
     checkpointed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class EndReport:
-    """The trainer is done."""
+class EndReport(_Line, frozen=True):
+    """The trainer has finished its work."""
 
-    at: float
-    step: int
-    samples: int
-    loss: float | None
+    step: _Step
+    samples: _Samples
+    loss: _Loss | None
 
 
 Report = StartReport | DeclareReport | TrialReport | StepsReport | CheckpointReport | StopReport | EndReport
 
+_ENVELOPE = msgspec.json.Decoder(_Envelope)
+_DECODERS: Mapping[str, msgspec.json.Decoder[Any]] = {
+    "start": msgspec.json.Decoder(StartReport),
+    "declare": msgspec.json.Decoder(DeclareReport),
+    "trial": msgspec.json.Decoder(TrialReport),
+    "steps": msgspec.json.Decoder(StepsReport),
+    "checkpoint": msgspec.json.Decoder(CheckpointReport),
+    "stop": msgspec.json.Decoder(StopReport),
+    "end": msgspec.json.Decoder(EndReport),
+}
+
 
 def parse_line(line: bytes, now: float) -> Report | None:
-    """The report in a line (without its newline); None for a kind that is not known.
+    """The report in a line (without its newline); None for an unknown kind.
 
     Args:
         line: as read.
@@ -140,169 +176,16 @@ def parse_line(line: bytes, now: float) -> Report | None:
     if len(line) > MAX_LINE_BYTES:
         raise RefusedLineError(f"{len(line)} bytes; a line has at most {MAX_LINE_BYTES}")
     try:
-        values = json.loads(line, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise RefusedLineError("not JSON") from None
-    if not isinstance(values, dict):
-        raise RefusedLineError("not a JSON object")
-    fields = _Fields(values, now)
-    fields.integer("v", VERSION, VERSION)
-    kind = values.get("kind")
-    if not isinstance(kind, str):
-        raise RefusedLineError("key 'kind' must be a string")
-    at = fields.instant("t")
-    parse = _PARSERS.get(kind)
-    return None if parse is None else parse(fields, at)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-class _Fields:
-    """Reads the keys of one line; every method raises RefusedLineError naming the key."""
-
-    def __init__(self, values: dict[str, Any], now: float) -> None:
-        self._values = values
-        self._now = now
-
-    def integer(self, key: str, low: int, high: int) -> int:
-        value = self._values.get(key)
-        if type(value) is not int or not low <= value <= high:
-            raise RefusedLineError(f"key {key!r} must be an integer from {low} to {high}")
-        return value
-
-    def optional_integer(self, key: str, low: int, high: int) -> int | None:
-        return None if self._values.get(key) is None else self.integer(key, low, high)
-
-    def number(self, key: str, low: float, high: float) -> float:
-        value: Any = self._values.get(key)
-        # the bounds come before the conversion: an integer may lie beyond the range of a float
-        if type(value) not in {int, float} or not low <= value <= high:
-            raise RefusedLineError(f"key {key!r} must be a number from {low:g} to {high:g}")
-        return float(value)
-
-    def optional_number(self, key: str, low: float, high: float) -> float | None:
-        return None if self._values.get(key) is None else self.number(key, low, high)
-
-    def loss(self) -> float | None:
-        if "loss" not in self._values:
-            raise RefusedLineError("key 'loss' must be a number or null")
-        return None if self._values["loss"] is None else self.number("loss", -1e300, 1e300)
-
-    def instant(self, key: str) -> float:
-        return self.number(key, EARLIEST, self._now + CLOCK_SKEW_SECONDS)
-
-    def boolean(self, key: str) -> bool:
-        value = self._values.get(key)
-        if not isinstance(value, bool):
-            raise RefusedLineError(f"key {key!r} must be true or false")
-        return value
-
-    def word(self, key: str, known: frozenset[str]) -> str:
-        value = self._values.get(key)
-        if not isinstance(value, str) or value not in known:
-            raise RefusedLineError(f"key {key!r} must be one of {', '.join(sorted(known))}")
-        return value
-
-
-_CHECKPOINT_CAUSES = frozenset({"periodic", "stop", "final"})
-_STOP_CAUSES = frozenset({"signal", "mailbox", "superseded", "sigterm"})
-
-
-def _start(fields: _Fields, at: float) -> StartReport:
-    return StartReport(
-        at=at,
-        run=fields.integer("run", 1, MAX_COUNT),
-        generation=fields.integer("incarnation", 1, MAX_COUNT),
-        world_size=fields.integer("world_size", 1, MAX_WORLD),
-        step=fields.integer("step", 0, MAX_STEP),
-        samples=fields.integer("samples", 0, MAX_SAMPLES),
-        resumed=fields.boolean("resumed"),
-        init_seconds=fields.number("init_seconds", 0.0, MAX_SECONDS),
-    )
-
-
-def _declare(fields: _Fields, at: float) -> DeclareReport:
-    return DeclareReport(
-        at=at,
-        total_steps=fields.optional_integer("total_steps", 1, MAX_STEP),
-        total_samples=fields.optional_integer("total_samples", 1, MAX_SAMPLES),
-        global_batch=fields.optional_integer("global_batch", 1, MAX_BATCH),
-    )
-
-
-def _trial(fields: _Fields, at: float) -> TrialReport:
-    report = TrialReport(
-        at=at,
-        world_size=fields.integer("world_size", 1, MAX_WORLD),
-        steps=fields.integer("steps", 1, MAX_STEP),
-        seconds=fields.number("seconds", math.ulp(0.0), MAX_SECONDS),
-    )
-    if report.steps > report.seconds * MAX_STEPS_PER_SECOND:
-        raise RefusedLineError(f"{report.steps} steps in {report.seconds:g} s are implausible")
+        envelope = _ENVELOPE.decode(line)
+        decoder = _DECODERS.get(envelope.kind)
+        report: Report | None = None if decoder is None else decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RefusedLineError(str(error)) from None
+    except RecursionError:
+        raise RefusedLineError("JSON nested too deeply") from None
+    latest = now + CLOCK_SKEW_SECONDS
+    if envelope.at > latest:
+        raise RefusedLineError(f"key 't' must be at most {latest:.0f}: the trainer's clock is ahead")
+    if isinstance(report, StopReport) and report.noticed > latest:
+        raise RefusedLineError(f"key 'noticed' must be at most {latest:.0f}: the trainer's clock is ahead")
     return report
-
-
-def _steps(fields: _Fields, at: float) -> StepsReport:
-    report = StepsReport(
-        at=at,
-        step=fields.integer("step", 0, MAX_STEP),
-        steps=fields.integer("steps", 1, MAX_STEP),
-        samples=fields.integer("samples", 0, MAX_SAMPLES),
-        seconds=fields.number("seconds", math.ulp(0.0), MAX_SECONDS),
-        loss=fields.loss(),
-        world_size=fields.integer("world_size", 1, MAX_WORLD),
-        global_batch=fields.integer("global_batch", 1, MAX_BATCH),
-        per_gpu_batch=fields.integer("per_gpu_batch", 1, MAX_BATCH),
-        accumulation=fields.integer("accumulation", 1, MAX_BATCH),
-        data_seconds=fields.optional_number("data_seconds", 0.0, MAX_SECONDS),
-        sync_seconds=fields.optional_number("sync_seconds", 0.0, MAX_SECONDS),
-        peak_bytes=fields.optional_integer("peak_bytes", 0, MAX_BYTES),
-    )
-    if report.steps > report.seconds * MAX_STEPS_PER_SECOND or report.samples > report.seconds * MAX_SAMPLES_PER_SECOND:
-        raise RefusedLineError(
-            f"{report.steps} steps of {report.samples} samples in {report.seconds:g} s are implausible"
-        )
-    return report
-
-
-def _checkpoint(fields: _Fields, at: float) -> CheckpointReport:
-    return CheckpointReport(
-        at=at,
-        step=fields.integer("step", 0, MAX_STEP),
-        seconds=fields.number("seconds", 0.0, MAX_SECONDS),
-        size=fields.integer("bytes", 0, MAX_BYTES),
-        cause=fields.word("cause", _CHECKPOINT_CAUSES),
-        stall_seconds=fields.optional_number("stall_seconds", 0.0, MAX_SECONDS),
-    )
-
-
-def _stop(fields: _Fields, at: float) -> StopReport:
-    return StopReport(
-        at=at,
-        step=fields.integer("step", 0, MAX_STEP),
-        cause=fields.word("cause", _STOP_CAUSES),
-        noticed=fields.instant("noticed"),
-        checkpointed=fields.boolean("checkpointed"),
-    )
-
-
-def _end(fields: _Fields, at: float) -> EndReport:
-    return EndReport(
-        at=at,
-        step=fields.integer("step", 0, MAX_STEP),
-        samples=fields.integer("samples", 0, MAX_SAMPLES),
-        loss=fields.loss(),
-    )
-
-
-_PARSERS: dict[str, Callable[[_Fields, float], Report]] = {
-    "start": _start,
-    "declare": _declare,
-    "trial": _trial,
-    "steps": _steps,
-    "checkpoint": _checkpoint,
-    "stop": _stop,
-    "end": _end,
-}

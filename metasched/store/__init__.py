@@ -1,4 +1,4 @@
-"""Everything that metasched remembers, in one SQLite file that only the daemon writes."""
+"""The history of jobs, runs, rounds and reports, in one SQLite file that only the daemon writes."""
 
 from metasched.store.errors import (
     BusyStoreError,
@@ -18,7 +18,6 @@ from metasched.store.errors import (
 from metasched.store.records import (
     IMPORTED,
     ActionRecord,
-    CheckpointRecord,
     DecisionRecord,
     EndCause,
     EventRecord,
@@ -36,7 +35,6 @@ __all__ = [
     "IMPORTED",
     "ActionRecord",
     "BusyStoreError",
-    "CheckpointRecord",
     "DamagedStoreError",
     "DecisionRecord",
     "EndCause",

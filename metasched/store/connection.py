@@ -1,4 +1,4 @@
-"""One connection to the database: opening, transactions, and SQLite's errors made ours."""
+"""One connection to the database: opening, transactions, copies, and SQLite's errors as StoreError."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exists(path: Path) -> bool:
     """Whether something is at a path.
 
     Raises:
-        UnreachableStoreError: this user may not look there.
+        UnreachableStoreError: this user has no access to the directory.
     """
     try:
         return path.exists()
@@ -37,12 +37,12 @@ def exists(path: Path) -> bool:
         raise UnreachableStoreError(path, error.strerror or str(error)) from error
 
 
-def term_of_file(path: Path) -> int:
-    """The term of a store that nobody has open, by its first bytes alone (the header of SQLite's file format).
+def read_term(path: Path) -> int:
+    """The term of a closed store, read from the header of SQLite's file format without opening the database.
 
     Raises:
-        NotAStoreError: it is none of ours.
-        OSError: it cannot be read.
+        NotAStoreError: the file is not a store of metasched.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         header = file.read(72)
@@ -78,8 +78,8 @@ class Connection:
         """Open the database; unless ``read_only``, make it and its directory if missing, and migrate it.
 
         Raises:
-            MissingStoreError: read-only, and there is none.
-            NotAStoreError, NewerStoreError, OlderStoreError: it is not ours, or of another version.
+            MissingStoreError: read-only, and there is no database.
+            NotAStoreError, NewerStoreError, OlderStoreError: another application's database, or another version's.
             ReadOnlyStoreError, UnreachableStoreError, FullStoreError, BusyStoreError, DamagedStoreError: as named.
         """
         if read_only and not exists(path):
@@ -94,7 +94,7 @@ class Connection:
             try:
                 db = Database(connection, execute_plugins=False)
                 db.execute("PRAGMA foreign_keys = ON")
-                schema.check(db, path)  # before the first write: a file that is not ours stays as it is
+                schema.check(db, path)  # before the first write: another application's file is left unchanged
                 if not read_only:
                     # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one
                     db.execute("PRAGMA synchronous = NORMAL")
@@ -121,12 +121,11 @@ class Connection:
             self._db.conn.backup(copy)
 
     def fill_from(self, path: Path) -> None:
-        """Take over the rows of another store as they are at one instant; this one must be empty.
+        """Copy the rows of another store, as of one instant, into this one, which must be empty.
 
-        Left out is what only replays need: snapshots, and policy states before the newest.
-
-        The other may be in use by its daemon meanwhile, which does not wait for this. Afterwards this store is in one
-        file, which can be read on any file system.
+        Rows that only replays need are left out: snapshots, and policy states before the newest. The daemon of the
+        other store may write meanwhile and does not wait. Afterwards this store is a single file, which can be read on
+        any file system.
 
         Raises:
             StoreError: what SQLite said of either file, typed.
@@ -146,12 +145,12 @@ class Connection:
 
     @property
     def term(self) -> int:
-        """How often a daemon has begun to write this store or one that it was copied from; 0 for a new one."""
+        """The number of daemon starts on this store and on those that it was copied from; 0 for a new store."""
         row = self._row("PRAGMA user_version")
         return int(row[0]) if row else 0
 
     def begin_term(self, term: int) -> int:
-        """Note that a daemon begins to write the store; returns ``term``."""
+        """Store the number of a daemon's start, before its first write; returns ``term``."""
         with self.transaction():
             self._db.execute(f"PRAGMA user_version = {int(term)}")
         return term
@@ -189,8 +188,8 @@ def _connect_to_write(path: Path) -> sqlite3.Connection:
 def _connect_to_read(path: Path) -> sqlite3.Connection:
     """Open without writing.
 
-    A database in WAL mode has two more files beside it while somebody has it open. When nobody has, a reader must make
-    them; one who may not write there, or finds the disk full, reads the file alone, which then holds everything.
+    A database in WAL mode has two more files while a process has it open. Otherwise a reader must make them. A reader
+    that cannot (no write access, disk full) opens the database file alone, which then holds all data.
     """
     uri = f"file:{quote(str(path.resolve()))}"
     connection = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=BUSY_SECONDS)
@@ -200,7 +199,7 @@ def _connect_to_read(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         connection.close()
         wal = path.with_name(f"{path.name}-wal")
-        if wal.exists() and wal.stat().st_size:  # one that could not be begun is empty
+        if wal.exists() and wal.stat().st_size:  # an empty one holds no data
             raise
         return sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, timeout=BUSY_SECONDS)
     except sqlite3.DatabaseError:

@@ -1,4 +1,4 @@
-"""What people ask of the past; nothing here writes."""
+"""Queries of ``status``, ``explain``, ``db`` and ``replay``; nothing here writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from metasched.store.connection import Connection
 from metasched.store.records import (
     IMPORTED,
     ActionRecord,
-    CheckpointRecord,
     DecisionRecord,
     EventRecord,
     JobRecord,
@@ -23,7 +22,7 @@ from metasched.store.records import (
 from metasched.store.rows import JOBS_WITH_RUNS, RUN_COLUMNS, job_of, placement_of, run_of
 from metasched.store.schema import TABLES
 
-_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  our own names
+_RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  constants
 _THROUGHPUT = (
     "SELECT uid, run, generation, at, step, steps, samples, seconds, loss, world_size, global_batch, per_gpu_batch, "
     "accumulation FROM throughput WHERE uid = ? ORDER BY id DESC LIMIT ?"
@@ -33,17 +32,17 @@ _THROUGHPUT = (
 IS_IMPORTED = f"substr(jobs.uid, 1, {len(IMPORTED)}) = '{IMPORTED}'"
 
 
-class History(Connection):
-    """The questions of ``status``, ``explain`` and ``db``. Lists named "recent" have the newest first."""
+class HistoryQueries(Connection):
+    """Read-only queries; lists named "recent" have the newest first."""
 
     def find_jobs(self, text: str, limit: int = 20) -> list[JobRecord]:
-        """Jobs that a name may mean: by uid or Slurm job id (a whole array by its id), else by the beginning of a name.
+        """Jobs with a uid or Slurm job id (a whole array by its id), else those whose name begins with a text.
 
         Live ones first, then the latest submitted.
         """
         order = " ORDER BY jobs.finished IS NOT NULL, jobs.submitted DESC, jobs.uid LIMIT ?"
         for condition, parameters in (
-            # "`" follows "_" in ASCII: every task of the array lies between
+            # "`" follows "_" in ASCII: the ids of all tasks of the array lie between them
             (
                 "jobs.uid = ? OR jobs.slurm_job_id = ? OR (jobs.slurm_job_id >= ? AND jobs.slurm_job_id < ?)",
                 [text, text, f"{text}_", f"{text}`"],
@@ -56,46 +55,46 @@ class History(Connection):
         return []
 
     def recent_jobs(self, limit: int = 100, *, imported: bool = True) -> list[JobRecord]:
-        """Jobs that finished last, with or without those of Slurm's accounting."""
+        """The jobs that finished last, with or without those imported from Slurm's accounting."""
         condition = "WHERE jobs.finished IS NOT NULL" + ("" if imported else f" AND NOT {IS_IMPORTED}")
         rows = self._rows(f"{JOBS_WITH_RUNS} {condition} ORDER BY jobs.finished DESC LIMIT ?", [limit])
         return [job_of(row) for row in rows]
 
     def completed_jobs(self, user: str, name: str, limit: int) -> list[JobRecord]:
-        """Jobs of a user and a name that were done, the latest first."""
+        """The completed jobs of a user with a name, the latest first."""
         condition = "WHERE jobs.name = ? AND jobs.user = ? AND jobs.end_state = 'COMPLETED'"
         rows = self._rows(f"{JOBS_WITH_RUNS} {condition} ORDER BY jobs.finished DESC LIMIT ?", [name, user, limit])
         return [job_of(row) for row in rows]
 
     def runs(self, uid: str) -> list[RunRecord]:
-        """All runs of a job, the first one first."""
+        """All runs of a job, in the order of their numbers."""
         return [run_of(row) for row in self._rows(_RUNS, [uid])]
 
     def recent_events(self, limit: int = 100, uid: str | None = None) -> list[EventRecord]:
-        """Events, of one job if asked."""
-        sql = f"SELECT id, at, uid, kind, text FROM events {_of(uid)} ORDER BY id DESC LIMIT ?"  # noqa: S608  ours
+        """The latest events, of all jobs and the cluster or of one job."""
+        sql = f"SELECT id, at, uid, kind, text FROM events {_of(uid)} ORDER BY id DESC LIMIT ?"  # noqa: S608  constants
         rows = self._rows(sql, _with(uid, limit))
         return [EventRecord(*row) for row in rows]
 
     def recent_actions(self, limit: int = 100, uid: str | None = None) -> list[ActionRecord]:
-        """Actions, of one job if asked."""
+        """The latest actions, of all jobs or of one."""
         return self._actions(f"{_of(uid)} ORDER BY id DESC LIMIT ?", _with(uid, limit))
 
     def unfinished_actions(self) -> list[ActionRecord]:
-        """Actions that were begun and whose outcome nobody recorded: in progress, or the daemon died in them."""
+        """Actions without an outcome: they are in progress, or the daemon died before their end."""
         return self._actions("WHERE outcome IS NULL ORDER BY id", [])
 
     def recent_decisions(self, uid: str, limit: int = 100) -> list[DecisionRecord]:
-        """Decisions about one job; equal ones of consecutive rounds are one record."""
+        """The latest decisions about one job; equal ones of consecutive rounds are one record."""
         return self._decisions("WHERE uid = ? ORDER BY id DESC LIMIT ?", [uid, limit])
 
     def decisions_of(self, number: int) -> list[DecisionRecord]:
-        """What was decided for every job in one round."""
+        """The decisions of one round, one for each of its jobs."""
         condition = "WHERE first_round <= ? AND (last_round IS NULL OR last_round >= ?) ORDER BY id"
         return self._decisions(condition, [number, number])
 
     def recent_rounds(self, limit: int = 100) -> list[RoundRecord]:
-        """Rounds."""
+        """The latest rounds."""
         rows = self._rows(
             "SELECT round, at, policy, parameters, decide_seconds, summary FROM rounds ORDER BY round DESC LIMIT ?",
             [limit],
@@ -106,34 +105,26 @@ class History(Connection):
         ]
 
     def recent_throughput(self, uid: str, limit: int = 100) -> list[ThroughputRecord]:
-        """What a job's trainers reported of their speed."""
+        """The latest ``steps`` reports of a job's trainers."""
         return [ThroughputRecord(*row) for row in self._rows(_THROUGHPUT, [uid, limit])]
 
     def speeds(self) -> list[SpeedRecord]:
-        """What is known of speeds, by subject."""
+        """All stored speeds."""
         rows = self._rows("SELECT subject, gpu_type, spread, co_runner, steps_per_second, at FROM speeds")
         return [
             SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), co_runner or None, speed, at)
             for subject, gpu_type, spread, co_runner, speed, at in rows
         ]
 
-    def recent_checkpoints(self, uid: str, limit: int = 100) -> list[CheckpointRecord]:
-        """Checkpoints that a job's trainers reported."""
-        sql = (
-            "SELECT uid, generation, at, step, seconds, size, cause FROM checkpoints "
-            "WHERE uid = ? ORDER BY id DESC LIMIT ?"
-        )
-        return [CheckpointRecord(*row) for row in self._rows(sql, [uid, limit])]
-
     def table_sizes(self) -> dict[str, int]:
-        """Rows of each table."""
-        return {table: self._rows(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}  # noqa: S608  our own names
+        """The number of rows of each table."""
+        return {table: self._rows(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}  # noqa: S608  constants
 
     def problems(self) -> list[str]:
-        """What SQLite finds wrong in the whole file; empty where it is whole.
+        """SQLite's findings in a check of the whole file, one text each; empty for a sound file.
 
         Raises:
-            DamagedStoreError: it is too damaged to be looked through.
+            DamagedStoreError: the file is too damaged to be checked.
         """
         found = [text for (text,) in self._rows("PRAGMA integrity_check") if text != "ok"]
         return found + [
@@ -142,21 +133,21 @@ class History(Connection):
         ]
 
     def every_row(self) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        """Every row of every table, as of one instant, with the name of its table."""
+        """Every row of every table at one instant, as (table, values by column)."""
         with self.transaction():
             for table in TABLES:
-                cursor = self._db.conn.execute(f"SELECT * FROM {table}")  # noqa: S608  our own names
+                cursor = self._db.conn.execute(f"SELECT * FROM {table}")  # noqa: S608  constants
                 columns = [name for name, *_ in cursor.description]
                 for row in cursor:
                     yield table, dict(zip(columns, row, strict=True))
 
     def file_bytes(self) -> int:
-        """Bytes on disk, the write-ahead log included."""
+        """The file's bytes on disk, the write-ahead log included."""
         paths = (Path(f"{self.path}{suffix}") for suffix in ("", "-wal"))
         return sum(path.stat().st_size for path in paths if path.exists())
 
     def copy_bytes(self) -> int:
-        """Bytes that a copy for a standby takes at most: pages in use, without the snapshots' data."""
+        """Most bytes of a copy for a standby daemon: the pages in use, without the snapshots' data."""
         (size,) = self._rows(
             "SELECT (page_count - freelist_count) * page_size - (SELECT coalesce(sum(length(data)), 0) FROM snapshots) "
             "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
@@ -164,14 +155,14 @@ class History(Connection):
         return int(size)
 
     def _actions(self, condition: str, parameters: list[Any]) -> list[ActionRecord]:
-        sql = f"SELECT id, round, at, uid, kind, detail, outcome, latency_seconds FROM actions {condition}"  # noqa: S608  ours
+        sql = f"SELECT id, round, at, uid, kind, detail, outcome, latency_seconds FROM actions {condition}"  # noqa: S608  constants
         return [
             ActionRecord(row_id, number, at, uid, kind, json.loads(detail), outcome, latency)
             for row_id, number, at, uid, kind, detail, outcome, latency in self._rows(sql, parameters)
         ]
 
     def _decisions(self, condition: str, parameters: list[Any]) -> list[DecisionRecord]:
-        sql = f"SELECT uid, first_round, last_round, granted, reason FROM decisions {condition}"  # noqa: S608  ours
+        sql = f"SELECT uid, first_round, last_round, granted, reason FROM decisions {condition}"  # noqa: S608  constants
         return [
             DecisionRecord(uid, first, last, placement_of(granted), reason)
             for uid, first, last, granted, reason in self._rows(sql, parameters)

@@ -1,4 +1,4 @@
-"""The rows of the store as the rest of metasched sees them: frozen, plain data.
+"""Records of the store's rows, for all of metasched: frozen, plain data.
 
 Units: instants are unix seconds, durations seconds, attained service GPU-seconds (CPU-only: node-seconds under "").
 "Not known" is ``None``.
@@ -31,11 +31,11 @@ OURS = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.DEAF})
 
 
 IMPORTED = "sacct:"
-"""How the uids of jobs begin that metasched did not schedule, and knows from Slurm's accounting."""
+"""Prefix of the uids of jobs that were imported from Slurm's accounting and not scheduled by metasched."""
 
 
 def service(placement: Placement | None, seconds: float) -> dict[str, float]:
-    """What holding a placement for so long amounts to: GPU-seconds by type, or node-seconds under "" without GPUs."""
+    """Service of a placement held for ``seconds``: GPU-seconds by type, or node-seconds under "" without GPUs."""
     if placement is None or seconds <= 0:
         return {}
     if placement.gpus == 0:
@@ -50,23 +50,23 @@ class RunRecord:
     Attributes:
         uid: the job.
         run: its number, from 1.
-        released: the placement that we released it for; None if somebody else started it.
-        released_at: when.
-        placement: what it really held; None until it started.
+        released: the placement that the daemon released the job for; None if somebody else started the run.
+        released_at: when the daemon released it.
+        placement: the actual allocation; None until the start.
         started: when Slurm started it.
-        stop_requested: when we asked it to stop.
-        suspended_at: since when it is suspended; None while it is not.
-        suspended_seconds: earlier suspensions of this run, added up.
-        suspended_by_us: whether the present suspension is ours to end.
+        stop_requested: when the daemon asked the run to stop.
+        suspended_at: start of the present suspension; None while the run is not suspended.
+        suspended_seconds: total of the run's earlier suspensions.
+        suspended_by_us: whether the daemon made the present suspension, and may end it.
         ended: when it ended; None while it is open.
         cause: why it ended.
-        generation: the latest trainer that it started, as the trainer reported.
+        generation: number of the run's latest trainer, as reported.
         ready_at: when that trainer was ready.
-        init_seconds: how long that trainer took from process start to ready.
+        init_seconds: seconds from that trainer's process start to ready.
         stop_noticed: when that trainer noticed the stop request.
-        checkpointed: whether that trainer wrote a checkpoint for it.
+        checkpointed: whether that trainer wrote a checkpoint after the request.
         steps_per_second: latest reported speed.
-        renewals: rounds in which it kept what it holds, after the one that it was released in.
+        renewals: rounds in which the run's allocation was renewed, after the round of its release.
     """
 
     uid: str
@@ -90,7 +90,7 @@ class RunRecord:
     renewals: int = 0
 
     def seconds_at(self, now: float) -> float:
-        """Seconds that it ran until its end, or until ``now`` while it is open; suspensions are left out."""
+        """Seconds that the run lasted until its end, or until ``now`` while open, without suspensions."""
         if self.started is None:
             return 0.0
         until = now if self.ended is None else self.ended
@@ -101,7 +101,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """One job. What intake knows comes first; the store keeps the rest.
+    """One job: fields that intake sets, then those that the store derives from runs and reports.
 
     Attributes:
         uid: identity for life.
@@ -111,10 +111,10 @@ class JobRecord:
         submitted: first submission.
         account: Slurm's account; None where accounting is off.
         partition: where it was submitted.
-        requirements: what intake made of its tag and its request; JSON-compatible, opaque to the store.
+        requirements: parsed tag and request; JSON-compatible, opaque to the store.
         not_before: the user's own begin time.
         status: as last seen, for people.
-        error: why its tag cannot be used.
+        error: why the tag is invalid; None for a valid one.
         total_steps: optimizer steps that it needs (its tag's, or the trainer's latest declaration).
         progress_steps: optimizer steps done, as the latest generation reports.
         loss: latest reported.
@@ -122,7 +122,7 @@ class JobRecord:
         preemptions: runs that we ended before the job was done.
         attained: service of closed runs, by GPU type.
         ran_seconds: wall time of closed runs, without suspensions.
-        last_placement: what the latest closed run that started held.
+        last_placement: allocation of the latest closed run that started.
         last_ended: when that run ended.
         finished: when it ended for good; None while it lives.
         end_state: Slurm's state then.
@@ -166,12 +166,12 @@ class JobRecord:
         return total
 
     def ran_at(self, now: float) -> float:
-        """Seconds that it ran until ``now``, the open run included, suspensions left out."""
+        """Seconds that the job ran until ``now``, the open run included, without suspensions."""
         return self.ran_seconds + (0.0 if self.current is None else self.current.seconds_at(now))
 
 
 class JobChanges(TypedDict, total=False):
-    """What ``Store.update_job`` may change."""
+    """The fields that ``Store.update_job`` may change."""
 
     slurm_job_id: str
     name: str
@@ -208,7 +208,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """What was decided for one job, the same for a row of rounds.
+    """The decision about one job, equal in consecutive rounds.
 
     Attributes:
         uid: the job.
@@ -227,7 +227,7 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """One thing that was done to a job.
+    """One action on a job.
 
     Attributes:
         id: of the row.
@@ -252,7 +252,7 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something worth telling: to a job, or to the cluster (``uid`` is None)."""
+    """One event of a job, or of the cluster (``uid`` is None)."""
 
     id: int
     at: float
@@ -282,7 +282,7 @@ class ThroughputRecord:
 
 @dataclass(frozen=True, slots=True)
 class SpeedRecord:
-    """What reports have told of a speed, steps/s.
+    """One measured speed, in optimizer steps per second.
 
     Attributes:
         subject: a job's uid, or ``user/model`` for all jobs of a user that name that model.
@@ -299,16 +299,3 @@ class SpeedRecord:
     co_runner: str | None
     steps_per_second: float
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRecord:
-    """One ``checkpoint`` report; ``at`` is the trainer's clock, ``size`` bytes, ``seconds`` how long it took."""
-
-    uid: str
-    generation: int
-    at: float
-    step: int
-    seconds: float
-    size: int
-    cause: str

@@ -1,6 +1,6 @@
-"""Reports from the shared tree into the store, exactly once.
+"""Ingest of report files from the shared directory into the store, each line exactly once.
 
-The tree belongs to users: a path may be a symlink, a pipe, somebody else's file, or change while it is read. Nothing
+The files belong to users: a path may be a symlink, a pipe, somebody else's file, or change while it is read. Nothing
 here follows a link, blocks, reads more than its budget, or trusts a line.
 """
 
@@ -25,7 +25,7 @@ from metasched.shared_dir.reports import (
     TrialReport,
     parse_line,
 )
-from metasched.store.report_rows import KEPT_FILES, ReportFile
+from metasched.store.report_rows import MAX_FILES, ReportFile
 from metasched.store.store import Store
 
 POLL_BYTES = 1024 * 1024
@@ -43,7 +43,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocki
 
 @dataclass(slots=True)
 class _Budget:
-    """What one call may still read."""
+    """Bytes and lines that one call may still read."""
 
     bytes: int = POLL_BYTES
     lines: int = POLL_LINES
@@ -64,14 +64,14 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What one call brought.
+    """The result of one call of ``ingest``.
 
     Attributes:
-        lines: lines that were taken.
-        refused: lines that were refused.
+        lines: number of accepted lines.
+        refused: number of refused lines.
         newest_step: the trainer's time of the newest ``steps`` line; None if there was none.
         more: whether the budget ended before the files did: call again.
-        trials: what was measured before the run.
+        trials: reports of trials before the run.
     """
 
     lines: int = 0
@@ -86,7 +86,7 @@ class _RefusedFileError(Exception):
 
 
 def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> IngestResult:
-    """Read what is new in a job's report files and commit it.
+    """Read the new lines of a job's report files and commit them.
 
     Every file's rows and its new reading position are one transaction, so a line is ingested exactly once wherever the
     daemon is killed. Only whole lines are taken. Refused lines are counted; one event tells of the job's first, and a
@@ -178,8 +178,8 @@ def _generations(directory: int, known: Collection[int]) -> list[int]:
     if len(names) > MAX_ENTRIES:
         raise _RefusedFileError(f"more than {MAX_ENTRIES} files")
     found = sorted(int(match[1]) for name in names if (match := _FILE_NAME.fullmatch(name)))
-    first = sorted(known)[-KEPT_FILES] if len(known) >= KEPT_FILES else 0
-    return [generation for generation in found[-KEPT_FILES:] if generation >= first]
+    first = sorted(known)[-MAX_FILES] if len(known) >= MAX_FILES else 0
+    return [generation for generation in found[-MAX_FILES:] if generation >= first]
 
 
 def _size(directory: int, generation: int) -> int:

@@ -1,4 +1,4 @@
-"""What trainers reported, and how far each of their files was read: rows and offset in one transaction."""
+"""Rows of trainers' reports and reading positions of their files, committed in one transaction."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from metasched.store.connection import Connection
 
 _Value = TypeVar("_Value")
 
-# a trainer may write as much as it likes; the store keeps only its latest rows
-KEPT_THROUGHPUT = 10_000
-KEPT_CHECKPOINTS = 1_000
-KEPT_FILES = 64
+# A trainer may write any number of lines; the store holds only the latest rows of a job.
+MAX_THROUGHPUT_ROWS = 10_000
+MAX_CHECKPOINT_ROWS = 1_000
+MAX_FILES = 64
 """Reading positions of a job: its owner may make files of as many generations as they like."""
 
 
@@ -33,7 +33,7 @@ class ReportFile:
 
     Attributes:
         uid: the job.
-        generation: that wrote it.
+        generation: number of the trainer that wrote it.
         offset: bytes that were read and committed.
         skipping: whether ``offset`` lies inside a line that is not to be read.
         refused: lines that were refused so far.
@@ -84,7 +84,7 @@ class ReportRows(Connection):
                 "refused = excluded.refused, run = excluded.run",
                 [file.uid, file.generation, file.offset, int(file.skipping), file.refused, file.run],
             )
-            self._keep("report_files", "generation", file.uid, KEPT_FILES)
+            self._delete_old_rows("report_files", "generation", file.uid, MAX_FILES)
             self._throughput(file, [report for report in reports if isinstance(report, StepsReport)])
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
@@ -129,7 +129,7 @@ class ReportRows(Connection):
         )
         last = reports[-1]
         self._of_trainer(file, "steps_per_second = ?", [last.steps / last.seconds])
-        self._keep("throughput", "id", file.uid, KEPT_THROUGHPUT)
+        self._delete_old_rows("throughput", "id", file.uid, MAX_THROUGHPUT_ROWS)
 
     def _checkpoints(self, file: ReportFile, reports: Sequence[CheckpointReport]) -> None:
         if not reports:
@@ -138,9 +138,9 @@ class ReportRows(Connection):
             "INSERT INTO checkpoints (uid, generation, at, step, seconds, size, cause) VALUES (?, ?, ?, ?, ?, ?, ?)",
             [(file.uid, file.generation, r.at, r.step, r.seconds, r.size, r.cause) for r in reports],
         )
-        self._keep("checkpoints", "id", file.uid, KEPT_CHECKPOINTS)
+        self._delete_old_rows("checkpoints", "id", file.uid, MAX_CHECKPOINT_ROWS)
 
-    def _keep(self, table: str, order: str, uid: str, rows: int) -> None:
+    def _delete_old_rows(self, table: str, order: str, uid: str, rows: int) -> None:
         self._write(
             f"DELETE FROM {table} WHERE uid = ? AND {order} <= "  # noqa: S608  our own names
             f"(SELECT {order} FROM {table} WHERE uid = ? ORDER BY {order} DESC LIMIT 1 OFFSET ?)",

@@ -1,4 +1,4 @@
-"""Between rows and records."""
+"""Conversions between the database's rows and records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _plain(value: Any) -> Any:
 
 
 def placement_json(placement: Placement | None) -> str | None:
-    """A placement as text."""
+    """A placement as JSON text, for a column."""
     if placement is None:
         return None
     uneven = {"uneven": placement.uneven} if placement.uneven else {}
@@ -55,12 +55,12 @@ def _placement(text: str) -> Placement:
 
 
 def placement_of(text: str | None) -> Placement | None:
-    """The placement of such a text."""
+    """The placement that ``placement_json`` wrote."""
     return None if text is None else _placement(text)
 
 
 def run_of(row: tuple[Any, ...]) -> RunRecord:
-    """The run in a row of RUN_COLUMNS."""
+    """The run in a row with the columns ``RUN_COLUMNS``."""
     values = dict(zip(RUN_COLUMNS, row, strict=True))
     values["released"] = placement_of(values["released"])
     values["placement"] = placement_of(values["placement"])
@@ -73,7 +73,7 @@ def run_of(row: tuple[Any, ...]) -> RunRecord:
 
 
 def job_of(row: tuple[Any, ...]) -> JobRecord:
-    """The job in a row of JOBS_WITH_RUNS."""
+    """The job, with its open run, in a row of ``JOBS_WITH_RUNS``."""
     values = list(row[:_RUN_PART])
     values[_REQUIREMENTS] = json.loads(values[_REQUIREMENTS])
     values[_ATTAINED] = {} if values[_ATTAINED] == "{}" else json.loads(values[_ATTAINED])

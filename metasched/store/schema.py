@@ -166,6 +166,7 @@ def _names(db: Database) -> None:
     """Columns are called what the code calls them."""
     for table, old, new in (
         ("jobs", "address", "slurm_job_id"),
+        ("jobs", "forgotten", "pruned"),
         ("runs", "incarnation", "generation"),
         ("throughput", "incarnation", "generation"),
         ("checkpoints", "incarnation", "generation"),

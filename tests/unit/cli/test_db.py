@@ -43,7 +43,7 @@ def site(tmp_path):
                 reasons={UID: "first"},
                 decide_seconds=0.1,
                 snapshot=b"\xff\x00",
-                keep_snapshots_bytes=100,
+                snapshots_limit_bytes=100,
             )
         store.release(UID, 1, placement, at)
         store.run_started(UID, 1, at + 1, placement)

@@ -1,5 +1,4 @@
-import dataclasses
-
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +6,7 @@ from hypothesis import strategies as st
 from metasched.core.model import Placement
 from metasched.learning.profiling_runs import gpus_by_node, world_sizes_to_profile
 from metasched.learning.throughput_learning import ThroughputLearning
-from metasched.shared_dir.mailbox import Lease, Mailbox
+from metasched.shared_dir.mailbox import Lease, Mailbox, Trials
 from metasched.shared_dir.reports import TrialReport, parse_line
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import parse_tag
@@ -79,11 +78,21 @@ def test_another_word_is_refused():
 def test_a_lease_keeps_its_trials(tmp_path):
     """Also when a later round renews it."""
     box = Mailbox(tmp_path)
-    lease = Lease("0123456789abcdef", "7", 1, 1, NOW, 4, "v100", {"n1": 4}, trials=(1, 2))
+    lease = Lease(
+        uid="0123456789abcdef",
+        slurm_job_id="7",
+        run=1,
+        round=1,
+        round_end=NOW,
+        gpus=4,
+        gpu_type="v100",
+        nodes={"n1": 4},
+        trials=Trials((1, 2)),
+    )
     box.write_lease(lease)
     assert box.read_lease(lease.uid) == lease
-    box.write_lease(dataclasses.replace(lease, trials=()))
-    assert box.read_lease(lease.uid).trials == ()
+    box.write_lease(msgspec.structs.replace(lease, trials=None))
+    assert box.read_lease(lease.uid).trials is None
 
 
 def test_a_trials_line_is_read():

@@ -1,12 +1,14 @@
 import json
+import math
 import zlib
+from types import MappingProxyType
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 
 from metasched.cli import main
-from metasched.core.model import Snapshot
+from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyParameters, installed_policies
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.replay.snapshot_codec import CodecError, decode, encode
@@ -35,9 +37,91 @@ def test_what_reports_told_of_speeds_survives_its_bytes():
     assert one.speed.colocated == {(where, "bob/bert"): 3.0}
 
 
+def test_values_beyond_json_survive_their_bytes():
+    """A job may have no time limit, and a policy may carry a random generator's state of 128 bits."""
+    endless = Job(
+        uid="1",
+        slurm_job_id="1",
+        name="j",
+        user="ann",
+        submitted=0.0,
+        gpus=1,
+        min_gpus=1,
+        max_gpus=1,
+        open_seconds=math.inf,
+        attained=MappingProxyType({"v100": 2.5}),
+    )
+    snapshot = Snapshot(0.0, 1, 60.0, (), (endless,), precomputed={"state": 2**127})
+    assert decode(encode(snapshot)) == snapshot
+
+
+def test_a_snapshot_of_format_1_is_read():
+    """Format 1 has former names of fields."""
+    job = {
+        "uid": "1",
+        "address": "7",
+        "name": "j",
+        "user": "ann",
+        "submitted": 0.0,
+        "share": 0.25,
+        "status": "running",
+        "gpus": 1,
+        "min_gpus": 1,
+        "max_gpus": 1,
+        "shares_with": "2",
+        "part": True,
+        "learns": True,
+        "trials": True,
+        "placement": {"nodes": ["n1"], "gpus_per_node": 1, "gpu_type": "v100"},
+        "open_seconds": math.inf,
+    }
+    node = {"name": "n1", "gpu_type": "v100", "gpus": 4, "cpus": 8, "memory": 1, "features": ["ib"]}
+    limit = {"name": "lab", "members": ["1"], "left": 2}
+    facts = {"now": 5.0, "round": 3, "round_seconds": 60.0, "nodes": [node], "jobs": [job], "limits": [limit]}
+    content = {"format": 1, "snapshot": {**facts, "worked": {"state": 1}}}
+    assert decode(zlib.compress(json.dumps(content).encode())) == Snapshot(
+        now=5.0,
+        round=3,
+        round_seconds=60.0,
+        nodes=(Node("n1", "v100", 4, 8, 1, frozenset({"ib"})),),
+        jobs=(
+            Job(
+                uid="1",
+                slurm_job_id="7",
+                name="j",
+                user="ann",
+                submitted=0.0,
+                fair_share=0.25,
+                status=Status.RUNNING,
+                gpus=1,
+                min_gpus=1,
+                max_gpus=1,
+                co_runner="2",
+                half_gpus=True,
+                learns_speed=True,
+                profiled=True,
+                placement=Placement(("n1",), 1, "v100"),
+                open_seconds=math.inf,
+            ),
+        ),
+        precomputed={"state": 1},
+        quotas=(Quota("lab", frozenset({"1"}), 2),),
+    )
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"", b"x", zlib.compress(b"[]"), zlib.compress(b'{"format": 2}'), zlib.compress(b'{"format": 1, "snapshot": 3}')],
+    [
+        b"",
+        b"x",
+        zlib.compress(b"[]"),
+        zlib.compress(b'{"format": 2}'),
+        zlib.compress(b'{"format": 1, "snapshot": 3}'),
+        zlib.compress(
+            b'{"format": 2, "snapshot": '
+            b'{"now": 1, "round": 1, "round_seconds": 1, "nodes": [], "jobs": [{"gpus": "one"}]}}'
+        ),
+    ],
 )
 def test_other_bytes_are_refused(data):
     """Neither damage nor another version's bytes become a snapshot."""

@@ -53,7 +53,7 @@ def test_more_jobs_than_gpus_share_them_in_pairs(site):
     jobs = [site.add("--gres=shard:2") for _ in range(4)]
     site.run_until(lambda: len(running(site)) == 4)
     assert sorted(map(len, jobs_by_gpu(site).values())) == [2, 2]
-    wanted, _ = site.store.target_shares()
+    wanted, _ = site.store.target_co_runners()
     for on_gpu in jobs_by_gpu(site).values():
         one, other = (site.record(slurm_job_id).uid for slurm_job_id in on_gpu)
         assert wanted[one] == other
@@ -93,7 +93,7 @@ def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
 
 def pairs_as_wanted(site):
     """Whether jobs that should share GPUs do, and the others have theirs alone."""
-    wanted, _ = site.store.target_shares()
+    wanted, _ = site.store.target_co_runners()
     slurm_job_id = {record.uid: record.slurm_job_id for record in site.store.live_jobs()}
     expected = {
         frozenset((slurm_job_id[one], slurm_job_id[other]))

@@ -4,11 +4,11 @@ import errno
 import json
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from metasched.shared_dir.mailbox import (
     BadLeaseError,
@@ -53,7 +53,7 @@ def shared(mailbox, tmp_path):
 
 def test_trees_have_the_modes_of_the_protocol(mailbox, shared):
     """Whatever the umask: jobs can read the mailbox, and add to the reports without touching each other's."""
-    mailbox.write_address("123_4", UID)
+    mailbox.index_job("123_4", UID)
     mailbox.write_lease(LEASE)
     assert mode(shared / "mailbox") == mode(shared / "mailbox" / "address") == mode(shared / "mailbox" / UID) == 0o755
     assert mode(shared / "reports") == 0o3777
@@ -153,13 +153,13 @@ def test_stop_without_a_lease_is_an_error(mailbox):
 def test_addresses_are_written_replaced_and_removed(mailbox, shared):
     """An slurm_job_id names the job that has it now, and only that job takes it away."""
     path = shared / "mailbox" / "address" / "123"
-    mailbox.write_address("123", "f" * 16)
-    mailbox.write_address("123", f"{UID}_4")
+    mailbox.index_job("123", "f" * 16)
+    mailbox.index_job("123", f"{UID}_4")
     assert path.read_text() == f"{UID}_4\n"
-    mailbox.remove_address("123", "f" * 16)
+    mailbox.unindex_job("123", "f" * 16)
     assert path.exists()
-    mailbox.remove_address("123", f"{UID}_4")
-    mailbox.remove_address("123", f"{UID}_4")
+    mailbox.unindex_job("123", f"{UID}_4")
+    mailbox.unindex_job("123", f"{UID}_4")
     assert not path.exists()
 
 
@@ -197,7 +197,7 @@ def test_no_name_leaves_the_tree(mailbox, name):
     for call in (mailbox.read_lease, mailbox.clear):
         with pytest.raises(BadNameError):
             call(name)
-    for call in (mailbox.write_address, mailbox.remove_address):
+    for call in (mailbox.index_job, mailbox.unindex_job):
         for slurm_job_id, uid in (("123", name), (name, UID)):
             with pytest.raises(BadNameError):
                 call(slurm_job_id, uid)

@@ -4,6 +4,7 @@ import json
 import math
 from contextlib import suppress
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +109,10 @@ def test_a_missing_key_is_refused(kind):
         ("steps", {"loss": math.nan}),
         ("steps", {"loss": math.inf}),
         ("steps", {"loss": "0.5"}),
+        ("steps", {"loss": True}),
+        ("steps", {"loss": 10**400}),
+        ("steps", {"v": True}),
+        ("steps", {"v": 1.0}),
         ("steps", {"world_size": 0}),
         ("steps", {"data_seconds": -0.5}),
         ("steps", {"sync_seconds": "1"}),
@@ -144,6 +149,9 @@ def test_an_implausible_value_is_refused(kind, changes):
         b'{"v": 1, "t": 1732118400, "kind": "end", "step": 1e999, "samples": 1, "loss": null}',
         b"[" * 60_000,
         b'{"v": ' + b"9" * 5000 + b"}",
+        b'{"v": 1, "t": 1732118400, "kind": "\xff"}',
+        b'{"v": 1, "t": 1732118400, "kind": "gradient", "noise": NaN}',
+        b'{"v": 1, "t": 1732118400, "kind": "gradient", "noise": ' + b"[" * 60_000 + b"]" * 100 + b"}",
         b'{"v": 1, "pad": "' + b"x" * MAX_LINE_BYTES + b'"}',
     ],
 )
@@ -151,6 +159,30 @@ def test_what_is_no_report_is_refused(text):
     """Text that is not one JSON object of bounded size is refused, never an exception of the parser."""
     with pytest.raises(RefusedLineError):
         parse_line(text, NOW)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("steps", {"step": -1}, r"int.*>= 0.*step"),
+        ("steps", {"seconds": "1"}, r"float.*str.*seconds"),
+        ("steps", {"t": NOW + 7 * 24 * 3600}, "'t'.*clock is ahead"),
+        ("stop", {"noticed": NOW + 7 * 24 * 3600}, "'noticed'.*clock is ahead"),
+        ("stop", {"cause": "whim"}, r"whim.*cause"),
+        ("steps", {"seconds": 1e-12}, "10 steps of 640 samples.*implausible"),
+        ("start", {"incarnation": 0}, r">= 1.*incarnation"),
+    ],
+)
+def test_a_refusal_names_the_key_and_the_expected_value(kind, changes, message):
+    """The message tells the author of a trainer what to correct, by the protocol's name of the key."""
+    with pytest.raises(RefusedLineError, match=message):
+        parse_line(line(kind, **changes), NOW)
+
+
+def test_the_last_of_duplicate_keys_counts():
+    """JSON does not forbid duplicate keys."""
+    text = b'{"v": 1, "t": 1732118400, "kind": "end", "step": 1, "samples": 1, "loss": null, "step": 2}'
+    assert parse_line(text, NOW).step == 2
 
 
 JSON = st.recursive(
@@ -169,7 +201,7 @@ def test_any_value_is_taken_or_refused(kind, key, value):
     except RefusedLineError:
         return
     if report is not None:
-        numbers = [getattr(report, slot) for slot in type(report).__slots__]
+        numbers = msgspec.structs.astuple(report)
         assert all(math.isfinite(number) for number in numbers if isinstance(number, int | float))
 
 

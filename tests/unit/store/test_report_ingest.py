@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from metasched.core.model import Placement
 from metasched.store import JobRecord, Store, ingest, report_ingest, report_rows
 from metasched.store.report_ingest import MAX_REFUSED, POLL_BYTES, POLL_LINES, IngestResult
-from metasched.store.report_rows import KEPT_FILES
+from metasched.store.report_rows import MAX_FILES
 
 UID = "0123456789abcdef"
 NOW = 1_732_118_400.0
@@ -107,7 +107,7 @@ def test_reports_become_rows(tree):
     assert (run.generation, run.ready_at, run.init_seconds) == (1, NOW, 1.5)
     assert (run.stop_noticed, run.checkpointed, run.steps_per_second) == (NOW - 1, True, 2.5)
     assert [(row.run, row.step, row.loss) for row in tree.store.recent_throughput(UID)] == [(1, 20, None), (1, 10, 0.5)]
-    assert [(row.size, row.cause) for row in tree.store.recent_checkpoints(UID)] == [(99, "stop")]
+    assert tree.store._rows("SELECT size, cause FROM checkpoints") == [(99, "stop")]
     tree.append(text("end", step=25, samples=1600, loss=0.25))
     tree.poll()
     job = tree.store.job(UID)
@@ -196,7 +196,7 @@ def test_a_poll_has_a_budget(tree):
 
 def test_store_keeps_the_latest_rows(tree, monkeypatch):
     """A trainer that never stops reporting cannot fill the disk."""
-    monkeypatch.setattr(report_rows, "KEPT_THROUGHPUT", 3)
+    monkeypatch.setattr(report_rows, "MAX_THROUGHPUT_ROWS", 3)
     for first in (1, 5):
         tree.append(b"".join(steps(first + offset) for offset in range(4)))
         tree.poll()
@@ -325,8 +325,8 @@ def test_many_names_cost_little(tree, monkeypatch, how):
                 name.symlink_to("nowhere")
         opened.clear()
         tree.poll()
-        assert len(opened) <= KEPT_FILES + 2  # and the directories
-    assert len(tree.store.report_files(UID)) <= KEPT_FILES
+        assert len(opened) <= MAX_FILES + 2  # and the directories
+    assert len(tree.store.report_files(UID)) <= MAX_FILES
     assert len(tree.events()) == 1
     for path in tree.directory.glob("incarnation-???*"):
         path.unlink()

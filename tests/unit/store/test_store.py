@@ -37,7 +37,7 @@ def commit(store, number, targets=None, reasons=None, state=None, *, at=None, po
         decide_seconds=0.5,
         summary={"jobs": len(reasons or {})},
         snapshot=snapshot,
-        keep_snapshots_bytes=kept,
+        snapshots_limit_bytes=kept,
     )
 
 
@@ -76,15 +76,6 @@ def test_live_jobs_are_ordered_and_without_finished_ones(store):
     finished = store.job(uid_of(3))
     assert (finished.finished, finished.end_state, finished.exit_code) == (30.0, "COMPLETED", 0)
     assert [job.uid for job in store.recent_jobs()] == [uid_of(3)]
-
-
-def test_unstamped_job_is_found_by_address_and_submit_time(store):
-    """An slurm_job_id that Slurm used again does not find the job that had it before."""
-    store.add_job(a_job())
-    assert store.find_unstamped("12", 100.0).uid == UID
-    assert store.find_unstamped("12", 101.0) is None
-    store.finish_job(UID, 110.0, "CANCELLED", None)
-    assert store.find_unstamped("12", 100.0) is None
 
 
 def test_update_changes_what_it_names(store):
@@ -344,7 +335,7 @@ def test_details_are_forgotten_in_small_steps(store):
         store.finish_job(uid_of(number), finished, "COMPLETED", 0)
     sizes = [store.table_sizes()]
     for _ in range(5):
-        store.forget_some(3500.0, most=2)
+        store.prune_some(3500.0, most=2)
         sizes.append(store.table_sizes())
     assert max(before[table] - after[table] for before, after in pairwise(sizes) for table in before) == 2
     assert [event.uid for event in store.recent_events()] == [None, uid_of(4), uid_of(3)]
@@ -361,18 +352,18 @@ def test_forgetting_goes_on_where_it_was(store):
         store.add_job(a_job(uid_of(number)))
         store.finish_job(uid_of(number), 100.0 + number, "COMPLETED", 0)
     store.event("k", "t", uid_of(4), at=104.0)
-    store.forget_some(1000.0, most=3)
+    store.prune_some(1000.0, most=3)
     with Store.open(store.path) as again:
-        again.forget_some(1000.0, most=3)
+        again.prune_some(1000.0, most=3)
         assert again.recent_events() == []
         again.revive_job(uid_of(1))
         again.event("k", "t", uid_of(1), at=200.0)
         again.finish_job(uid_of(1), 200.0, "COMPLETED", 0)
-        again.forget_some(1000.0, most=3)
+        again.prune_some(1000.0, most=3)
         assert again.recent_events() == []
 
 
-@pytest.mark.parametrize("forget", [Store.prune, Store.forget_some])
+@pytest.mark.parametrize("forget", [Store.prune, Store.prune_some])
 def test_snapshots_go_with_their_rounds(store, forget):
     """With the policy states before them; what that freed is there for others."""
     for number in range(1, 5):
@@ -392,7 +383,7 @@ def test_times_in_the_future_hold_nothing_up(store):
         commit(store, number)
         store.event("k", "t", at=1000.0 * number)
     for _ in range(3):
-        store.forget_some(4500.0, most=1)
+        store.prune_some(4500.0, most=1)
     assert [record.round for record in store.recent_rounds()] == [4, 1]
     assert [event.text for event in store.recent_events()] == ["ahead"]
 

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from sqlite_utils import Migrations
+from sqlite_utils import Database, Migrations
 
+from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.store import (
     DamagedStoreError,
@@ -20,13 +21,16 @@ from metasched.store import (
     NotAStoreError,
     OlderStoreError,
     ReadOnlyStoreError,
+    SpeedRecord,
     Store,
     StoreError,
     schema,
 )
 from metasched.store.errors import BusyStoreError, UnreachableStoreError, translated
+from metasched.store.report_rows import ReportFile
 
 UID = "0123456789abcdef"
+OTHER = "fedcba9876543210"
 JOB = JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=100.0)
 
 
@@ -53,6 +57,65 @@ def test_newer_database_is_refused_unchanged(path):
         with pytest.raises(NewerStoreError, match=f"store.sqlite.*version {ours + 1}.*up to {ours}"):
             Store.open(path, read_only=read_only)
     assert path.read_bytes() == before
+
+
+@pytest.fixture
+def former(path):
+    """A store of version 6, with a job that runs, one that shares its GPUs, and their reports."""
+    connection = sqlite3.connect(path)
+    schema.migrations.apply(Database(connection), stop_before="0007_names")
+    job = (
+        "INSERT INTO jobs (uid, address, name, user, submitted, partition, requirements, status, run, preemptions, "
+        "attained, ran_seconds) VALUES (?, ?, 'train', 'ann', 100, 'gpu', '{}', 'running', 1, 0, '{}', 0)"
+    )
+    placement = '{"gpu_type":"v100","gpus_per_node":1,"nodes":["n1"]}'
+    connection.executemany(job, [(UID, "12"), (OTHER, "13_4")])
+    connection.execute(
+        "INSERT INTO runs (uid, run, placement, started, incarnation, ready_at) VALUES (?, 1, ?, 110, 3, 115)",
+        [UID, placement],
+    )
+    connection.execute("INSERT INTO rounds VALUES (1, 105, 'las', '{}', 0.5, '{}')")
+    connection.execute(
+        "INSERT INTO decisions (uid, first_round, granted, reason) VALUES (?, 1, ?, 'has run least')", [UID, placement]
+    )
+    connection.executemany(
+        "INSERT INTO targets (rank, uid, placement, shares_with, in_turns) VALUES (?, ?, ?, ?, 1)",
+        [(0, UID, placement, OTHER), (1, OTHER, placement, UID)],
+    )
+    connection.execute(
+        "INSERT INTO throughput (uid, run, incarnation, at, step, steps, samples, seconds, loss, world_size, "
+        "global_batch, per_gpu_batch, accumulation) VALUES (?, 1, 3, 120, 10, 10, 80, 2.5, NULL, 1, 8, 8, 1)",
+        [UID],
+    )
+    connection.execute(
+        "INSERT INTO checkpoints (uid, incarnation, at, step, seconds, size, cause) "
+        "VALUES (?, 3, 121, 10, 0.5, 99, 'periodic')",
+        [UID],
+    )
+    connection.execute("INSERT INTO report_files VALUES (?, 3, 500, 0, 2, 1)", [UID])
+    connection.execute("INSERT INTO speeds VALUES ('ann/gpt', 'v100', '[1]', 'bob/bert', 4.0, 120)")
+    connection.commit()
+    connection.close()
+    return path
+
+
+def test_store_of_version_6_is_migrated_with_its_rows(former):
+    """Renamed columns have the values of the former ones; the migrated file is whole, and readers accept it."""
+    with pytest.raises(OlderStoreError, match="version 6"):
+        Store.open(former, read_only=True)
+    Store.open(former).close()
+    with Store.open(former, read_only=True) as store:
+        assert store.problems() == []
+        job = store.job(UID)
+        assert (job.slurm_job_id, job.current.generation, job.current.ready_at) == ("12", 3, 115)
+        assert [found.uid for found in store.find_jobs("13")] == [OTHER]
+        assert store.targets() == dict.fromkeys((UID, OTHER), Placement(("n1",), 1, "v100"))
+        assert store.target_co_runners() == ({UID: OTHER, OTHER: UID}, {UID, OTHER})
+        assert [row.uid for row in store.decisions_of(1)] == [UID]
+        assert [(row.generation, row.step) for row in store.recent_throughput(UID)] == [(3, 10)]
+        assert store.report_files(UID) == {3: ReportFile(UID, 3, offset=500, refused=2, run=1)}
+        assert store.speeds() == [SpeedRecord("ann/gpt", "v100", (1,), "bob/bert", 4.0, 120)]
+        assert store._rows("SELECT generation, size FROM checkpoints") == [(3, 99)]
 
 
 def test_migrations_go_on_from_where_a_failed_one_stopped(path, monkeypatch):

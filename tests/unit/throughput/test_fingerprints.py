@@ -39,8 +39,8 @@ def truth(one, other):
 
 
 def learn(store, one, other, part, at=0.0):
-    store.learn_speed(SpeedRecord(one, *HERE, None, ALONE[one], at))
-    store.learn_speed(SpeedRecord(one, *HERE, other, part * ALONE[one], at))
+    store.set_speed(SpeedRecord(one, *HERE, None, ALONE[one], at))
+    store.set_speed(SpeedRecord(one, *HERE, other, part * ALONE[one], at))
 
 
 def part(learning, one, other):
@@ -53,7 +53,7 @@ def part(learning, one, other):
 def store(tmp_path):
     with Store.open(tmp_path / "m.db") as opened:
         for name in NAMES:
-            opened.learn_speed(SpeedRecord(name, *HERE, None, ALONE[name], 0.0))
+            opened.set_speed(SpeedRecord(name, *HERE, None, ALONE[name], 0.0))
         for one, other in sorted(MEASURED):
             learn(opened, one, other, truth(one, other))
         yield opened
@@ -156,12 +156,12 @@ def test_a_table_goes_before(tmp_path):
     with Store.open(tmp_path / "m.db") as store:
         learning = ThroughputLearning(store, UNTRIED, table)
         for subject in ("ann/quick", "bob/steady"):
-            store.learn_speed(SpeedRecord(subject, *HERE, None, 1.0, 0.0))
+            store.set_speed(SpeedRecord(subject, *HERE, None, 1.0, 0.0))
         learning = ThroughputLearning(store, UNTRIED, table)
         quick, steady = learning.speed("ann/quick"), learning.speed("bob/steady")
         assert (quick.steps_per_second_with(steady, *HERE), steady.steps_per_second_with(quick, *HERE)) == (0.8, 0.75)
         assert quick.steps_per_second_with(learning.speed("quick"), *HERE) == 0.6  # a job's own subject names no model
-        store.learn_speed(SpeedRecord("ann/quick", *HERE, "eve/steady", 0.1, 1.0))
+        store.set_speed(SpeedRecord("ann/quick", *HERE, "eve/steady", 0.1, 1.0))
         learning = ThroughputLearning(store, UNTRIED, table)
         quick = learning.speed("ann/quick")
         assert quick.steps_per_second_with(learning.speed("bob/steady"), *HERE) == pytest.approx(0.1)

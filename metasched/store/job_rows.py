@@ -1,0 +1,275 @@
+"""Rows of jobs and of their runs: the writes of intake, of observation and of actions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Unpack
+
+from metasched.core.model import Placement
+from metasched.store.errors import RunOrderError, UnknownJobError
+from metasched.store.history_queries import HistoryQueries
+from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord, service
+from metasched.store.rows import (
+    JOB_COLUMNS,
+    JOBS_WITH_RUNS,
+    RUN_COLUMNS,
+    as_json,
+    job_of,
+    placement_json,
+    run_of,
+)
+
+_ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' * len(JOB_COLUMNS))})"  # noqa: S608  ours
+_ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
+_OPEN_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? AND run = ? AND ended IS NULL"  # noqa: S608  ours
+
+
+class JobRows(HistoryQueries):
+    """Reads and writes of the tables ``jobs`` and ``runs``."""
+
+    def add_job(self, job: JobRecord) -> None:
+        """Insert a job; its ``current`` is ignored, since runs begin with ``release`` or ``run_started``."""
+        values = {name: getattr(job, name) for name in JOB_COLUMNS}
+        values["requirements"] = as_json(job.requirements)
+        values["attained"] = as_json(job.attained)
+        values["last_placement"] = placement_json(job.last_placement)
+        with self.transaction():
+            self._write(_ADD_JOB, list(values.values()))
+
+    def import_job(self, job: JobRecord, runs: Collection[RunRecord]) -> bool:
+        """Insert a finished job of Slurm's accounting, with its runs.
+
+        Returns:
+            Whether the job was inserted; False where it is stored already.
+
+        Raises:
+            ValueError: the job has not finished, or its uid does not begin with ``IMPORTED``.
+        """
+        if job.finished is None or not job.uid.startswith(IMPORTED):
+            raise ValueError(job.uid)
+        with self.transaction():
+            if self.job(job.uid) is not None:
+                return False
+            self.add_job(job)
+            values = [{name: getattr(run, name) for name in RUN_COLUMNS} for run in runs]
+            for value in values:
+                value["placement"] = placement_json(value["placement"])
+            self._write_many(_ADD_RUN, [list(value.values()) for value in values])
+        return True
+
+    def job(self, uid: str) -> JobRecord | None:
+        """The job of a uid; None if there is none."""
+        return self._job("jobs.uid = ?", [uid])
+
+    def require_job(self, uid: str) -> JobRecord:
+        """The job of a uid.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        job = self.job(uid)
+        if job is None:
+            raise UnknownJobError(self.path, uid)
+        return job
+
+    def live_jobs(self) -> list[JobRecord]:
+        """The jobs that have not finished, ordered by (submitted, uid)."""
+        rows = self._rows(f"{JOBS_WITH_RUNS} WHERE jobs.finished IS NULL ORDER BY jobs.submitted, jobs.uid")
+        return [job_of(row) for row in rows]
+
+    def update_job(self, uid: str, **changes: Unpack[JobChanges]) -> None:
+        """Change fields of a job that intake sets.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        values: dict[str, Any] = dict(changes)
+        unknown = values.keys() - JobChanges.__annotations__.keys()
+        if unknown:
+            message = f"update_job cannot change {', '.join(sorted(unknown))}"
+            raise TypeError(message)
+        if "requirements" in values:
+            values["requirements"] = as_json(values["requirements"])
+        assignments = ", ".join(f"{name} = ?" for name in values) or "uid = uid"
+        with self.transaction():
+            if self._write(f"UPDATE jobs SET {assignments} WHERE uid = ?", [*values.values(), uid]).rowcount == 0:  # noqa: S608  names checked above
+                raise UnknownJobError(self.path, uid)
+
+    def finish_job(self, uid: str, at: float, state: str, exit_code: int | None) -> bool:
+        """Record that a job finished, and close its open run, its target and its decision.
+
+        An open run ends as finished when Slurm's ``state`` is COMPLETED, as withdrawn if it never started, else as
+        failed.
+
+        Returns:
+            Whether the job was live until now.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        with self.transaction():
+            job = self.require_job(uid)
+            if job.finished is not None:
+                return False
+            if job.current is not None:
+                done = EndCause.FINISHED if state == "COMPLETED" else EndCause.FAILED
+                self.run_ended(uid, job.run, at, EndCause.WITHDRAWN if job.current.started is None else done)
+            self._write(
+                "UPDATE jobs SET finished = ?, end_state = ?, exit_code = ?, status = 'finished' WHERE uid = ?",
+                [at, state, exit_code, uid],
+            )
+            self._write("DELETE FROM targets WHERE uid = ?", [uid])
+            self._write(
+                "UPDATE decisions SET last_round = (SELECT max(round) FROM rounds) "
+                "WHERE uid = ? AND last_round IS NULL",
+                [uid],
+            )
+        return True
+
+    def revive_job(self, uid: str) -> None:
+        """Record that a finished job is in the queue again; its history remains.
+
+        Raises:
+            UnknownJobError: there is no such job.
+        """
+        sql = (
+            "UPDATE jobs SET finished = NULL, end_state = NULL, exit_code = NULL, status = 'held', pruned = 0 "
+            "WHERE uid = ?"
+        )
+        with self.transaction():
+            if self._write(sql, [uid]).rowcount == 0:
+                raise UnknownJobError(self.path, uid)
+
+    def release(self, uid: str, run: int, placement: Placement, at: float) -> None:
+        """Record, before Slurm is called, that a job is released for a placement: run ``run`` begins.
+
+        Releasing the same run again, before it started, replaces its placement. An earlier run that never started
+        is closed as withdrawn.
+
+        Raises:
+            UnknownJobError: there is no such job.
+            RunOrderError: the run has started or ended, or a later one began, or an earlier one has not ended.
+        """
+        with self.transaction():
+            present = self._open_run(uid, run)
+            if not present or self._started(uid, run):
+                raise RunOrderError(self.path, uid, run, self._latest_run(uid))
+            self._write(
+                "UPDATE runs SET released = ?, released_at = ? WHERE uid = ? AND run = ?",
+                [placement_json(placement), at, uid, run],
+            )
+
+    def run_started(self, uid: str, run: int, at: float, placement: Placement) -> bool:
+        """Record that Slurm started a run on a placement.
+
+        For a start that the daemon did not ask for, ``run`` is the next number; such a run has no release.
+
+        Returns:
+            Whether the start was not recorded before.
+
+        Raises:
+            UnknownJobError: there is no such job.
+            RunOrderError: a later run began, or an earlier one has not ended.
+        """
+        with self.transaction():
+            if not self._open_run(uid, run):
+                return False
+            sql = "UPDATE runs SET started = ?, placement = ? WHERE uid = ? AND run = ? AND started IS NULL"
+            return self._write(sql, [at, placement_json(placement), uid, run]).rowcount > 0
+
+    def stop_requested(self, uid: str, run: int, at: float) -> bool:
+        """Record that a run is asked to stop; returns whether no earlier request was recorded."""
+        return self._change_run("stop_requested = :at", "stop_requested IS NULL", uid, run, at)
+
+    def run_suspended(self, uid: str, run: int, at: float, *, by_us: bool) -> bool:
+        """Record that a run is suspended, by the daemon or by somebody else.
+
+        The daemon records its suspension before it asks Slurm: after a crash in between, the suspension would be taken
+        for somebody else's.
+
+        Returns:
+            Whether the suspension was not recorded before.
+        """
+        change = f"suspended_at = :at, suspended_by_us = {int(by_us)}"
+        return self._change_run(change, "started IS NOT NULL AND suspended_at IS NULL", uid, run, at)
+
+    def run_resumed(self, uid: str, run: int, at: float) -> bool:
+        """Record that a suspended run is resumed; returns whether it was suspended until now."""
+        change = (
+            "suspended_seconds = suspended_seconds + max(0, :at - suspended_at), suspended_at = NULL, "
+            "suspended_by_us = 0"
+        )
+        return self._change_run(change, "suspended_at IS NOT NULL", uid, run, at)
+
+    def run_ended(self, uid: str, run: int, at: float, cause: EndCause) -> bool:
+        """Record the end of a run and add its service to the job, exactly once; returns whether the run was open."""
+        with self.transaction():
+            row = self._row(_OPEN_RUN, [uid, run])
+            job = self.job(uid)
+            if row is None or job is None:
+                return False
+            record = run_of(row)
+            attained = dict(job.attained)
+            seconds = record.seconds_at(at)
+            for gpu_type, amount in service(record.placement, seconds).items():
+                attained[gpu_type] = attained.get(gpu_type, 0.0) + amount
+            self._write("UPDATE runs SET ended = ?, cause = ? WHERE uid = ? AND run = ?", [at, cause.value, uid, run])
+            self._write(
+                "UPDATE jobs SET attained = ?, ran_seconds = ran_seconds + ?, preemptions = preemptions + ?, "
+                "last_placement = coalesce(?, last_placement), last_ended = coalesce(?, last_ended) WHERE uid = ?",
+                [
+                    as_json(attained),
+                    seconds,
+                    int(cause in OURS),
+                    placement_json(record.placement),
+                    None if record.started is None else at,
+                    uid,
+                ],
+            )
+        return True
+
+    def clock_set_back(self, now: float) -> None:
+        """Lower instants in the future to ``now``, after the clock was set back.
+
+        These are the releases, stop requests and suspensions of open runs, and the instants before which a job must
+        not be released again.
+        """
+        earlier = ", ".join(f"{name} = min({name}, :now)" for name in ("released_at", "stop_requested", "suspended_at"))
+        with self.transaction():
+            self._write(f"UPDATE runs SET {earlier} WHERE ended IS NULL", {"now": now})  # noqa: S608  ours
+            retries = "UPDATE jobs SET not_before = min(not_before, :now) WHERE finished IS NULL AND run > 0"
+            self._write(retries, {"now": now})
+
+    def _job(self, condition: str, parameters: list[Any]) -> JobRecord | None:
+        row = self._row(f"{JOBS_WITH_RUNS} WHERE {condition}", parameters)
+        return None if row is None else job_of(row)
+
+    def _latest_run(self, uid: str) -> int:
+        row = self._row("SELECT run FROM jobs WHERE uid = ?", [uid])
+        if row is None:
+            raise UnknownJobError(self.path, uid)
+        return int(row[0])
+
+    def _started(self, uid: str, run: int) -> bool:
+        return self._row("SELECT 1 FROM runs WHERE uid = ? AND run = ? AND started IS NOT NULL", [uid, run]) is not None
+
+    def _open_run(self, uid: str, run: int) -> bool:
+        """Begin a run if it is new, and return whether it is open; it must be the job's latest."""
+        latest = self._latest_run(uid)
+        if run < max(latest, 1) or (
+            run > latest and self._row(_OPEN_RUN, [uid, latest]) and self._started(uid, latest)
+        ):
+            raise RunOrderError(self.path, uid, run, latest)
+        if run > latest:
+            self._write(
+                "UPDATE runs SET ended = released_at, cause = ? WHERE uid = ? AND run = ? AND ended IS NULL",
+                [EndCause.WITHDRAWN.value, uid, latest],
+            )
+            self._write("INSERT INTO runs (uid, run) VALUES (?, ?)", [uid, run])
+            self._write("UPDATE jobs SET run = ? WHERE uid = ?", [run, uid])
+        return self._row(_OPEN_RUN, [uid, run]) is not None
+
+    def _change_run(self, change: str, condition: str, uid: str, run: int, at: float) -> bool:
+        sql = f"UPDATE runs SET {change} WHERE uid = :uid AND run = :run AND ended IS NULL AND {condition}"  # noqa: S608  ours
+        with self.transaction():
+            return self._write(sql, {"uid": uid, "run": run, "at": at}).rowcount > 0

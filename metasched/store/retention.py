@@ -1,0 +1,122 @@
+"""Retention: which rows are deleted when, by ``db prune``, by the daemon in passing and by the limit on snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from metasched.store.connection import Connection
+from metasched.store.history_queries import IS_IMPORTED
+
+PRUNED_AT_ONCE = 1000
+"""Most rows of each table that one call of ``prune_some`` deletes, so that a poll of the daemon is not delayed."""
+_NO_LIMIT = 2**63 - 1
+_SNAPSHOT_BYTES = "SELECT TOTAL(LENGTH(data) + state_bytes) FROM snapshots"
+
+# Rounds and jobs before the cutoff, the oldest first. The latest round is never deleted: the next number follows it.
+_OLD_ROUNDS = (
+    "SELECT round FROM rounds WHERE at < :before AND round < (SELECT max(round) FROM rounds) "
+    "ORDER BY at, round LIMIT :most"
+)
+_OLD_JOBS = "SELECT uid FROM jobs WHERE finished < :before AND pruned = 0 ORDER BY finished, uid LIMIT :most"
+_OF_OLD_ROUND = f"round IN ({_OLD_ROUNDS})"
+_OF_OLD_JOB = f"uid IN ({_OLD_JOBS})"
+_OLDEST_SNAPSHOT = f"(SELECT coalesce(min(round), {_NO_LIMIT}) FROM snapshots)"  # noqa: S608  constants
+
+
+def _deletion(table: str, key: str, condition: str) -> str:
+    """A statement that deletes at most ``:most`` rows (``DELETE ... LIMIT`` is not in every SQLite)."""
+    return f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {condition} LIMIT :most)"  # noqa: S608  constants
+
+
+# Deletions of details, by table, in the order of execution.
+_DETAILS = {
+    "snapshots": _deletion("snapshots", "round", _OF_OLD_ROUND),
+    "rounds": _deletion("rounds", "round", _OF_OLD_ROUND),
+    # A replay begins at a snapshot: of the states before the oldest one, only each policy's newest is needed.
+    "policy_state": _deletion(
+        "policy_state",
+        "policy, round",
+        f"round < {_OLDEST_SNAPSHOT} AND EXISTS (SELECT 1 FROM policy_state AS later "  # noqa: S608  constants
+        "WHERE later.policy = policy_state.policy AND later.round > policy_state.round "
+        f"AND later.round < {_OLDEST_SNAPSHOT})",
+    ),
+    "decisions": _deletion("decisions", "id", f"last_round < (SELECT min(round) FROM rounds) OR {_OF_OLD_JOB}"),  # noqa: S608  constants
+    "actions": _deletion("actions", "id", _OF_OLD_JOB),
+    "events": _deletion("events", "id", f"(uid IS NULL AND at < :before) OR {_OF_OLD_JOB}"),
+    "throughput": _deletion("throughput", "id", _OF_OLD_JOB),
+    "checkpoints": _deletion("checkpoints", "id", _OF_OLD_JOB),
+    "report_files": _deletion("report_files", "uid, generation", _OF_OLD_JOB),
+}
+# Deletions on request only: old measurements of speeds, and imported jobs, which Slurm's accounting still has.
+_ON_REQUEST = {
+    "speeds": _deletion("speeds", "subject, gpu_type, spread, co_runner", "at < :before"),
+    "runs": _deletion(
+        "runs",
+        "uid, run",
+        f"uid IN (SELECT uid FROM jobs WHERE {IS_IMPORTED} AND finished < :before)",  # noqa: S608  constants
+    ),
+    "jobs": _deletion("jobs", "uid", f"{IS_IMPORTED} AND finished < :before"),
+}
+
+
+class Retention(Connection):
+    """Deletes old rows."""
+
+    _snapshot_bytes: float | None = None  # of all committed snapshots; None: not counted yet
+
+    def prune(self, before: float) -> dict[str, int]:
+        """Delete the details of jobs that finished, and of rounds that were decided, before an instant.
+
+        Jobs and runs remain, except imported ones. Deleted are: rounds, with their snapshots and the decisions and
+        policy states that no other round needs; actions, events, reports and decisions of finished jobs; events of the
+        cluster; speeds last measured before the instant.
+
+        Args:
+            before: unix seconds.
+
+        Returns:
+            The number of deleted rows by table.
+        """
+        return self._prune(_DETAILS | _ON_REQUEST, before, _NO_LIMIT)
+
+    def prune_some(self, before: float, most: int = PRUNED_AT_ONCE) -> None:
+        """Delete a few rows of each table, for the daemon to call at each poll.
+
+        Speeds, jobs and runs remain, imported ones included.
+
+        Args:
+            before: unix seconds; as for ``prune``.
+            most: rows of each table.
+        """
+        self._prune(_DETAILS, before, most)
+
+    def _keep_snapshot(self, number: int, snapshot: bytes, state_bytes: int, keep_bytes: int) -> float:
+        """Insert a snapshot, delete the oldest ones beyond the limit, and return the bytes of those that remain."""
+        added = 0
+        if snapshot:
+            added = len(snapshot) + state_bytes
+            sql = "INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, ?)"
+            self._write(sql, [number, snapshot, state_bytes])
+        # summed once only: the sum reads the whole table
+        held = self._rows(_SNAPSHOT_BYTES)[0][0] if self._snapshot_bytes is None else self._snapshot_bytes + added
+        while held > keep_bytes:
+            sql = "SELECT round, LENGTH(data) + state_bytes FROM snapshots ORDER BY round LIMIT 1"
+            ((oldest, size),) = self._rows(sql)
+            self._write("DELETE FROM snapshots WHERE round = ?", [oldest])
+            held -= size
+        return held
+
+    def _prune(self, statements: Mapping[str, str], before: float, most: int) -> dict[str, int]:
+        """Delete at most ``most`` rows of each table, and return the numbers of deleted rows."""
+        values = {"before": before, "most": most}
+        with self.transaction():
+            [(freed,)] = self._rows(f"{_SNAPSHOT_BYTES} WHERE {_OF_OLD_ROUND}", values)
+            deleted = {table: self._write(sql, values).rowcount for table, sql in statements.items()}
+            if max(deleted.values()) < most:  # no details of these jobs are left
+                self._write(f"UPDATE jobs SET pruned = 1 WHERE {_OF_OLD_JOB}", values)  # noqa: S608  constants
+        if self._snapshot_bytes is not None:
+            self._snapshot_bytes -= freed
+        return deleted
+
+    def _prune_policy_states(self) -> None:
+        self._write(_DETAILS["policy_state"], {"most": PRUNED_AT_ONCE})

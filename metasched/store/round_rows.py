@@ -1,0 +1,155 @@
+"""Rows of rounds: targets, decisions, policy states and snapshots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from metasched.core.model import Placement
+from metasched.core.policy import PolicyState
+from metasched.store.errors import RoundOrderError
+from metasched.store.history_queries import HistoryQueries
+from metasched.store.records import RoundRecord
+from metasched.store.retention import Retention
+from metasched.store.rows import as_json, placement_json, placement_of
+
+
+class RoundRows(HistoryQueries, Retention):
+    """Reads and writes of the tables ``rounds``, ``targets``, ``decisions``, ``policy_state`` and ``snapshots``."""
+
+    def commit_round(
+        self,
+        number: int,
+        *,
+        at: float,
+        policy: str,
+        parameters: Mapping[str, Any],
+        state: PolicyState,
+        targets: Mapping[str, Placement],
+        reasons: Mapping[str, str],
+        decide_seconds: float,
+        summary: Mapping[str, Any] | None = None,
+        snapshot: bytes = b"",
+        snapshots_limit_bytes: int = 0,
+        co_runners: Mapping[str, str] | None = None,
+        time_slicing: Collection[str] = (),
+        renewed: Collection[str] = (),
+    ) -> None:
+        """Commit one round: the policy's state, the targets, and the reasons.
+
+        A decision is a row only where a job's target or reason changed. The policy's state is a row only where it
+        changed, and remains as long as the replay of a snapshot needs it.
+
+        Args:
+            number: greater than the last round's.
+            at: unix seconds.
+            policy: its name.
+            parameters: the policy's, JSON-compatible.
+            state: the policy's, for the next round.
+            targets: the placement of each job that should run, by uid, most important first.
+            reasons: for each live job, in words; those that are also in ``targets`` run.
+            decide_seconds: duration of the policy's decision.
+            summary: of the snapshot, JSON-compatible.
+            snapshot: the engine's input, encoded; empty for none.
+            snapshots_limit_bytes: most bytes of all snapshots with their rounds' policy states; the oldest are deleted.
+            co_runners: by uid, the co-runner on the same GPUs, for both jobs of each pair.
+            time_slicing: the jobs of pairs that take turns on their GPUs.
+            renewed: the jobs whose run continues on the same GPUs.
+
+        Raises:
+            RoundOrderError: the number is not new.
+        """
+        with self.transaction():
+            last = self.last_round()
+            if last is not None and number <= last.round:
+                raise RoundOrderError(self.path, number, last.round)
+            self._write(
+                "INSERT INTO rounds (round, at, policy, parameters, decide_seconds, summary) VALUES (?, ?, ?, ?, ?, ?)",
+                [number, at, policy, as_json(parameters), decide_seconds, as_json(summary or {})],
+            )
+            placed = {uid: placement_json(placement) for uid, placement in targets.items()}
+            self._commit_targets(placed, co_runners or {}, time_slicing)
+            self._write_many(
+                "UPDATE runs SET renewals = renewals + 1 WHERE uid = ? AND ended IS NULL AND started IS NOT NULL",
+                [(uid,) for uid in renewed],
+            )
+            self._commit_decisions(
+                number,
+                last.round if last else 0,
+                {uid: (placed.get(uid), reasons.get(uid, "")) for uid in {**reasons, **placed}},
+            )
+            written = self._commit_state(number, policy, state)
+            held = self._keep_snapshot(number, snapshot, written, snapshots_limit_bytes)
+            self._prune_policy_states()
+        self._snapshot_bytes = held
+
+    def last_round(self) -> RoundRecord | None:
+        """The latest committed round."""
+        return next(iter(self.recent_rounds(1)), None)
+
+    def targets(self) -> dict[str, Placement]:
+        """The placement of each job that should run, by uid, as the latest round decided, most important first."""
+        rows = self._rows("SELECT uid, placement FROM targets ORDER BY rank")
+        return {uid: placement for uid, text in rows if (placement := placement_of(text)) is not None}
+
+    def target_co_runners(self) -> tuple[dict[str, str], frozenset[str]]:
+        """Co-runners by uid, as the latest round decided, and the jobs that take turns with theirs."""
+        rows = self._rows("SELECT uid, co_runner, time_slicing FROM targets WHERE co_runner IS NOT NULL")
+        return {uid: other for uid, other, _ in rows}, frozenset(uid for uid, _, turns in rows if turns)
+
+    def current_reasons(self) -> dict[str, str]:
+        """The reason why each live job runs or waits, by uid, as the latest round decided."""
+        return dict(self._rows("SELECT uid, reason FROM decisions WHERE last_round IS NULL"))
+
+    def policy_state(self, policy: str, number: int | None = None) -> PolicyState | None:
+        """A policy's latest state, or (for replay) its state after round ``number``; None before its first round."""
+        row = self._row(
+            "SELECT version, data FROM policy_state WHERE policy = ? AND round <= ? ORDER BY round DESC LIMIT 1",
+            [policy, 2**63 - 1 if number is None else number],
+        )
+        return None if row is None else PolicyState(row[0], json.loads(row[1]))
+
+    def snapshot(self, number: int) -> bytes | None:
+        """The engine's input in a round, encoded; None where none is stored."""
+        row = self._row("SELECT data FROM snapshots WHERE round = ?", [number])
+        return None if row is None else bytes(row[0])
+
+    def _commit_targets(
+        self, placed: Mapping[str, str | None], co_runners: Mapping[str, str], time_slicing: Collection[str]
+    ) -> None:
+        self._write("DELETE FROM targets")
+        self._write_many(
+            "INSERT INTO targets (rank, uid, placement, co_runner, time_slicing) VALUES (?, ?, ?, ?, ?)",
+            [
+                (rank, uid, text, co_runners.get(uid), int(uid in time_slicing))
+                for rank, (uid, text) in enumerate(placed.items())
+            ],
+        )
+
+    def _commit_decisions(self, number: int, last: int, decisions: Mapping[str, tuple[str | None, str]]) -> None:
+        rows = self._rows("SELECT uid, granted, reason FROM decisions WHERE last_round IS NULL")
+        held = {uid: (granted, reason) for uid, granted, reason in rows}
+        changed = [uid for uid, decision in decisions.items() if held.get(uid) != decision]
+        closed: Iterator[str] = (uid for uid, decision in held.items() if decisions.get(uid) != decision)
+        self._write_many(
+            "UPDATE decisions SET last_round = ? WHERE uid = ? AND last_round IS NULL", [(last, uid) for uid in closed]
+        )
+        self._write_many(
+            "INSERT INTO decisions (uid, first_round, granted, reason) VALUES (?, ?, ?, ?)",
+            [(uid, number, *decisions[uid]) for uid in changed],
+        )
+
+    def _commit_state(self, number: int, policy: str, state: PolicyState) -> int:
+        """Insert a state that differs from the last round's, and return its bytes; 0 where it does not."""
+        data = as_json(state.data)
+        latest = self._row(
+            "SELECT version, data FROM policy_state WHERE policy = ? ORDER BY round DESC LIMIT 1", [policy]
+        )
+        if latest == (state.version, data):
+            return 0
+        self._write(
+            "INSERT INTO policy_state (policy, round, version, data) VALUES (?, ?, ?, ?)",
+            [policy, number, state.version, data],
+        )
+        return len(data)
