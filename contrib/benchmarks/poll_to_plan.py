@@ -27,6 +27,8 @@ from metasched.daemon.actuator import Actuator
 from metasched.daemon.controller import Controller
 from metasched.daemon.status_publisher import StatusPublisher
 from metasched.devcluster import DevCluster, NodeGroup
+from metasched.intake.job_intake import JobIntake
+from metasched.intake.run_tracking import RunTracking
 from metasched.observe.observer import Observer
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.plan import Timeouts, plan
@@ -44,6 +46,8 @@ FILL_SECONDS = 60.0
 # A stage is a function that the daemon calls at each poll: where it is found, and its name.
 STAGES: Mapping[str, tuple[Any, str]] = {
     "observe": (Observer, "observe"),
+    "intake": (JobIntake, "take_in"),
+    "track": (RunTracking, "track"),
     "decide": (controllers, "run_round"),
     "commit": (Store, "commit_round"),
     "plan": (controllers, "plan"),

@@ -1,4 +1,4 @@
-"""Whose jobs may start on which node, by Slurm's reservations: those that hold now, and those to come. Pure."""
+"""Nodes that Slurm's reservations, active and upcoming, leave open to which jobs, and for how long. Pure."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from metasched.slurm.client import Reservation, SlurmJob
 class Reservations:
     """All reservations at one instant.
 
+    Where several are active on a node, the one with the highest rank rules: Slurm starts only its jobs there.
+
     Args:
-        listed: as Slurm tells them.
+        listed: every reservation that Slurm lists.
         now: unix seconds.
     """
 
     def __init__(self, listed: Iterable[Reservation] = (), now: float = 0.0) -> None:
         self._now = now
-        self._known = {one.name: one for one in listed if one.end > now}
+        self._known = {reservation.name: reservation for reservation in listed if reservation.end > now}
         on: dict[str, list[Reservation]] = {}
-        for one in sorted(self._known.values(), key=lambda one: (-_rank(one), one.name)):
-            for node in one.nodes:
-                on.setdefault(node, []).append(one)
-        self._ruling = {node: holding[0] for node, there in on.items() if (holding := [*filter(self._holds, there)])}
-        self._open = {node: self._seconds(self._ruling.get(node), there) for node, there in on.items()}
+        for reservation in sorted(self._known.values(), key=lambda known: (-_rank(known), known.name)):
+            for node in reservation.nodes:
+                on.setdefault(node, []).append(reservation)
+        self._ruling = {node: active[0] for node, there in on.items() if (active := [*filter(self._holds, there)])}
+        self._open = {node: self._seconds_until_reserved(self._ruling.get(node), there) for node, there in on.items()}
         self._closings = sorted({seconds for seconds in self._open.values() if seconds is not None})
 
     def on(self, node: Node, asked: Collection[str], *, reserved: bool) -> Node:
-        """The node, as far as it is open.
+        """Return the node with what reservations change: whether it accepts jobs, of which reservation, for how long.
 
         Args:
             node: without regard to reservations.
-            asked: what our jobs ask for, as in ``asked_by``: a node that is reserved for others accepts none of them.
-            reserved: whether Slurm says that it is reserved now; where it is not known for whom, it accepts none.
+            asked: what the jobs ask for, as in ``asked_by``; a node of a reservation that none asks for accepts no job.
+            reserved: whether Slurm shows the node as reserved now; without a known reservation it accepts no job.
         """
         ruling, seconds = self._ruling.get(node.name), self._open.get(node.name)
         if ruling is not None:
@@ -47,7 +49,7 @@ class Reservations:
         return node
 
     def asked_by(self, job: SlurmJob) -> str:
-        """The reservations whose nodes it may use now; an empty one among them means nodes that are not reserved."""
+        """Return the reservations whose nodes the job may use now, ``a,b``; "" among them: unreserved nodes."""
         if not job.reservation:
             return ""
         allowed: list[str] = []
@@ -60,24 +62,27 @@ class Reservations:
         return ",".join(allowed) if allowed else job.reservation
 
     def why_waits(self, job: SlurmJob) -> str | None:
-        """Why none of the reservations that it asks for lets it start now, in words; None if it may start."""
+        """Return why no reservation that the job asks for lets it start now, in words; None if it may start."""
         if not job.reservation:
             return None
         reasons = [self._why(name, job.user) for name in job.reservation.split(",")]
         return None if None in reasons else "; ".join(filter(None, reasons))
 
     def open_seconds(self, limit: float | None) -> float:
-        """How long a node must be open to a job of that time limit (seconds; None for no limit).
+        """Return the seconds for which a node must be open to a job, rounded up to the next begin of a reservation.
 
-        Jobs for which the same nodes are open long enough get the same answer; 0.0 if those are all.
+        So jobs for which the same nodes are open long enough get the same answer; 0.0 where those are all nodes.
+
+        Args:
+            limit: the job's time limit in seconds; None for no limit.
         """
         outlasted = len(self._closings) if limit is None else bisect_left(self._closings, limit)
         if not outlasted:
             return 0.0
         return self._closings[outlasted] if outlasted < len(self._closings) else inf
 
-    def _holds(self, one: Reservation) -> bool:
-        return one.start <= self._now
+    def _holds(self, reservation: Reservation) -> bool:
+        return reservation.start <= self._now
 
     def _why(self, name: str, user: str) -> str | None:
         one = self._known.get(name)
@@ -89,17 +94,20 @@ class Reservations:
             return f"its reservation {name} does not admit user {user}"
         return None
 
-    def _seconds(self, ruling: Reservation | None, there: Iterable[Reservation]) -> float | None:
-        """How long a job that starts now may last on a node."""
-        later = [one.start - self._now for one in there if not self._holds(one) and _ends(one, ruling)]
+    def _seconds_until_reserved(self, ruling: Reservation | None, there: Iterable[Reservation]) -> float | None:
+        """Return the seconds that a job which starts now may run on a node; None for no end."""
+        later = [
+            upcoming.start - self._now
+            for upcoming in there
+            if not self._holds(upcoming) and _ends_jobs_of(upcoming, ruling)
+        ]
         return min(later, default=None)
 
 
-def _rank(one: Reservation) -> int:
-    """Where several hold on a node, Slurm starts there the jobs of the one with the highest rank."""
-    return 2 if "MAINT" in one.flags else 1 if "OVERLAP" in one.flags else 0
+def _rank(reservation: Reservation) -> int:
+    return 2 if "MAINT" in reservation.flags else 1 if "OVERLAP" in reservation.flags else 0
 
 
-def _ends(one: Reservation, ruling: Reservation | None) -> bool:
-    """Whether jobs that may use a node now must have left it when another reservation begins there."""
-    return ruling is None or _rank(ruling) == 0 or _rank(one) > _rank(ruling)
+def _ends_jobs_of(upcoming: Reservation, ruling: Reservation | None) -> bool:
+    """Whether jobs that may use a node now must have left it when an upcoming reservation begins there."""
+    return ruling is None or _rank(ruling) == 0 or _rank(upcoming) > _rank(ruling)

@@ -1,8 +1,8 @@
-"""What Slurm's associations and QOS say of our jobs: their accounts' shares, and how much is left to whom. Pure.
+"""Shares of accounts, and what the limits of Slurm's associations and QOS leave to metasched's jobs. Pure.
 
-Slurm counts a job against every limit that it falls under, and holds it to those that are defined first: by the QOS of
-its partition, then its own, then its association and all accounts above. So a QOS can widen what an account may have.
-Usage is counted from the jobs that Slurm lists, which are always of the same moment as the rest of a snapshot.
+Slurm counts a job against every limit that covers it, and enforces the one that is defined first: by the QOS of the
+job's partition, then by the job's QOS, then by its association and all accounts above. So a QOS can widen what an
+account may have. Usage is counted from the jobs that Slurm lists, which are of the same instant as the snapshot.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from metasched.slurm.client import JobState, SlurmJob
 HOLDING = frozenset({JobState.RUNNING, JobState.SUSPENDED})
 
 Owner = tuple[str, str, str, str]
-"""Account, user, partition and QOS of a job."""
+"""Account, user, partition and QOS of a job: jobs that are equal in these fall under the same limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Something that a limit counts, for some of all jobs.
+    """The counter of a limit: GPUs or running jobs of the jobs that the limit covers.
 
     Attributes:
-        whose: the QOS, account or user.
+        whose: the QOS, account or user that defines the limit.
         word: sacctmgr's name of the limit.
-        who: the user or account, of limits for each.
-        kind: the GPU type, "" for all; None for running jobs.
+        who: the user or account that is counted, for limits on each of them; else "".
+        gpu_type: the GPU type that is counted, "" for all types; None where running jobs are counted.
     """
 
     whose: str
     word: str
     who: str
-    kind: str | None
+    gpu_type: str | None
 
     def name(self, most: int) -> str:
-        """As an admin knows it."""
-        what = f"={most}" if self.kind is None else f" gres/gpu{':' if self.kind else ''}{self.kind}={most}"
+        """Return the limit in sacctmgr's words, for admins."""
+        what = f"={most}" if self.gpu_type is None else f" gres/gpu{':' if self.gpu_type else ''}{self.gpu_type}={most}"
         return f"{self.whose}: {self.word}{what}{' for ' if self.who else ''}{self.who}"
 
 
@@ -48,13 +48,13 @@ class _Rules:
     """The limits of one owner.
 
     Attributes:
-        counted: those that its jobs count against, and how much they allow.
-        held: those of them that its jobs are held to.
-        per_job: how many GPUs each job may have, by type ("" for all), with the limit's name.
+        counted: most GPUs or jobs, by the counter; the owner's jobs count against all of these.
+        enforced: the counters whose limits Slurm enforces for the owner's jobs.
+        per_job: most GPUs of each job, by type ("" for all types), with the limit's name.
     """
 
     counted: Mapping[_Count, int]
-    held: frozenset[_Count]
+    enforced: frozenset[_Count]
     per_job: Mapping[str, tuple[int, str]]
 
 
@@ -63,10 +63,10 @@ _NO_RULES = _Rules({}, frozenset(), {})
 
 @dataclass(slots=True)
 class SlurmQuotas:
-    """What is known of Slurm's associations.
+    """Slurm's associations as read last, applied to jobs.
 
     Attributes:
-        associations: as read last; None where nothing is known.
+        associations: shares and limits; None where they are not known.
         limited: whether Slurm enforces their limits.
     """
 
@@ -75,21 +75,26 @@ class SlurmQuotas:
     _rules: dict[Owner, _Rules] = field(default_factory=dict)
 
     def apply(self, job: Job, slurm: SlurmJob) -> Job:
-        """The job with its account's share, and no larger than each job may be."""
+        """Return the job with its account's fair share, and its sizes within the limit on the GPUs of each job."""
         if self.associations is None:
             return job
         share = self.associations.shares.get(slurm.account)
         job = job if share is None else job.evolve(fair_share=share)
         most, name = self._of(slurm).per_job.get("", (job.max_gpus, ""))
         most = max(most, job.placement.gpus if job.placement is not None else 0)
-        if most >= job.max_gpus or not self.limited or not _whole(slurm):
+        if most >= job.max_gpus or not self.limited or not _counts_as_gpus(slurm):
             return job
         if job.min_gpus > most:
             return job.evolve(blocked=job.blocked or f"it needs {job.min_gpus} GPUs, and the limit is {name}")
         return job.evolve(max_gpus=most, gpus=min(job.gpus, most))
 
     def limits(self, ours: Iterable[tuple[Job, SlurmJob]], others: Iterable[SlurmJob]) -> tuple[Quota, ...]:
-        """What is left to our jobs, of the limits that could keep one from something."""
+        """Return what the limits leave to metasched's jobs, for limits that could keep one of them from its GPUs.
+
+        Args:
+            ours: metasched's live jobs.
+            others: the other jobs that Slurm lists, which count as well.
+        """
         if self.associations is None or not self.limited:
             return ()
         used: Counter[_Count] = Counter()
@@ -100,20 +105,20 @@ class SlurmQuotas:
             owned.setdefault(owner_of(slurm), []).append((job, slurm))
         for jobs_of_one in owned.values():
             rules = self._of(jobs_of_one[0][1])
-            for count in rules.held:
-                counted = [job for job, slurm in jobs_of_one if count.kind is None or _whole(slurm)]
+            for count in rules.enforced:
+                counted = [job for job, slurm in jobs_of_one if count.gpu_type is None or _counts_as_gpus(slurm)]
                 members.setdefault((count, rules.counted[count]), []).extend(counted)
-            beside = rules.counted.keys() - rules.held
-            for job, slurm in jobs_of_one if beside or rules.per_job else ():
-                used.update(_uses(slurm, beside))
+            only_counted = rules.counted.keys() - rules.enforced
+            for job, slurm in jobs_of_one if only_counted or rules.per_job else ():
+                used.update(_uses(slurm, only_counted))
                 found += _of_one_job(job, slurm, rules)
         for slurm in others:
             used.update(_uses(slurm, self._of(slurm).counted))
         for (count, most), jobs in members.items():
             left = most - used[count]
-            if left < (len(jobs) if count.kind is None else sum(job.max_gpus for job in jobs)):
+            if left < (len(jobs) if count.gpu_type is None else sum(job.max_gpus for job in jobs)):
                 uids = frozenset(job.uid for job in jobs)
-                found.append(Quota(count.name(most), uids, left, count.kind is None, count.kind or None))
+                found.append(Quota(count.name(most), uids, left, count.gpu_type is None, count.gpu_type or None))
         return tuple(sorted(found, key=lambda limit: limit.name))
 
     def _of(self, job: SlurmJob) -> _Rules:
@@ -124,7 +129,7 @@ class SlurmQuotas:
 
 
 def owner_of(job: SlurmJob) -> Owner:
-    """Whose limits it falls under; of several partitions, those of the first."""
+    """Return the owner whose limits cover the job; of several partitions, the first counts."""
     return job.account, job.user, job.partition.partition(",")[0], job.qos
 
 
@@ -136,31 +141,31 @@ def _rules(known: Associations, owner: Owner) -> _Rules:
             made.add_qos(f"QOS {name}", found, user, account)
     for row in known.chain(account, user, partition):
         made.add_association(row)
-    return _Rules(made.counted, frozenset(made.held), made.per_job)
+    return _Rules(made.counted, frozenset(made.enforced), made.per_job)
 
 
 class _Collection:
-    """An owner's limits, as they come: those first that are defined first."""
+    """Collects an owner's limits in Slurm's order: a limit that is defined first is enforced."""
 
     def __init__(self) -> None:
         self.counted: dict[_Count, int] = {}
-        self.held: set[_Count] = set()
+        self.enforced: set[_Count] = set()
         self.per_job: dict[str, tuple[int, str]] = {}
-        self._by_qos: set[tuple[str, str | None]] = set()  # words and kinds of limits that a QOS has defined
+        self._by_qos: set[tuple[str, str | None]] = set()  # words and GPU types of limits that a QOS has defined
 
     def add_qos(self, whose: str, qos: Qos, user: str, account: str) -> None:
-        """What it defines goes before what comes after it."""
+        """Add the limits of a QOS, which replace the same limits of what is added later."""
         found = {
             **_counts(whose, "GrpTRES", "GrpJobs", qos.group),
             **_counts(whose, "MaxTRESPerUser", "MaxJobsPerUser", qos.per_user, user),
             **_counts(whose, "MaxTRESPerAccount", "MaxJobsPerAccount", qos.per_account, account),
         }
         self._add(found)
-        self._by_qos |= {(count.word, count.kind) for count in found}
+        self._by_qos |= {(count.word, count.gpu_type) for count in found}
         self._add_per_job(whose, qos.per_job)
 
     def add_association(self, row: Association) -> None:
-        """It holds as far as no QOS has defined the same, beside other associations."""
+        """Add the limits of an association; those that no QOS has defined are enforced, of every association."""
         whose = f"account {row.account}"
         whose += f", user {row.user}" if row.user else ""
         whose += f", partition {row.partition}" if row.partition else ""
@@ -173,37 +178,39 @@ class _Collection:
 
     def _add(self, found: Mapping[_Count, int]) -> None:
         self.counted |= found
-        self.held |= {count for count in found if (count.word, count.kind) not in self._by_qos}
+        self.enforced |= {count for count in found if (count.word, count.gpu_type) not in self._by_qos}
 
     def _add_per_job(self, whose: str, quota: UsageLimits) -> None:
         for count, most in _counts(whose, "MaxTRESPerJob", "", quota).items():
-            self.per_job.setdefault(count.kind or "", (most, count.name(most)))
+            self.per_job.setdefault(count.gpu_type or "", (most, count.name(most)))
 
 
 def _counts(whose: str, gpus: str, jobs: str, quota: UsageLimits, who: str = "") -> dict[_Count, int]:
-    """The limits of a quota, by sacctmgr's words for them."""
-    found = {_Count(whose, gpus, who, kind): most for kind, most in quota.gpus.items()}
+    """Return the limits as counters and what they allow; ``gpus`` and ``jobs`` are sacctmgr's words for them."""
+    found = {_Count(whose, gpus, who, gpu_type): most for gpu_type, most in quota.gpus.items()}
     return found if quota.jobs is None else found | {_Count(whose, jobs, who, None): quota.jobs}
 
 
 def _of_one_job(job: Job, slurm: SlurmJob, rules: _Rules) -> Iterator[Quota]:
-    """The limits of one type's GPUs for each job: unlike one of all GPUs they leave it others."""
-    for kind, (most, name) in rules.per_job.items():
-        has = job.placement.gpus if job.placement is not None and job.placement.gpu_type == kind else 0
-        if kind and max(most, has) < job.max_gpus and _whole(slurm):
-            yield Quota(name, frozenset({job.uid}), max(most, has), gpu_type=kind)
+    """Yield the limits on one type's GPUs of each job: the job may still have GPUs of other types."""
+    for gpu_type, (most, name) in rules.per_job.items():
+        has = job.placement.gpus if job.placement is not None and job.placement.gpu_type == gpu_type else 0
+        if gpu_type and max(most, has) < job.max_gpus and _counts_as_gpus(slurm):
+            yield Quota(name, frozenset({job.uid}), max(most, has), gpu_type=gpu_type)
 
 
-def _whole(job: SlurmJob) -> bool:
-    """Whether what it holds counts as GPUs; Slurm counts shards as something else."""
+def _counts_as_gpus(job: SlurmJob) -> bool:
+    """Whether Slurm counts what the job holds or asks for as GPUs; shards are counted apart."""
     return job.shards_per_node is None and not job.shards
 
 
 def _uses(job: SlurmJob, counts: Iterable[_Count]) -> dict[_Count, int]:
-    """What a job takes of limits now."""
+    """Return what the job adds to each counter now; nothing while it holds no allocation."""
     if job.state not in HOLDING:
         return {}
-    gpus = sum(job.allocated.values()) if _whole(job) else 0
+    gpus = sum(job.allocated.values()) if _counts_as_gpus(job) else 0
     return {
-        count: 1 if count.kind is None else gpus for count in counts if count.kind in (None, "", job.allocated_gpu_type)
+        count: 1 if count.gpu_type is None else gpus
+        for count in counts
+        if count.gpu_type in (None, "", job.allocated_gpu_type)
     }
