@@ -48,7 +48,7 @@ from policies.baselines.allox import AlloX
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
-from policies.gavel.job_classes import Market
+from policies.gavel.job_classes import JobClasses
 from policies.gavel.policies import (
     Entity,
     GavelCost,
@@ -396,11 +396,11 @@ def _shares_of_throughput(scale: Scale, policy: GavelHierarchical, count: int) -
         )
         for number, model in enumerate(chosen)
     ]
-    claims = allocation_inputs(Snapshot(float(count), 1, 360.0, scale.nodes(3), tuple(jobs)))
-    times, _ = policy.shares(claims, {})
-    equal = Market.of(claims, aware=True, mark=lambda job: job.uid).problem.equal
+    inputs = allocation_inputs(Snapshot(float(count), 1, 360.0, scale.nodes(3), tuple(jobs)))
+    times, _ = policy.time_shares(inputs, {})
+    equal = JobClasses.of(inputs, aware=True, class_key=lambda job: job.uid).problem.equal
     return {
-        job.uid: sum((claims.speed(job, kind) or 0.0) * part for kind, part in times.get((job.uid,), {}).items())
+        job.uid: sum((inputs.speed(job, kind) or 0.0) * part for kind, part in times.get((job.uid,), {}).items())
         / all_of
         for job, all_of in zip(jobs, equal, strict=True)
     }
@@ -482,10 +482,10 @@ def ideal(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, 
     now, arrived = 0.0, 0
     memory: Mapping[str, object] = {}
     while len(times) < len(wanted):
-        claims = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
-        given, memory = policy.shares(claims, memory)
+        inputs = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
+        given, memory = policy.time_shares(inputs, memory)
         speed = {
-            who[0]: sum((claims.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
+            who[0]: sum((inputs.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
             for who, share in given.items()
         }
         ends = {uid: now + left[uid] / rate for uid, rate in speed.items() if rate > 0}
