@@ -26,7 +26,7 @@ from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from policies.ares.policy import Ares
-from policies.ares.reference_system import Gps
+from policies.ares.reference_system import ReferenceSystem
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 NODE_GPUS = 8
@@ -119,15 +119,15 @@ def event(active: int) -> tuple[float, float]:
     seconds = []
     for number in (Work, float):
         chance = random.Random(active)  # noqa: S311  no secret
-        gps = Gps(64, 0.0)
+        reference = ReferenceSystem(64, 0.0)
         works = [number(chance.uniform(1e3, 1e6)) for _ in range(active + EVENTS)]
         for i in range(active):
-            gps.arrive(f"{i}", works[i])
+            reference.arrive(f"{i}", works[i])
         Counted.count = 0
         begun = time.process_time()
         for i in range(EVENTS):
-            gps.arrive(f"new {i}", works[active + i])
-            gps.advance(gps.next_end)
+            reference.arrive(f"new {i}", works[active + i])
+            reference.advance(reference.next_end)
         seconds.append(time.process_time() - begun)
         if number is Work:
             comparisons = Counted.count / EVENTS

@@ -26,11 +26,11 @@ from metasched.core.model import Job, Speed
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeSharePolicy
 from policies.baselines.allox import AlloX
-from policies.gavel.fairness_objectives import finish_time_level, level, shares, water_filling
-from policies.gavel.job_classes import Mark, Market
+from policies.gavel.fairness_objectives import equal_share_factor, finish_time_level, throughput_level, water_filling
+from policies.gavel.job_classes import ClassKey, JobClasses
 from policies.gavel.policies import Entity, GavelHierarchical, GavelHierarchicalParameters
 from policies.gavel.problem import Floats
-from policies.gavel.solve import inverse, make_the_most
+from policies.gavel.solve import inverse, second_stage
 from policies.gavel.sum_objectives import in_order
 
 TYPES = ("v100", "p100", "k80")
@@ -78,7 +78,7 @@ class Model:
         return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.half_gpus)
 
 
-def claims(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
+def inputs(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
     """So many jobs; of one GPU each if ``single``."""
     chance = random.Random(count)  # noqa: S311  no secret
     models = []
@@ -106,14 +106,14 @@ def claims(count: int, *, sharing: bool = False, single: bool = False) -> Alloca
                 account=str(number % ACCOUNTS),
             )
         )
-    spreads = {job.uid: dict.fromkeys(TYPES, (job.gpus,)) for job in jobs}
+    gpus_per_node = {job.uid: dict.fromkeys(TYPES, (job.gpus,)) for job in jobs}
     speeds = {
         job.uid: {kind: job.speed.steps_per_second(kind, (job.gpus,)) for kind in TYPES}
         for job in jobs
         if job.speed is not None
     }
     gpus = max(count // 4 // len(TYPES), 8)
-    return AllocationInputs(jobs, dict.fromkeys(TYPES, gpus), spreads, speeds, sharing, 2.0 * count)
+    return AllocationInputs(jobs, dict.fromkeys(TYPES, gpus), gpus_per_node, speeds, sharing, 2.0 * count)
 
 
 @dataclass(frozen=True)
@@ -129,41 +129,41 @@ class Case:
         most: jobs that it is measured with.
     """
 
-    mark: Mark
-    first: Callable[[Market], Floats]
+    class_key: ClassKey
+    first: Callable[[JobClasses], Floats]
     stages: int = 2
     sharing: bool = False
     checked: int = 0
     most: int = SIZES[-1]
 
 
-def _left(market: Market) -> Floats:
-    return market.each(lambda job: job.remaining_steps or 0.0)
+def _left(classes: JobClasses) -> Floats:
+    return classes.each(lambda job: job.remaining_steps or 0.0)
 
 
-def _weights(market: Market) -> Floats:
-    return np.ones(len(market.members))
+def _weights(classes: JobClasses) -> Floats:
+    return np.ones(len(classes.members))
 
 
-def _las(market: Market) -> Floats:
-    return level(market.problem, shares(market.problem, _weights(market)))
+def _las(classes: JobClasses) -> Floats:
+    return throughput_level(classes.problem, equal_share_factor(classes.problem, _weights(classes)))
 
 
-def _ftf(market: Market) -> Floats:
-    elapsed = market.each(lambda job: 20000.0 - job.submitted)
-    return finish_time_level(market.problem, _left(market), elapsed, elapsed / 2)
+def _ftf(classes: JobClasses) -> Floats:
+    elapsed = classes.each(lambda job: 20000.0 - job.submitted)
+    return finish_time_level(classes.problem, _left(classes), elapsed, elapsed / 2)
 
 
-def _makespan(market: Market) -> Floats:
-    return level(market.problem, inverse(_left(market)))
+def _makespan(classes: JobClasses) -> Floats:
+    return throughput_level(classes.problem, inverse(_left(classes)))
 
 
-def _filled(market: Market) -> Floats:
-    return water_filling(market.problem, lambda growing: growing)
+def _filled(classes: JobClasses) -> Floats:
+    return water_filling(classes.problem, lambda growing: growing)
 
 
-def _in_order(market: Market) -> Floats:
-    return in_order(market.problem, np.arange(len(market.members), dtype=float))
+def _in_order(classes: JobClasses) -> Floats:
+    return in_order(classes.problem, np.arange(len(classes.members), dtype=float))
 
 
 def _own(job: Job) -> str:
@@ -193,22 +193,22 @@ class Taken:
 def decide(case: Case, asked: AllocationInputs) -> Taken:
     """One decision."""
     begun = time.process_time()
-    market = Market.of(asked, aware=True, mark=case.mark)
-    found = case.first(market)
+    classes = JobClasses.of(asked, aware=True, class_key=case.class_key)
+    found = case.first(classes)
     between = time.process_time()
     if case.stages > 1:
-        make_the_most(market.problem, found)
+        second_stage(classes.problem, found)
     return Taken(between - begun, time.process_time() - between)
 
 
 def difference(case: Case, asked: AllocationInputs) -> float:
     """Relative, of the least share of the program over classes from that over single jobs."""
     least = []
-    for mark in (case.mark, lambda job: job.uid):
-        market = Market.of(asked, aware=True, mark=mark)
-        found = case.first(market)
-        reached = found if case.stages > 1 else market.problem.throughput @ found
-        least.append(float((shares(market.problem, _weights(market)) * reached).min()))
+    for class_key in (case.class_key, lambda job: job.uid):
+        classes = JobClasses.of(asked, aware=True, class_key=class_key)
+        found = case.first(classes)
+        reached = found if case.stages > 1 else classes.problem.throughput @ found
+        least.append(float((equal_share_factor(classes.problem, _weights(classes)) * reached).min()))
     return abs(least[0] / least[1] - 1.0)
 
 
@@ -238,9 +238,9 @@ WHOLE = {
 
 def shared_out(one: Whole, count: int) -> Taken:
     """One decision."""
-    asked = claims(count, single=one.single)
+    asked = inputs(count, single=one.single)
     begun = time.process_time()
-    one.policy.shares(asked, {})
+    one.policy.time_shares(asked, {})
     return Taken(time.process_time() - begun)
 
 
@@ -255,7 +255,7 @@ def measure(name: str, count: int, repeat: int) -> Taken:
         found = [shared_out(WHOLE[name], count) for _ in range(repeat)]
     else:
         case = CASES[name]
-        asked = claims(count, sharing=case.sharing)
+        asked = inputs(count, sharing=case.sharing)
         found = [decide(case, asked) for _ in range(repeat)]
         if count <= case.checked and (apart := difference(case, asked)) > SAME:
             raise SystemExit(f"{name}, {count} jobs: the objective differs by {apart:.1e} from that over single jobs")

@@ -21,7 +21,7 @@ from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.ares.policy import Ares, AresParameters
-from policies.ares.reference_system import Gps
+from policies.ares.reference_system import ReferenceSystem
 
 GPUS = 8
 SIZES = (1, 2, 4, 8)
@@ -81,7 +81,7 @@ def instance(kind: Kind, alpha: float, seed: int, found: Found) -> None:
     """Simulate one, and note what it shows."""
     chance = random.Random(f"{seed}")  # noqa: S311  no secret
     at, submissions, work, alone = 0.0, [], {}, {}
-    reference, fair = Gps(GPUS, 0.0), {}
+    reference, fair = ReferenceSystem(GPUS, 0.0), {}
     for number in range(JOBS):
         at += chance.expovariate(LOAD * GPUS / WORK)
         uid, asked = f"{number:02}", chance.choice(SIZES)

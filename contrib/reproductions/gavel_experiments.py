@@ -265,10 +265,10 @@ def ideal(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, 
     now, arrived = 0.0, 0
     memory: Mapping[str, object] = {}
     while len(times) < len(wanted):
-        claims = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
-        given, memory = policy.shares(claims, memory)
+        inputs = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
+        given, memory = policy.time_shares(inputs, memory)
         speed = {
-            who[0]: sum((claims.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
+            who[0]: sum((inputs.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
             for who, share in given.items()
         }
         ends = {uid: now + left[uid] / rate for uid, rate in speed.items() if rate > 0}

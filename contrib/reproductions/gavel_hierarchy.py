@@ -12,7 +12,7 @@ from contrib.reproductions.gavel_workloads import Line, Scale
 from metasched.core.model import Job, Snapshot
 from metasched.throughput.throughput_table import TableSpeed
 from metasched.time_shares.allocation_inputs import allocation_inputs
-from policies.gavel.job_classes import Market
+from policies.gavel.job_classes import JobClasses
 from policies.gavel.policies import (
     Entity,
     GavelHierarchical,
@@ -67,11 +67,11 @@ def _shares_of_throughput(scale: Scale, policy: GavelHierarchical, count: int) -
         )
         for number, model in enumerate(chosen)
     ]
-    claims = allocation_inputs(Snapshot(float(count), 1, 360.0, scale.nodes(3), tuple(jobs)))
-    times, _ = policy.shares(claims, {})
-    equal = Market.of(claims, aware=True, mark=lambda job: job.uid).problem.equal
+    inputs = allocation_inputs(Snapshot(float(count), 1, 360.0, scale.nodes(3), tuple(jobs)))
+    times, _ = policy.time_shares(inputs, {})
+    equal = JobClasses.of(inputs, aware=True, class_key=lambda job: job.uid).problem.equal
     return {
-        job.uid: sum((claims.speed(job, kind) or 0.0) * part for kind, part in times.get((job.uid,), {}).items())
+        job.uid: sum((inputs.speed(job, kind) or 0.0) * part for kind, part in times.get((job.uid,), {}).items())
         / all_of
         for job, all_of in zip(jobs, equal, strict=True)
     }

@@ -1,4 +1,7 @@
-"""What shares of time are made for: jobs, and GPUs for them. Pure."""
+"""Allocation inputs: the jobs that can have time shares, the GPU types and speeds of each. Pure.
+
+A *worker type* is a GPU type (a job's GPUs are consolidated), or a GPU type with the suffix ``UNCONSOLIDATED``.
+"""
 
 from __future__ import annotations
 
@@ -9,82 +12,97 @@ from dataclasses import dataclass, field
 from metasched.capacity.shapes import ClusterShapes, ShapeCapacity, without_allocations
 from metasched.core.model import Job, Node, Snapshot, Speed, Status
 from metasched.core.retention import is_non_preemptible, runs_on_closed_nodes_only
-from metasched.time_shares.round_mechanism import APART
+from metasched.time_shares.round_mechanism import UNCONSOLIDATED
+
+GpusPerNode = tuple[int, ...]
+"""A placement as the number of GPUs on each of its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationInputs:
-    """What shares are made for: jobs, and GPUs for them.
+    """What a time-share policy reads of a round.
 
     Attributes:
-        jobs: GPU jobs that can be given shares, by submission.
-        capacity: GPUs by type, without those of jobs that stay.
-        spreads: by uid, by GPU type, the best placement of the job there as GPUs on each node; only types that accept
-            it and can hold it beside jobs that stay, and where it is not known not to run.
-        speeds: by uid, by the same types, steps per second there; None where it is not known.
+        jobs: GPU jobs that can have time shares, by submission.
+        capacity: GPUs by type, without those of retained jobs.
+        gpus_per_node: by uid, by GPU type, the job's placement there on the fewest nodes, as GPUs on each node. Only
+            types that the job accepts, that can hold it in addition to the retained jobs, and on which it is not known
+            not to run.
+        speeds: by uid, by the same types, steps per second on that placement; None where it is not known.
         sharing: whether two jobs can have the same GPUs.
         now: unix seconds.
-        apart: by uid, by GPU type, where placement counts and it can be told: steps per second on GPUs that are spread
-            over as many nodes as they can be, where that is more nodes than in ``spreads``.
-        nodes: by GPU type, the GPUs of each node; empty where placement does not count.
-        stays: jobs that go on with what they hold, and have no part in the shares.
-        shut_out: the uids of those who could run if these were not there.
+        unconsolidated_speeds: by uid, by GPU type, steps per second on as many nodes as possible. Only with
+            ``placement``, where that is more nodes than in ``gpus_per_node`` and the speed is known.
+        node_gpus: by GPU type, the GPUs of each node that retained jobs leave; empty without ``placement``.
+        retained: jobs that keep their allocations, and have no time shares.
+        displaced: uids of jobs that can be placed nowhere, but could be without the retained jobs.
     """
 
     jobs: Sequence[Job]
     capacity: Mapping[str, int]
-    spreads: Mapping[str, Mapping[str, tuple[int, ...]]]
+    gpus_per_node: Mapping[str, Mapping[str, GpusPerNode]]
     speeds: Mapping[str, Mapping[str, float | None]]
     sharing: bool
     now: float
-    apart: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    nodes: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    stays: Sequence[Job] = ()
-    shut_out: AbstractSet[str] = frozenset()
+    unconsolidated_speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    node_gpus: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    retained: Sequence[Job] = ()
+    displaced: AbstractSet[str] = frozenset()
 
-    def kinds(self, uid: str) -> tuple[str, ...]:
-        """Worker types that the job can have."""
-        near = tuple(self.spreads[uid])
-        return (*near, *(gpu_type + APART for gpu_type in self.apart[uid])) if uid in self.apart else near
+    def worker_types(self, uid: str) -> tuple[str, ...]:
+        """Worker types on which the job can run, the GPU types first."""
+        gpu_types = tuple(self.gpus_per_node[uid])
+        if uid not in self.unconsolidated_speeds:
+            return gpu_types
+        return (*gpu_types, *(gpu_type + UNCONSOLIDATED for gpu_type in self.unconsolidated_speeds[uid]))
 
-    def near(self, uid: str) -> Mapping[str, tuple[int, ...]]:
-        """The placements on types that the job can also have unconsolidated."""
-        return {gpu_type: self.spreads[uid][gpu_type] for gpu_type in self.apart[uid]} if uid in self.apart else {}
+    def consolidated(self, uid: str) -> Mapping[str, GpusPerNode]:
+        """The job's consolidated placement, by GPU type on which it can also run unconsolidated."""
+        types = self.unconsolidated_speeds.get(uid, ())
+        return {gpu_type: self.gpus_per_node[uid][gpu_type] for gpu_type in types}
 
     def speed(self, job: Job, gpu_type: str) -> float | None:
-        """Steps per second at its best on a type that it can have; None where it is not known."""
+        """Steps per second of a job alone and consolidated; None where it is not known.
+
+        Raises:
+            KeyError: the job cannot run on this type.
+        """
         return self.speeds[job.uid][gpu_type]
 
-    def speed_beside(self, job: Job, other: Job, gpu_type: str) -> float | None:
-        """The same with another job on the same GPUs; 0.0 for jobs that cannot share any."""
+    def colocated_speed(self, job: Job, other: Job, gpu_type: str) -> float | None:
+        """Steps per second of a job with another on the same GPUs; None where not known, 0.0 where they cannot share.
+
+        Raises:
+            KeyError: the job cannot run on this type.
+        """
         if job.whole_gpus or other.whole_gpus:
             return 0.0
         if job.speed is None or other.speed is None:
             return None
-        return job.speed.steps_per_second_with(other.speed, gpu_type, self.spreads[job.uid][gpu_type])
+        return job.speed.steps_per_second_with(other.speed, gpu_type, self.gpus_per_node[job.uid][gpu_type])
 
 
-def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationInputs:
-    """The inputs of a round's time shares.
+def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> AllocationInputs:
+    """The allocation inputs of a round.
 
     Args:
         snapshot: the round's jobs and nodes.
-        apart: whether to find out the speeds on GPUs that are spread over many nodes, too.
+        placement: whether unconsolidated GPUs are worker types of their own.
     """
     empty = {node.name: node for node in snapshot.nodes if node.gpu_type is not None and node.accepts}
-    stays = [job for job in snapshot.jobs if is_non_preemptible(job) or runs_on_closed_nodes_only(job, empty)]
-    staying = {job.uid for job in stays}
-    jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in staying]
-    nodes = without_allocations(empty.values(), stays)
+    retained = [job for job in snapshot.jobs if is_non_preemptible(job) or runs_on_closed_nodes_only(job, empty)]
+    retained_uids = {job.uid for job in retained}
+    jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in retained_uids]
+    nodes = without_allocations(empty.values(), retained)
     shapes = ClusterShapes(nodes, snapshot.jobs, uneven=False)
-    gpus: dict[str, list[int]] = {}
+    node_gpus: dict[str, list[int]] = {}
     for node in nodes:
-        gpus.setdefault(node.gpu_type or "", []).append(node.gpus)
-    capacity = {kind: sum(each) for kind, each in gpus.items()}
-    by_shape: dict[object, Mapping[str, tuple[int, ...]]] = {}
-    by_speed: dict[object, tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]] = {}
-    spreads, speeds, scattered = {}, {}, {}
-    far: dict[object, Mapping[str, float]] = {}
+        node_gpus.setdefault(node.gpu_type or "", []).append(node.gpus)
+    capacity = {gpu_type: sum(gpus) for gpu_type, gpus in node_gpus.items()}
+    by_shape: dict[object, Mapping[str, GpusPerNode]] = {}
+    by_speed: dict[object, tuple[Mapping[str, GpusPerNode], Mapping[str, float | None]]] = {}
+    gpus_per_node, speeds, unconsolidated = {}, {}, {}
+    unconsolidated_by_speed: dict[object, Mapping[str, float]] = {}
     for job in jobs:
         shape = shapes.of(job)
         if (found := by_shape.get((shape, job.gpus))) is None:
@@ -95,41 +113,41 @@ def allocation_inputs(snapshot: Snapshot, *, apart: bool = False) -> AllocationI
         key = shape, job.gpus, held, job.speed
         if (known := by_speed.get(key)) is None:
             known = by_speed[key] = _speeds(job.speed, found)
-            if apart:
-                far[key] = _apart(job, known[0], shape)
-        spreads[job.uid], speeds[job.uid] = known
-        if apart and far[key]:
-            scattered[job.uid] = far[key]
-    placeless = [job for job in jobs if not spreads[job.uid]]
+            if placement:
+                unconsolidated_by_speed[key] = _unconsolidated_speeds(job, known[0], shape)
+        gpus_per_node[job.uid], speeds[job.uid] = known
+        if placement and unconsolidated_by_speed[key]:
+            unconsolidated[job.uid] = unconsolidated_by_speed[key]
+    unplaceable = [job for job in jobs if not gpus_per_node[job.uid]]
     return AllocationInputs(
         jobs,
         capacity,
-        spreads,
+        gpus_per_node,
         speeds,
         snapshot.sharing,
         snapshot.now,
-        apart=scattered,
-        nodes=gpus if apart else {},
-        stays=stays,
-        shut_out=_shut_out(placeless, empty.values()) if stays else frozenset(),
+        unconsolidated_speeds=unconsolidated,
+        node_gpus=node_gpus if placement else {},
+        retained=retained,
+        displaced=_placeable(unplaceable, empty.values()) if retained else frozenset(),
     )
 
 
-def _consolidated(job: Job, shape: ShapeCapacity) -> Mapping[str, tuple[int, ...]]:
+def _consolidated(job: Job, shape: ShapeCapacity) -> Mapping[str, GpusPerNode]:
     """By GPU type, ascending, the job's placement on the fewest nodes, as GPUs on each; types without one left out."""
     found = ((gpu_type, shape.consolidated(gpu_type, job.gpus)) for gpu_type in sorted(shape.units))
     return {gpu_type: spread for gpu_type, spread in found if spread is not None}
 
 
-def _shut_out(jobs: Sequence[Job], empty: Iterable[Node]) -> AbstractSet[str]:
-    """The uids of those of some jobs without a placement that would have one on empty nodes."""
+def _placeable(jobs: Sequence[Job], empty: Iterable[Node]) -> AbstractSet[str]:
+    """Uids of the jobs that could be placed and run on these nodes if they were empty."""
     shapes = ClusterShapes(empty, jobs, uneven=False)
     return {job.uid for job in jobs if _speeds(job.speed, _consolidated(job, shapes.of(job)))[0]}
 
 
 def _held_outside(
-    job: Job, capacity: Mapping[str, int], found: Mapping[str, tuple[int, ...]]
-) -> tuple[str, tuple[int, ...]] | None:
+    job: Job, capacity: Mapping[str, int], found: Mapping[str, GpusPerNode]
+) -> tuple[str, GpusPerNode] | None:
     """The running job's allocation, where no placement was ``found`` on its GPU type.
 
     It remains possible, even where its nodes would not be assigned to the job again.
@@ -144,24 +162,26 @@ def _held_outside(
 
 
 def _speeds(
-    speed: Speed | None, spreads: Mapping[str, tuple[int, ...]]
-) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, float | None]]:
-    """The placements on types where it is not known not to run, and the speeds there."""
+    speed: Speed | None, placements: Mapping[str, GpusPerNode]
+) -> tuple[Mapping[str, GpusPerNode], Mapping[str, float | None]]:
+    """The placements by GPU type, without types of speed 0; and steps per second on them, None where not known."""
     if speed is None:
-        return spreads, dict.fromkeys(spreads)
-    found = {kind: speed.steps_per_second(kind, spread) for kind, spread in spreads.items()}
-    runs = {kind: per_second for kind, per_second in found.items() if per_second != 0.0}
-    return {kind: spreads[kind] for kind in runs}, runs
+        return placements, dict.fromkeys(placements)
+    found = {gpu_type: speed.steps_per_second(gpu_type, per_node) for gpu_type, per_node in placements.items()}
+    runs = {gpu_type: per_second for gpu_type, per_second in found.items() if per_second != 0.0}
+    return {gpu_type: placements[gpu_type] for gpu_type in runs}, runs
 
 
-def _apart(job: Job, spreads: Mapping[str, tuple[int, ...]], shape: ShapeCapacity) -> Mapping[str, float]:
-    """By GPU type, the known steps per second on the most nodes possible, if those are more than in ``spreads``."""
+def _unconsolidated_speeds(
+    job: Job, placements: Mapping[str, GpusPerNode], shape: ShapeCapacity
+) -> Mapping[str, float]:
+    """By GPU type, steps per second on as many nodes as possible: more than in ``placements``, and of known speed."""
     if job.speed is None:
         return {}
-    far = {kind: shape.scattered(kind, job.gpus) for kind in sorted(shape.units) if kind in spreads}
+    widest = {kind: shape.scattered(kind, job.gpus) for kind in sorted(shape.units) if kind in placements}
     found = {
-        kind: job.speed.steps_per_second(kind, spread)
-        for kind, spread in far.items()
-        if spread is not None and len(spread) > len(spreads[kind])
+        gpu_type: job.speed.steps_per_second(gpu_type, per_node)
+        for gpu_type, per_node in widest.items()
+        if per_node is not None and len(per_node) > len(placements[gpu_type])
     }
-    return {kind: speed for kind, speed in found.items() if speed}
+    return {gpu_type: speed for gpu_type, speed in found.items() if speed}

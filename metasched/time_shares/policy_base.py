@@ -1,10 +1,26 @@
-"""The base of policies that give out shares of time: they say what is right, the round mechanism makes it so."""
+"""The base of policies that give out time shares: a policy computes them, the round mechanism realises them.
+
+What ``TimeSharePolicy.decide`` does in a round:
+
+1. Accounts (``round_mechanism``): the time that jobs received in the last round is added to the time accounts.
+2. Inputs (``allocation_inputs``): the jobs that can have time shares, and the GPUs that retained jobs leave.
+3. Recomputation (``recomputation``): time shares are computed when jobs, GPUs, weights or speeds have changed since,
+   at most every ``recompute_seconds``.
+4. In force: at once with ``recompute_rounds = 0``. Otherwise that many rounds after the round in which they were
+   computed, by ``decide`` itself or by ``precompute`` in a background process; meanwhile they are *pending*, the
+   earlier time shares hold, and jobs without a time share have an equal one (``equal_shares``).
+5. Round grants (``candidates``, ``round_mechanism.choose``): the combinations that run in this round.
+6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
+
+Carried over in the state (version 1, keys of its data): ``ledger``, the time accounts; ``made_for``, the inputs for
+which the time shares in force were computed; ``memory``, what the policy itself remembers; ``types_used``, random
+numbers drawn; ``coming``, pending time shares.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -14,52 +30,53 @@ from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.retention import is_non_preemptible
 from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
+from metasched.time_shares.candidates import candidates_of, with_all_pairs
+from metasched.time_shares.equal_shares import equal_shares
+from metasched.time_shares.recomputation import has_changed, pair_speeds
 from metasched.time_shares.round_mechanism import (
-    LEDGER,
-    MADE_FOR,
+    ACCOUNTS,
+    COMPUTED_FOR,
     PRIOR_ROUNDS,
-    Candidate,
-    Combination,
+    Priorities,
     RoundGrant,
-    TimeAccount,
-    Times,
+    TimeAccounts,
+    TimeShares,
     alone,
     choose,
+    from_rows,
     gpu_type_of,
-    live,
+    of_present_jobs,
     priorities,
-    rows_of,
-    times_of,
+    to_rows,
 )
 
 STATE_VERSION = 1
-SPEED_NEWS = 0.05
-"""Relative: what is known of a job's speed has changed when it has by more than this; less is noise of measurement."""
 RUNS_ON = "it runs on: its nodes accept no other jobs now"
-COMING = "coming"  # in the data of a state: shares that are made, and not in force yet
-WITHOUT = "without"  # in the data of a state: the jobs that have been given no share, though shares were made for them
-TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
+PENDING = "coming"  # key of a state's data: time shares that are computed, and not in force yet
+NO_SHARE = "without"  # key of ``COMPUTED_FOR``: uids of the jobs to which the computed time shares give nothing
+TYPES_SEED = 5  # added to the seed: the order of the GPU types is drawn from random numbers of its own
 
 
 class TimeShareParameters(PolicyParameters):
-    """What all policies of this kind have.
+    """Parameters of all time-share policies.
 
     Attributes:
-        recompute_seconds: shares are made anew when jobs or GPUs come or go, or speeds change, but no more often than
-            this; 0 for at every such change, as the paper has it.
-        recompute_rounds: they come into force so many rounds after the round that found the change; 0 for in that very
-            round. Until then the earlier shares hold, and new jobs have an equal part of every type. Where rounds are
-            real, shares are then made beside them, and no round waits for a program to be solved.
-        carry: whether time that a job had beyond its share, while others went short, still counts when shares are made
-            anew. Without, as in the public simulator, small shares starve where that happens in every round.
-        heed_speeds: whether they are made anew, too, when what is known of a job's speed changes, or of a pair's that
-            shares GPUs: when it is measured, or when the job changes its batch size.
-        types_in_turn: GPU types that rounds are given away on one after the other, in this order; empty for the highest
-            priority over all types, as the paper has it.
+        recompute_seconds: least seconds between two computations of time shares, which follow an arrival or end of
+            jobs, a change of GPUs, or a change of speeds. 0, as in the paper: at every such change.
+        recompute_rounds: rounds between the round that found the change and the round in which new time shares come
+            into force; 0: the same round. In the interim the earlier time shares hold, and new jobs have an equal time
+            share of every GPU type. Under the daemon a background process then solves the program, and no round waits.
+        carry: whether time received beyond the time share, while other jobs received less than theirs, still counts
+            when time shares are recomputed. Without, as in the public code, small time shares starve where time shares
+            are recomputed in every round.
+        heed_speeds: whether time shares are also recomputed when the known speed of a job, or of a pair on the same
+            GPUs, changes: when it is measured, or when the job changes its batch size.
+        types_in_turn: GPU types on which rounds are given out one after the other, in this order, and on no others;
+            empty, as in the paper: by the highest priority over all types.
         shuffle_types: whether that order is shuffled in every round.
-        fill_pairs: whether GPUs that nobody with a share can use go to any two jobs together rather than to jobs alone,
-            and pairs count as owed half a round more: as in the public simulator.
-        seed: of chance.
+        fill_pairs: whether GPUs that no job with a time share can use go to any two jobs together rather than to one
+            alone, and pairs have a deficit of half a round more, as in the public code.
+        seed: seed of all random choices.
     """
 
     recompute_seconds: float = Field(default=0.0, ge=0)
@@ -73,270 +90,206 @@ class TimeShareParameters(PolicyParameters):
 
     @property
     def gpu_types(self) -> frozenset[str]:
-        """Those of the turns."""
+        """GPU types that the parameters name, for the check against those of the cluster."""
         return frozenset(self.types_in_turn)
 
 
 class TimeSharePolicy(Policy):
-    """Makes shares when something has changed, and has the round mechanism realise them.
+    """Base: computes time shares when its inputs have changed, and realises them by the round mechanism.
 
-    Rounds are of fixed length, as in the paper: neither arrivals nor completions begin one early.
+    Rounds are of fixed length, as in the paper: neither arrivals nor completions begin a round early.
     """
 
     Parameters: ClassVar[type[PolicyParameters]] = TimeShareParameters
     parameters: TimeShareParameters
     wakes_on_arrival: ClassVar[bool] = False
     wakes_on_completion: ClassVar[bool] = False
-    fills: ClassVar[bool] = True  # whether GPUs that nobody with a share can use go to jobs without one
+    fills: ClassVar[bool] = True  # whether GPUs that no job with a time share can use go to jobs without one
 
     @property
     def placement(self) -> bool:
-        """Whether GPUs on few nodes and GPUs spread over many are two worker types (section 3.1)."""
+        """Whether consolidated and unconsolidated GPUs of a type are two worker types (Gavel, section 3.1)."""
         return False
 
     @property
     def time_slicing(self) -> bool:
-        """Whether the two of a pair take turns on their GPUs, instead of running at once."""
+        """Whether the two jobs of a pair are time-sliced on their GPUs, instead of running at once."""
         return False
 
     @property
     def solves_in_background(self) -> bool:
-        """Whether shares are made beside the rounds."""
+        """Whether time shares are computed by ``precompute`` in another process, and come into force rounds later."""
         return self.parameters.recompute_rounds > 0
 
     @abstractmethod
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
-        """The share of time that each job or pair should have on each GPU type, and what to remember of how it came.
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
+        """Compute the fraction of the time that each job or pair should have on each worker type.
 
         Args:
-            claims: of the jobs, and the GPUs that there are. Pairs name first who arrived first.
-            memory: JSON-compatible, what the last call gave; empty at the first.
+            inputs: the jobs, and the GPUs for them.
+            memory: JSON-compatible data that the last call returned; empty at the first.
+
+        Returns:
+            The time shares, pairs named by the job that was submitted first; and the memory for the next call.
         """
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Make shares if they are due, and choose who lags behind them."""
+        """Recompute time shares if that is due, and grant the round by the round mechanism."""
         data = _known(state)
-        ledger = TimeAccount.from_json(data[LEDGER]) if LEDGER in data else TimeAccount()
-        ledger = ledger.look(snapshot.jobs)
-        claims = allocation_inputs(snapshot, apart=self.placement)
-        memory, made_for = data.get("memory", {}), data.get(MADE_FOR)
-        lag = self.parameters.recompute_rounds
-        coming = (snapshot.precomputed or data.get(COMING)) if lag else None
-        if coming and snapshot.round >= coming["round"] + lag:
-            ledger = self._renewed(ledger, claims, live(times_of(coming["shares"]), claims.jobs))
-            memory, made_for, coming = coming["memory"], coming[MADE_FOR], None
-        asked = {**self._asked(claims), **self._company(claims, ledger.shares)}
-        mine = not lag or (not coming and snapshot.precomputed is None)
-        if mine and _changed(made_for, asked) and self._may_renew(ledger, snapshot.now):
-            if lag:
-                coming = self._made(snapshot, claims, memory, asked)
+        accounts = TimeAccounts.from_json(data[ACCOUNTS]) if ACCOUNTS in data else TimeAccounts()
+        accounts = accounts.record_received(snapshot.jobs)
+        inputs = allocation_inputs(snapshot, placement=self.placement)
+        memory, computed_for = data.get("memory", {}), data.get(COMPUTED_FOR)
+        delay = self.parameters.recompute_rounds
+        pending = (snapshot.precomputed or data.get(PENDING)) if delay else None
+        if pending and snapshot.round >= pending["round"] + delay:
+            shares = of_present_jobs(from_rows(pending["shares"]), inputs.jobs)
+            accounts = self._renewed(accounts, inputs, shares)
+            memory, computed_for, pending = pending["memory"], pending[COMPUTED_FOR], None
+        current = {**self._dependencies(inputs), **self._pair_dependencies(inputs, accounts.shares)}
+        computes_here = not delay or (not pending and snapshot.precomputed is None)
+        if computes_here and has_changed(computed_for, current) and self._may_recompute(accounts, snapshot.now):
+            if delay:
+                pending = self._pending(snapshot, inputs, memory, current)
             else:
-                times, memory = self.shares(claims, memory)
-                ledger, made_for = self._renewed(ledger, claims, times), {**asked, **self._company(claims, times)}
-        if lag:
-            ledger = ledger.admit(_in_the_interim(claims, ledger, made_for), snapshot.now)
+                shares, memory = self.time_shares(inputs, memory)
+                accounts = self._renewed(accounts, inputs, shares)
+                computed_for = {**current, **self._pair_dependencies(inputs, shares)}
+        if delay:
+            accounts = accounts.admit(_interim_shares(inputs, accounts, computed_for), snapshot.now)
         types, used = self._types(data.get("types_used", 0))
-        candidates = _candidates(claims, ledger)
+        candidates = candidates_of(inputs, accounts.shares)
         if self.fills and self.parameters.fill_pairs:
-            old = frozenset(made_for["jobs"] if made_for else ())
-            candidates = _with_all_pairs(claims, candidates, old, PRIOR_ROUNDS * snapshot.round_seconds)
-        of = priorities(ledger, snapshot.round_seconds)
-        turns = choose(
-            ledger, candidates, claims.capacity, of, types_in_turn=types, fill=self.fills, nodes=claims.nodes
+            earlier = frozenset(computed_for["jobs"] if computed_for else ())
+            candidates = with_all_pairs(inputs, candidates, earlier, PRIOR_ROUNDS * snapshot.round_seconds)
+        priority = priorities(accounts, snapshot.round_seconds)
+        round_grants = choose(
+            accounts,
+            candidates,
+            inputs.capacity,
+            priority,
+            types_in_turn=types,
+            fill=self.fills,
+            nodes=inputs.node_gpus,
         )
-        ledger = ledger.give(turns)
+        accounts = accounts.assign(round_grants)
         decision = _decision(
-            snapshot, claims, _Words(ledger, types), turns, of, fill=self.fills, time_slicing=self.time_slicing
+            snapshot,
+            inputs,
+            _Words(accounts, types),
+            round_grants,
+            priority,
+            fill=self.fills,
+            time_slicing=self.time_slicing,
         )
-        written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
-        return decision, PolicyState(STATE_VERSION, {**written, COMING: coming} if coming else written)
+        written = {ACCOUNTS: accounts.to_json(), COMPUTED_FOR: computed_for, "memory": memory, "types_used": used}
+        return decision, PolicyState(STATE_VERSION, {**written, PENDING: pending} if pending else written)
 
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
-        """The shares for a round's jobs, if they are due and none are coming; ``decide`` puts them into force."""
+        """Compute time shares for a round's jobs, for a later ``decide`` to put into force.
+
+        Returns:
+            JSON-compatible data for ``Snapshot.precomputed``; None where no recomputation is due, or one is pending.
+        """
         data = _known(state)
-        claims = allocation_inputs(snapshot, apart=self.placement)
-        ledger = TimeAccount.from_json(data[LEDGER]) if LEDGER in data else TimeAccount()
-        asked = {**self._asked(claims), **self._company(claims, ledger.shares)}
-        changed = _changed(data.get(MADE_FOR), asked)
-        if COMING in data or not (changed and self._may_renew(ledger, snapshot.now)):
+        inputs = allocation_inputs(snapshot, placement=self.placement)
+        accounts = TimeAccounts.from_json(data[ACCOUNTS]) if ACCOUNTS in data else TimeAccounts()
+        current = {**self._dependencies(inputs), **self._pair_dependencies(inputs, accounts.shares)}
+        changed = has_changed(data.get(COMPUTED_FOR), current)
+        if PENDING in data or not (changed and self._may_recompute(accounts, snapshot.now)):
             return None
-        return self._made(snapshot, claims, data.get("memory", {}), asked)
+        return self._pending(snapshot, inputs, data.get("memory", {}), current)
 
-    def _made(
-        self, snapshot: Snapshot, claims: AllocationInputs, memory: Mapping[str, Any], asked: Mapping[str, Any]
+    def _pending(
+        self, snapshot: Snapshot, inputs: AllocationInputs, memory: Mapping[str, Any], current: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Shares that are to come into force, as JSON-compatible data."""
-        times, memory = self.shares(claims, memory)
-        without = {job.uid for job in claims.jobs}.difference(*times)
-        made_for = {**asked, **self._company(claims, times), WITHOUT: sorted(without)}
-        return {"round": snapshot.round, "shares": rows_of(times), MADE_FOR: made_for, "memory": memory}
+        """Time shares that come into force later, with the inputs that they are computed for, JSON-compatible."""
+        shares, memory = self.time_shares(inputs, memory)
+        no_share = {job.uid for job in inputs.jobs}.difference(*shares)
+        computed_for = {**current, **self._pair_dependencies(inputs, shares), NO_SHARE: sorted(no_share)}
+        return {"round": snapshot.round, "shares": to_rows(shares), COMPUTED_FOR: computed_for, "memory": memory}
 
-    def _renewed(self, ledger: TimeAccount, claims: AllocationInputs, shares: Times) -> TimeAccount:
-        """The ledger with new shares."""
-        gpus = {job.uid: job.gpus for job in claims.jobs} if self.parameters.carry else None
-        return ledger.renew(shares, claims.now, gpus=gpus)
+    def _renewed(self, accounts: TimeAccounts, inputs: AllocationInputs, shares: TimeShares) -> TimeAccounts:
+        """The accounts with new time shares in force, surplus time carried over where the parameters say so."""
+        gpus = {job.uid: job.gpus for job in inputs.jobs} if self.parameters.carry else None
+        return accounts.renew(shares, inputs.now, gpus=gpus)
 
-    def _asked(self, claims: AllocationInputs) -> Mapping[str, Any]:
-        """What shares for these claims are made for."""
-        asked: dict[str, Any] = {
-            "jobs": [job.uid for job in claims.jobs],
-            "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in claims.jobs],
-            "gpus": dict(claims.capacity),
+    def _dependencies(self, inputs: AllocationInputs) -> Mapping[str, Any]:
+        """What the time shares depend on, as JSON-compatible data: a change of it calls for a recomputation."""
+        current: dict[str, Any] = {
+            "jobs": [job.uid for job in inputs.jobs],
+            "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in inputs.jobs],
+            "gpus": dict(inputs.capacity),
             "parameters": self.parameters.model_dump(mode="json"),
         }
         if self.parameters.heed_speeds:
-            asked["speeds"] = {uid: dict(speeds) for uid, speeds in claims.speeds.items()}
+            current["speeds"] = {uid: dict(speeds) for uid, speeds in inputs.speeds.items()}
         else:
-            asked["types"] = {uid: sorted(spreads) for uid, spreads in claims.spreads.items()}
-        return asked
+            current["types"] = {uid: sorted(by_type) for uid, by_type in inputs.gpus_per_node.items()}
+        return current
 
-    def _company(self, claims: AllocationInputs, shares: Times) -> Mapping[str, Any]:
-        """What is known of the pairs that these shares make, if speeds are heeded."""
-        return {"together": _together(claims, shares)} if self.parameters.heed_speeds else {}
+    def _pair_dependencies(self, inputs: AllocationInputs, shares: TimeShares) -> Mapping[str, Any]:
+        """The known speeds of the pairs of these time shares; nothing where changes of speeds do not count."""
+        return {"together": pair_speeds(inputs, shares)} if self.parameters.heed_speeds else {}
 
-    def _may_renew(self, ledger: TimeAccount, now: float) -> bool:
-        """Whether the shares are old enough to be made anew."""
-        return ledger.since is None or ledger.expired or now - ledger.since >= self.parameters.recompute_seconds
+    def _may_recompute(self, accounts: TimeAccounts, now: float) -> bool:
+        """Whether the time shares are older than ``recompute_seconds``, expired, or absent."""
+        return accounts.since is None or accounts.expired or now - accounts.since >= self.parameters.recompute_seconds
 
     def _types(self, used: int) -> tuple[tuple[str, ...], int]:
-        """The order of the types in this round, and how much chance is used up after it."""
+        """The order of ``types_in_turn`` in this round, and how many random numbers are drawn after it."""
         types = list(self.parameters.types_in_turn)
         if not self.parameters.shuffle_types:
             return tuple(types), used
-        chance = SeededRng.resume(self.parameters.seed + TYPES_SEED, used)
-        chance.shuffle(types)
-        return tuple(types), chance.used
+        rng = SeededRng.resume(self.parameters.seed + TYPES_SEED, used)
+        rng.shuffle(types)
+        return tuple(types), rng.used
 
 
 def _known(state: PolicyState) -> Mapping[str, Any]:
-    """The data of a state, if its layout is known."""
+    """The data of a state; empty where its version is another."""
     return state.data if state.version == STATE_VERSION else {}
 
 
-def equal_parts(
-    claims: AllocationInputs, who: Sequence[tuple[Combination, int]]
-) -> dict[Combination, dict[str, float]]:
-    """The cluster in equal parts for combinations of so many GPUs each; nobody gets more than all of the time."""
-    parts = {}
-    for combination, gpus in who:
-        share = {
-            kind: count / len(who) / gpus
-            for kind, count in claims.capacity.items()
-            if all(kind in claims.spreads[uid] for uid in combination)
-        }
-        too_much = max(sum(share.values()), 1.0)
-        parts[combination] = {kind: part / too_much for kind, part in share.items()}
-    return parts
+def _interim_shares(
+    inputs: AllocationInputs, accounts: TimeAccounts, computed_for: Mapping[str, Any] | None
+) -> TimeShares:
+    """Equal time shares for jobs that have none, except those that the last computation left without (section 7.4).
 
-
-def _in_the_interim(claims: AllocationInputs, ledger: TimeAccount, made_for: Mapping[str, Any] | None) -> Times:
-    """Equal parts for the jobs for which no shares have been made yet (section 7.4: agnostic ones in the interim).
-
-    So it is with a job that has lost its share since, with a partner that ended or while it could not start.
+    These jobs are new, or lost their time share because their co-runner ended or because they could not start.
     """
-    without = frozenset(made_for.get(WITHOUT, made_for["jobs"]) if made_for else ())
-    served = {uid for who in live(ledger.shares, claims.jobs) for uid in who}
-    new = [job.uid for job in claims.jobs if job.uid not in served and job.uid not in without]
+    no_share = frozenset(computed_for.get(NO_SHARE, computed_for["jobs"]) if computed_for else ())
+    served = {uid for combination in of_present_jobs(accounts.shares, inputs.jobs) for uid in combination}
+    new = [job.uid for job in inputs.jobs if job.uid not in served and job.uid not in no_share]
     if not new:
         return {}
-    parts = equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs])
-    return alone({uid: parts[uid,] for uid in new})
-
-
-def _changed(made_for: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> bool:
-    """Whether shares were made for something else; speeds that differ by little are the same."""
-    if made_for is None or any(made_for.get(key) != asked[key] for key in asked.keys() - {"speeds", "together"}):
-        return True
-    pairs = {(one, other, kind): speeds for one, other, kind, *speeds in made_for.get("together", ())}
-    for one, other, kind, *speeds in asked.get("together", ()):
-        if any(map(_differ, speeds, pairs.get((one, other, kind), speeds))):
-            return True
-    before: Mapping[str, Mapping[str, float | None]] = made_for.get("speeds", {})
-    return any(
-        speeds.keys() != before[uid].keys() or any(_differ(speed, before[uid][kind]) for kind, speed in speeds.items())
-        for uid, speeds in asked.get("speeds", {}).items()
-        if uid in before
-    )
-
-
-def _together(claims: AllocationInputs, shares: Times) -> list[list[Any]]:
-    """Rows of who is to share GPUs of which type, and the speeds of both there."""
-    jobs = {job.uid: job for job in claims.jobs} if claims.sharing else {}
-    found: list[list[Any]] = []
-    for who, share in shares.items():
-        if len(who) > 1 and all(uid in jobs for uid in who):
-            one, other = (jobs[uid] for uid in who)
-            for kind in share:
-                if kind in claims.spreads[one.uid] and kind in claims.spreads[other.uid]:
-                    speeds = claims.speed_beside(one, other, kind), claims.speed_beside(other, one, kind)
-                    found.append([*who, kind, *speeds])
-    return found
-
-
-def _differ(speed: float | None, before: float | None) -> bool:
-    if speed is None or before is None:
-        return speed is not before
-    return abs(speed - before) > SPEED_NEWS * before
-
-
-def _candidates(claims: AllocationInputs, ledger: TimeAccount) -> list[Candidate]:
-    """Every job, and the pairs that have shares."""
-    found = [Candidate((job.uid,), job.gpus, claims.kinds(job.uid), near=claims.near(job.uid)) for job in claims.jobs]
-    if claims.sharing:
-        jobs = {job.uid: job for job in claims.jobs}
-        pairs = (who for who in ledger.shares if len(who) > 1 and all(uid in jobs for uid in who))
-        found += [_pair(claims, jobs[one], jobs[other]) for one, other in pairs]
-    return found
-
-
-def _with_all_pairs(
-    claims: AllocationInputs, candidates: Iterable[Candidate], old: Collection[str], credit: float
-) -> list[Candidate]:
-    """All jobs and pairs by the arrival of the later of the two; pairs of old jobs have a credit."""
-    found = []
-    for i, (job, candidate) in enumerate(zip(claims.jobs, candidates, strict=False)):
-        found.append(candidate)
-        for other in claims.jobs[:i] if claims.sharing else ():
-            if other.gpus == job.gpus:
-                extra = credit if other.uid in old and job.uid in old else 0.0
-                found.append(replace(_pair(claims, other, job), credit=extra))
-    return found
-
-
-def _pair(claims: AllocationInputs, one: Job, other: Job) -> Candidate:
-    """Two jobs on the same GPUs, in the order of the policy's shares."""
-    return Candidate((one.uid, other.uid), one.gpus, _common_types(claims, one, other))
-
-
-def _common_types(claims: AllocationInputs, one: Job, other: Job) -> tuple[str, ...]:
-    """Where two jobs can share GPUs, as far as is known."""
-    return tuple(
-        kind
-        for kind in claims.spreads[one.uid]
-        if kind in claims.spreads[other.uid]
-        and claims.speed_beside(one, other, kind) != 0.0
-        and claims.speed_beside(other, one, kind) != 0.0
-    )
+    shares = equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs])
+    return alone({uid: shares[uid,] for uid in new})
 
 
 def _decision(
     snapshot: Snapshot,
-    claims: AllocationInputs,
+    inputs: AllocationInputs,
     words: _Words,
-    turns: Sequence[RoundGrant],
-    of: Times,
+    round_grants: Sequence[RoundGrant],
+    of: Priorities,
     *,
     fill: bool,
     time_slicing: bool,
 ) -> Decision:
-    """Grants for those whose turn it is, largest first (section 5: to fragment less)."""
-    grants = list(_staying(claims, time_slicing=time_slicing))
-    for turn in sorted(turns, key=lambda turn: -turn.gpus):
+    """The decision of a round.
+
+    Returns:
+        Grants for retained jobs and for the round grants, the largest first (section 5: less fragmentation); as
+        fallback, by priority, the other jobs that may fill GPUs, and jobs without GPUs; waits of the rest.
+    """
+    grants = list(_retained_grants(inputs, time_slicing=time_slicing))
+    for turn in sorted(round_grants, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
         reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
-        # Its speed on few nodes was counted on; where it may be apart, few are only preferred.
-        near = () if turn.apart else claims.near(first).get(turn.gpu_type, ())
-        most = len(near) or None
+        # A consolidated round was granted for its speed on few nodes; for an unconsolidated one few are preferred.
+        consolidated = () if turn.unconsolidated else inputs.consolidated(first).get(turn.gpu_type, ())
+        most = len(consolidated) or None
         grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type, max_nodes=most))
         grants += [
             Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].slurm_job_id} on the same GPUs",
@@ -346,20 +299,20 @@ def _decision(
     served = {grant.uid for grant in grants}
     fallback: list[tuple[float, Grant]] = []
     waits = {}
-    for job in claims.jobs:
+    for job in inputs.jobs:
         if job.uid in served:
             continue
-        if not claims.spreads[job.uid]:
+        if not inputs.gpus_per_node[job.uid]:
             if (place := job.placement) is not None and place.gpus == job.gpus:
-                stays = Grant(job.uid, job.gpus, "it runs on: no node would take it again", gpu_type=place.gpu_type)
-                fallback.append((0.0, stays))
+                held = Grant(job.uid, job.gpus, "it runs on: no node would take it again", gpu_type=place.gpu_type)
+                fallback.append((0.0, held))
                 continue
-            given = "beside jobs that neither stop nor move" if job.uid in claims.shut_out else "even empty"
+            given = "beside jobs that neither stop nor move" if job.uid in inputs.displaced else "even empty"
             waits[job.uid] = f"{given}, the nodes that accept jobs could not run it on {job.gpus} GPUs"
             continue
         priority = of.get((job.uid,), {})
-        best = max(claims.kinds(job.uid), key=lambda kind: priority.get(kind, 0.0))
-        reason = f"not its turn: {words.wait(job.uid, claims.kinds(job.uid))}"
+        best = max(inputs.worker_types(job.uid), key=lambda kind: priority.get(kind, 0.0))
+        reason = f"not its turn: {words.wait(job.uid, inputs.worker_types(job.uid))}"
         if fill or priority.get(best, 0.0) > 0:
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
             fallback.append((-priority.get(best, 0.0), grant))
@@ -374,13 +327,14 @@ def _decision(
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
 
 
-def _staying(claims: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]:
-    """Grants of what they hold, for those who stay."""
+def _retained_grants(inputs: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]:
+    """Grants of their present allocations, for the retained jobs."""
     before: dict[str | None, Job] = {}
-    for job in sorted(claims.stays, key=lambda job: not is_non_preemptible(job)):  # of two, who cannot move is the host
+    # Fixed jobs come first: the co-runner of a fixed job is granted its GPUs with it.
+    for job in sorted(inputs.retained, key=lambda job: not is_non_preemptible(job)):
         if (place := job.placement) is None:
             continue
-        host = before.get(job.co_runner) if claims.sharing and not is_non_preemptible(job) else None
+        host = before.get(job.co_runner) if inputs.sharing and not is_non_preemptible(job) else None
         if host is not None and host.placement == place:
             reason = f"{RUNS_ON}, with job {host.slurm_job_id} on the same GPUs"
             yield Grant(
@@ -393,12 +347,12 @@ def _staying(claims: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]
 
 
 class _Words:
-    """Shares in words."""
+    """Time shares in words, for the reasons of a decision."""
 
-    def __init__(self, ledger: TimeAccount, types_in_turn: Sequence[str]) -> None:
+    def __init__(self, accounts: TimeAccounts, types_in_turn: Sequence[str]) -> None:
         self._types = types_in_turn
         self._shares: dict[str, Mapping[str, float]] = {}
-        for who, share in ledger.shares.items():
+        for who, share in accounts.shares.items():
             for uid in who:
                 if before := self._shares.get(uid):
                     both = {kind: before.get(kind, 0.0) + share.get(kind, 0.0) for kind in {**before, **share}}
@@ -408,13 +362,13 @@ class _Words:
         self._said: dict[tuple[tuple[str, float], ...], str] = {}
 
     def wait(self, uid: str, kinds: Iterable[str]) -> str:
-        """Why it is not a job's turn that could have these worker types."""
+        """Why a job that can run on these worker types has no round grant."""
         if self._types and not any(gpu_type_of(kind) in self._types for kind in kinds):
             return "types_in_turn names none of its types"
         return self.share(uid)
 
     def share(self, uid: str) -> str:
-        """What a job should have."""
+        """The job's time share in words, its pairs included."""
         share = tuple(self._shares.get(uid, {}).items())
         if share not in self._said:
             parts = [f"{part:.0%} of {kind}" for kind, part in sorted(share) if part > 0]

@@ -1,8 +1,17 @@
-"""Gavel's round mechanism: from the shares of time that jobs should have to who runs this round.
+"""Gavel's round mechanism: chooses, round by round, the jobs that realise the time shares of a policy. Pure.
 
-A policy gives each job, or combination of two jobs on the same GPUs, a share of time on each GPU type. The mechanism
-keeps account of the time that they have had, and gives the next round to those that lag most behind (Narayanan et al.,
-OSDI 2020, sections 3.2 and 5, Algorithm 1). All of it is pure.
+Source: Narayanan et al., OSDI 2020, sections 3.2 and 5, Algorithm 1, Figure 5. In every round:
+
+    accounts = accounts.record_received(jobs)         # seconds that each job or pair received in the last round
+    if the policy computed new time shares:
+        accounts = accounts.renew(time_shares, now)   # deficits of the old time shares are carried over
+    priority[c][t] = share[c][t] / (received[c][t] / round_seconds + 0.5)
+    for (c, t) by priority, deficit, share, descending:       # ``choose``
+        grant c the round on worker type t, if its GPUs are free and none of its jobs has a round grant yet
+    accounts = accounts.assign(round_grants)          # whose account the time of this round will be received on
+
+A combination c is one job, or a pair of jobs on the same GPUs. A worker type t is a GPU type, or a GPU type with GPUs
+that may be on more nodes than needed.
 """
 
 from __future__ import annotations
@@ -16,311 +25,355 @@ from typing import Any, Self
 from metasched.core.model import Job
 
 Combination = tuple[str, ...]
-"""The uid of one job, or the two of a pair that has the same GPUs."""
+"""The uid of one job, or the two uids of a pair on the same GPUs, first the job that was submitted first."""
 
-Times = Mapping[Combination, Mapping[str, float]]
-"""By combination and worker type (a GPU type, or one with ``APART``); what is not in it is 0."""
+TimeShares = Mapping[Combination, Mapping[str, float]]
+"""Fraction of the time, in [0, 1], by combination and worker type; 0 where there is no entry."""
 
-LEDGER, MADE_FOR = "ledger", "made_for"
-"""Where policies keep it in the data of their state; and the jobs and GPUs that its shares were made for."""
+Seconds = Mapping[Combination, Mapping[str, float]]
+"""Seconds by combination and worker type; 0 where there is no entry."""
 
-APART = " unconsolidated"
-"""After a GPU type: a worker type of its own, for jobs whose GPUs are spread over nodes (section 3.1)."""
+Priorities = Mapping[Combination, Mapping[str, float]]
+"""Priority by combination and worker type, higher first; 0 where there is no entry."""
+
+ACCOUNTS, COMPUTED_FOR = "ledger", "made_for"
+"""Keys of a policy state's data: the time accounts, and the inputs for which its time shares were computed."""
+
+UNCONSOLIDATED = " unconsolidated"
+"""Suffix of a GPU type: the worker type of jobs whose GPUs may be on more nodes than needed (section 3.1)."""
 
 PRIOR_ROUNDS = 0.5
-"""So many rounds count as received by everybody from the start, so that who has had nothing yet has a priority, too."""
+"""Rounds that count as received by every combination from the start, so that priorities are finite (Figure 5)."""
 
-NOISE_DIGITS = 6  # of seconds: finer differences in attained service are rounding, and must not decide who is first
+NOISE_DIGITS = 6  # of seconds: smaller differences of attained service are rounding, and must not decide priorities
 
 
 @dataclass(frozen=True, slots=True)
-class TimeAccount:
-    """What combinations should have, and what they have had.
+class TimeAccounts:
+    """Time shares, received time and deficits of all combinations.
 
     Attributes:
-        shares: of time, in [0, 1].
-        since: when these shares were made; None before the first.
-        expired: whether they may be made anew whatever their age.
-        received: seconds since then.
-        owed: seconds that were missing (negative: too many) when earlier shares ended.
-        seen: by uid, the GPU-seconds of each type that the job had attained at the last look.
-        ran: the combinations that were given the present round.
-        apart: those of their jobs that were given it unconsolidated.
+        shares: the time shares in force.
+        since: unix seconds at which these time shares came into force; None before the first.
+        expired: whether the time shares may be recomputed whatever their age.
+        received: seconds received since then.
+        deficit: seconds that were missing (negative: in excess) when earlier time shares ended.
+        attained: by uid, the job's attained service at the last ``record_received``, GPU-seconds by GPU type.
+        granted: the combinations that have the present round.
+        unconsolidated: uids of their jobs that have it on an unconsolidated worker type.
     """
 
-    shares: Times = field(default_factory=dict)
+    shares: TimeShares = field(default_factory=dict)
     since: float | None = None
     expired: bool = False
-    received: Times = field(default_factory=dict)
-    owed: Times = field(default_factory=dict)
-    seen: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    ran: tuple[Combination, ...] = ()
-    apart: tuple[str, ...] = ()
+    received: Seconds = field(default_factory=dict)
+    deficit: Seconds = field(default_factory=dict)
+    attained: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    granted: tuple[Combination, ...] = ()
+    unconsolidated: tuple[str, ...] = ()
 
-    def look(self, jobs: Iterable[Job]) -> Self:
-        """Write down what has been received since the last look, and forget the jobs that are gone."""
-        live = {job.uid: job for job in jobs if job.gpus > 0}
-        received = {who: dict(times) for who, times in _of(self.received, live).items()}
-        together = {uid: who for who in self.ran if all(uid in live for uid in who) for uid in who}
+    def record_received(self, jobs: Iterable[Job]) -> Self:
+        """Add the time that jobs received since the last call, and drop combinations with a job that is gone.
+
+        Args:
+            jobs: all present jobs. The time of a job that is new, or that was away, counts from this call on.
+        """
+        present = {job.uid: job for job in jobs if job.gpus > 0}
+        received = {combination: dict(seconds) for combination, seconds in _present(self.received, present).items()}
+        granted = {uid: pair for pair in self.granted if all(uid in present for uid in pair) for uid in pair}
         news: dict[Combination, dict[str, float]] = {}
-        for uid, job in live.items():
-            before = self.seen.get(uid, job.attained)  # of one that comes, or comes back: nothing since the last look
-            who = together.get(uid, (uid,))
+        for uid, job in present.items():
+            before = self.attained.get(uid, job.attained)
+            combination = granted.get(uid, (uid,))
             for gpu_type, attained in job.attained.items():
                 seconds = (attained - before.get(gpu_type, 0.0)) / job.gpus
                 if seconds > 0:
-                    # Two that share GPUs have the same time, not twice as much.
-                    new = news.setdefault(who, {})
-                    kind = gpu_type + APART if uid in self.apart else gpu_type
-                    new[kind] = max(new.get(kind, 0.0), seconds)
-        for who, times in news.items():
-            had = received.setdefault(who, {})
-            for gpu_type, seconds in times.items():
-                had[gpu_type] = round(had.get(gpu_type, 0.0) + seconds, NOISE_DIGITS)
+                    # The two jobs of a pair run at the same time: the pair received the longer time, not the sum.
+                    new = news.setdefault(combination, {})
+                    worker_type = gpu_type + UNCONSOLIDATED if uid in self.unconsolidated else gpu_type
+                    new[worker_type] = max(new.get(worker_type, 0.0), seconds)
+        for combination, times in news.items():
+            total = received.setdefault(combination, {})
+            for worker_type, seconds in times.items():
+                total[worker_type] = round(total.get(worker_type, 0.0) + seconds, NOISE_DIGITS)
         return replace(
             self,
-            shares=_of(self.shares, live),
+            shares=_present(self.shares, present),
             received=received,
-            owed=_of(self.owed, live),
-            seen={uid: dict(job.attained) for uid, job in live.items()},
+            deficit=_present(self.deficit, present),
+            attained={uid: dict(job.attained) for uid, job in present.items()},
         )
 
-    def renew(self, shares: Times, now: float, *, gpus: Mapping[str, int] | None = None) -> Self:
-        """Begin with new shares; what the old ones left undone is owed.
+    def renew(self, shares: TimeShares, now: float, *, gpus: Mapping[str, int] | None = None) -> Self:
+        """Put new time shares into force; time that is missing under the old ones is added to the deficits.
 
         Args:
-            shares: the new ones.
+            shares: the new time shares.
             now: unix seconds.
-            gpus: of each job, by uid, if what some had beyond their shares is to count as received. Else nobody has
-                received anything yet, so that under shares that are made anew all the time, the largest always come
-                first, and the least never. Only what others went short of counts, who have a share of that type now.
+            gpus: GPUs of each job, by uid, to carry over surplus time: time beyond the old time share still counts as
+                received, as far as other combinations with a new time share of that GPU type have a deficit there.
+                None: received time begins at 0 for all, as in the public code; then the smallest time shares starve
+                where time shares are renewed in every round.
         """
         elapsed = now - (now if self.since is None else self.since)
-        owed: dict[Combination, dict[str, float]] = {}
-        for who in dict.fromkeys(itertools.chain(self.shares, self.received, self.owed)):
-            should, had, due = self.shares.get(who, {}), self.received.get(who, {}), self.owed.get(who, {})
-            owed[who] = {
-                gpu_type: due.get(gpu_type, 0.0) + should.get(gpu_type, 0.0) * elapsed - had.get(gpu_type, 0.0)
-                for gpu_type in dict.fromkeys(itertools.chain(should, had, due))
+        deficit: dict[Combination, dict[str, float]] = {}
+        for combination in dict.fromkeys(itertools.chain(self.shares, self.received, self.deficit)):
+            share, received = self.shares.get(combination, {}), self.received.get(combination, {})
+            before = self.deficit.get(combination, {})
+            deficit[combination] = {
+                worker_type: before.get(worker_type, 0.0)
+                + share.get(worker_type, 0.0) * elapsed
+                - received.get(worker_type, 0.0)
+                for worker_type in dict.fromkeys(itertools.chain(share, received, before))
             }
-        received: Times = {}
+        carried: Seconds = {}
         if gpus is not None:
-            received = _beyond(owed, shares, gpus)
-            owed = {who: {kind: max(seconds, 0.0) for kind, seconds in due.items()} for who, due in owed.items()}
-        return replace(self, shares=shares, since=now, expired=False, received=received, owed=owed)
+            carried = _surplus(deficit, shares, gpus)
+            deficit = {
+                combination: {worker_type: max(seconds, 0.0) for worker_type, seconds in times.items()}
+                for combination, times in deficit.items()
+            }
+        return replace(self, shares=shares, since=now, expired=False, received=carried, deficit=deficit)
 
-    def admit(self, shares: Times, now: float) -> Self:
-        """Add shares for more jobs, which begin now, to those that there are."""
+    def admit(self, shares: TimeShares, now: float) -> Self:
+        """Add time shares of further combinations, in force from ``now`` on (unix seconds), without a deficit."""
         elapsed = now - (now if self.since is None else self.since)
-        before = {who: {kind: -part * elapsed for kind, part in share.items()} for who, share in shares.items()}
-        return replace(self, shares={**self.shares, **shares}, owed={**self.owed, **before})
+        before = {
+            combination: {worker_type: -part * elapsed for worker_type, part in share.items()}
+            for combination, share in shares.items()
+        }
+        return replace(self, shares={**self.shares, **shares}, deficit={**self.deficit, **before})
 
-    def give(self, turns: Sequence[RoundGrant]) -> Self:
-        """Note who has been given the round."""
-        apart = tuple(uid for turn in turns if turn.apart for uid in turn.combination)
-        return replace(self, ran=tuple(turn.combination for turn in turns), apart=apart)
+    def assign(self, round_grants: Sequence[RoundGrant]) -> Self:
+        """Note which combinations have the round, so that its time is received on their accounts."""
+        unconsolidated = tuple(uid for grant in round_grants if grant.unconsolidated for uid in grant.combination)
+        return replace(self, granted=tuple(grant.combination for grant in round_grants), unconsolidated=unconsolidated)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-compatible data."""
+        """The accounts as JSON-compatible data, under the keys of stored states."""
         return {
-            "shares": rows_of(self.shares),
+            "shares": to_rows(self.shares),
             "since": self.since,
             "expired": self.expired,
-            "received": rows_of(self.received),
-            "owed": rows_of(self.owed),
-            "seen": dict(self.seen),
-            "ran": [list(who) for who in self.ran],
-            "apart": list(self.apart),
+            "received": to_rows(self.received),
+            "owed": to_rows(self.deficit),
+            "seen": dict(self.attained),
+            "ran": [list(combination) for combination in self.granted],
+            "apart": list(self.unconsolidated),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From what ``to_json`` gave."""
+        """The accounts that ``to_json`` wrote.
+
+        Raises:
+            KeyError: a key is missing.
+        """
         return cls(
-            shares=times_of(data["shares"]),
+            shares=from_rows(data["shares"]),
             since=data["since"],
             expired=data["expired"],
-            received=times_of(data["received"]),
-            owed=times_of(data["owed"]),
-            seen=data["seen"],
-            ran=tuple(tuple(who) for who in data["ran"]),
-            apart=tuple(data.get("apart", ())),
+            received=from_rows(data["received"]),
+            deficit=from_rows(data["owed"]),
+            attained=data["seen"],
+            granted=tuple(tuple(combination) for combination in data["ran"]),
+            unconsolidated=tuple(data.get("apart", ())),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A combination that could run this round.
+    """A combination that could run in this round.
 
     Attributes:
-        combination: who.
-        gpus: that it needs.
-        types: worker types where it runs.
-        credit: seconds to be added to what it is owed.
-        near: by GPU type on which it may also run unconsolidated, its GPUs on each node when it does not.
+        combination: the job or pair.
+        gpus: GPUs that it needs.
+        worker_types: worker types on which it can run.
+        credit: seconds that are added to its deficit.
+        consolidated: GPUs on each node when it runs consolidated, by GPU type on which it may also run unconsolidated.
     """
 
     combination: Combination
     gpus: int
-    types: tuple[str, ...]
+    worker_types: tuple[str, ...]
     credit: float = 0.0
-    near: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    consolidated: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundGrant:
-    """A round on GPUs of a type, for a combination; ``apart`` if they may be spread over nodes at its cost."""
+    """A round on GPUs of one type for a combination.
+
+    Attributes:
+        combination: the job or pair.
+        gpu_type: the GPU type.
+        gpus: number of GPUs.
+        unconsolidated: whether the GPUs may be on more nodes than needed, at the cost of speed.
+    """
 
     combination: Combination
     gpu_type: str
     gpus: int
-    apart: bool = False
+    unconsolidated: bool = False
 
 
-def priorities(ledger: TimeAccount, round_seconds: float) -> Times:
-    """Shares over the rounds received since they were made (Figure 5): high for those who lag behind.
+def priorities(accounts: TimeAccounts, round_seconds: float) -> Priorities:
+    """Time share over the rounds received under it, of each combination on each worker type (Figure 5).
 
-    Section 5 divides by a job's part of all time received on the type instead. That orders the jobs of one type alike,
-    but two jobs that have always had one type, and never the other, would not seem to lag behind there.
+    Section 5 divides by the combination's fraction of all time received on the type instead. Both order the
+    combinations of one type alike. But of two jobs that have only ever run on one type, none would have a higher
+    priority on the other type.
     """
     nothing: Mapping[str, float] = {}
     found = {}
-    for who, share in ledger.shares.items():
-        had = ledger.received.get(who, nothing)
-        found[who] = {
-            gpu_type: part / (had.get(gpu_type, 0.0) / round_seconds + PRIOR_ROUNDS) for gpu_type, part in share.items()
+    for combination, share in accounts.shares.items():
+        received = accounts.received.get(combination, nothing)
+        found[combination] = {
+            worker_type: part / (received.get(worker_type, 0.0) / round_seconds + PRIOR_ROUNDS)
+            for worker_type, part in share.items()
         }
     return found
 
 
 def choose(
-    ledger: TimeAccount,
+    accounts: TimeAccounts,
     candidates: Sequence[Candidate],
     capacity: Mapping[str, int],
-    of: Times,
+    priority: Priorities,
     *,
     types_in_turn: Sequence[str] = (),
     fill: bool = True,
     nodes: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[RoundGrant, ...]:
-    """Give a round away by Algorithm 1: highest priority first, each job once, whoever fits.
+    """Grant one round by Algorithm 1: highest priority first, each job at most once, as far as GPUs are free.
 
-    Among equal priorities those come first to whom more is owed, then those with the larger share, then in the order of
-    the candidates.
+    Equal priorities are ordered by the larger deficit, then by the larger time share, then by candidate.
 
     Args:
-        ledger: what they should have and have had.
-        candidates: who could run, and where.
-        capacity: GPUs by type.
-        of: the ledger's ``priorities``.
-        types_in_turn: fills one type after the other, in this order, and no others; empty for the highest priority over
+        accounts: time shares and deficits.
+        candidates: combinations that could run, with their worker types.
+        capacity: GPUs by GPU type.
+        priority: the ``priorities`` of these accounts.
+        types_in_turn: GPU types that are filled one after the other, and no others; empty: the highest priority over
             all types.
-        fill: whether GPUs that nobody with a share can use go to those without.
-        nodes: by GPU type, the GPUs of each node, for those who may run unconsolidated: they do where they must.
+        fill: whether GPUs that remain go to combinations without a time share there.
+        nodes: by GPU type, the GPUs of each node: combinations that may run unconsolidated run consolidated only as
+            far as these suffice. None where worker types are GPU types alone.
+
+    Returns:
+        The round grants, in the order in which they were chosen.
     """
-    turn = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
+    rank = {gpu_type: i for i, gpu_type in enumerate(types_in_turn)}
     entries: list[tuple[int, float, float, float, int, str]] = []
     nothing: Mapping[str, float] = {}
     for i, candidate in enumerate(candidates):
-        who = candidate.combination
-        priority, owed = of.get(who, nothing), ledger.owed.get(who, nothing)
-        share = ledger.shares.get(who, nothing)
-        for kind in candidate.types:
-            high, place = priority.get(kind, 0.0), turn.get(gpu_type_of(kind)) if turn else 0
-            if (high > 0 or fill) and place is not None:
-                key = (-high, -owed.get(kind, 0.0) - candidate.credit, -share.get(kind, 0.0))
-                entries.append((place, *key, i, kind))
+        combination = candidate.combination
+        high, deficit = priority.get(combination, nothing), accounts.deficit.get(combination, nothing)
+        share = accounts.shares.get(combination, nothing)
+        for worker_type in candidate.worker_types:
+            highest, place = high.get(worker_type, 0.0), rank.get(gpu_type_of(worker_type)) if rank else 0
+            if (highest > 0 or fill) and place is not None:
+                lacking = -deficit.get(worker_type, 0.0) - candidate.credit
+                entries.append((place, -highest, lacking, -share.get(worker_type, 0.0), i, worker_type))
     entries.sort()
     free = dict(capacity)
-    rooms = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
+    free_by_node = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
     left = sum(free.values())
     busy: set[str] = set()
-    turns = []
-    for *_, i, kind in entries:
+    round_grants = []
+    for *_, i, worker_type in entries:
         if not left:
             break
-        who, gpus, gpu_type = candidates[i].combination, candidates[i].gpus, gpu_type_of(kind)
-        near = candidates[i].near.get(gpu_type, ()) if kind == gpu_type else ()
-        fits = gpus <= free.get(gpu_type, 0) and busy.isdisjoint(who)
-        if fits and (not near or _take(rooms.get(gpu_type, []), near)):
+        combination, gpus, gpu_type = candidates[i].combination, candidates[i].gpus, gpu_type_of(worker_type)
+        consolidated = candidates[i].consolidated.get(gpu_type, ()) if worker_type == gpu_type else ()
+        fits = gpus <= free.get(gpu_type, 0) and busy.isdisjoint(combination)
+        if fits and (not consolidated or _occupy_nodes(free_by_node.get(gpu_type, []), consolidated)):
             free[gpu_type] -= gpus
             left -= gpus
-            busy.update(who)
-            turns.append(RoundGrant(who, gpu_type, gpus, apart=kind != gpu_type))
-    return tuple(turns)
+            busy.update(combination)
+            round_grants.append(RoundGrant(combination, gpu_type, gpus, unconsolidated=worker_type != gpu_type))
+    return tuple(round_grants)
 
 
-def _take(room: list[int], near: tuple[int, ...]) -> bool:
-    """Take as many GPUs from each of some nodes, the tightest, if there are such; ``room`` is kept sorted."""
-    each = near[0]
-    first = bisect_left(room, each)
-    if len(room) - first < len(near):
+def _occupy_nodes(free: list[int], gpus_per_node: tuple[int, ...]) -> bool:
+    """Subtract a job's GPUs from the fullest nodes that can hold them, if enough can; whether that was done.
+
+    Args:
+        free: free GPUs of each node, ascending; kept sorted.
+        gpus_per_node: the job's GPUs on each of its nodes, all equal.
+    """
+    each = gpus_per_node[0]
+    first = bisect_left(free, each)
+    if len(free) - first < len(gpus_per_node):
         return False
-    for number in range(first, first + len(near)):
-        room[number] -= each
-    room.sort()
+    for number in range(first, first + len(gpus_per_node)):
+        free[number] -= each
+    free.sort()
     return True
 
 
-def _beyond(owed: Times, shares: Times, gpus: Mapping[str, int]) -> Times:
-    """What combinations had too much, s; of each GPU type no more in all than others that have a share lack of it."""
+def _surplus(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, int]) -> Seconds:
+    """Seconds beyond its time share that each combination received, as far as others have a deficit.
+
+    Of each GPU type no more GPU-seconds in sum than the deficits of the combinations with a time share there.
+    """
     over: dict[str, float] = {}  # GPU-seconds by GPU type
     short: dict[str, float] = {}
-    too_much: list[tuple[Combination, str, str, float]] = []
-    for who, due in owed.items():
-        share = shares.get(who, {})
-        for kind, seconds in due.items():
-            if not seconds or not share.get(kind):
+    surpluses: list[tuple[Combination, str, str, float]] = []
+    for combination, times in deficit.items():
+        share = shares.get(combination, {})
+        for worker_type, seconds in times.items():
+            if not seconds or not share.get(worker_type):
                 continue
-            gpu_type, amount = gpu_type_of(kind), seconds * gpus[who[0]]
+            gpu_type, amount = gpu_type_of(worker_type), seconds * gpus[combination[0]]
             if seconds > 0:
                 short[gpu_type] = short.get(gpu_type, 0.0) + amount
             else:
                 over[gpu_type] = over.get(gpu_type, 0.0) - amount
-                too_much.append((who, kind, gpu_type, -seconds))
+                surpluses.append((combination, worker_type, gpu_type, -seconds))
     found: dict[Combination, dict[str, float]] = {}
-    for who, kind, gpu_type, seconds in too_much:
+    for combination, worker_type, gpu_type, seconds in surpluses:
         if gpu_type in short:
             part = min(short[gpu_type] / over[gpu_type], 1.0)
-            found.setdefault(who, {})[kind] = round(seconds * part, NOISE_DIGITS)
+            found.setdefault(combination, {})[worker_type] = round(seconds * part, NOISE_DIGITS)
     return found
 
 
-def gpu_type_of(kind: str) -> str:
-    """The GPU type of a worker type."""
-    return kind.removesuffix(APART)
+def gpu_type_of(worker_type: str) -> str:
+    """The GPU type of a worker type: the worker type without the suffix ``UNCONSOLIDATED``."""
+    return worker_type.removesuffix(UNCONSOLIDATED)
 
 
 def expire(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The data of a policy's state, its shares to be made anew at the next change whatever their age."""
-    return {**data, LEDGER: {**data[LEDGER], "expired": True}} if LEDGER in data else data
+    """A policy state's data, changed so that time shares are recomputed at the next change whatever their age."""
+    return {**data, ACCOUNTS: {**data[ACCOUNTS], "expired": True}} if ACCOUNTS in data else data
 
 
-def members(data: Mapping[str, Any]) -> Collection[str] | None:
-    """The jobs that the shares in a policy's state were made for; None where it has none."""
-    return frozenset(data[MADE_FOR]["jobs"]) if MADE_FOR in data else None
+def jobs_with_shares(data: Mapping[str, Any]) -> Collection[str] | None:
+    """Uids of the jobs for which the time shares in a policy state's data were computed; None where it has none."""
+    return frozenset(data[COMPUTED_FOR]["jobs"]) if COMPUTED_FOR in data else None
 
 
-def live(times: Times, jobs: Iterable[Job]) -> Times:
-    """Without those whose jobs are gone."""
-    return _of(times, {job.uid: job for job in jobs})
+def of_present_jobs(shares: TimeShares, jobs: Iterable[Job]) -> TimeShares:
+    """The time shares of combinations of which every job is among ``jobs``."""
+    return _present(shares, {job.uid: job for job in jobs})
 
 
-def alone(shares: Mapping[str, Mapping[str, float]]) -> Times:
-    """Shares by uid as shares of combinations of one."""
+def alone(shares: Mapping[str, Mapping[str, float]]) -> TimeShares:
+    """Time shares by uid as time shares of combinations of one job."""
     return {(uid,): share for uid, share in shares.items()}
 
 
-def _of(times: Times, live: Mapping[str, object]) -> dict[Combination, Mapping[str, float]]:
-    """Without those whose jobs are gone."""
-    return {who: found for who, found in times.items() if all(uid in live for uid in who)}
+def _present(times: Seconds, present: Mapping[str, object]) -> dict[Combination, Mapping[str, float]]:
+    """The entries of combinations of which every job is present, by uid."""
+    return {combination: found for combination, found in times.items() if all(uid in present for uid in combination)}
 
 
-def rows_of(times: Times) -> list[list[Any]]:
-    """As JSON-compatible data."""
-    return [[list(who), found] for who, found in times.items()]
+def to_rows(times: TimeShares) -> list[list[Any]]:
+    """Time shares or seconds as JSON-compatible rows: uids of the combination, numbers by worker type."""
+    return [[list(combination), found] for combination, found in times.items()]
 
 
-def times_of(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> Times:
-    """From what ``rows_of`` gave."""
-    return {tuple(who): found for who, found in rows}
+def from_rows(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> TimeShares:
+    """Time shares or seconds from the rows that ``to_rows`` made."""
+    return {tuple(combination): found for combination, found in rows}

@@ -1,10 +1,17 @@
-"""Ares: who would end first under fair sharing is served first, with more GPUs than it asked for where it scales.
+"""Ares: the job that would end first under fair sharing is served first, with as many GPUs as it uses well.
 
 Source: Liu et al., "Ares: Fair and Efficient Scheduling of Deep Learning Jobs with Elastic Fair Queuing", 2025.
-Elastic fair queuing (section 3.2) orders jobs by their virtual finish time under generalised processor sharing, which
-is fixed when a job arrives; an earlier one preempts. Scaling control (section 3.3) doubles a job's GPUs from what it
-asked for while they stay efficient. Jobs of unknown demand have a pool of their own under fair sharing (section 3.5).
-On several GPU types, demands count in GPUs of average power, and jobs choose the type in turn (section 3.5).
+A round, step by step:
+
+1. Demand (``demand``): GPU-seconds that each job still needs, on GPUs of average speed (section 3.5); or not known.
+2. Fair-finish queue (``fair_finish_queue``, section 3.2): the reference system (``reference_system``) is advanced to
+   now; a job's virtual finish time is fixed when its demand is first known. Earlier finish times preempt later ones.
+3. Unknown-demand pool (section 3.5): jobs of unknown demand have GPUs in proportion to their weights, those with the
+   largest deficit against fair sharing first.
+4. Queue: each job gets the GPU type and size at which it is fastest, up to the size that scaling control allows
+   (``scaling``, section 3.3).
+5. Remaining GPUs go to the pool, then to efficient or faster sizes (``leftovers``), then to sizes without a known speed
+   (``explore``). Jobs without GPUs get CPUs last.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ from metasched.capacity.shapes import CPU_ONLY
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
-from policies.ares.fair_finish_queue import Line, overrun
+from policies.ares.fair_finish_queue import FairFinishQueue, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
 LINE = "in line by when jobs would end under fair sharing"
@@ -35,11 +42,12 @@ class AresParameters(PolicyParameters):
     """Parameters of Ares.
 
     Attributes:
-        alpha: the least part of its speed that each GPU of a job keeps when it gets more than it asked for.
-        leftovers: where GPUs go that are left when all jobs are served: nowhere; to amounts between two doublings that
-            scaling control allows; or also beyond that, as long as a job becomes faster.
-        explore: whether what is left after that goes to jobs whose speed on twice their GPUs is not known, to learn it.
-        turn_seconds: for which a job of unknown demand that has begun to run in the pool goes on there.
+        alpha: least fraction of its speed that each GPU of a job keeps when the job has more GPUs than requested.
+        leftovers: use of GPUs that remain when all jobs are served: none; sizes between two doublings that scaling
+            control allows (efficient); or also beyond that, as long as a job becomes faster (faster).
+        explore: whether GPUs that remain after that go to jobs whose speed at twice their GPUs is not known, to
+            measure it.
+        turn_seconds: seconds for which a job of unknown demand continues in the pool once it has begun to run.
     """
 
     alpha: float = Field(default=0.75, gt=0, le=1)
@@ -49,24 +57,29 @@ class AresParameters(PolicyParameters):
 
 
 class Ares(Policy):
-    """Elastic fair queuing: shortest fair finish first; elastic, preemptive."""
+    """Elastic fair queuing: earliest virtual finish time first; elastic, preemptive."""
 
     name: ClassVar[str] = "ares"
     Parameters: ClassVar[type[PolicyParameters]] = AresParameters
     parameters: AresParameters
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Bring the reference system up to now, then give GPUs away in the order of virtual finish times."""
+        """Advance the reference system to now, then serve the jobs by virtual finish time."""
         room = CapacityPool(snapshot)
-        line = Line.after(state, snapshot, partial(demand, room, snapshot))
-        return _Round(self.parameters, snapshot, room, line).decision(), line.state()
+        queue = FairFinishQueue.after(state, snapshot, partial(demand, room, snapshot))
+        return _Round(self.parameters, snapshot, room, queue).decision(), queue.state()
 
 
 def demand(room: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
-    """GPU-seconds that it still needs on the GPUs it asked for, GPUs being of average power; None where not known.
+    """GPU-seconds that a job still needs on its requested GPUs, of average speed; None where not known (section 3.5).
 
-    From its remaining steps and its speed: what is known of that, or else what it measures where it runs now. From what
-    was expected of it, where its steps are not known.
+    From its remaining steps and its known speed at the requested size, or else its speed as measured where it runs now.
+    Where its steps are not known, from the service predicted for it.
+
+    Args:
+        room: capacity of the snapshot's nodes.
+        snapshot: the round's.
+        job: one of its jobs.
     """
     steps = job.remaining_steps
     if steps is not None:
@@ -84,30 +97,32 @@ def demand(room: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
 
 
 class _Round:
-    """GPUs being given away."""
+    """One round: the capacity, the queue, and what jobs have been given so far."""
 
-    def __init__(self, parameters: AresParameters, snapshot: Snapshot, room: CapacityPool, line: Line) -> None:
+    def __init__(
+        self, parameters: AresParameters, snapshot: Snapshot, room: CapacityPool, queue: FairFinishQueue
+    ) -> None:
         self.parameters = parameters
         self.nodes = snapshot.node
         self.room = room
-        self.line = line
+        self.queue = queue
         self.now = snapshot.now
         self.capacity = sum(snapshot.capacity.values())
-        known = [job for job in snapshot.jobs if job.uid in line.finish]
-        self.known = sorted(known, key=lambda job: (line.finish[job.uid], job.submitted, job.uid))
-        unknown = [job for job in snapshot.jobs if job.uid in line.since]
-        self.unknown = sorted(unknown, key=lambda job: (-line.owed(job) / job.weight, job.submitted, job.uid))
+        known = [job for job in snapshot.jobs if job.uid in queue.finish]
+        self.known = sorted(known, key=lambda job: (queue.finish[job.uid], job.submitted, job.uid))
+        unknown = [job for job in snapshot.jobs if job.uid in queue.since]
+        self.unknown = sorted(unknown, key=lambda job: (-queue.deficit(job) / job.weight, job.submitted, job.uid))
         self.without_gpus = [job for job in snapshot.jobs if not job.gpus]
-        self.given: dict[str, Amount] = {}  # to jobs in line
+        self.given: dict[str, Amount] = {}  # to jobs of the queue, by uid
         self.exploring: set[str] = set()
 
     def decision(self) -> Decision:
-        """The pool is served, then the line, then whoever can use what is left."""
+        """Serve the pool, the queue, and then the jobs that can use remaining GPUs."""
         served = self._serve_pool()
         for job in self.known:
             self._serve(job)
         for job in self.unknown:
-            self._serve_plainly(job, job.gpus)
+            self._serve_up_to_requested(job, job.gpus)
         if self.parameters.leftovers != "none":
             self._give_leftovers(Scaling.between)
         if self.parameters.leftovers == "faster":
@@ -124,10 +139,10 @@ class _Round:
         reasons += [(job, POOL) for job in others] + [(job, NO_GPUS) for job in self.without_gpus]
         return self._answer(reasons)
 
-    # -- the line -------------------------------------------------------------------------------------------------
+    # -- the queue ------------------------------------------------------------------------------------------------
 
     def _serve(self, job: Job) -> None:
-        """Give it what it prefers of what is left: the fastest; among equals, what is of the type that it has."""
+        """Give a job the GPU type and size at which it is fastest; among equals, its current type."""
         room = self.room
         if job.uid in room.assigned or (room.exhausted and not holds_unassignable_nodes(job, self.nodes)):
             return
@@ -136,22 +151,22 @@ class _Round:
         for kind in scaling.shape.widest:
             options += islice((one for one in scaling.amounts(kind) if room.fits(job, one.share)), 1)
         if options:
-            best = max(options, key=lambda one: (one.speed or 0.0, *self._likes(job, one.kind)))
+            best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.kind)))
             self.given[job.uid] = best
             room.assign(job, best.share)
 
     def _left(self, job: Job, kind: str) -> int:
-        """GPUs of a type that it could have more than it has."""
+        """Further GPUs of a type that are left for the job."""
         return self.room.unassigned_gpus(self.room.node_set(job, kind))
 
-    def _likes(self, job: Job, kind: str) -> tuple[bool, int, int, str]:
-        """Greater for the type that it has or had, then by its own order, then for that of which most is free."""
+    def _type_preference(self, job: Job, kind: str) -> tuple[bool, int, int, str]:
+        """Sort key of a GPU type, larger is better: current or last type, the job's own order, most GPUs left."""
         held = job.placement or job.released or job.last_placement
         order = -job.gpu_types.index(kind) if kind in job.gpu_types else 0
         return held is not None and held.gpu_type == kind, order, self._left(job, kind), kind
 
     def _kept(self, job: Job) -> Amount | None:
-        """What it holds on nodes that accept no jobs any more, if there is room for it."""
+        """The job's present allocation where its nodes accept no jobs any more; None for other jobs."""
         place = job.placement
         if place is None or not holds_unassignable_nodes(job, self.nodes):
             return None
@@ -171,7 +186,7 @@ class _Round:
                     self.given[job.uid] = more
 
     def _explore(self) -> None:
-        """Let jobs run where that tells how fast they are: in line, and those that trials bring into the line."""
+        """Grow jobs to sizes without a known speed: jobs of the queue, and those whose profiling runs precede it."""
         tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
             share = self.room.assigned.get(job.uid)
@@ -186,43 +201,43 @@ class _Round:
     # -- the pool -------------------------------------------------------------------------------------------------
 
     def _serve_pool(self) -> set[str]:
-        """Give jobs of unknown demand their part of the GPUs, one after the other; returns who is in the pool.
+        """Give jobs of unknown demand their part of the GPUs, in order; returns the uids of those that are served.
 
-        The pool is their part of the live jobs, by weight, or as much more as the first of those that could also stop
-        needs to run at all.
-        Those are served who have had less than under fair sharing, and those whose turn is not over.
+        The part is that of their weight among all live jobs, or more where the first preemptible job of them could not
+        run at all otherwise. Served are jobs with a deficit against fair sharing, and jobs that began to run less than
+        ``turn_seconds`` ago.
         """
         left = math.ceil(self._pool() - CLOSE)
         stay = {job.uid for job in self.unknown if job.uid in self.room.assigned}
         served = set(stay)
         left -= sum(self.room.assigned[uid].gpus for uid in served)
-        for job in sorted(self.unknown, key=lambda job: not self._in_turn(job)):
-            due = job.uid not in served and (self._in_turn(job) or self.line.owed(job) >= 0)
-            if due and self._serve_plainly(job, max(left, job.min_gpus) if served == stay else left):
+        for job in sorted(self.unknown, key=lambda job: not self._began_recently(job)):
+            due = job.uid not in served and (self._began_recently(job) or self.queue.deficit(job) >= 0)
+            if due and self._serve_up_to_requested(job, max(left, job.min_gpus) if served == stay else left):
                 served.add(job.uid)
                 left -= self.room.assigned[job.uid].gpus
         return served
 
     def _pool(self) -> float:
-        """GPUs."""
+        """GPUs of the unknown-demand pool: in proportion to its weight among all live jobs."""
         weight = sum(job.weight for job in self.unknown)
         return self.capacity * weight / (weight + sum(job.weight for job in self.known)) if weight else 0.0
 
-    def _in_turn(self, job: Job) -> bool:
-        """Whether it runs, and began less than a turn ago."""
+    def _began_recently(self, job: Job) -> bool:
+        """Whether a job runs, and began to less than ``turn_seconds`` ago."""
         began = job.run_started
         return job.active and (began is None or self.now < began + self.parameters.turn_seconds)
 
-    def _serve_plainly(self, job: Job, most: int) -> bool:
-        """Give it up to so many GPUs of what it asked for, if that is more than it has been given; whether it was."""
+    def _serve_up_to_requested(self, job: Job, most: int) -> bool:
+        """Give a job up to its requested GPUs, at most ``most``, if that is more than it has; whether it was given."""
         room = self.room
         share = room.assigned.get(job.uid)
         kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
         if share is not None and (is_non_preemptible(job) or gpus >= job.gpus):
             return False
         scaling = Scaling(job, room.shape(job), self.parameters.alpha)
-        kinds = sorted(scaling.shape.widest, key=lambda kind: self._likes(job, kind), reverse=True)
-        options = [one for other in kinds if kind in (None, other) for one in scaling.plain(other)]
+        kinds = sorted(scaling.shape.widest, key=lambda kind: self._type_preference(job, kind), reverse=True)
+        options = [one for other in kinds if kind in (None, other) for one in scaling.up_to_requested(other)]
         if kind is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
         found = [one for one in options if gpus < one.gpus <= most and room.fits(job, one.share)]
@@ -231,7 +246,7 @@ class _Round:
             room.assign(job, best.share)
         return bool(found)
 
-    # -- the answer -----------------------------------------------------------------------------------------------
+    # -- the decision ---------------------------------------------------------------------------------------------
 
     def _answer(self, reasons: Sequence[tuple[Job, str]]) -> Decision:
         grants, fallback, waits = [], [], {}
@@ -247,7 +262,7 @@ class _Round:
         return Decision(tuple(grants), tuple(fallback), waits)
 
     def _grant(self, job: Job, share: GpuAmount, reason: str) -> Grant:
-        """Fewer GPUs rather than the same further apart: its speed is known where they are close."""
+        """The grant of a job's GPUs: rather fewer GPUs than on more nodes, because its consolidated speed is known."""
         gpus, kind = share
         if is_non_preemptible(job) or gpus <= job.min_gpus:
             return Grant(job.uid, gpus, reason, gpus, kind or None)
@@ -257,10 +272,10 @@ class _Round:
         return Grant(job.uid, gpus, reason, job.min_gpus, kind or None, max_nodes=most)
 
     def _runs(self, job: Job) -> Amount | None:
-        """The first of the amounts, up to what it asked for, on which it could run if nothing else did."""
+        """The first size up to the requested GPUs at which the job could run on an empty cluster; None for none."""
         shape = self.room.shape(job)
         if not job.gpus:
             return None if shape.consolidated("", 0) is None else Amount("", 0, None)
         scaling = Scaling(job, shape, self.parameters.alpha)
-        kinds = sorted(shape.widest, key=lambda kind: self._likes(job, kind), reverse=True)
-        return next((amount for kind in kinds for amount in scaling.plain(kind)), None)
+        kinds = sorted(shape.widest, key=lambda kind: self._type_preference(job, kind), reverse=True)
+        return next((amount for kind in kinds for amount in scaling.up_to_requested(kind)), None)

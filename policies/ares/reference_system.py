@@ -1,9 +1,9 @@
-"""The reference system of Ares: generalised processor sharing, in virtual time (section 3.2, Equations 2 and 3).
+"""The reference system of Ares: generalised processor sharing in virtual time.
 
-All active jobs have the same part of the GPUs at every instant, by weight, however small that is. The virtual time is
-the service that a job of weight 1 would have had since the beginning, in GPU-seconds. When a job arrives, the instant
-of virtual time at which it will end is known, and nothing that comes later changes it: only virtual time itself runs
-faster or slower.
+Source: Liu et al., "Ares", 2025, section 3.2, Equations 2 and 3. At every instant the active jobs have all GPUs in
+proportion to their weights, in arbitrarily small fractions. Virtual time is the service that a job of weight 1 would
+have received since the beginning, in GPU-seconds. A job's virtual finish time is known when it arrives, and no later
+event changes it: later arrivals and ends change the speed of virtual time alone.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Entry = list[Any]
 """An active job: [virtual finish time, uid, weight]."""
 
 
-class Gps:
-    """Generalised processor sharing. An event (an arrival, an end) costs O(log n) of n active jobs.
+class ReferenceSystem:
+    """Generalised processor sharing. An arrival or an end costs O(log n) with n active jobs.
 
     Attributes:
-        gpus: that are shared.
-        now: unix time.
-        virtual: time, GPU-seconds.
-        weight: of all active jobs whose end is known.
-        others: weight of jobs that have their part, too, and whose end is not known.
+        gpus: GPUs that the jobs share.
+        now: unix seconds up to which the system is advanced.
+        virtual: virtual time, GPU-seconds.
+        weight: weight of all active jobs whose finish time is known.
+        others: weight of the jobs of unknown demand, which have their fraction of the GPUs, too.
     """
 
     def __init__(
@@ -46,30 +46,30 @@ class Gps:
         self._active = list(active)  # a heap
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> Self:
-        """What ``data`` gave.
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The system that ``to_json`` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: the data are something else.
         """
         numbers = {name: float(data[name]) for name in ("gpus", "now", "virtual", "weight", "others")}
         return cls(active=data["active"], **numbers)
 
-    def data(self) -> dict[str, Any]:
-        """All of it, as JSON can have it."""
+    def to_json(self) -> dict[str, Any]:
+        """The whole system as JSON-compatible data."""
         numbers = {name: getattr(self, name) for name in ("gpus", "now", "virtual", "weight", "others")}
         return {**numbers, "active": self._active}
 
     @property
     def next_end(self) -> float:
-        """When the next job ends if no other comes (unix time); infinite if none does."""
+        """Unix seconds at which the next job ends if no other arrives; infinite if none ends."""
         if not self._active or self.gpus <= 0:
             return math.inf
         ahead: float = self._active[0][0] - self.virtual
         return self.now + max(ahead, 0.0) * (self.weight + self.others) / self.gpus
 
     def advance(self, to: float) -> list[tuple[str, float]]:
-        """Let time pass; returns who ends until then, and when (unix time), in order."""
+        """Advance the system to a time (unix seconds); returns the jobs that end by then with their ends, in order."""
         ended = []
         while (ends := self.next_end) <= to and ends < math.inf:
             self.virtual, uid, weight = heapq.heappop(self._active)
@@ -83,9 +83,16 @@ class Gps:
         return ended
 
     def arrive(self, uid: str, work: float, weight: float = 1.0, since: float | None = None) -> float:
-        """A job comes now, with so many GPU-seconds of work; returns its virtual finish time.
+        """Add a job that arrives now.
 
-        It may count as one that has been there ``since`` an earlier virtual time, and may have ended by now.
+        Args:
+            uid: the job's.
+            work: GPU-seconds of work.
+            weight: the job's, above 0.
+            since: earlier virtual time from which the job counts as present; it may have ended by now. None for now.
+
+        Returns:
+            Its virtual finish time.
         """
         finish = (self.virtual if since is None else since) + work / weight
         if finish >= self.virtual:
@@ -94,7 +101,7 @@ class Gps:
         return finish
 
     def leave(self, uids: Collection[str]) -> None:
-        """Jobs go before their end, in O(n); who is not active has nothing to leave."""
+        """Remove jobs before their end, in O(n); jobs that are not active are ignored."""
         kept = [entry for entry in self._active if entry[1] not in uids]
         if len(kept) < len(self._active):
             heapq.heapify(kept)

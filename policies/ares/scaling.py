@@ -1,8 +1,7 @@
-"""How a job scales, and how far it may: scaling control (section 3.3).
+"""Scaling control: the numbers of GPUs that a job may have, by its speeds (Ares, section 3.3).
 
-A job's amount is doubled from what it asked for as long as each GPU keeps a part ``alpha`` of the speed that it has at
-that amount. An amount of which no speed is known is not given, but where nobody else can use the GPUs: a run there
-tells.
+A job's GPUs are doubled from its requested GPUs as long as each GPU keeps a fraction ``alpha`` of its speed at the
+requested size. A size without a known speed is given only where no other job can use the GPUs, to measure it there.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from metasched.capacity.capacity_pool import GpuAmount
 from metasched.capacity.shapes import ShapeCapacity
 from metasched.core.model import Job
 
-CLOSE = 1e-9  # an efficiency of just alpha is enough, whatever the last bit of a float says
+CLOSE = 1e-9  # tolerance of rounding: an efficiency of exactly alpha is enough
 
 
 class Amount(NamedTuple):
-    """GPUs of a type, and the steps per second that a job makes on them; None where that is not known."""
+    """GPUs of one type, and a job's steps per second on them; None where that is not known."""
 
     kind: str
     gpus: int
@@ -26,17 +25,17 @@ class Amount(NamedTuple):
 
     @property
     def share(self) -> GpuAmount:
-        """The GPUs alone."""
+        """GPUs and GPU type, without the speed."""
         return GpuAmount(self.gpus, self.kind)
 
 
 class Scaling:
-    """One job's.
+    """Scaling control of one job.
 
     Args:
-        job: with GPUs.
-        shape: the amounts that nodes could hold of it.
-        alpha: the least part of its speed for each GPU, relative to that at the GPUs it asked for.
+        job: a job with GPUs.
+        shape: the nodes that suit the job.
+        alpha: least fraction of the speed per GPU at the requested size that each GPU must keep.
     """
 
     def __init__(self, job: Job, shape: ShapeCapacity, alpha: float) -> None:
@@ -45,19 +44,19 @@ class Scaling:
         self.alpha = alpha
 
     def speed(self, kind: str, gpus: int) -> float | None:
-        """Steps per second on as few nodes as can be; None where it is not known, or has no place."""
+        """Steps per second consolidated; None where it is not known, or no nodes hold so many GPUs."""
         spread = self.shape.consolidated(kind, gpus)
         return None if self.job.speed is None or spread is None else self.job.speed.steps_per_second(kind, spread)
 
     def amounts(self, kind: str) -> Iterator[Amount]:
-        """What it may have of a type, most GPUs first; amounts on which it is known not to run are left out."""
-        plain = list(self.plain(kind))
-        if plain and plain[0].gpus == self.job.gpus:
-            yield from reversed(self._doubled(plain[0]))
-        yield from plain
+        """Sizes of one type that the job may have, most GPUs first, without sizes at which its speed is 0."""
+        up_to_requested = list(self.up_to_requested(kind))
+        if up_to_requested and up_to_requested[0].gpus == self.job.gpus:
+            yield from reversed(self._doubled(up_to_requested[0]))
+        yield from up_to_requested
 
-    def plain(self, kind: str) -> Iterator[Amount]:
-        """The same up to what it asked for: that, then halves of it, and at last its least."""
+    def up_to_requested(self, kind: str) -> Iterator[Amount]:
+        """Sizes up to the requested GPUs: these, then repeated halves, and at last ``min_gpus``."""
         gpus = self.job.gpus
         while gpus >= self.job.min_gpus:
             if self.shape.consolidated(kind, gpus) is not None and (speed := self.speed(kind, gpus)) != 0:
@@ -65,7 +64,7 @@ class Scaling:
             gpus = max(gpus // 2, self.job.min_gpus) if gpus > self.job.min_gpus else 0
 
     def between(self, given: Amount, most: int) -> Amount | None:
-        """The largest amount up to ``most``, and before the next doubling, that scaling control allows and that helps.
+        """The largest size up to ``most`` GPUs, below the next doubling, that is faster and efficient.
 
         None where there is none.
         """
@@ -81,7 +80,7 @@ class Scaling:
         return None
 
     def beyond(self, given: Amount, most: int) -> Amount | None:
-        """Doubled up to ``most`` as long as the job becomes faster, at whatever cost; None if it never does."""
+        """The size doubled up to ``most`` GPUs while the job becomes faster; None if it never does."""
         best = given
         while given.speed and 2 * best.gpus <= min(most, self.job.max_gpus):
             gpus = 2 * best.gpus
@@ -92,10 +91,10 @@ class Scaling:
         return best if best is not given else None
 
     def unknown(self, kind: str, most: int) -> Amount | None:
-        """A doubled amount up to ``most`` of which no speed is known; None where there is none, or it would not help.
+        """A doubled size up to ``most`` GPUs without a known speed, to explore; None where there is none.
 
-        The first, if scaling control allows all before it. Or, for a job that is tried at smaller sizes before a run,
-        the largest that is not beyond one at which it is known to stop.
+        The first such size, if scaling control allows all smaller ones. For a job with profiling runs, which measure
+        smaller sizes first: the largest such size below any at which scaling control is known to stop.
         """
         job, found = self.job, None
         asked = slower = self.speed(kind, job.gpus)
@@ -116,7 +115,7 @@ class Scaling:
         return found
 
     def _doubled(self, asked: Amount) -> list[Amount]:
-        """Amounts beyond what it asked for, ascending."""
+        """Sizes beyond the requested GPUs that scaling control allows, ascending."""
         found = [asked]
         while asked.speed and 2 * found[-1].gpus <= self.job.max_gpus:
             gpus = 2 * found[-1].gpus
@@ -127,5 +126,5 @@ class Scaling:
         return found[1:]
 
     def _efficient(self, amount: Amount, asked: float) -> bool:
-        """Whether each of its GPUs does enough, beside those that it asked for, on which it makes ``asked`` steps/s."""
+        """Whether each GPU keeps ``alpha`` of its speed at the requested size, of ``asked`` steps/s in all."""
         return (amount.speed or 0.0) * self.job.gpus >= (self.alpha - CLOSE) * asked * amount.gpus

@@ -1,4 +1,4 @@
-"""AlloX: the order that makes the average completion time least, by a matching of jobs and positions.
+"""AlloX: the order with the least average JCT, by a matching of jobs to positions.
 
 Source: Le et al., EuroSys 2020, section 4. A job that is the k-th from the last on a machine delays itself and the k-1
 behind it, so it adds k times its processing time there to the sum of all completion times. The least sum is a min-cost
@@ -27,7 +27,7 @@ from scipy.optimize import linear_sum_assignment
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import Times, alone
+from metasched.time_shares.round_mechanism import TimeShares, alone
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,10 +42,10 @@ class AlloXParameters(TimeShareParameters):
     """Parameters of AlloX.
 
     Attributes:
-        alpha: fraction of the waiting jobs, those that came first, that are matched; never fewer than there are
-            machines. 1.0 for the least average; less keeps long jobs from starving (section 4.3).
-        as_published: whether a gang takes one machine, runs a part of the time in proportion to that, and is matched
-            anew at every change; and ties are left to scipy. So does the public simulator, where AlloX knows no gangs.
+        alpha: fraction of the waiting jobs, in the order of submission, that is matched; never fewer jobs than
+            machines. 1.0 has the least average JCT; less keeps long jobs from starving (section 4.3).
+        as_published: whether a gang takes one machine like every other job, has 1/k of the time, and is matched anew at
+            every change, with ties left to scipy's solver, as in the public code.
     """
 
     alpha: float = Field(default=1.0, gt=0, le=1)
@@ -53,44 +53,44 @@ class AlloXParameters(TimeShareParameters):
 
 
 class AlloX(TimeSharePolicy):
-    """Who starts now in the order with the least average completion time; who has started goes on to the end."""
+    """Starts jobs in the order with the least average JCT; a started job runs to its end."""
 
     name: ClassVar[str] = "allox"
     Parameters: ClassVar[type[AlloXParameters]] = AlloXParameters
     parameters: AlloXParameters
 
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
-        """All of the time for those who have started or start now; remembers who has started, and on which type."""
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
+        """All of the time for started jobs; the memory has the GPU type of each started job, by uid."""
         started: dict[str, str] = {
             job.uid: kind
-            for job in claims.jobs
-            if (kind := memory.get("started", {}).get(job.uid)) in claims.spreads[job.uid]
+            for job in inputs.jobs
+            if (kind := memory.get("started", {}).get(job.uid)) in inputs.gpus_per_node[job.uid]
         }
-        free = dict(claims.capacity)
-        bound = [job for job in claims.jobs if job.uid in started and not self._anew(job)]
+        free = dict(inputs.capacity)
+        bound = [job for job in inputs.jobs if job.uid in started and not self._anew(job)]
         for job in bound:
             free[started[job.uid]] -= job.gpus
         kept = {job.uid for job in bound}
-        waiting = [job for job in claims.jobs if claims.spreads[job.uid] and job.uid not in kept]
-        started |= self._begin(claims, waiting, {kind: count for kind, count in free.items() if count > 0})
-        gpus = {job.uid: job.gpus for job in claims.jobs}
+        waiting = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid] and job.uid not in kept]
+        started |= self._begin(inputs, waiting, {kind: count for kind, count in free.items() if count > 0})
+        gpus = {job.uid: job.gpus for job in inputs.jobs}
         part = {uid: 1.0 / gpus[uid] if self.parameters.as_published else 1.0 for uid in started}
-        ordered = [job.uid for job in claims.jobs if job.uid in started]
+        ordered = [job.uid for job in inputs.jobs if job.uid in started]
         return alone({uid: {started[uid]: part[uid]} for uid in ordered}), {"started": started}
 
     def _anew(self, job: Job) -> bool:
-        """Whether it is matched again although it has started."""
+        """Whether a started job is matched again (``as_published``)."""
         return self.parameters.as_published and job.gpus > 1
 
-    def _begin(self, claims: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
-        """By uid, the type of those who start now."""
+    def _begin(self, inputs: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
+        """By uid, the GPU type of the jobs that start now."""
         kinds = sorted(free)
         if not kinds or not waiting:
             return {}
         width = 1.0 if self.parameters.as_published else fmean(job.gpus for job in waiting)
         machines = [max(int(free[kind] / width), 1) for kind in kinds]
         waiting = waiting[: max(int(self.parameters.alpha * len(waiting)), sum(machines))]
-        seconds = _seconds(claims, waiting, kinds)
+        seconds = _seconds(inputs, waiting, kinds)
         if self.parameters.as_published:
             first = _first_on_machines(seconds, machines)
             return {waiting[i].uid: kinds[j] for i, j in first if seconds[i, j] < IMPOSSIBLE}
@@ -108,12 +108,12 @@ class AlloX(TimeSharePolicy):
 
 
 def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tuple[int, int]]:
-    """The positions that make the sum of completion times least: for each job, the type and k, counted from the last.
+    """The position of each job in the matching with the least sum of JCTs: GPU type, and k counted from the last.
 
     Args:
-        seconds: that each job takes on each type, shape (M, J).
-        widths: of the jobs, relative to a machine, shape (M,).
-        machines: of each type, at least one, shape (J,).
+        seconds: remaining seconds of each job on each type, shape (M, J).
+        widths: GPUs of each job over those of a machine, shape (M,).
+        machines: machines of each type, at least one, shape (J,).
     """
     jobs = len(seconds)
     if len(machines) == 1:
@@ -148,7 +148,7 @@ class _Matching:
             self._open(j, 1)
 
     def insert(self, i: int) -> None:
-        """Match one more job, and move others where that is cheaper."""
+        """Match a further job, and move others where that lowers the sum."""
         distance = self._costs([i])[0]
         came_from = np.full(len(distance), -1)
         full = np.array([len(jobs) == self.machines[j] for j, jobs in zip(self.types, self.members, strict=True)])
@@ -191,7 +191,7 @@ class _Matching:
             self._reckon(slot)
 
     def _reckon(self, slot: int) -> None:
-        """What it costs to send a job on from a slot."""
+        """Recompute the least cost of moving a job from a slot to each other slot."""
         jobs = self.members[slot]
         if jobs:
             costs = self._costs(jobs)
@@ -201,7 +201,7 @@ class _Matching:
             self.sent[slot] = np.array(jobs)[cheapest]
 
     def _costs(self, jobs: Sequence[int]) -> Floats:
-        """Of jobs in all open slots."""
+        """Costs in seconds of jobs in all open slots, shape (jobs, slots)."""
         rows = np.asarray(jobs)
         costs: Floats = self.seconds[rows][:, self.types] * (1.0 + (np.array(self.ks) - 1) * self.widths[rows, None])
         return costs
@@ -224,14 +224,14 @@ def _first_on_machines(seconds: Floats, machines: Sequence[int]) -> list[tuple[i
     return [(i, int(types[machine])) for machine, (_, i) in sorted(first.items())]
 
 
-def _seconds(claims: AllocationInputs, jobs: Sequence[Job], kinds: Sequence[str]) -> Floats:
-    """What is left of each job on each type; a job of which that is not known counts as an average one."""
+def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], kinds: Sequence[str]) -> Floats:
+    """Remaining seconds of each job on each GPU type, shape (M, J); the mean where they are not known."""
     found = np.full((len(jobs), len(kinds)), np.nan)
     for i, job in enumerate(jobs):
         for j, kind in enumerate(kinds):
-            if kind not in claims.spreads[job.uid]:
+            if kind not in inputs.gpus_per_node[job.uid]:
                 found[i, j] = IMPOSSIBLE
-            elif job.remaining_steps is not None and (speed := claims.speed(job, kind)):
+            elif job.remaining_steps is not None and (speed := inputs.speed(job, kind)):
                 found[i, j] = job.remaining_steps / speed
     known = found[found < IMPOSSIBLE]
     found[np.isnan(found)] = known.mean() if len(known) else 1.0

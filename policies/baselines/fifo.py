@@ -1,4 +1,4 @@
-"""First in, first out."""
+"""First in, first out: jobs in the order of their first submission, without preemption of whole jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class FifoParameters(PolicyParameters):
     """Parameters of FIFO.
 
     Attributes:
-        backfill: whether later jobs may use GPUs that an earlier one waits for and cannot fill yet.
-        elastic: whether jobs may get other amounts than they asked for.
+        backfill: whether later jobs may use GPUs for which an earlier job waits without being able to use them yet.
+        elastic: whether jobs may get other numbers of GPUs than they requested.
     """
 
     backfill: bool = False
@@ -23,7 +23,7 @@ class FifoParameters(PolicyParameters):
 
 
 class Fifo(Policy):
-    """Jobs in the order of their first submission; those that run come first, so none is stopped for another."""
+    """Jobs in the order of their first submission; running jobs come first, so none is stopped for another."""
 
     name: ClassVar[str] = "fifo"
     Parameters: ClassVar[type[PolicyParameters]] = FifoParameters

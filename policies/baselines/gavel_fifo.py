@@ -1,8 +1,7 @@
 """FIFO over GPU types, in both of Gavel's forms: agnostic of speeds, and aware of them (OSDI 2020, section 4.2).
 
-Jobs are given a GPU type in the order of their arrival, until one finds none with room; the others wait. A job that
-finds room only on types where it does not run is passed over, and so is one that could not run even if it were alone
-with the jobs that stay.
+Jobs get a GPU type in the order of submission, until one finds no type with enough free GPUs; the others wait. A job
+is passed over if only types on which it does not run have free GPUs, or if it could not be placed on any type.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from metasched.core.model import Job
 from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import Times, alone
+from metasched.time_shares.round_mechanism import TimeShares, alone
 
 
 class GavelFifoParameters(TimeShareParameters):
     """Parameters of Gavel's FIFO.
 
     Attributes:
-        aware: whether each job takes the fastest type with room, and moves to a faster one when that has; else it takes
-            one by chance, and stays.
-        as_published: without ``aware``, whether a type is chosen as the public simulator does by a slip: the last by
-            name of those not full yet, with room or without, while chance strikes one off the list; and a job that ends
-            is succeeded on its type as if nobody who came after it were there. Types are then given to too many.
+        aware: whether each job gets its fastest GPU type with enough free GPUs, and moves to a faster type when that
+            has enough; without, it gets a random type and stays there.
+        as_published: without ``aware``, whether a type is chosen by a slip of the public code: the last type by name of
+            those that are not full, while a type drawn at random is struck off the list; the successor of an ended job
+            ignores which other jobs have its type. Types are then given to too many jobs, which alternate.
     """
 
     aware: bool = True
@@ -42,54 +41,54 @@ class GavelFifoParameters(TimeShareParameters):
 
 
 class GavelFifo(TimeSharePolicy):
-    """All of the time on one type for the first in line; nobody overtakes the first who has to wait."""
+    """All of the time on one GPU type for the first jobs; no job overtakes the first that waits."""
 
     name: ClassVar[str] = "gavel_fifo"
     Parameters: ClassVar[type[GavelFifoParameters]] = GavelFifoParameters
     parameters: GavelFifoParameters
     fills: ClassVar[bool] = False
 
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
-        """One type each, first come first served; remembers who has which, and how much chance is used up."""
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
+        """One GPU type for each job in order; the memory has these types, and how many random numbers were drawn."""
         if self.parameters.aware:
-            line = _Line(claims, {})
-            line.serve(lambda job, kinds: max(kinds, key=lambda kind: claims.speed(job, kind) or 0.0))
+            line = _Line(inputs, {})
+            line.serve(lambda job, kinds: max(kinds, key=lambda kind: inputs.speed(job, kind) or 0.0))
             return alone({uid: {kind: 1.0} for uid, kind in line.taken.items()}), memory
         chance = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
         before: Mapping[str, str] = memory.get("taken", {})
         if self.parameters.as_published:
-            taken = _slip(claims, before, chance)
+            taken = _slip(inputs, before, chance)
         else:
-            line = _Line(claims, before)
+            line = _Line(inputs, before)
             line.serve(lambda _, kinds: kinds[chance.randrange(len(kinds))])
             taken = line.taken
         return alone({uid: {kind: 1.0} for uid, kind in taken.items()}), {"taken": taken, "used": chance.used}
 
 
 class _Line:
-    """GPUs that are given away in the order of arrival."""
+    """Free GPUs by type, and the GPU type of each served job, in the order of submission."""
 
-    def __init__(self, claims: AllocationInputs, before: Mapping[str, str]) -> None:
-        self.claims = claims
-        self.free = dict(claims.capacity)
+    def __init__(self, inputs: AllocationInputs, before: Mapping[str, str]) -> None:
+        self.inputs = inputs
+        self.free = dict(inputs.capacity)
         self.taken: dict[str, str] = {}
-        for job in claims.jobs:
+        for job in inputs.jobs:
             kind = before.get(job.uid, "")
-            if kind in claims.spreads[job.uid] and self.free.get(kind, 0) >= job.gpus:
+            if kind in inputs.gpus_per_node[job.uid] and self.free.get(kind, 0) >= job.gpus:
                 self._take(job, kind)
 
     def serve(self, pick: Callable[[Job, list[str]], str]) -> None:
-        """Go down the line until a job finds no room.
+        """Serve jobs in order until one finds no GPU type with enough free GPUs.
 
-        One that finds room only where it cannot run is passed over, and one that cannot run anywhere now.
+        Jobs that cannot run on any of these types are passed over.
         """
-        for job in self.claims.jobs:
-            if job.uid in self.taken or not self.claims.spreads[job.uid]:
+        for job in self.inputs.jobs:
+            if job.uid in self.taken or not self.inputs.gpus_per_node[job.uid]:
                 continue
             roomy = [kind for kind, gpus in sorted(self.free.items()) if gpus >= job.gpus]
             if not roomy:
                 return
-            if kinds := [kind for kind in roomy if kind in self.claims.spreads[job.uid]]:
+            if kinds := [kind for kind in roomy if kind in self.inputs.gpus_per_node[job.uid]]:
                 self._take(job, pick(job, kinds))
 
     def _take(self, job: Job, kind: str) -> None:
@@ -97,18 +96,18 @@ class _Line:
         self.free[kind] -= job.gpus
 
 
-def _slip(claims: AllocationInputs, before: Mapping[str, str], chance: SeededRng) -> dict[str, str]:
-    """The public simulator's choice of types (see ``as_published``)."""
-    jobs = {job.uid: job for job in claims.jobs}
-    free = dict(claims.capacity)
-    before = {uid: kind for uid, kind in before.items() if kind in claims.spreads.get(uid, free)}
-    queue = [job for job in claims.jobs if job.uid not in before and claims.spreads[job.uid]]
+def _slip(inputs: AllocationInputs, before: Mapping[str, str], chance: SeededRng) -> dict[str, str]:
+    """The GPU type of each job by the slip of the public code (see ``as_published``)."""
+    jobs = {job.uid: job for job in inputs.jobs}
+    free = dict(inputs.capacity)
+    before = {uid: kind for uid, kind in before.items() if kind in inputs.gpus_per_node.get(uid, free)}
+    queue = [job for job in inputs.jobs if job.uid not in before and inputs.gpus_per_node[job.uid]]
     taken: dict[str, str] = {}
     for uid, kind in sorted(before.items()):
         if uid in jobs:
             taken[uid] = kind
             free[kind] -= jobs[uid].gpus
-        elif queue and queue[0].gpus <= free[kind] and kind in claims.spreads[queue[0].uid]:
+        elif queue and queue[0].gpus <= free[kind] and kind in inputs.gpus_per_node[queue[0].uid]:
             job = queue.pop(0)
             taken[job.uid] = kind
             free[kind] -= job.gpus
@@ -118,7 +117,7 @@ def _slip(claims: AllocationInputs, before: Mapping[str, str], chance: SeededRng
         if not roomy:
             break
         drawn, chosen = roomy[chance.randrange(len(roomy))], listed[-1]
-        if chosen in claims.spreads[job.uid]:
+        if chosen in inputs.gpus_per_node[job.uid]:
             taken[job.uid] = chosen
             free[chosen] -= job.gpus
             if free[chosen] == 0:

@@ -1,4 +1,4 @@
-"""Everybody's own part of the cluster: 1/n of the time on every GPU type.
+"""Equal time shares: 1/n of the time on every GPU type for each of n jobs.
 
 Source: X isolated of Gavel (Narayanan et al., OSDI 2020, section 4.1).
 """
@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from metasched.time_shares.allocation_inputs import AllocationInputs
-from metasched.time_shares.policy_base import TimeSharePolicy, equal_parts
-from metasched.time_shares.round_mechanism import Times
+from metasched.time_shares.equal_shares import equal_shares
+from metasched.time_shares.policy_base import TimeSharePolicy
+from metasched.time_shares.round_mechanism import TimeShares
 
 
 class Isolated(TimeSharePolicy):
-    """Equal shares of each type, whatever the speed there; a job of k GPUs has a k-th of the time for its part."""
+    """Equal time shares of each GPU type, whatever the speed; a job of k GPUs has a k-th of the time of one GPU's."""
 
     name: ClassVar[str] = "isolated"
 
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
-        """Equal parts; remembers nothing."""
-        return equal_parts(claims, [((job.uid,), job.gpus) for job in claims.jobs]), memory
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
+        """Equal time shares; no memory."""
+        return equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs]), memory

@@ -33,7 +33,7 @@ class LasParameters(PolicyParameters):
         promote_knob: waiting time over run time since the last promotion at which a job goes back to the top queue;
             None for never.
         order: within a queue: by first start, or by when jobs entered the queue.
-        elastic: whether jobs may get other amounts than they asked for.
+        elastic: whether jobs may get other numbers of GPUs than they requested.
     """
 
     queue_thresholds_gpu_seconds: tuple[float, ...] = Field(default=(3250.0,), strict=False)
@@ -55,12 +55,12 @@ class _Record:
     """What LAS remembers of a job that ever started.
 
     Attributes:
-        first_start: unix time.
-        service: attained, at its last promotion.
-        ran: seconds, by then.
-        waited: the same; from the first start on, since waiting for that is no starvation of who is favoured most.
-        level: its queue, 0 for the top one.
-        entered: when it came there (unix time); 0 for jobs that never left the top one.
+        first_start: unix seconds of the first start.
+        service: attained service at the last promotion, GPU-seconds.
+        ran: run time at the last promotion, seconds.
+        waited: waiting time since the first start at the last promotion, seconds.
+        level: queue, 0 for the top queue.
+        entered: unix seconds of the entry into this queue; 0 for jobs that never left the top queue.
     """
 
     first_start: float
@@ -90,12 +90,12 @@ class Las(Policy):
     parameters: LasParameters
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """Jobs that ran before we looked started, as far as we know, in the order of their submission."""
+        """A state in which jobs that ran before count as started in the order of their submission."""
         started = {job.uid: _Record(first_start=job.submitted) for job in snapshot.jobs if job.ran_seconds > 0}
         return _state(started)
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Promote the starved, then serve queue by queue."""
+        """Promote starved jobs, then serve queue by queue."""
         if state.version != STATE_VERSION:
             state = self.initial_state(snapshot)
         known = {uid: record for uid, data in state.data.items() if (record := _Record.of(data)) is not None}
@@ -121,7 +121,7 @@ class Las(Policy):
         return decision, _state(records)
 
     def _update(self, job: Job, record: _Record | None, now: float) -> _Record | None:
-        """Its record after this look: made at its first start, its counters reset when it is promoted."""
+        """The job's record in this round: made at its first start, counters reset at a promotion; None before."""
         if record is None:
             if not job.active and job.ran_seconds <= 0:
                 return None
@@ -136,12 +136,12 @@ class Las(Policy):
         return record
 
     def _level(self, job: Job, record: _Record | None) -> int:
-        """Its queue, 0 for the top one."""
+        """The job's queue by its attained service, 0 for the top queue."""
         service = job.attained_service - (record.service if record is not None else 0.0)
         return bisect_right(self.parameters.queue_thresholds_gpu_seconds, service)
 
     def _turn(self, job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
-        """Its place within its queue."""
+        """Sort key of the job within its queue."""
         record = records.get(job.uid)
         if self.parameters.order == "entry":
             return (max(job.submitted, record.entered if record is not None else 0.0), job.submitted)

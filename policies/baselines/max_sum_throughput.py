@@ -1,4 +1,4 @@
-"""The most steps per second in all, whoever makes them (Gavel, OSDI 2020, section 4.2 and Table 1)."""
+"""The most steps per second in all jobs together (Gavel, OSDI 2020, section 4.2 and Table 1)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from scipy.sparse import coo_array
 
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeSharePolicy
-from metasched.time_shares.round_mechanism import Times, alone
+from metasched.time_shares.round_mechanism import TimeShares, alone
 
 
 class MaxSumThroughput(TimeSharePolicy):
-    """Maximises the sum of effective throughputs; slow jobs may starve, and are served from what is left."""
+    """Maximises the sum of effective throughputs; slow jobs may starve, except for GPUs that remain."""
 
     name: ClassVar[str] = "max_sum_throughput"
 
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
-        """The linear program's solution; remembers nothing.
-
-        Jobs that are alike to it (same GPUs, same speeds) get the same shares: it is solved for groups of jobs.
-        """
-        speeds = _speeds(claims)
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
+        """The solution of the linear program over groups of jobs with equal GPUs and speeds; no memory."""
+        speeds = _speeds(inputs)
         groups: dict[tuple[int, tuple[tuple[str, float], ...]], list[str]] = {}
-        for job in claims.jobs:
+        for job in inputs.jobs:
             if speed := speeds[job.uid]:
                 groups.setdefault((job.gpus, tuple(sorted(speed.items()))), []).append(job.uid)
-        kinds = sorted(claims.capacity)
+        kinds = sorted(inputs.capacity)
         row_of = {kind: len(groups) + i for i, kind in enumerate(kinds)}
         cells = [(i, gpus, kind, speed) for i, (gpus, pairs) in enumerate(groups) for kind, speed in pairs]
         if not cells:
@@ -47,7 +44,7 @@ class MaxSumThroughput(TimeSharePolicy):
             shape=(len(groups) + len(kinds), count),
         )
         members = list(groups.values())
-        limits = [*(float(len(uids)) for uids in members), *(float(claims.capacity[kind]) for kind in kinds)]
+        limits = [*(float(len(uids)) for uids in members), *(float(inputs.capacity[kind]) for kind in kinds)]
         found = linprog([-speed for *_, speed in cells], A_ub=at_most.tocsr(), b_ub=limits, method="highs-ds")
         shares: dict[str, dict[str, float]] = {}
         for (i, _, kind, _), time in zip(cells, found.x, strict=True):
@@ -56,12 +53,12 @@ class MaxSumThroughput(TimeSharePolicy):
         return alone(shares), memory
 
 
-def _speeds(claims: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
-    """Steps per second by uid and type; a job of unknown speed counts as an average one."""
+def _speeds(inputs: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
+    """Steps per second by uid and GPU type; the average where a speed is not known."""
     known: dict[str, list[float]] = {}
     found: dict[str, dict[str, float | None]] = {}
-    for job in claims.jobs:
-        found[job.uid] = {kind: claims.speed(job, kind) for kind in claims.spreads[job.uid]}
+    for job in inputs.jobs:
+        found[job.uid] = {kind: inputs.speed(job, kind) for kind in inputs.gpus_per_node[job.uid]}
         for kind, speed in found[job.uid].items():
             if speed is not None:
                 known.setdefault(kind, []).append(speed)

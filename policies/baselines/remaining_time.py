@@ -1,4 +1,4 @@
-"""How long a job would still run, as far as is known."""
+"""Remaining time of jobs, from their remaining steps and known speeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from metasched.core.model import Job
 
 
 class Outlook:
-    """What is known of speeds, on GPUs as close together as the nodes that suit a job allow."""
+    """Known consolidated speeds, and remaining times that follow from them, on the nodes that suit each job."""
 
     def __init__(self, room: CapacityPool) -> None:
         self.room = room
@@ -20,10 +20,10 @@ class Outlook:
         return None if spread is None else job.speed.steps_per_second(gpu_type, spread)
 
     def remaining_seconds(self, job: Job) -> float | None:
-        """At what it asked for, on the type on which it is fastest; None where its speed or work is not known.
+        """Remaining seconds at the requested GPUs on the job's fastest type; None where speed or steps are not known.
 
-        Where no nodes hold so many GPUs, on the most that they hold. Where nothing is known of the speed there, it
-        counts as what was measured where the job runs now.
+        Where no nodes hold so many GPUs, at the most that they hold. Where no such speed is known, at the speed that is
+        measured where the job runs now.
         """
         steps = job.remaining_steps
         if steps is None:
@@ -34,7 +34,7 @@ class Outlook:
         return steps / speed if speed else None
 
     def _most(self, job: Job, gpu_type: str) -> int | None:
-        """The GPUs that it asked for, or as many fewer as nodes hold."""
+        """The most GPUs of a type up to the request that nodes hold; None where they do not hold the minimum."""
         shape = self.room.shape(job)
         amounts = range(job.gpus, job.min_gpus - 1, -1)
         return next((gpus for gpus in amounts if shape.consolidated(gpu_type, gpus) is not None), None)

@@ -1,4 +1,4 @@
-"""Shortest remaining service first: remaining time x GPUs, so that a wide job counts for what it keeps from others.
+"""Shortest remaining service first: remaining time x GPUs, so that a wide job counts for all of its GPUs.
 
 The clairvoyant order that Tiresias (Gu et al., NSDI 2019, sections 2.2 and 3.2) extends to jobs on several GPUs.
 """
@@ -13,13 +13,13 @@ from policies.baselines.srtf import ShortestParameters, shortest_first
 
 
 class Srsf(Policy):
-    """Shortest remaining service first; preemptive. Jobs of which it is not known come last, by submission."""
+    """Shortest remaining service first; preemptive. Jobs of unknown remaining time come last, by submission."""
 
     name: ClassVar[str] = "srsf"
     Parameters: ClassVar[type[PolicyParameters]] = ShortestParameters
     parameters: ShortestParameters
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Serve jobs by remaining time x the GPUs that they asked for; keeps no state."""
+        """Serve jobs by remaining time x requested GPUs; keeps no state."""
         words = ", shortest remaining GPU time first"
         return shortest_first(snapshot, lambda job: job.gpus or job.nodes or 1, words, self.parameters), state

@@ -1,6 +1,6 @@
 """Shortest remaining time first: the order that minimises mean completion time where jobs do not scale.
 
-A baseline of Tiresias (Gu et al., NSDI 2019, section 2.2) and of many since; it needs to know how long jobs still run.
+A baseline of Tiresias (Gu et al., NSDI 2019, section 2.2) and of many papers since. It needs remaining times.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class ShortestParameters(PolicyParameters):
     """Parameters of SRTF and SRSF.
 
     Attributes:
-        elastic: whether jobs may get other amounts than they asked for.
+        elastic: whether jobs may get other numbers of GPUs than they requested.
     """
 
     elastic: bool = True
 
 
 class Srtf(Policy):
-    """Shortest remaining time first; preemptive. Jobs of which it is not known come last, by submission."""
+    """Shortest remaining time first; preemptive. Jobs of unknown remaining time come last, by submission."""
 
     name: ClassVar[str] = "srtf"
     Parameters: ClassVar[type[PolicyParameters]] = ShortestParameters
@@ -44,7 +44,7 @@ class Srtf(Policy):
 def shortest_first(
     snapshot: Snapshot, factor: Callable[[Job], float], words: str, parameters: ShortestParameters
 ) -> Decision:
-    """Serve jobs by remaining time, times a factor of each job's own."""
+    """The decision that serves jobs by remaining seconds times ``factor`` of each job."""
     outlook = Outlook(CapacityPool(snapshot))
     left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
 

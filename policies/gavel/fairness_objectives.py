@@ -1,4 +1,4 @@
-"""Max-min fairness and what is built of it: LAS, makespan, finish-time fairness, water filling, hierarchies."""
+"""Max-min objectives: LAS, makespan, finish-time fairness, water filling (Gavel, OSDI 2020, sections 4.1 to 4.3)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Bools, Floats, Problem
-from policies.gavel.solve import SLACK, Solution, UnsolvedError, inverse, make_the_most, max_min, maximise
+from policies.gavel.solve import SLACK, Solution, UnsolvedError, inverse, max_min, maximise, second_stage
 
 Weights = Callable[[Floats], Floats]
 
 CLOSE = 1e-6
-"""Relative precision of the throughputs that a finish-time fairness asks for."""
-TURNS = 100
-"""Of Newton's method, at most; it takes about five."""
+"""Relative precision of the throughputs that a rho requires."""
+NEWTON_STEPS = 100
+"""Steps of Newton's method at most; it takes about five."""
 
 
-def shares(problem: Problem, weights: Floats) -> Floats:
-    """What a step/s is worth under max-min fairness: scale_factor / (weight x throughput(X^equal)); section 4.1."""
+def equal_share_factor(problem: Problem, weights: Floats) -> Floats:
+    """Factor on throughput in max-min fairness, shape (M,): scale_factor / (weight x throughput(X^equal))."""
     return problem.scale * inverse(weights * problem.equal)
 
 
 def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
-    """LAS with weights (section 4.1): the least weighted share is as large as it can be; the rest goes by weight, too.
+    """Maximise the minimum weighted throughput over X^equal (LAS with weights, section 4.1), then the weighted sum.
 
     Args:
         problem: the jobs and GPUs.
-        weights: of one job of each class, shape (M,), above 0.
+        weights: weight of one job of each class, shape (M,), above 0.
 
     Returns:
         The variables.
@@ -36,16 +36,16 @@ def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return make_the_most(problem, level(problem, shares(problem, weights)), weights)
+    return second_stage(problem, throughput_level(problem, equal_share_factor(problem, weights)), weights)
 
 
 def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
-    """Minimise the longest duration (section 4.2).
+    """Minimise the longest remaining duration, the maximum of steps / throughput (section 4.2).
 
     Args:
         problem: the jobs and GPUs.
-        steps: left of one job of each class, shape (M,).
-        tolerance: by so much, relative, it may be longer than the least, to leave more to the second stage.
+        steps: remaining steps of one job of each class, shape (M,).
+        tolerance: relative excess over the shortest makespan that is accepted, to leave more to the second stage.
 
     Returns:
         The variables.
@@ -53,16 +53,16 @@ def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return make_the_most(problem, level(problem, inverse(steps), tolerance))
+    return second_stage(problem, throughput_level(problem, inverse(steps), tolerance))
 
 
-def level(problem: Problem, worth: Floats, tolerance: float = 0.0) -> Floats:
-    """The first stage of a max-min program: the throughput that each class must have for the least to be the largest.
+def throughput_level(problem: Problem, factor: Floats, tolerance: float = 0.0) -> Floats:
+    """The first stage of a max-min program: the throughput of each class at which the minimum is largest.
 
     Args:
         problem: the jobs and GPUs.
-        worth: factor on each class's throughput; shape (M,); classes of which it is 0 do not count.
-        tolerance: by so much, relative, the least may be smaller.
+        factor: factor on the throughput of one job of each class, shape (M,); classes with factor 0 do not count.
+        tolerance: relative shortfall of the minimum that is accepted.
 
     Returns:
         Throughput of one job of each class, steps/s, shape (M,).
@@ -70,8 +70,8 @@ def level(problem: Problem, worth: Floats, tolerance: float = 0.0) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    found = max_min(problem, worth, among=problem.fastest * worth > 0)
-    return np.asarray(np.minimum(found.value * inverse(worth) / (1.0 + tolerance), problem.throughput @ found.x))
+    found = max_min(problem, factor, among=problem.fastest * factor > 0)
+    return np.asarray(np.minimum(found.value * inverse(factor) / (1.0 + tolerance), problem.throughput @ found.x))
 
 
 def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isolated_elapsed: Floats) -> Floats:
@@ -82,9 +82,9 @@ def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isola
 
     Args:
         problem: the jobs and GPUs.
-        steps: left of one job of each class, shape (M,).
-        elapsed: seconds since its start, shape (M,).
-        isolated_elapsed: the same, had it had 1/n of the cluster, shape (M,).
+        steps: remaining steps of one job of each class, shape (M,).
+        elapsed: seconds since its submission, shape (M,).
+        isolated_elapsed: seconds that its past steps would have taken with 1/n of the cluster, shape (M,).
 
     Returns:
         The variables.
@@ -92,17 +92,17 @@ def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isola
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return make_the_most(problem, finish_time_level(problem, steps, elapsed, isolated_elapsed))
+    return second_stage(problem, finish_time_level(problem, steps, elapsed, isolated_elapsed))
 
 
 def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated_elapsed: Floats) -> Floats:
-    """The first stage of ``finish_time_fairness``, of the same arguments.
+    """The first stage of ``finish_time_fairness``, with the same arguments.
 
-    The throughput that a rho asks for is convex in rho, so a linear program with its tangents gives a lower bound of
-    the optimum, where the next tangents are taken: Newton's method, from below.
+    The throughput that a rho requires is convex in rho. A linear program with tangents to it therefore gives a lower
+    bound of the least rho, at which the next tangents are taken: Newton's method, from below.
 
     Returns:
-        Throughput of one job of each class, steps/s, shape (M,), that the least rho asks for.
+        Throughput of one job of each class, steps/s, shape (M,), that the least rho requires.
 
     Raises:
         UnsolvedError: HiGHS gave up.
@@ -119,7 +119,7 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
     gain = np.zeros(throughput.shape[1] + 1)
     gain[-1] = -1.0
     rho = float(np.max((gone + left / problem.fastest[able]) / ideal))
-    for _ in range(TURNS):
+    for _ in range(NEWTON_STEPS):
         needed = left / (rho * ideal - gone)
         slope = -needed * ideal / (rho * ideal - gone)
         unit = 1.0 / needed
@@ -136,16 +136,16 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
 
 
 def water_filling(problem: Problem, weights: Weights) -> Floats:
-    """Max-min fairness until nothing can grow (section 4.3): raise all, take out who is stuck, and again.
+    """Max-min fairness repeated among the classes that can still grow, until none can (section 4.3).
 
-    A class whose price is positive in a max-min program is at the same level in all of its optima, so it cannot grow
-    without another one's loss: no integer program is needed to find the bottlenecks, and every turn finds one. Classes
-    whose jobs are as fast as they can be at all are stuck whatever their price.
+    A class whose price is above 0 in a max-min program has the same throughput in all of its optima, so it is a
+    bottleneck: it cannot grow without another's loss. Every iteration finds one, without the paper's integer program.
+    Classes whose jobs have their highest possible throughput are bottlenecks whatever their price.
 
     Args:
         problem: the jobs and GPUs.
-        weights: given which classes still grow, shape (M,), 1.0 or 0.0, the weight of one job of each; a class with
-            weight 0 keeps what it has until it is given one.
+        weights: from which classes still grow (shape (M,), 1.0 or 0.0), the weight of one job of each class, shape
+            (M,). A class of weight 0 keeps its throughput until it has a weight.
 
     Returns:
         The variables. The allocation is Pareto efficient.
@@ -163,10 +163,10 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
             break
         found = _raise(problem, reached, weight, now)
         x = found.x
-        gained = found.value * inverse(shares(problem, weight))
+        gained = found.value * inverse(equal_share_factor(problem, weight))
         raised = np.minimum(reached + np.maximum(gained, 0.0), problem.throughput @ x)
         reached = np.where(now, raised, reached)
-        stuck = now & ((found.prices > SLACK) | (reached >= problem.most * (1.0 - SLACK)))
+        stuck = now & ((found.prices > SLACK) | (reached >= problem.peak * (1.0 - SLACK)))
         if not stuck.any():
             stuck = now
         growing = np.where(stuck, 0.0, growing)
@@ -174,5 +174,5 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
 
 
 def _raise(problem: Problem, reached: Floats, weight: Floats, now: Bools) -> Solution:
-    worth = shares(problem, np.where(now, weight, 1.0))
-    return max_min(problem, worth, base=reached * worth, among=now)
+    factor = equal_share_factor(problem, np.where(now, weight, 1.0))
+    return max_min(problem, factor, base=reached * factor, among=now)

@@ -1,4 +1,4 @@
-"""From the jobs of a round to a program over classes of jobs, and from its solution back to shares of time."""
+"""Classes of jobs: from the jobs of a round to a program over classes, and from its solution to time shares."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ import numpy as np
 
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
-from metasched.time_shares.round_mechanism import APART, Combination, Times
-from policies.gavel.problem import Floats, Pairs, Pools, Problem, Room
+from metasched.time_shares.round_mechanism import UNCONSOLIDATED, Combination, TimeShares
+from policies.gavel.pair_times import ROUNDING, JobTime, divide_pair, pair_off, split_in_halves
+from policies.gavel.problem import Floats, NodeLimit, Pairs, Pools, Problem
 
-PAYS = 1.05
-"""Two jobs share GPUs only where together they do this many times what one of them does alone (section 3.1)."""
-LEAST = 1e-6
-"""Shares below are a solver's rounding."""
+PAIR_GAIN = 1.05
+"""Least sum of two jobs' co-located speeds, each over its speed alone, with which they may share GPUs (section 3.1)."""
 
-FEW = 2
-"""Of so many classes of one kind that share among themselves, each two are a pair; of more they are a pool."""
+FEW_CLASSES = 2
+"""Number of classes of one kind up to which each two of them are a pair; more of them are a pool."""
 
-Mark = Callable[[Job], Hashable]
-Part = tuple[Job, float]
-"""A job, and for how long it is in something."""
+ClassKey = Callable[[Job], Hashable]
+"""What distinguishes jobs for a policy, in addition to their speeds and numbers of GPUs."""
 
 
 @dataclass(frozen=True)
-class Market:
-    """The jobs in classes.
+class JobClasses:
+    """The jobs of a round in classes, and the program over these.
 
     Attributes:
-        problem: the program over them.
-        members: the jobs of each class, in the order of the claims.
-        types: worker types, in the order of the program's: first the GPU types.
+        problem: the program over the classes.
+        members: the jobs of each class, in the order of the allocation inputs.
+        types: worker types, in the order of the program: first the GPU types.
     """
 
     problem: Problem
@@ -41,175 +39,130 @@ class Market:
     types: Sequence[str]
 
     @classmethod
-    def of(cls, claims: AllocationInputs, *, aware: bool, mark: Mark) -> Market:
-        """Put jobs that are alike into one class. Those that fit nowhere, beside jobs that stay, are in none.
+    def of(cls, inputs: AllocationInputs, *, aware: bool, class_key: ClassKey) -> JobClasses:
+        """Put jobs with equal speeds, GPUs and class key into one class; jobs that fit nowhere are in no class.
 
         Args:
-            claims: of the round.
-            aware: whether speeds differ between types; else each type that can run a job is taken to be as fast as its
-                fastest, as the heterogeneity-agnostic policies have it, and nobody shares.
-            mark: what else tells a policy's jobs apart.
+            inputs: allocation inputs of the round.
+            aware: whether speeds differ between types. Else every type that can run a job counts as its fastest, as in
+                the heterogeneity-agnostic policies, and no GPUs are shared.
+            class_key: what else distinguishes the policy's jobs.
         """
-        types = sorted(claims.capacity)
-        speeds = _fitting(claims, _speeds(claims))
-        scattered = _fitting(claims, claims.apart) if aware else {}
-        beyond = [t for t in types if any(t in apart for apart in scattered.values())]
+        types = sorted(inputs.capacity)
+        speeds = _fitting(inputs, _speeds(inputs))
+        unconsolidated = _fitting(inputs, inputs.unconsolidated_speeds) if aware else {}
+        further = [t for t in types if any(t in speeds_of for speeds_of in unconsolidated.values())]
         classes: dict[Hashable, list[Job]] = {}
         rows: list[tuple[float, ...]] = []
-        for job in claims.jobs:
+        for job in inputs.jobs:
             if rates := speeds[job.uid]:
                 best = max(rates.values())
-                apart = scattered.get(job.uid, {})
+                slower = unconsolidated.get(job.uid, {})
                 row = (
                     *((rates[t] if aware else best) if t in rates else 0.0 for t in types),
-                    *(apart.get(t, 0.0) for t in beyond),
+                    *(slower.get(t, 0.0) for t in further),
                 )
-                # Who may share is told by the model: two of equal speed alone may differ beside a third.
-                shape = tuple(claims.spreads[job.uid].items()) if apart else ()
-                company = (job.speed, job.whole_gpus) if claims.sharing else None
-                key = (job.gpus, row, shape, company, mark(job))
+                # Jobs of equal speed alone may differ in co-located speed, which depends on the model.
+                shape = tuple(inputs.gpus_per_node[job.uid].items()) if slower else ()
+                sharing = (job.speed, job.whole_gpus) if inputs.sharing else None
+                key = (job.gpus, row, shape, sharing, class_key(job))
                 if key not in classes:
                     classes[key] = []
                     rows.append(row)
                 classes[key].append(job)
         members = list(classes.values())
-        table: Floats = np.array(rows, dtype=float).reshape(len(rows), len(types) + len(beyond))
+        table: Floats = np.array(rows, dtype=float).reshape(len(rows), len(types) + len(further))
         pairs, pools = Pairs.none(table.shape[1]), Pools.none(table.shape[1])
-        if claims.sharing and aware:
-            pairs, pools = _together(claims, members, table, types)
+        if inputs.sharing and aware:
+            pairs, pools = _pairs_and_pools(inputs, members, table, types)
         problem = Problem(
             rates=table,
             counts=np.array([len(jobs) for jobs in members], dtype=float),
             scale=np.array([jobs[0].gpus for jobs in members], dtype=float),
-            capacity=np.array([claims.capacity[t] for t in types], dtype=float),
+            capacity=np.array([inputs.capacity[t] for t in types], dtype=float),
             pairs=pairs,
             pools=pools,
-            source=tuple(types.index(t) for t in beyond),
-            rooms=tuple(_rooms(claims, members, types)) if beyond else (),
+            source=tuple(types.index(t) for t in further),
+            node_limits=tuple(_node_limits(inputs, members, types)) if further else (),
         )
-        return cls(problem, members, [*types, *(t + APART for t in beyond)])
+        return cls(problem, members, [*types, *(t + UNCONSOLIDATED for t in further)])
 
     def each(self, value: Callable[[Job], float]) -> Floats:
-        """A number for each class, taken from its first job."""
+        """The value of each class's first job, shape (classes,)."""
         return np.array([value(jobs[0]) for jobs in self.members], dtype=float)
 
-    def times(self, x: Floats) -> Times:
-        """The solution as the share of time of each job, and of each pair, on each worker type."""
+    def time_shares(self, x: Floats) -> TimeShares:
+        """The variables as time shares of each job alone, and of each pair."""
         found: dict[Combination, dict[str, float]] = {}
-        parts: dict[tuple[int, int], tuple[list[Part], list[Part]]] = {}
-        pairs, pools, last = self.problem.starts
-        used = np.nonzero(x > LEAST)[0]
+        parts: dict[tuple[int, int], tuple[list[JobTime], list[JobTime]]] = {}
+        pairs, pools, last = self.problem.offsets
+        used = np.nonzero(x > ROUNDING)[0]
 
-        def add(who: Combination, kind: int, share: float) -> None:
-            mine = found.setdefault(who, {})
-            mine[self.types[kind]] = min(mine.get(self.types[kind], 0.0) + share, 1.0)
+        def add(combination: Combination, worker_type: int, share: float) -> None:
+            mine, name = found.setdefault(combination, {}), self.types[worker_type]
+            mine[name] = min(mine.get(name, 0.0) + share, 1.0)
 
-        combinations, kinds = (column[used].tolist() for column in self.problem.columns)
-        for total, number, kind in zip(x[used].tolist(), combinations, kinds, strict=True):
+        combinations, worker_types = (column[used].tolist() for column in self.problem.columns)
+        for total, number, worker_type in zip(x[used].tolist(), combinations, worker_types, strict=True):
             if number < pairs:
                 for job in self.members[number]:
-                    add((job.uid,), kind, total / len(self.members[number]))
+                    add((job.uid,), worker_type, total / len(self.members[number]))
             elif number < pools:
                 one, other = self.problem.pairs.first[number - pairs], self.problem.pairs.second[number - pairs]
-                for who, share in matched(self.members[one], self.members[other], total):
-                    add(who, kind, share)
+                for pair, share in divide_pair(self.members[one], self.members[other], total):
+                    add(pair, worker_type, share)
             elif number >= last:
                 pool, side, member = (
                     int(column[number - last])
-                    for column in (self.problem.together.pool, self.problem.together.side, self.problem.together.member)
+                    for column in (self.problem.pooled.pool, self.problem.pooled.side, self.problem.pooled.member)
                 )
                 jobs = self.members[member]
-                sides = parts.setdefault((pool, kind), ([], []))
+                sides = parts.setdefault((pool, worker_type), ([], []))
                 sides[side].extend((job, total / len(jobs)) for job in jobs)
-        for (pool, kind), (one_side, other_side) in parts.items():
-            lines = halves(one_side) if self.problem.together.inner[pool] else (one_side, other_side)
-            for who, share in side_by_side(*lines):
-                add(who, kind, share)
+        for (pool, worker_type), (one_side, other_side) in parts.items():
+            both = split_in_halves(one_side) if self.problem.pooled.single_kind[pool] else (one_side, other_side)
+            for combination, share in pair_off(*both):
+                add(combination, worker_type, share)
         return found
 
 
-def matched(first: Sequence[Job], second: Sequence[Job], total: float) -> Iterator[tuple[Combination, float]]:
-    """Pairs of jobs of two classes that together share for ``total``, everybody of a class for equally long."""
-    if first is second:
-        ring = zip(first, (*first[1:], first[0]), strict=True)
-        pairs = dict.fromkeys(_by_arrival(one, other) for one, other in ring)
-        yield from ((who, total / len(pairs)) for who in pairs)
-        return
-    # Both classes are laid along the same stretch of time, in so many parts each; who lies side by side shares.
-    i = j = at = 0
-    parts = len(first) * len(second)
-    while at < parts:
-        end = min((i + 1) * len(second), (j + 1) * len(first))
-        yield _by_arrival(first[i], second[j]), total * (end - at) / parts
-        i, j, at = end // len(second), end // len(first), end
+def _node_limits(
+    inputs: AllocationInputs, members: Sequence[Sequence[Job]], types: Sequence[str]
+) -> Iterator[NodeLimit]:
+    """Limits of how many jobs fit consolidated on a GPU type's nodes, where its GPUs could serve more.
 
-
-def halves(line: Sequence[Part]) -> tuple[list[Part], list[Part]]:
-    """A line of jobs cut in the middle of its time."""
-    first: list[Part] = []
-    second: list[Part] = []
-    left = sum(share for _, share in line) / 2
-    for job, share in line:
-        before = min(share, max(left, 0.0))
-        left -= before
-        if before > 0:
-            first.append((job, before))
-        if share > before:
-            second.append((job, share - before))
-    return first, second
-
-
-def side_by_side(first: Sequence[Part], second: Sequence[Part]) -> Iterator[tuple[Combination, float]]:
-    """Two lines of jobs along the same stretch of time: who lies side by side shares, who lies beside nobody is alone.
-
-    A job beside itself is alone for as long as it is in both lines.
+    Jobs without a known unconsolidated speed are placed wherever GPUs are free, and are not counted.
     """
-    lines = [list(reversed(line)) for line in (first, second)]
-    while all(lines):
-        (one, mine), (other, others) = (line.pop() for line in lines)
-        share = min(mine, others)
-        if one is other:
-            yield (one.uid,), 2 * share
-        else:
-            yield _by_arrival(one, other), share
-        for line, job, left in zip(lines, (one, other), (mine - share, others - share), strict=True):
-            if left > LEAST:
-                line.append((job, left))
-    yield from (((job.uid,), share) for line in lines for job, share in line)
-
-
-def _by_arrival(one: Job, other: Job) -> Combination:
-    """A pair, who arrived first before the other."""
-    early, late = sorted((one, other), key=lambda job: (job.submitted, job.uid))
-    return early.uid, late.uid
-
-
-def _rooms(claims: AllocationInputs, members: Sequence[Sequence[Job]], types: Sequence[str]) -> Iterator[Room]:
-    """How many jobs fit on each type's nodes with their GPUs together, where that is fewer than its GPUs could serve.
-
-    Jobs of which it is not known how fast they are apart are placed anyhow, and are not counted.
-    """
-    for kind, gpu_type in enumerate(types):
-        near = [claims.spreads[j.uid].get(gpu_type, ()) if j.uid in claims.apart else () for j, *_ in members]
-        sizes, gpus = claims.nodes.get(gpu_type, ()), claims.capacity[gpu_type]
-        for least in sorted({spread[0] for spread in near if spread}):
+    for worker_type, gpu_type in enumerate(types):
+        consolidated = [
+            inputs.gpus_per_node[job.uid].get(gpu_type, ()) if job.uid in inputs.unconsolidated_speeds else ()
+            for job, *_ in members
+        ]
+        sizes, gpus = inputs.node_gpus.get(gpu_type, ()), inputs.capacity[gpu_type]
+        for least in sorted({per_node[0] for per_node in consolidated if per_node}):
             nodes = sum(size // least for size in sizes)
             if nodes * least < gpus:
-                places = [float(len(spread)) if spread and spread[0] >= least else 0.0 for spread in near]
-                yield Room(kind, np.array(places), float(nodes))
+                slots = [
+                    float(len(per_node)) if per_node and per_node[0] >= least else 0.0 for per_node in consolidated
+                ]
+                yield NodeLimit(worker_type, np.array(slots), float(nodes))
 
 
-def _together(
-    claims: AllocationInputs, members: Sequence[Sequence[Job]], rates: Floats, types: Sequence[str]
+def _pairs_and_pools(
+    inputs: AllocationInputs, members: Sequence[Sequence[Job]], rates: Floats, types: Sequence[str]
 ) -> tuple[Pairs, Pools]:
-    """Classes that pay together. Speeds are asked for once for all classes that differ only in their marks."""
-    kinds: dict[Hashable, list[int]] = {}  # their classes
+    """Pairs and pools of classes whose co-located speeds reach ``PAIR_GAIN``.
+
+    Classes that differ in their class keys alone are one kind of job; co-located speeds are determined once for each
+    two kinds.
+    """
+    kinds: dict[Hashable, list[int]] = {}  # numbers of the classes of each kind
     for number, (job, *_) in enumerate(members):
-        key = (job.speed, job.whole_gpus, job.gpus, tuple(claims.spreads[job.uid].items()), tuple(rates[number]))
+        key = (job.speed, job.whole_gpus, job.gpus, tuple(inputs.gpus_per_node[job.uid].items()), tuple(rates[number]))
         kinds.setdefault(key, []).append(number)
     classes = list(kinds.values())
     size = len(classes)
-    table = np.zeros((size, size, rates.shape[1]))  # speed of a job of the first kind beside one of the second
+    table = np.zeros((size, size, rates.shape[1]))  # co-located speed of a job of the first kind with one of the second
     examples = [members[numbers[0]][0] for numbers in classes]
     alone = rates[[numbers[0] for numbers in classes]]
     for a, b in np.ndindex(size, size):
@@ -217,18 +170,19 @@ def _together(
         if one.gpus == other.gpus:
             both = (alone[a] > 0) & (alone[b] > 0)
             table[a, b, : len(types)] = [
-                (claims.speed_beside(one, other, t) or 0.0) if both[kind] else 0.0 for kind, t in enumerate(types)
+                (inputs.colocated_speed(one, other, t) or 0.0) if both[number] else 0.0
+                for number, t in enumerate(types)
             ]
     with np.errstate(divide="ignore", invalid="ignore"):
         gain = np.where(table > 0, table / alone[:, None], 0.0)
     gain = gain + gain.transpose(1, 0, 2)
-    pays = (gain >= PAYS) & (table > 0) & (table.transpose(1, 0, 2) > 0)
-    paying = np.where(pays, table, 0.0)
-    slower = np.minimum(paying, alone[:, None])  # in a pool nobody may gain by being beside nobody
+    allowed = (gain >= PAIR_GAIN) & (table > 0) & (table.transpose(1, 0, 2) > 0)
+    colocated = np.where(allowed, table, 0.0)
+    pooled = np.minimum(colocated, alone[:, None])  # no job of a pool may gain by time without a co-runner
     pairs: list[tuple[int, int, int, int]] = []
     pools: list[tuple[int, int]] = []
-    for a, b in np.argwhere(np.triu(pays.any(axis=2))).tolist():
-        if a == b and len(classes[a]) <= FEW:
+    for a, b in np.argwhere(np.triu(allowed.any(axis=2))).tolist():
+        if a == b and len(classes[a]) <= FEW_CLASSES:
             of = classes[a]
             pairs += [(i, j, a, a) for n, i in enumerate(of) for j in of[n:] if i < j or len(members[i]) > 1]
         elif a != b and len(classes[a]) * len(classes[b]) <= len(classes[a]) + len(classes[b]):
@@ -236,34 +190,34 @@ def _together(
         else:
             pools.append((a, b))
     first, second, one_kind, other_kind = np.array(pairs, dtype=np.int64).reshape(-1, 4).T
-    found = Pairs(first, second, paying[one_kind, other_kind], paying[other_kind, one_kind])
+    found = Pairs(first, second, colocated[one_kind, other_kind], colocated[other_kind, one_kind])
     parts = [
-        (number, side, member, kind, beside)
+        (number, side, member, kind, co_runner)
         for number, (a, b) in enumerate(pools)
-        for side, (kind, beside) in enumerate(((a, b), (b, a))[: 1 if a == b else 2])
+        for side, (kind, co_runner) in enumerate(((a, b), (b, a))[: 1 if a == b else 2])
         for member in classes[kind]
     ]
-    pool, side, member, kind, beside = np.array(parts, dtype=np.int64).reshape(-1, 5).T
+    pool, side, member, kind, co_runner = np.array(parts, dtype=np.int64).reshape(-1, 5).T
     left, right = np.array(pools, dtype=np.int64).reshape(-1, 2).T
-    return found, Pools(pays[left, right], left == right, pool, side, member, slower[kind, beside])
+    return found, Pools(allowed[left, right], left == right, pool, side, member, pooled[kind, co_runner])
 
 
-def _fitting(claims: AllocationInputs, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
-    """Speeds by uid and type, without types where too few GPUs are left for the job."""
-    gpus, left = {job.uid: job.gpus for job in claims.jobs}, claims.capacity
+def _fitting(inputs: AllocationInputs, speeds: Mapping[str, Mapping[str, float]]) -> Mapping[str, Mapping[str, float]]:
+    """Speeds by uid and GPU type, without types where retained jobs leave too few GPUs for the job."""
+    gpus, left = {job.uid: job.gpus for job in inputs.jobs}, inputs.capacity
     return {
         uid: {t: speed for t, speed in known.items() if gpus[uid] <= left.get(t, 0)} for uid, known in speeds.items()
     }
 
 
-def _speeds(claims: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
-    """Steps/s by uid and type. What is not known is guessed from what is.
+def _speeds(inputs: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
+    """Steps/s by uid and GPU type; speeds that are not known are estimated from those that are.
 
-    A job that is known on some types is taken to gain on another one what the jobs do that are known on both; one of
-    which nothing is known is taken to be as fast as the average.
+    A job with known speeds on some types gains on another type what jobs known on both types gain, in the mean. A job
+    without known speeds counts as an average job.
     """
-    unknown = [uid for uid, speeds in claims.speeds.items() if None in speeds.values()]
-    known = {uid: {t: speed for t, speed in speeds.items() if speed} for uid, speeds in claims.speeds.items()}
+    unknown = [uid for uid, speeds in inputs.speeds.items() if None in speeds.values()]
+    known = {uid: {t: speed for t, speed in speeds.items() if speed} for uid, speeds in inputs.speeds.items()}
     columns: dict[str, dict[str, float]] = {}
     for uid, speeds in known.items() if unknown else ():
         for t, speed in speeds.items():
@@ -272,20 +226,20 @@ def _speeds(claims: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
     gains: dict[tuple[str, str], float | None] = {}
 
     def gain(t: str, wanted: str) -> float | None:
-        """How much faster jobs are on a type than on another one, in the mean over those known on both."""
+        """Speed on the wanted type over that on the other, mean over jobs known on both; None where there are none."""
         if (t, wanted) not in gains:
             one, other = columns[t], columns.get(wanted, {})
             both = [other[uid] / speed for uid, speed in one.items() if uid in other]
             gains[t, wanted] = fmean(both) if both else None
         return gains[t, wanted]
 
-    def guess(uid: str, wanted: str) -> float:
+    def estimate(uid: str, wanted: str) -> float:
         mine = known[uid]
         found = [speed * factor for t, speed in mine.items() if (factor := gain(t, wanted)) is not None]
         return fmean(found or mine.values() or (average.get(wanted, 1.0),))
 
-    guessed = {
-        uid: {t: guess(uid, t) if speed is None else speed for t, speed in claims.speeds[uid].items()}
+    estimated = {
+        uid: {t: estimate(uid, t) if speed is None else speed for t, speed in inputs.speeds[uid].items()}
         for uid in unknown
     }
-    return {**known, **guessed}
+    return {**known, **estimated}

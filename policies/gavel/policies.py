@@ -1,4 +1,4 @@
-"""Gavel's policies (OSDI'20, Table 1): each says which shares of time are right, the round mechanism makes them so."""
+"""Gavel's policies (Narayanan et al., OSDI 2020, Table 1): programs whose solutions are time shares."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import Times
+from metasched.time_shares.round_mechanism import TimeShares
 from policies.gavel.fairness_objectives import finish_time_fairness, makespan, max_min_fairness, water_filling
-from policies.gavel.job_classes import Mark, Market
+from policies.gavel.job_classes import ClassKey, JobClasses
 from policies.gavel.problem import Floats
 from policies.gavel.solve import inverse
-from policies.gavel.sum_objectives import in_order, least_cost, most
+from policies.gavel.sum_objectives import in_order, least_cost, total_throughput
 
-LEAST = 0.01
-"""Seconds that a job has left at least: programs cannot tell less from nothing beside ages of weeks."""
+LEAST_SECONDS = 0.01
+"""Least remaining seconds of a job: a solver does not distinguish less from 0 among ages of weeks."""
 
 
 class GavelParameters(TimeShareParameters):
-    """What all of Gavel's policies have.
+    """Parameters of all Gavel policies.
 
     Attributes:
-        aware: whether a job's speed on each GPU type counts; else the policy is its own heterogeneity-agnostic form.
-        placement: whether GPUs on as few nodes as can be, and GPUs spread over as many, are two worker types (section
-            3.1), for jobs whose speed on both is known.
-        unknown_seconds: how much longer a job is taken to run at its fastest of which nobody knows how long.
+        aware: whether a job's speed on each GPU type counts; without, the policy's heterogeneity-agnostic form.
+        placement: whether consolidated and unconsolidated GPUs are two worker types (section 3.1), for multi-GPU jobs
+            whose speed on both is known.
+        unknown_seconds: assumed remaining seconds, on its fastest type, of a job whose remaining steps are not known.
     """
 
     aware: bool = True
@@ -46,50 +46,59 @@ class GavelParameters(TimeShareParameters):
 
 
 class GavelPolicy(TimeSharePolicy):
-    """Base: jobs go into classes, a program is solved over them, and its solution is the shares."""
+    """Base: puts jobs into classes, and solves a program over them, whose solution is the time shares."""
 
     Parameters: ClassVar[type[GavelParameters]] = GavelParameters
     parameters: GavelParameters
-    blind: ClassVar[bool] = True  # whether types are all alike to it where speeds do not count
+    types_alike: ClassVar[bool] = True  # whether all GPU types are alike to the agnostic form
 
     @property
     def placement(self) -> bool:
-        """As the parameter says."""
+        """Whether consolidated and unconsolidated GPUs are two worker types, the parameter ``placement``."""
         return self.parameters.placement
 
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
-        """The solution of the policy's program."""
-        market = Market.of(claims, aware=self.parameters.aware, mark=self.mark())
-        if not market.members:
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
+        """The solution of the policy's program; the memory is that of ``solve``."""
+        classes = JobClasses.of(inputs, aware=self.parameters.aware, class_key=self.class_key())
+        if not classes.members:
             return {}, memory
-        x, memory = self.solve(market, claims, memory)
-        if self.blind and not self.parameters.aware:
-            x = market.problem.even(x)
-        return market.times(x), memory
+        x, memory = self.solve(classes, inputs, memory)
+        if self.types_alike and not self.parameters.aware:
+            x = classes.problem.spread_evenly(x)
+        return classes.time_shares(x), memory
 
-    def mark(self) -> Mark:
-        """What tells jobs apart beside their speeds and their numbers of GPUs."""
+    def class_key(self) -> ClassKey:
+        """What distinguishes jobs in addition to their speeds and numbers of GPUs: here the weight."""
         return lambda job: job.weight
 
     @abstractmethod
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """The variables of the program, and what to remember."""
+        """Solve the policy's program.
 
-    def steps(self, market: Market) -> Floats:
-        """Steps that are left of one job of each class; some always are, as long as it has not ended."""
-        left = market.each(lambda job: np.nan if job.remaining_steps is None else job.remaining_steps)
-        fastest = market.problem.fastest
-        return np.maximum(np.where(np.isnan(left), self.parameters.unknown_seconds * fastest, left), LEAST * fastest)
+        Returns:
+            The variables, and the memory for the next computation.
+
+        Raises:
+            UnsolvedError: HiGHS gave up.
+        """
+
+    def steps(self, classes: JobClasses) -> Floats:
+        """Remaining steps of one job of each class, shape (M,), above 0 as long as the job has not ended."""
+        left = classes.each(lambda job: np.nan if job.remaining_steps is None else job.remaining_steps)
+        fastest = classes.problem.fastest
+        return np.maximum(
+            np.where(np.isnan(left), self.parameters.unknown_seconds * fastest, left), LEAST_SECONDS * fastest
+        )
 
 
 class GavelLasParameters(GavelParameters):
     """Parameters of LAS.
 
     Attributes:
-        fill: whether all shares are raised until nothing can grow (water filling, section 4.3), and not only the least
-            one and then the sum.
+        fill: whether all time shares are raised until none can grow (water filling, section 4.3), instead of the
+            minimum first and then the sum.
     """
 
     fill: bool = False
@@ -103,21 +112,21 @@ class GavelLas(GavelPolicy):
     parameters: GavelLasParameters
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Max-min fairness."""
-        del claims
-        weights = market.each(lambda job: job.weight)
+        """Max-min fairness by weight, or water filling; no memory."""
+        del inputs
+        weights = classes.each(lambda job: job.weight)
         if self.parameters.fill:
-            return water_filling(market.problem, lambda growing: weights * growing), memory
-        return max_min_fairness(market.problem, weights), memory
+            return water_filling(classes.problem, lambda growing: weights * growing), memory
+        return max_min_fairness(classes.problem, weights), memory
 
 
 class GavelMakespanParameters(GavelParameters):
     """Parameters of the makespan.
 
     Attributes:
-        tolerance: by so much, relative, it may be longer than the least, so that more is left to throughput.
+        tolerance: relative excess over the shortest makespan that is accepted, so that more is left to throughput.
     """
 
     tolerance: float = Field(default=0.0, ge=0)
@@ -130,90 +139,89 @@ class GavelMakespan(GavelPolicy):
     Parameters: ClassVar[type[GavelMakespanParameters]] = GavelMakespanParameters
     parameters: GavelMakespanParameters
 
-    def mark(self) -> Mark:
-        """Jobs differ in what is left of them."""
+    def class_key(self) -> ClassKey:
+        """Jobs differ in their remaining steps."""
         return lambda job: job.remaining_steps
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Minimise the longest duration."""
-        del claims
-        return makespan(market.problem, self.steps(market), self.parameters.tolerance), memory
+        """Minimise the longest remaining duration; no memory."""
+        del inputs
+        return makespan(classes.problem, self.steps(classes), self.parameters.tolerance), memory
 
 
 class GavelFinishTimeFairness(GavelPolicy):
-    """The smallest largest rho: the time that a job takes over that with 1/n of the cluster (section 4.2)."""
+    """The smallest maximum rho: a job's JCT over its JCT with 1/n of the cluster (section 4.2)."""
 
     name: ClassVar[str] = "gavel_ftf"
 
-    def mark(self) -> Mark:
-        """Every job has a past of its own."""
+    def class_key(self) -> ClassKey:
+        """Every job is a class of its own, because its past is."""
         return lambda job: job.uid
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Minimise the largest rho; remembers how long each job's past would have taken on 1/n of the cluster."""
-        apart = market.problem.isolated
+        """Minimise the largest rho; the memory has each job's seconds that its past would have taken with 1/n."""
+        isolated = classes.problem.isolated
         known = memory.get("isolated", {})
-        past: dict[str, list[float]] = {job.uid: known[job.uid] for job in claims.jobs if job.uid in known}
-        for (job, *_), speed in zip(market.members, apart, strict=True):
+        past: dict[str, list[float]] = {job.uid: known[job.uid] for job in inputs.jobs if job.uid in known}
+        for (job, *_), speed in zip(classes.members, isolated, strict=True):
             seconds, steps, before = past.get(job.uid, (0.0, 0.0, 0.0))
-            most = max(job.progress_steps or 0.0, steps)  # what it lost and does again it has had once
+            most = max(job.progress_steps or 0.0, steps)  # steps that are lost and repeated count once
             gained = (most - steps) / before if before > 0 else 0.0
             past[job.uid] = [seconds + gained, most, float(speed)]
-        elapsed = market.each(lambda job: claims.now - job.submitted)
-        alone = market.each(lambda job: past[job.uid][0])
-        return finish_time_fairness(market.problem, self.steps(market), elapsed, alone), {"isolated": past}
+        elapsed = classes.each(lambda job: inputs.now - job.submitted)
+        alone = classes.each(lambda job: past[job.uid][0])
+        return finish_time_fairness(classes.problem, self.steps(classes), elapsed, alone), {"isolated": past}
 
 
 class GavelInOrder(GavelPolicy):
-    """Base: jobs have places in a queue, and throughput counts the more the further in front they are."""
+    """Base: jobs have positions in a queue, and throughput counts more for earlier positions."""
 
-    def mark(self) -> Mark:
-        """Every job has a place of its own."""
+    def class_key(self) -> ClassKey:
+        """Every job is a class of its own, because its position is."""
         return lambda job: job.uid
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Serve in the order of the queue."""
-        del claims
-        order = np.argsort(np.argsort(self.queue(market), kind="stable"), kind="stable").astype(float)
-        return in_order(market.problem, order), memory
+        """Maximise the sum of throughputs, by position in the queue; no memory."""
+        del inputs
+        order = np.argsort(np.argsort(self.queue(classes), kind="stable"), kind="stable").astype(float)
+        return in_order(classes.problem, order), memory
 
     @abstractmethod
-    def queue(self, market: Market) -> Floats:
-        """A number for each job, the least for the first; among equals, who came first."""
+    def queue(self, classes: JobClasses) -> Floats:
+        """Sort key of each job in the queue, ascending, shape (M,); equal keys are ordered by arrival."""
 
 
 class GavelFirstCome(GavelInOrder):
     """First come, first served, each on the fastest type, as an optimisation problem (section 4.2).
 
-    Unlike in the paper, what a job gets counts as often as it has GPUs, so that a large one does not wait for small
-    ones that came later.
+    Deviation: throughput counts times the job's GPUs, so that a large job does not wait for later small ones.
     """
 
     name: ClassVar[str] = "gavel_fcfs"
 
-    def queue(self, market: Market) -> Floats:
-        """By submission."""
-        return market.each(lambda job: job.submitted)
+    def queue(self, classes: JobClasses) -> Floats:
+        """Submission, unix seconds."""
+        return classes.each(lambda job: job.submitted)
 
 
 class GavelShortestFirst(GavelInOrder):
-    """First come, first served, but by what is left: the shortest job counts most, then the next.
+    """Shortest job first: ``GavelFirstCome`` in the order of remaining time.
 
-    The paper's shortest job first (section 4.2) minimises the duration of the shortest alone. This one serves all, and
-    a short job may have a slower type where that gives others more; ``in_order`` says when.
+    Deviation: the paper's program (section 4.2) minimises the duration of the shortest job alone. This one serves all
+    jobs, and a short job may have a slower type where other jobs gain more by that (``in_order``).
     """
 
     name: ClassVar[str] = "gavel_sjf"
 
-    def queue(self, market: Market) -> Floats:
-        """By what is left on the fastest type, s."""
-        return self.steps(market) * inverse(market.problem.fastest)
+    def queue(self, classes: JobClasses) -> Floats:
+        """Remaining seconds on the fastest type."""
+        return self.steps(classes) * inverse(classes.problem.fastest)
 
 
 class GavelThroughput(GavelPolicy):
@@ -221,27 +229,27 @@ class GavelThroughput(GavelPolicy):
 
     name: ClassVar[str] = "gavel_throughput"
 
-    def mark(self) -> Mark:
-        """Nothing else tells them apart."""
+    def class_key(self) -> ClassKey:
+        """Nothing further distinguishes jobs."""
         return lambda _: None
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Maximise the sum."""
-        del claims
-        return most(market.problem, np.ones(len(market.members))), memory
+        """Maximise the sum of throughputs; no memory."""
+        del inputs
+        return total_throughput(classes.problem, np.ones(len(classes.members))), memory
 
 
 class GavelCostParameters(GavelParameters):
-    """Parameters of the least cost.
+    """Parameters of the cost policy.
 
     Attributes:
-        prices: by GPU type, what one GPU costs for an hour; a type that is not in it costs 1.
-        slos: whether jobs get the throughput that their deadlines ask for, as far as that is possible.
-        margin: part of the time to a deadline that is kept in reserve, as far as the job is fast enough.
-        together: whether the sum of all throughputs over the sum of all costs is maximised, the paper's formula; else
-            the sum over all jobs of their throughput over its cost, which does what the paper's evaluation tells.
+        prices: by GPU type, the price of one GPU for an hour; a type without one costs 1.
+        slos: whether jobs get the throughput that their deadlines require, as far as possible.
+        margin: fraction of the time to a deadline that is kept in reserve, as far as the job is fast enough.
+        together: whether the ratio of sums is maximised, all throughputs over all costs, the paper's formula; else the
+            sum over all jobs of throughput over cost, which behaves as the paper's evaluation reports.
     """
 
     prices: Mapping[str, Annotated[float, Field(gt=0)]] = Field(default={})
@@ -251,37 +259,37 @@ class GavelCostParameters(GavelParameters):
 
     @property
     def gpu_types(self) -> frozenset[str]:
-        """Those that have a price, too."""
+        """GPU types that the parameters name, those with a price included."""
         return super().gpu_types | self.prices.keys()
 
 
 class GavelCost(GavelPolicy):
-    """The most throughput for what the GPUs cost, with or without deadlines (section 4.2)."""
+    """The most throughput per cost of the GPUs, with or without deadlines (section 4.2)."""
 
     name: ClassVar[str] = "gavel_cost"
     Parameters: ClassVar[type[GavelCostParameters]] = GavelCostParameters
     parameters: GavelCostParameters
     fills: ClassVar[bool] = False
-    blind: ClassVar[bool] = False
+    types_alike: ClassVar[bool] = False
 
-    def mark(self) -> Mark:
-        """Jobs with a deadline differ in when that is."""
+    def class_key(self) -> ClassKey:
+        """A job with a deadline is a class of its own."""
         return lambda job: job.uid if self.parameters.slos and job.slo_seconds is not None else None
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Maximise throughput by cost."""
-        prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in market.types])
-        time = market.each(lambda job: self._left(job, claims.now))
-        urgent = self.steps(market) * inverse(np.where(np.isfinite(time), time, 0.0))
-        # A deadline that leaves no room for all of the reserve can still be met.
-        fastest = market.problem.fastest
+        """Maximise throughput per cost, deadlines met where possible; no memory."""
+        prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in classes.types])
+        time = classes.each(lambda job: self._seconds_to_deadline(job, inputs.now))
+        urgent = self.steps(classes) * inverse(np.where(np.isfinite(time), time, 0.0))
+        # A deadline too near for the whole reserve can still be met.
+        fastest = classes.problem.fastest
         needs = np.where(urgent <= fastest, np.minimum(urgent / (1.0 - self.parameters.margin), fastest), urgent)
-        return least_cost(market.problem, prices, needs, together=self.parameters.together)[0], memory
+        return least_cost(classes.problem, prices, needs, together=self.parameters.together)[0], memory
 
-    def _left(self, job: Job, now: float) -> float:
-        """Seconds to its deadline."""
+    def _seconds_to_deadline(self, job: Job, now: float) -> float:
+        """Seconds to the job's deadline; infinite without one."""
         if not self.parameters.slos or job.slo_seconds is None:
             return np.inf
         return job.submitted + job.slo_seconds - now
@@ -291,8 +299,8 @@ class Entity(BaseModel):
     """One entity: a Slurm account.
 
     Attributes:
-        weight: of its share of the cluster.
-        inside: how its jobs share that: ``fairness`` by their weights, or ``fifo``.
+        weight: weight of the entity in fairness between entities.
+        inside: division among its jobs: ``fairness``, by their weights, or ``fifo``.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -301,17 +309,17 @@ class Entity(BaseModel):
     inside: Literal["fairness", "fifo"] = "fairness"
 
 
-LEAST_PART = 1e-3
-"""Of the average weight, what an account has at least: nobody waits for ever for having no shares."""
+LEAST_WEIGHT = 1e-3
+"""Least weight of an account, relative to the average: an account without Slurm shares does not starve."""
 
 
 class GavelHierarchicalParameters(GavelParameters):
-    """Parameters of the hierarchy.
+    """Parameters of the hierarchical policy.
 
     Attributes:
         entities: by Slurm account: ``weight`` and ``inside`` (``fairness`` or ``fifo``).
-        others: the same for accounts that are not in it, each on its own. Where Slurm's associations tell their shares,
-            their weights are in the ratio of these, and ``weight`` is the average of those that have jobs.
+        others: the same for each account that is not named. Where Slurm reports their shares, their weights are in the
+            ratio of these, and ``weight`` is the average of those that have jobs.
     """
 
     entities: Mapping[str, Entity] = Field(default={})
@@ -326,11 +334,11 @@ class GavelHierarchical(GavelPolicy):
     parameters: GavelHierarchicalParameters
 
     def entity(self, job: Job) -> Entity:
-        """The entity of a job; the weights of those that are not named are another question."""
+        """The entity of a job; ``weights`` has the weights of accounts that are not named."""
         return self.parameters.entities.get(job.account or "", self.parameters.others)
 
     def weights(self, jobs: Iterable[Job]) -> Mapping[str, float]:
-        """By account ("" for none), the weights of the entities that these jobs belong to."""
+        """By account ("" for none) of these jobs, the weight of its entity."""
         named, others = self.parameters.entities, self.parameters.others.weight
         shares = {job.account or "": job.fair_share for job in jobs}
         known = [share for account, share in shares.items() if account not in named and share is not None]
@@ -338,41 +346,41 @@ class GavelHierarchical(GavelPolicy):
         return {
             account: named[account].weight
             if account in named
-            else others * max(share / average, LEAST_PART)
+            else others * max(share / average, LEAST_WEIGHT)
             if share is not None and average
             else others
             for account, share in shares.items()
         }
 
-    def _asked(self, claims: AllocationInputs) -> Mapping[str, Any]:
-        """Shares of time are made anew when weights change, too."""
-        return {**super()._asked(claims), "weights": self.weights(claims.jobs)}
+    def _dependencies(self, inputs: AllocationInputs) -> Mapping[str, Any]:
+        """What time shares depend on, the weights of the entities included."""
+        return {**super()._dependencies(inputs), "weights": self.weights(inputs.jobs)}
 
-    def mark(self) -> Mark:
-        """Jobs differ by account and weight; in a queue each has its place."""
+    def class_key(self) -> ClassKey:
+        """Jobs differ by account and weight; under ``fifo`` each is a class of its own."""
         return lambda job: (job.account, job.weight, job.uid if self.entity(job).inside == "fifo" else None)
 
     def solve(
-        self, market: Market, claims: AllocationInputs, memory: Mapping[str, Any]
+        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
     ) -> tuple[Floats, Mapping[str, Any]]:
-        """Fill, handing an account's weight on to those of its jobs that can still grow."""
+        """Water filling; an account's weight passes to those of its jobs that can still grow; no memory."""
         accounts: dict[str, list[int]] = {}
-        for number, (job, *_) in enumerate(market.members):
+        for number, (job, *_) in enumerate(classes.members):
             accounts.setdefault(job.account or "", []).append(number)
-        weight = self.weights(claims.jobs)
-        own, counts = market.each(lambda job: job.weight), market.problem.counts
+        weight = self.weights(inputs.jobs)
+        own, counts = classes.each(lambda job: job.weight), classes.problem.counts
 
         def weights(growing: Floats) -> Floats:
             found = np.zeros(len(growing))
             for account, numbers in accounts.items():
                 left = [number for number in numbers if growing[number] > 0]
-                entity = self.entity(market.members[numbers[0]][0])
+                entity = self.entity(classes.members[numbers[0]][0])
                 if left and entity.inside == "fifo":
-                    first = min(left, key=lambda n: (market.members[n][0].submitted, market.members[n][0].uid))
+                    first = min(left, key=lambda n: (classes.members[n][0].submitted, classes.members[n][0].uid))
                     found[first] = weight[account]
                 elif left:
                     total = float((own[left] * counts[left]).sum())
                     found[left] = weight[account] * own[left] / total
             return found
 
-        return water_filling(market.problem, weights), memory
+        return water_filling(classes.problem, weights), memory

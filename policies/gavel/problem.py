@@ -1,11 +1,19 @@
-"""Allocations as linear programs: who could run where, how fast, and what makes an allocation valid.
+"""Allocations as linear programs over classes of jobs: variables, their speeds, and the constraints of validity.
 
-Section 3.1: an allocation says which fraction of the time each job, or pair of jobs on the same GPUs, spends on each
-GPU type. Jobs that no policy can tell apart are one *class* here: by symmetry and convexity some optimum treats them
-alike, so a class has one variable for each type, which counts its jobs' fractions together.
+Source: Narayanan et al., OSDI 2020, section 3.1: an allocation X says which fraction of the time each job, or pair of
+jobs on the same GPUs, spends on each GPU type. Jobs that a policy cannot tell apart are one *class*: by symmetry and
+convexity some optimum treats them alike, so a class has one variable for each type, the sum of its jobs' fractions.
 
-A *worker type* is a GPU type; or, where placement counts, a GPU type with a job's GPUs on as few nodes as can be, or
-spread over as many. The two have their GPUs in common.
+A *worker type* is a GPU type; or, where placement counts, a GPU type consolidated or unconsolidated, which stand for
+the same GPUs.
+
+The program, in the order of this module:
+
+- ``Problem.rates``, ``pairs``, ``pools``: speeds of classes alone, of pairs of classes, of pools of pairs.
+- ``Problem.columns``: the variables x >= 0, one for each combination and worker type on which its speed is above 0.
+- ``Problem.throughput``: from x to the effective throughput of one job of each class, which objectives are made of
+  (``fairness_objectives``, ``sum_objectives``).
+- ``Problem.limits``: A x <= b, what makes an allocation valid.
 """
 
 from __future__ import annotations
@@ -22,20 +30,21 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-EVEN_TURNS = 1000
-"""Of fitting rows and columns in turn; where types are not restricted the first one fits."""
+EVEN_ITERATIONS = 1000
+"""Iterations of ``spread_evenly`` at most; one suffices where every job can run on every type."""
 EVEN_CLOSE = 1e-9
+"""Relative excess over a type's GPUs that ``spread_evenly`` accepts as rounding."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """P pairs of classes, a job of each of which may share GPUs.
+    """P pairs of classes; a job of the first and a job of the second may have the same GPUs.
 
     Attributes:
-        first: numbers of the classes, shape (P,).
-        second: likewise; equal where two jobs of one class share.
-        first_rates: steps/s of the first of the two on each type, shape (P, J); 0.0 for both where they do not share.
-        second_rates: likewise of the second.
+        first: number of the first class, shape (P,).
+        second: number of the second class, shape (P,); that of the first where two jobs of one class are co-located.
+        first_rates: steps/s of the first job on each worker type, shape (P, J); 0.0 where the two are not co-located.
+        second_rates: steps/s of the second job, likewise.
     """
 
     first: Ints
@@ -45,31 +54,33 @@ class Pairs:
 
     @classmethod
     def none(cls, types: int) -> Self:
-        """No pairs, on so many types."""
+        """No pairs, for this number of worker types."""
         nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, types))
         return cls(nobody, nobody, nothing, nothing)
 
 
 @dataclass(frozen=True)
 class Pools:
-    """G pools: pairs of any class on one side with any on the other, where there are many on both.
+    """G pools: all pairs of a class of one kind of job with a class of another kind, where there are many of both.
 
-    What a job does beside another depends on its kind and the other's. So no variable for each two classes is needed,
-    of which there would be M^2: a pool has one for the time that its pairs run, and one for each class's part in that.
-    The parts of a side fill at most that time. Where the classes of one kind share among themselves there is one side,
-    whose parts fill at most twice that time, and a single job's no more than once: just what pairs can be made of.
+    The co-located speed of a job depends on its kind (model and GPUs) and on that of its co-runner alone. Instead of a
+    variable for each two classes (M^2), a pool has one variable for the time in which its pairs run, and one for the
+    time of each class in them, here a *part*. The parts of a side, which are the classes of one kind, sum up to at most
+    the pool's time. A pool of a single kind has one side, whose parts sum up to at most twice the pool's time, and a
+    single job's part is at most the pool's time. These are the conditions under which pairs can be formed.
 
     Attributes:
-        pays: on which types its pairs may run, shape (G, J).
-        inner: whether it is of one kind, with one side, shape (G,).
-        pool: of each of S parts, shape (S,).
-        side: of each part, 0 or 1, shape (S,).
-        member: the class of each part, shape (S,).
-        rates: steps/s of a job of the class in the pool's pairs on each type, shape (S, J); 0.0 where they do not run.
+        allowed: whether the pool's pairs may run on a worker type, shape (G, J).
+        single_kind: whether the pool is of a single kind, shape (G,).
+        pool: number of the pool of each of S parts, shape (S,).
+        side: side of each part, 0 or 1, shape (S,).
+        member: number of the class of each part, shape (S,).
+        rates: steps/s of a job of the class in the pool's pairs on each worker type, shape (S, J); 0.0 where the pairs
+            do not run.
     """
 
-    pays: Bools
-    inner: Bools
+    allowed: Bools
+    single_kind: Bools
     pool: Ints
     side: Ints
     member: Ints
@@ -77,39 +88,40 @@ class Pools:
 
     @classmethod
     def none(cls, types: int) -> Self:
-        """No pools, on so many types."""
+        """No pools, for this number of worker types."""
         nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, types))
         return cls(nothing > 0, np.zeros(0, dtype=bool), nobody, nobody, nobody, nothing)
 
 
 @dataclass(frozen=True)
-class Room:
-    """What limits classes on a worker type beyond its GPUs: jobs that need many on one node fit on few nodes.
+class NodeLimit:
+    """Limit of a worker type beyond its GPUs: consolidated jobs need several GPUs on one node, which few nodes have.
 
     Attributes:
-        kind: the worker type.
-        places: that a job of each class takes, shape (M,); 0.0 for classes that it does not limit.
-        most: places that there are.
+        worker_type: number of the worker type.
+        slots: slots that a job of each class takes, shape (M,); 0.0 for classes that this does not limit. A slot is a
+            given number of GPUs on one node.
+        most: slots that the nodes have.
     """
 
-    kind: int
-    places: Floats
+    worker_type: int
+    slots: Floats
     most: float
 
 
 @dataclass(frozen=True)
 class Problem:
-    """M classes of jobs, J worker types, the first of which are the GPU types themselves.
+    """M classes of jobs and J worker types, of which the GPU types come first.
 
     Attributes:
         rates: steps/s of one job of a class alone on each worker type, shape (M, J); 0.0 where it cannot run.
         counts: jobs in each class, shape (M,).
-        scale: GPUs that one job takes, its ``scale_factor``, shape (M,).
-        capacity: GPUs of each GPU type; shape (J,), or fewer: worker types beyond take theirs from ``source``.
-        pairs: who may share.
-        pools: who else may share.
-        source: the GPU types of the worker types beyond the first ones.
-        rooms: what else limits classes.
+        scale: GPUs of one job, its ``scale_factor`` in the paper, shape (M,).
+        capacity: GPUs of each GPU type; shape (GPU types,).
+        pairs: pairs of classes that may be co-located.
+        pools: further pairs of classes that may be co-located, by kinds of jobs.
+        source: number of the GPU type of each further, unconsolidated worker type.
+        node_limits: further limits of consolidated worker types.
     """
 
     rates: Floats
@@ -119,139 +131,142 @@ class Problem:
     pairs: Pairs
     pools: Pools | None = None
     source: tuple[int, ...] = ()
-    rooms: tuple[Room, ...] = ()
+    node_limits: tuple[NodeLimit, ...] = ()
 
     @cached_property
-    def together(self) -> Pools:
-        """The pools, none by default."""
+    def pooled(self) -> Pools:
+        """The pools; no pools where none are given."""
         return Pools.none(self.rates.shape[1]) if self.pools is None else self.pools
 
     @cached_property
-    def starts(self) -> tuple[int, int, int]:
-        """Where combinations other than classes alone begin: pairs, pools, parts in pools."""
+    def offsets(self) -> tuple[int, int, int]:
+        """Numbers of the first combination that is a pair, a pool, a part of a pool; classes alone begin at 0."""
         pairs = len(self.rates)
         pools = pairs + len(self.pairs.first)
-        return pairs, pools, pools + len(self.together.inner)
+        return pairs, pools, pools + len(self.pooled.single_kind)
 
     @cached_property
     def columns(self) -> tuple[Ints, Ints]:
-        """Combination and worker type of each variable. Combinations: classes alone, pairs, pools, parts in pools."""
-        pairs, pools = self.pairs, self.together
-        chances = (self.rates, pairs.first_rates + pairs.second_rates, pools.pays, pools.rates)
-        found = [np.nonzero(chance) for chance in chances]
-        combinations = [who + start for (who, _), start in zip(found, (0, *self.starts), strict=True)]
-        return np.concatenate(combinations), np.concatenate([kind for _, kind in found])
+        """Numbers of the combination (class alone, pair, pool, part of a pool) and worker type of each variable."""
+        pairs, pools = self.pairs, self.pooled
+        runnable = (self.rates, pairs.first_rates + pairs.second_rates, pools.allowed, pools.rates)
+        found = [np.nonzero(chance) for chance in runnable]
+        combinations = [who + start for (who, _), start in zip(found, (0, *self.offsets), strict=True)]
+        return np.concatenate(combinations), np.concatenate([worker_type for _, worker_type in found])
 
     @cached_property
-    def _parts(self) -> tuple[Ints, Ints, Floats]:
-        """Variable, class and steps/s of one job of it: an entry for each class alone or part, two for each pair."""
-        combination, kind = self.columns
-        pairs, pools, parts = self.starts
+    def _contributions(self) -> tuple[Ints, Ints, Floats]:
+        """Variable, class and steps/s of one job of it: an entry for each class alone and part, two for each pair."""
+        combination, worker_type = self.columns
+        pairs, pools, parts = self.offsets
         variable = np.arange(len(combination))
         alone, two, part = combination < pairs, (combination >= pairs) & (combination < pools), combination >= parts
         pair, rest = combination[two] - pairs, combination[part] - parts
         return (
             np.concatenate([variable[alone], variable[two], variable[two], variable[part]]),
             np.concatenate(
-                [combination[alone], self.pairs.first[pair], self.pairs.second[pair], self.together.member[rest]]
+                [combination[alone], self.pairs.first[pair], self.pairs.second[pair], self.pooled.member[rest]]
             ),
             np.concatenate(
                 [
-                    self.rates[combination[alone], kind[alone]],
-                    self.pairs.first_rates[pair, kind[two]],
-                    self.pairs.second_rates[pair, kind[two]],
-                    self.together.rates[rest, kind[part]],
+                    self.rates[combination[alone], worker_type[alone]],
+                    self.pairs.first_rates[pair, worker_type[two]],
+                    self.pairs.second_rates[pair, worker_type[two]],
+                    self.pooled.rates[rest, worker_type[part]],
                 ]
             ),
         )
 
     @cached_property
     def throughput(self) -> sp.csr_array:
-        """Variables -> effective throughput of one job of each class, steps/s; shape (M, variables)."""
-        variable, member, rate = self._parts
+        """Matrix from the variables to the effective throughput of one job of each class, steps/s; (M, variables)."""
+        variable, member, rate = self._contributions
         shape = (len(self.rates), len(self.columns[0]))
         return sp.csr_array(sp.coo_array((rate / self.counts[member], (member, variable)), shape=shape))
 
     @cached_property
-    def leader(self) -> Ints:
-        """The class of each variable, or one of its classes."""
-        pools = self.together
+    def representative(self) -> Ints:
+        """Number of the class of each variable, or of one of its classes, which all have as many GPUs; (variables,)."""
+        pools = self.pooled
         _, first = np.unique(pools.pool, return_index=True)
         of = (np.arange(len(self.rates)), self.pairs.first, pools.member[first], pools.member)
         return np.asarray(np.concatenate(of)[self.columns[0]])
 
     @cached_property
     def width(self) -> Floats:
-        """GPUs on which each variable's jobs run."""
-        return np.asarray(self.scale[self.leader])
+        """GPUs on which each variable's jobs run, shape (variables,)."""
+        return np.asarray(self.scale[self.representative])
 
     @cached_property
     def gpus(self) -> Floats:
-        """GPUs that each variable takes while it runs: a part in a pool none beside those of the pool's pairs."""
-        return np.where(self.columns[0] < self.starts[2], self.width, 0.0)
+        """GPUs that each variable occupies, shape (variables,); 0 for parts, as the pool's time occupies them."""
+        return np.where(self.columns[0] < self.offsets[2], self.width, 0.0)
 
     @cached_property
     def gpu_type(self) -> Ints:
-        """The GPU type of each variable, a number from 0."""
+        """Number of the GPU type of each variable, shape (variables,)."""
         of = np.concatenate([np.arange(len(self.capacity)), np.array(self.source, dtype=np.int64)])
         return np.asarray(of[self.columns[1]])
 
     @cached_property
     def limits(self) -> tuple[sp.csr_array, Floats]:
-        """What makes an allocation valid, as A x <= b: (2) each job's time, (3) each type's GPUs; rooms, and pools."""
-        variable, member, _ = self._parts
-        combination, kind = self.columns
+        """A and b of A x <= b, which makes an allocation valid.
+
+        Rows: each class's time (section 3.1, constraint 2), each GPU type's GPUs (constraint 3), node limits, pools.
+        """
+        variable, member, _ = self._contributions
+        combination, worker_type = self.columns
         jobs, types, size = len(self.rates), len(self.capacity), len(combination)
         entries = np.concatenate([np.ones(len(member)), self.gpus])
         rows = np.concatenate([member, jobs + self.gpu_type])
         columns = np.concatenate([variable, np.arange(size)])
         blocks = [sp.coo_array((entries, (rows, columns)), shape=(jobs + types, size))]
         bounds = [self.counts, self.capacity]
-        for room in self.rooms:
-            within = (kind == room.kind) & (self.gpus > 0)
-            blocks.append(sp.coo_array(np.where(within, room.places[self.leader], 0.0)[None, :]))
-            bounds.append(np.array([room.most]))
-        if len(self.together.inner):
-            blocks.append(self._pooled())
+        for limit in self.node_limits:
+            within = (worker_type == limit.worker_type) & (self.gpus > 0)
+            blocks.append(sp.coo_array(np.where(within, limit.slots[self.representative], 0.0)[None, :]))
+            bounds.append(np.array([limit.most]))
+        if len(self.pooled.single_kind):
+            blocks.append(self._pool_limits())
             bounds.append(np.zeros(blocks[-1].shape[0]))
         return sp.csr_array(sp.vstack(blocks)), np.concatenate(bounds)
 
-    def _pooled(self) -> sp.coo_array:
-        """The parts of each side of a pool, less the time of its pairs; and, of one kind, each job's less that time."""
-        combination, kind = self.columns
-        pools, (_, first, parts) = self.together, self.starts
+    def _pool_limits(self) -> sp.coo_array:
+        """Rows of A for pools, of which b is 0: the parts of each side against the pool's time; see ``Pools``."""
+        combination, worker_type = self.columns
+        pools, (_, first, parts) = self.pooled, self.offsets
         width = self.rates.shape[1]
         time = np.nonzero((combination >= first) & (combination < parts))[0]
-        of_pool = np.zeros((len(pools.inner), width), dtype=np.int64)  # the variable of its pairs' time
-        of_pool[combination[time] - first, kind[time]] = time
+        of_pool = np.zeros((len(pools.single_kind), width), dtype=np.int64)  # the variable of its pairs' time
+        of_pool[combination[time] - first, worker_type[time]] = time
         part = np.nonzero(combination >= parts)[0]
-        number, on = combination[part] - parts, kind[part]
+        number, on = combination[part] - parts, worker_type[part]
         pool = pools.pool[number]
         sides, row = np.unique((2 * pool + pools.side[number]) * width + on, return_inverse=True)
         whose, where = sides // (2 * width), sides % width
-        inner = pools.inner[pool]
-        single = len(sides) + np.arange(int(inner.sum()))
-        counts = self.counts[pools.member[number[inner]]]
-        entries = [np.ones(len(part)), -np.where(pools.inner[whose], 2.0, 1.0), np.ones(len(single)), -counts]
+        single_kind = pools.single_kind[pool]
+        single = len(sides) + np.arange(int(single_kind.sum()))
+        counts = self.counts[pools.member[number[single_kind]]]
+        entries = [np.ones(len(part)), -np.where(pools.single_kind[whose], 2.0, 1.0), np.ones(len(single)), -counts]
         rows = [row, np.arange(len(sides)), single, single]
-        columns = [part, of_pool[whose, where], part[inner], of_pool[pool[inner], on[inner]]]
+        columns = [part, of_pool[whose, where], part[single_kind], of_pool[pool[single_kind], on[single_kind]]]
         place = (np.concatenate(rows), np.concatenate(columns))
         return sp.coo_array((np.concatenate(entries), place), shape=(len(sides) + len(single), len(combination)))
 
     @cached_property
     def equal(self) -> Floats:
-        """Throughput of one job with an equal share of time on every type's GPUs, steps/s, shape (M,); section 4.1.
+        """Throughput of one job under X^equal, steps/s, shape (M,); section 4.1.
 
-        X^equal gives each job time on type j in proportion to the type's share of all GPUs.
+        X^equal gives each job time on a GPU type in proportion to the type's GPUs.
         """
         total, types = self.capacity.sum(), len(self.capacity)
         return self.rates[:, :types] @ (self.capacity / total) if total else np.zeros(len(self.rates))
 
     @cached_property
     def isolated(self) -> Floats:
-        """Throughput of one job with 1/n of every type's GPUs, n being the number of jobs, steps/s, shape (M,).
+        """Throughput of one job under X^isolated, steps/s, shape (M,): 1/n of every type's GPUs for each of n jobs.
 
-        A job has no more time than there is, and spends none of it where it cannot run.
+        A job has at most all of its time, and no time on a type on which it cannot run.
         """
         rates = self.rates[:, : len(self.capacity)]
         share = (rates > 0) * self.capacity / self.counts.sum() / self.scale[:, None]
@@ -264,37 +279,36 @@ class Problem:
         return np.asarray(self.rates.max(axis=1, initial=0.0))
 
     @cached_property
-    def most(self) -> Floats:
-        """Throughput of one job on the worker type, and in the company, where it is fastest, steps/s, shape (M,)."""
-        _, member, rate = self._parts
+    def peak(self) -> Floats:
+        """Throughput of one job on the worker type, alone or co-located, where it is fastest, steps/s, shape (M,)."""
+        _, member, rate = self._contributions
         found = np.zeros(len(self.rates))
         np.maximum.at(found, member, rate)
         return found
 
     def fractions(self, x: Floats) -> Floats:
-        """Variables -> fraction of time of one job of each class alone on each worker type, shape (M, J)."""
-        combination, kind = self.columns
+        """Fraction of the time of one job of each class alone on each worker type, shape (M, J), from the variables."""
+        combination, worker_type = self.columns
         alone = combination < len(self.rates)
         found = np.zeros(self.rates.shape)
-        found[combination[alone], kind[alone]] = x[alone]
+        found[combination[alone], worker_type[alone]] = x[alone]
         return found / self.counts[:, None]
 
-    def even(self, x: Floats) -> Floats:
-        """An allocation in which everybody has the same time in all, but as even over types as can be.
+    def spread_evenly(self, x: Floats) -> Floats:
+        """The variables of an allocation in which each class has the same time in sum, spread evenly over GPU types.
 
-        That is of an allocation without pairs and without worker types beyond the GPU types.
-
-        A solver is free to choose where types are alike to a program. This takes the choice of largest entropy, by
-        fitting each class's time and each type's GPUs in turn (Sinkhorn).
+        Where types are alike to a program, its solution is arbitrary. This one has the largest entropy; each class's
+        time and each type's GPUs are fitted alternately (Sinkhorn). For allocations without pairs and without
+        unconsolidated worker types.
         """
-        combination, kind = self.columns
+        combination, worker_type = self.columns
         time = np.bincount(combination, x, minlength=len(self.rates))
         found = np.where(self.rates > 0, self.capacity[None, :], 0.0)
-        for _ in range(EVEN_TURNS):
+        for _ in range(EVEN_ITERATIONS):
             sums = found.sum(axis=1)
             found *= np.where(sums > 0, time / np.where(sums > 0, sums, 1.0), 0.0)[:, None]
             used = self.scale @ found
             if (used <= self.capacity * (1 + EVEN_CLOSE)).all():
                 break
             found *= np.minimum(self.capacity / np.where(used > 0, used, 1.0), 1.0)
-        return np.asarray(found[combination, kind])
+        return np.asarray(found[combination, worker_type])

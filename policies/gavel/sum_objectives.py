@@ -1,4 +1,4 @@
-"""Objectives that are sums over the jobs: FIFO, shortest job first, throughput, and what it costs (section 4.2)."""
+"""Objectives that are sums over jobs: FIFO, shortest job first, throughput, cost (Gavel, OSDI 2020, section 4.2)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import numpy as np
 import scipy.sparse as sp
 
 from policies.gavel.problem import Floats, Problem
-from policies.gavel.solve import SLACK, UnsolvedError, earlier, inverse, max_min, maximise
+from policies.gavel.solve import SLACK, UnsolvedError, arrival_factor, inverse, max_min, maximise
 
 
 def in_order(problem: Problem, order: Floats) -> Floats:
     """FIFO (section 4.2): maximise the sum of throughput / throughput(X^fastest) x (M - m) x scale_factor.
 
-    The paper has no scale factor here: eight jobs of one GPU would go before one of eight that came first. So a GPU's
-    time counts by the place in the queue of whose it is, however many GPUs that job has.
+    Deviation: the paper has no scale factor here. Without it, eight later jobs of one GPU would precede one of eight
+    GPUs. With it, a GPU's time counts by its job's position in the queue, whatever the job's number of GPUs.
 
-    It is a sum: a job may have less, such as a slower type, where that gives those behind it more than it loses,
-    counted so. Jobs are served strictly in order where types are alike and nobody shares GPUs.
+    The objective is a sum: a job gets a slower type where the jobs behind it gain more, counted by their factors, than
+    it loses. Jobs are served strictly in order where types are alike and no GPUs are shared.
 
     Args:
         problem: the jobs and GPUs; each class is one job.
-        order: position of each job in the queue, from 0, shape (M,). By arrival it is FIFO; by duration on the fastest
-            type it stands for shortest job first, of which the paper's own program minimises the duration of the
-            shortest alone, and says nothing of the others.
+        order: position of each job in the queue, from 0, shape (M,). By arrival: FIFO. By duration on the fastest type:
+            shortest job first, for which the paper's own program minimises the duration of the shortest job alone.
 
     Returns:
         The variables.
@@ -33,50 +32,55 @@ def in_order(problem: Problem, order: Floats) -> Floats:
     return _largest(problem, (len(order) - order) * problem.scale * inverse(problem.fastest))
 
 
-def most(problem: Problem, worth: Floats) -> Floats:
-    """Maximise the sum of all jobs' ``worth * throughput``, worth being of one job of each class, shape (M,).
+def total_throughput(problem: Problem, factor: Floats) -> Floats:
+    """Maximise the sum of ``factor * throughput`` over all jobs; among equal contributions, the first to arrive.
 
-    Of two that are worth the same, the one that came first goes first.
+    Args:
+        problem: the jobs and GPUs.
+        factor: factor on the throughput of one job of each class, shape (M,).
+
+    Returns:
+        The variables.
 
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return _largest(problem, worth * earlier(problem))
+    return _largest(problem, factor * arrival_factor(problem))
 
 
-def _largest(problem: Problem, worth: Floats) -> Floats:
-    found = maximise(problem.throughput.T @ (worth * problem.counts), problem.limits)
+def _largest(problem: Problem, factor: Floats) -> Floats:
+    found = maximise(problem.throughput.T @ (factor * problem.counts), problem.limits)
     if found is None:
         raise UnsolvedError("not even an empty allocation is possible")
     return found.x
 
 
 def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: bool = False) -> tuple[Floats, Floats]:
-    """Maximise throughput by cost, subject to what the jobs need (section 4.2).
+    """Maximise throughput per cost, with the throughputs that deadlines require (section 4.2).
 
-    Throughputs are taken relative to the fastest type, so that a step of one job can be added to another's. A job that
-    needs more than it can have alone is let off; where all needs together are not possible, each gets the largest
-    common part of its own. Of two that are worth the same, the one that came first goes first.
+    Throughputs are relative to each job's fastest type, because steps of different jobs cannot be added. A job that
+    requires more than it can have alone is exempt. Where not all requirements can be met together, each job gets the
+    largest common fraction of its own. Among equal contributions, the first job to arrive is preferred.
 
     Args:
         problem: the jobs and GPUs.
-        prices: of one GPU of each type for an hour, above 0; shape (J,).
-        needs: throughput that one job of each class needs to meet its SLO, steps/s, 0.0 for none; shape (M,).
-        together: whether it is the sum of throughputs over the sum of costs, the paper's formula; else the sum over all
-            jobs of their throughput over its cost.
+        prices: price of one GPU of each GPU type for an hour, above 0; shape (GPU types,).
+        needs: throughput that one job of each class requires to meet its SLO, steps/s, 0.0 for none; shape (M,).
+        together: whether to maximise the sum of throughputs over the sum of costs, the paper's formula; else the sum
+            over all jobs of throughput over cost.
 
     Returns:
-        The variables, and the needs that they meet.
+        The variables, and the requirements that they meet, steps/s, shape (M,).
 
     Raises:
         UnsolvedError: HiGHS gave up.
     """
     price = prices[problem.gpu_type]
     cost = price * problem.gpus
-    worth = inverse(problem.fastest) * problem.counts
-    gain, first = problem.throughput.T @ worth, problem.throughput.T @ (worth * earlier(problem))
+    factor = inverse(problem.fastest) * problem.counts
+    gain, first = problem.throughput.T @ factor, problem.throughput.T @ (factor * arrival_factor(problem))
     possible = np.minimum(needs, problem.fastest) * (needs <= problem.fastest * (1 + 1e-9))
-    for part in (1.0, *_parts(problem, possible)):
+    for part in (1.0, *_fractions(problem, possible)):
         met = possible * part
         if together:
             x = _ratio(problem, gain, first, cost, met)
@@ -89,11 +93,10 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
 
 
 def _ratio(problem: Problem, gain: Floats, first: Floats, cost: Floats, needs: Floats) -> Floats | None:
-    """The x >= 0 of the best ``gain @ x / cost @ x`` that is valid and meets the needs; None if there is none.
+    """The valid x with the largest ``gain @ x / cost @ x`` that meets the needs; None if there is none.
 
-    Of all with this ratio it is the one with the most ``first @ x``.
-
-    That is a ratio of linear functions; with y = x / cost and s = 1 / cost it is a linear program (Charnes and Cooper).
+    Among equal ratios, the x with the largest ``first @ x``. The ratio of linear functions becomes a linear program
+    with y = x / cost and s = 1 / cost (Charnes and Cooper).
     """
     if not len(gain):
         return np.zeros(0)
@@ -119,8 +122,8 @@ def _ratio(problem: Problem, gain: Floats, first: Floats, cost: Floats, needs: F
     return None if largest is None else largest.x
 
 
-def _parts(problem: Problem, needs: Floats) -> tuple[float, ...]:
-    """The largest common part of all needs that is possible, and nothing."""
+def _fractions(problem: Problem, needs: Floats) -> tuple[float, ...]:
+    """Fractions of all needs to try: the largest common one that is feasible, and 0."""
     asked = needs > 0
     if not asked.any():
         return (0.0,)

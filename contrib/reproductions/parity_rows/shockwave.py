@@ -17,7 +17,7 @@ from metasched.simulator.traces.shockwave import read_shockwave
 from metasched.throughput.throughput_table import Table
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters
-from metasched.time_shares.round_mechanism import Times
+from metasched.time_shares.round_mechanism import TimeShares
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.max_sum_throughput import MaxSumThroughput
@@ -37,9 +37,9 @@ SOLVER = (
 class Rounded(MaxSumThroughput):
     """Its shares without the last digits."""
 
-    def shares(self, claims: AllocationInputs, memory: Mapping[str, Any]) -> tuple[Times, Mapping[str, Any]]:
+    def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """Rounded."""
-        found, memory = super().shares(claims, memory)
+        found, memory = super().time_shares(inputs, memory)
         return {
             who: {kind: round(part, DIGITS) for kind, part in share.items()} for who, share in found.items()
         }, memory

@@ -26,7 +26,7 @@ from metasched.scheduling.engine import RoundResult, run_round
 from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
 from metasched.simulator.simulation import MAX_IDLE_ROUNDS, RoundObserver, TimedPolicy
 from metasched.throughput.training import Training
-from metasched.time_shares.round_mechanism import expire, members
+from metasched.time_shares.round_mechanism import expire, jobs_with_shares
 
 FAILED_PARTS = 5
 
@@ -241,7 +241,7 @@ class GavelLoop:
 
     def heeded(self, result: RoundResult) -> RoundResult:
         """What of a decision comes to pass."""
-        known = members(result.state.data)
+        known = jobs_with_shares(result.state.data)
         if known is None:
             return result
         targets = {

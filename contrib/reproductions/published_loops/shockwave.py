@@ -29,7 +29,7 @@ from metasched.simulator.records import Outcome, Settings, Submission, Workload
 from metasched.simulator.simulation import RoundObserver
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, model_name
 from metasched.throughput.throughput_table import TableSpeed
-from metasched.time_shares.round_mechanism import LEDGER, PRIOR_ROUNDS, TimeAccount
+from metasched.time_shares.round_mechanism import ACCOUNTS, COMPUTED_FOR, PRIOR_ROUNDS, TimeAccounts
 
 RESTART_SECONDS = 20.0
 NEARLY = 5.0  # s: parts that are shorter than a round by more than this pay no restart
@@ -147,36 +147,36 @@ class Accounts:
 
     Attributes:
         times: by uid, seconds received since shares were made, and the prior.
-        owed: by uid, seconds that were missing when earlier shares ended.
+        deficit: by uid, seconds that were missing when earlier shares ended.
     """
 
     def __init__(self, prior: float, least: float) -> None:
         self.prior = prior
         self.least = least  # between two makings of shares
         self.times: dict[str, float] = {}
-        self.owed: dict[str, float] = {}
+        self.deficit: dict[str, float] = {}
         self._made = 0.0
 
     def into(self, data: Mapping[str, Any], jobs: Sequence[Job], now: float) -> dict[str, Any]:
-        """A policy's data with these times in its ledger."""
-        ledger, made_for = TimeAccount.from_json(data[LEDGER]), data["made_for"]
+        """A policy's data with these times in its time accounts."""
+        accounts, made_for = TimeAccounts.from_json(data[ACCOUNTS]), data[COMPUTED_FOR]
         (kind,) = made_for["gpus"]
-        shares = ledger.shares
-        if [job.uid for job in jobs] != made_for["jobs"] and (ledger.expired or now - self._made >= self.least):
+        shares = accounts.shares
+        if [job.uid for job in jobs] != made_for["jobs"] and (accounts.expired or now - self._made >= self.least):
             for job in jobs:
                 should = shares.get((job.uid,), {}).get(kind, 0.0) * (now - self._made)
                 had = self.times.get(job.uid, self.prior) - self.prior
-                self.owed[job.uid] = self.owed.get(job.uid, 0.0) + (should - had)
+                self.deficit[job.uid] = self.deficit.get(job.uid, 0.0) + (should - had)
                 self.times[job.uid] = self.prior
             self._made, shares = now, {}
         exact = replace(
-            ledger,
+            accounts,
             shares=shares,
             received={(job.uid,): {kind: self.times.get(job.uid, self.prior) - self.prior} for job in jobs},
-            owed={(job.uid,): {kind: self.owed.get(job.uid, 0.0)} for job in jobs},
-            seen={job.uid: dict(job.attained) for job in jobs},
+            deficit={(job.uid,): {kind: self.deficit.get(job.uid, 0.0)} for job in jobs},
+            attained={job.uid: dict(job.attained) for job in jobs},
         )
-        return {**data, LEDGER: exact.to_json()}
+        return {**data, ACCOUNTS: exact.to_json()}
 
 
 class ShockwaveLoop(GavelLoop):
@@ -212,7 +212,7 @@ class ShockwaveLoop(GavelLoop):
 
     def decide(self) -> None:
         """As in Gavel's, by the artifact's own sums; and remember who runs."""
-        if self.state is not None and LEDGER in self.state.data:
+        if self.state is not None and ACCOUNTS in self.state.data:
             jobs = [live.job for live in self.live.values()]
             self.state = replace(self.state, data=self.accounts.into(self.state.data, jobs, self.now))
         super().decide()
@@ -228,9 +228,9 @@ class ShockwaveLoop(GavelLoop):
         return super().units(self._with_shares(result))
 
     def _with_shares(self, result: RoundResult) -> RoundResult:
-        if LEDGER not in result.state.data:
+        if ACCOUNTS not in result.state.data:
             return result
-        there = set(result.state.data["made_for"]["jobs"])
+        there = set(result.state.data[COMPUTED_FOR]["jobs"])
         return replace(result, targets={uid: place for uid, place in result.targets.items() if uid in there})
 
     def part(self, members: tuple[Live, ...]) -> Part:

@@ -112,7 +112,7 @@ def test_where_work_is_done_beside_the_rounds_a_round_makes_no_shares(monkeypatc
     policy = las()
     first = run_round(look(0, precomputed={}), policy, None)
     found = json.loads(json.dumps(precompute(look(0), policy, first.state)))
-    monkeypatch.setattr(GavelLas, "shares", None)
+    monkeypatch.setattr(GavelLas, "time_shares", None)
     later = run_round(look(1, precomputed={}), policy, first.state)
     assert shares(later.state) == {uid: {"v100": 0.5, "k80": 0.5} for uid in "ab"}
     arrived = run_round(look(2, precomputed=found), policy, later.state)
@@ -208,7 +208,7 @@ def test_the_daemon_makes_shares_beside_its_rounds_and_replays_them(tmp_path, mo
     try:
         site.parameters = {"recompute_rounds": 1}
         site.start()
-        monkeypatch.setattr(GavelLas, "shares", None)  # in this process; the other has its own
+        monkeypatch.setattr(GavelLas, "time_shares", None)  # in this process; the other has its own
         for _ in range(3):
             site.add("--gres=gpu:2", seconds=10_000)
         until = time.monotonic() + SECONDS

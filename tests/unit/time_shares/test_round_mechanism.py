@@ -6,26 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.time_shares import round_mechanism
-from metasched.time_shares.round_mechanism import Candidate, TimeAccount, alone, expire, members, priorities
+from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, alone, expire, jobs_with_shares, priorities
 from tests import builders
 
 ROUND = 100.0
 
 
-def ledger(shares, received=None, owed=None):
-    return TimeAccount(shares=shares, since=0.0, received=received or {}, owed=owed or {})
+def accounts_of(shares, received=None, deficit=None):
+    return TimeAccounts(shares=shares, since=0.0, received=received or {}, deficit=deficit or {})
 
 
-def single(uid, gpus=1, types=("v100", "k80")):
-    return Candidate((uid,), gpus, types)
+def single(uid, gpus=1, worker_types=("v100", "k80")):
+    return Candidate((uid,), gpus, worker_types)
 
 
-def choose(book, candidates, capacity, **more):
-    return round_mechanism.choose(book, candidates, capacity, priorities(book, ROUND), **more)
+def choose(accounts, candidates, capacity, **more):
+    return round_mechanism.choose(accounts, candidates, capacity, priorities(accounts, ROUND), **more)
 
 
-def chosen(turns):
-    return [(turn.combination, turn.gpu_type) for turn in turns]
+def chosen(round_grants):
+    return [(grant.combination, grant.gpu_type) for grant in round_grants]
 
 
 def job(uid, gpus=1, **attained):
@@ -34,97 +34,104 @@ def job(uid, gpus=1, **attained):
 
 def test_a_priority_is_the_share_over_the_rounds_received():
     """Half a round counts as received from the start; a round more makes a third of the priority."""
-    found = priorities(ledger(alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}}), {("b",): {"v100": 100.0}}), ROUND)
+    found = priorities(accounts_of(alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}}), {("b",): {"v100": 100.0}}), ROUND)
     assert found["a",]["v100"] == 0.5 / 0.5
     assert found["b",]["v100"] == 0.5 / 1.5
 
 
 def test_the_round_goes_to_the_highest_priorities_over_all_types():
     """Each job runs once, where it lags behind most."""
-    book = ledger(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
-    turns = choose(book, [single("a"), single("b")], {"v100": 1, "k80": 1})
-    assert sorted(chosen(turns)) == [(("a",), "v100"), (("b",), "k80")]
+    accounts = accounts_of(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
+    round_grants = choose(accounts, [single("a"), single("b")], {"v100": 1, "k80": 1})
+    assert sorted(chosen(round_grants)) == [(("a",), "v100"), (("b",), "k80")]
 
 
 def test_who_does_not_fit_is_passed_over():
     """A large job that is first needs all its GPUs; when they are not there, the next one has them."""
-    book = ledger(alone({"big": {"v100": 0.9}, "small": {"v100": 0.1}}))
+    accounts = accounts_of(alone({"big": {"v100": 0.9}, "small": {"v100": 0.1}}))
     candidates = [single("big", 4), single("small")]
-    assert chosen(choose(book, candidates, {"v100": 2})) == [(("small",), "v100")]
-    assert chosen(choose(book, candidates, {"v100": 4})) == [(("big",), "v100")]
+    assert chosen(choose(accounts, candidates, {"v100": 2})) == [(("small",), "v100")]
+    assert chosen(choose(accounts, candidates, {"v100": 4})) == [(("big",), "v100")]
 
 
 def test_a_pair_keeps_its_jobs_from_running_otherwise():
     """Combinations that share a job with one that runs are out (Algorithm 1)."""
-    book = ledger({("a", "b"): {"v100": 0.8}, ("a",): {"k80": 0.2}, ("c",): {"v100": 0.2}})
+    accounts = accounts_of({("a", "b"): {"v100": 0.8}, ("a",): {"k80": 0.2}, ("c",): {"v100": 0.2}})
     candidates = [single("a"), single("b"), single("c"), Candidate(("a", "b"), 1, ("v100",))]
-    assert chosen(choose(book, candidates, {"v100": 1, "k80": 1})) == [(("a", "b"), "v100"), (("c",), "k80")]
+    assert chosen(choose(accounts, candidates, {"v100": 1, "k80": 1})) == [(("a", "b"), "v100"), (("c",), "k80")]
 
 
 def test_jobs_without_a_share_have_what_is_left_or_nothing():
     """Filling is a choice."""
-    book = ledger(alone({"a": {"v100": 1.0}}))
+    accounts = accounts_of(alone({"a": {"v100": 1.0}}))
     candidates = [single("b"), single("a")]
     free = {"v100": 1, "k80": 1}
-    assert chosen(choose(book, candidates, free)) == [(("a",), "v100"), (("b",), "k80")]
-    assert chosen(choose(book, candidates, free, fill=False)) == [(("a",), "v100")]
+    assert chosen(choose(accounts, candidates, free)) == [(("a",), "v100"), (("b",), "k80")]
+    assert chosen(choose(accounts, candidates, free, fill=False)) == [(("a",), "v100")]
 
 
 def test_types_can_be_filled_one_after_the_other():
     """Then a job runs on the first type that it is chosen for, wherever its priority is higher."""
-    book = ledger(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
+    accounts = accounts_of(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
     candidates = [single("a"), single("b")]
-    turns = choose(book, candidates, {"v100": 2, "k80": 2}, types_in_turn=("k80", "v100"))
-    assert chosen(turns) == [(("b",), "k80"), (("a",), "k80")]
-    turns = choose(book, candidates, {"v100": 1, "k80": 1}, types_in_turn=("v100",))
-    assert chosen(turns) == [(("a",), "v100")]
+    round_grants = choose(accounts, candidates, {"v100": 2, "k80": 2}, types_in_turn=("k80", "v100"))
+    assert chosen(round_grants) == [(("b",), "k80"), (("a",), "k80")]
+    round_grants = choose(accounts, candidates, {"v100": 1, "k80": 1}, types_in_turn=("v100",))
+    assert chosen(round_grants) == [(("a",), "v100")]
 
 
 def test_equal_priorities_go_to_whom_more_is_owed_then_by_order():
     """What earlier shares left undone breaks ties, and then the order of the candidates."""
     shares = alone({uid: {"v100": 0.5} for uid in "abc"})
     candidates = [single(uid) for uid in "abc"]
-    assert chosen(choose(ledger(shares), candidates, {"v100": 1})) == [(("a",), "v100")]
-    owing = ledger(shares, owed={("b",): {"v100": 30.0}, ("a",): {"v100": -30.0}})
-    assert chosen(choose(owing, candidates, {"v100": 2})) == [(("b",), "v100"), (("c",), "v100")]
+    assert chosen(choose(accounts_of(shares), candidates, {"v100": 1})) == [(("a",), "v100")]
+    lacking = accounts_of(shares, deficit={("b",): {"v100": 30.0}, ("a",): {"v100": -30.0}})
+    assert chosen(choose(lacking, candidates, {"v100": 2})) == [(("b",), "v100"), (("c",), "v100")]
     credit = [single("a"), Candidate(("b",), 1, ("v100",), credit=1.0)]
-    assert chosen(choose(ledger(shares), credit, {"v100": 1})) == [(("b",), "v100")]
+    assert chosen(choose(accounts_of(shares), credit, {"v100": 1})) == [(("b",), "v100")]
 
 
 def test_the_ledger_counts_time_not_gpus():
     """A job of four GPUs that ran for a minute has received a minute."""
-    book = TimeAccount().look([job("a", 4)]).renew(alone({"a": {"v100": 1.0}}), 0.0).look([job("a", 4, v100=240.0)])
-    assert book.received == {("a",): {"v100": 60.0}}
-    assert book.look([job("a", 4, v100=240.0)]).received == {("a",): {"v100": 60.0}}
+    accounts = (
+        TimeAccounts()
+        .record_received([job("a", 4)])
+        .renew(alone({"a": {"v100": 1.0}}), 0.0)
+        .record_received([job("a", 4, v100=240.0)])
+    )
+    assert accounts.received == {("a",): {"v100": 60.0}}
+    assert accounts.record_received([job("a", 4, v100=240.0)]).received == {("a",): {"v100": 60.0}}
 
 
 def test_time_before_a_job_was_seen_is_not_received():
     """Of one that comes back, or that another policy served."""
-    assert not TimeAccount().look([job("a", v100=240.0)]).received
+    assert not TimeAccounts().record_received([job("a", v100=240.0)]).received
 
 
 def test_the_time_of_a_pair_is_the_pairs():
     """Two jobs that ran together have received the longer of their times once, as a pair."""
-    book = TimeAccount().look([job("a"), job("b")])
-    (turn,) = choose(ledger({("a", "b"): {"v100": 1.0}}), [Candidate(("a", "b"), 1, ("v100",))], {"v100": 1})
-    book = book.give([turn]).look([job("a", v100=60.0), job("b", v100=50.0)])
-    assert book.received == {("a", "b"): {"v100": 60.0}}
+    accounts = TimeAccounts().record_received([job("a"), job("b")])
+    (grant,) = choose(accounts_of({("a", "b"): {"v100": 1.0}}), [Candidate(("a", "b"), 1, ("v100",))], {"v100": 1})
+    accounts = accounts.assign([grant]).record_received([job("a", v100=60.0), job("b", v100=50.0)])
+    assert accounts.received == {("a", "b"): {"v100": 60.0}}
 
 
 def test_jobs_that_are_gone_are_forgotten():
     """Neither they nor pairs with them stay in the books."""
-    book = ledger({("a", "b"): {"v100": 1.0}, ("c",): {"v100": 1.0}}, {("a",): {"v100": 5.0}}, {("b",): {"v100": 5.0}})
-    book = book.look([job("b"), job("c")])
-    assert book.shares.keys() == {("c",)}
-    assert not book.received
-    assert book.owed.keys() == {("b",)}
+    accounts = accounts_of(
+        {("a", "b"): {"v100": 1.0}, ("c",): {"v100": 1.0}}, {("a",): {"v100": 5.0}}, {("b",): {"v100": 5.0}}
+    )
+    accounts = accounts.record_received([job("b"), job("c")])
+    assert accounts.shares.keys() == {("c",)}
+    assert not accounts.received
+    assert accounts.deficit.keys() == {("b",)}
 
 
 def test_what_old_shares_left_undone_is_owed():
     """Share times time, less what was received; and it adds up."""
-    book = ledger(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 20.0, "k80": 10.0}}, {("a",): {"v100": 1.0}})
-    renewed = book.renew(alone({"a": {"k80": 1.0}}), 100.0)
-    assert renewed.owed == {("a",): {"v100": 31.0, "k80": -10.0}}
+    accounts = accounts_of(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 20.0, "k80": 10.0}}, {("a",): {"v100": 1.0}})
+    renewed = accounts.renew(alone({"a": {"k80": 1.0}}), 100.0)
+    assert renewed.deficit == {("a",): {"v100": 31.0, "k80": -10.0}}
     assert renewed.received == {}
     assert renewed.since == 100.0
 
@@ -132,75 +139,85 @@ def test_what_old_shares_left_undone_is_owed():
 def test_shares_that_are_made_anew_in_every_round_come_true_all_the_same():
     """A fifth of the time stays a fifth: what the other had beyond its share counts as received."""
     shares, gpus = alone({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
-    had = dict.fromkeys("ab", 0.0)
-    book = TimeAccount()
+    received = dict.fromkeys("ab", 0.0)
+    accounts = TimeAccounts()
     for number in range(100):
-        book = book.look([job(uid, v100=time) for uid, time in had.items()]).renew(shares, number * ROUND, gpus=gpus)
-        (turn,) = choose(book, [single(uid) for uid in had], {"v100": 1})
-        had[turn.combination[0]] += ROUND
-    assert 0.15 <= had["b"] / (100 * ROUND) <= 0.25
+        accounts = accounts.record_received([job(uid, v100=time) for uid, time in received.items()]).renew(
+            shares, number * ROUND, gpus=gpus
+        )
+        (grant,) = choose(accounts, [single(uid) for uid in received], {"v100": 1})
+        received[grant.combination[0]] += ROUND
+    assert 0.15 <= received["b"] / (100 * ROUND) <= 0.25
 
 
 def test_time_that_nobody_went_short_of_is_forgotten():
     """GPUs that stood idle were nobody's loss; of two GPU-seconds too many, one that another lacks counts."""
     shares = alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}, "c": {"k80": 0.5}})
-    book = ledger(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
+    accounts = accounts_of(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
     gpus = {"a": 2, "b": 1, "c": 1}
-    assert book.renew(shares, 100.0, gpus=gpus).received == {}
-    short = ledger(book.shares, book.received, {("b",): {"v100": 20.0}, ("c",): {"v100": 90.0}})
+    assert accounts.renew(shares, 100.0, gpus=gpus).received == {}
+    short = accounts_of(accounts.shares, accounts.received, {("b",): {"v100": 20.0}, ("c",): {"v100": 90.0}})
     renewed = short.renew(shares, 100.0, gpus=gpus)
     assert renewed.received == {("a",): {"v100": 10.0}}
-    assert renewed.owed["a",] == {"v100": 0.0}
-    assert renewed.owed["b",] == {"v100": 20.0}
+    assert renewed.deficit["a",] == {"v100": 0.0}
+    assert renewed.deficit["b",] == {"v100": 20.0}
 
 
 def test_a_ledger_survives_being_written_down():
     """It is the same after a trip through JSON."""
-    book = TimeAccount().look([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
-    book = book.give(choose(book, [single("a")], {"v100": 1})).look([job("a", v100=9.0), job("b")])
-    assert TimeAccount.from_json(json.loads(json.dumps(book.to_json()))) == book
+    accounts = TimeAccounts().record_received([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
+    accounts = accounts.assign(choose(accounts, [single("a")], {"v100": 1})).record_received(
+        [job("a", v100=9.0), job("b")]
+    )
+    assert TimeAccounts.from_json(json.loads(json.dumps(accounts.to_json()))) == accounts
 
 
 def test_shares_can_be_declared_out_of_date():
     """It shows in the data of a state that has a ledger, and changes nothing in others."""
-    data = expire({"ledger": TimeAccount().to_json(), "made_for": {"jobs": ["a"]}})
-    assert TimeAccount.from_json(data["ledger"]).expired
-    assert members(data) == {"a"}
+    data = expire({"ledger": TimeAccounts().to_json(), "made_for": {"jobs": ["a"]}})
+    assert TimeAccounts.from_json(data["ledger"]).expired
+    assert jobs_with_shares(data) == {"a"}
     assert expire({"x": 1}) == {"x": 1}
-    assert members({"x": 1}) is None
+    assert jobs_with_shares({"x": 1}) is None
 
 
 def test_time_of_an_unconsolidated_turn_is_that_worker_types():
     """Until the next round is given away; the GPUs are those of the GPU type."""
-    book = TimeAccount().look([job("a", 2)])
-    both = Candidate(("a",), 2, ("v100", "v100 unconsolidated"), near={"v100": (2,)})
-    shares = ledger({("a",): {"v100 unconsolidated": 1.0}})
-    (turn,) = choose(shares, [both], {"v100": 2}, nodes={"v100": (1, 1)})
-    assert (turn.gpu_type, turn.apart) == ("v100", True)
-    book = TimeAccount.from_json(json.loads(json.dumps(book.give([turn]).to_json()))).look([job("a", 2, v100=120.0)])
-    assert book.received == {("a",): {"v100 unconsolidated": 60.0}}
-    (turn,) = choose(ledger({("a",): {"v100": 1.0}}), [both], {"v100": 2}, nodes={"v100": (2,)})
-    book = book.give([turn]).look([job("a", 2, v100=200.0)])
-    assert book.received["a",]["v100"] == 40.0
+    accounts = TimeAccounts().record_received([job("a", 2)])
+    both = Candidate(("a",), 2, ("v100", "v100 unconsolidated"), consolidated={"v100": (2,)})
+    shares = accounts_of({("a",): {"v100 unconsolidated": 1.0}})
+    (grant,) = choose(shares, [both], {"v100": 2}, nodes={"v100": (1, 1)})
+    assert (grant.gpu_type, grant.unconsolidated) == ("v100", True)
+    accounts = TimeAccounts.from_json(json.loads(json.dumps(accounts.assign([grant]).to_json()))).record_received(
+        [job("a", 2, v100=120.0)]
+    )
+    assert accounts.received == {("a",): {"v100 unconsolidated": 60.0}}
+    (grant,) = choose(accounts_of({("a",): {"v100": 1.0}}), [both], {"v100": 2}, nodes={"v100": (2,)})
+    accounts = accounts.assign([grant]).record_received([job("a", 2, v100=200.0)])
+    assert accounts.received["a",]["v100"] == 40.0
 
 
 def test_who_does_not_fit_together_runs_apart_or_not_at_all():
     """Of three gangs of four, two fit on nodes of six; the third has its unconsolidated turn, or what is left."""
     kinds = ("v100", "v100 unconsolidated")
-    gangs = [Candidate((uid,), 4, kinds, near={"v100": (4,)}) for uid in "abc"]
-    book = ledger(alone({uid: {"v100": 1.0} for uid in "abc"}))
-    turns = choose(book, gangs, {"v100": 12}, nodes={"v100": (6, 6)})
-    assert [(turn.combination[0], turn.apart) for turn in turns] == [("a", False), ("b", False), ("c", True)]
-    turns = choose(book, gangs, {"v100": 12}, nodes={"v100": (6, 6)}, fill=False)
-    assert [turn.combination[0] for turn in turns] == ["a", "b"]
+    gangs = [Candidate((uid,), 4, kinds, consolidated={"v100": (4,)}) for uid in "abc"]
+    accounts = accounts_of(alone({uid: {"v100": 1.0} for uid in "abc"}))
+    round_grants = choose(accounts, gangs, {"v100": 12}, nodes={"v100": (6, 6)})
+    assert [(grant.combination[0], grant.unconsolidated) for grant in round_grants] == [
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    ]
+    round_grants = choose(accounts, gangs, {"v100": 12}, nodes={"v100": (6, 6)}, fill=False)
+    assert [grant.combination[0] for grant in round_grants] == ["a", "b"]
 
 
 def test_more_jobs_are_admitted_without_a_debt():
     """They are owed nothing for the time before, and the shares of the others go on."""
-    book = ledger(alone({"a": {"v100": 1.0}})).admit(alone({"b": {"v100": 0.5}}), 60.0)
-    assert book.shares == {("a",): {"v100": 1.0}, ("b",): {"v100": 0.5}}
-    assert book.since == 0.0
-    assert book.renew({}, 100.0).owed == {("a",): {"v100": 100.0}, ("b",): {"v100": 20.0}}
+    accounts = accounts_of(alone({"a": {"v100": 1.0}})).admit(alone({"b": {"v100": 0.5}}), 60.0)
+    assert accounts.shares == {("a",): {"v100": 1.0}, ("b",): {"v100": 0.5}}
+    assert accounts.since == 0.0
+    assert accounts.renew({}, 100.0).deficit == {("a",): {"v100": 100.0}, ("b",): {"v100": 20.0}}
 
 
 @settings(max_examples=25, deadline=None)
@@ -216,15 +233,15 @@ def test_over_many_rounds_everybody_has_had_its_share(weights_a, weights_b, gpus
     by_type = [sum(row[i] for row in rows) for i in (0, 1)]
     scale = min(*(gpus / total for total in by_type), *(1 / sum(row) for row in rows))
     shares = {str(i): {"v100": a * scale, "k80": b * scale} for i, (a, b) in enumerate(rows)}
-    book = TimeAccount().renew(alone(shares), 0.0)
-    had = {uid: {"v100": 0.0, "k80": 0.0} for uid in shares}
+    accounts = TimeAccounts().renew(alone(shares), 0.0)
+    received = {uid: {"v100": 0.0, "k80": 0.0} for uid in shares}
     rounds = 150
     for _ in range(rounds):
-        book = book.look([job(uid, **times) for uid, times in had.items()])
-        turns = choose(book, [single(uid) for uid in shares], {"v100": gpus, "k80": gpus}, fill=False)
-        assert len({uid for turn in turns for uid in turn.combination}) == len(turns)
-        for turn in turns:
-            had[turn.combination[0]][turn.gpu_type] += ROUND
+        accounts = accounts.record_received([job(uid, **times) for uid, times in received.items()])
+        round_grants = choose(accounts, [single(uid) for uid in shares], {"v100": gpus, "k80": gpus}, fill=False)
+        assert len({uid for grant in round_grants for uid in grant.combination}) == len(round_grants)
+        for grant in round_grants:
+            received[grant.combination[0]][grant.gpu_type] += ROUND
     for uid, share in shares.items():
         for kind, part in share.items():
-            assert had[uid][kind] / (rounds * ROUND) >= part - 0.05
+            assert received[uid][kind] / (rounds * ROUND) >= part - 0.05

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.ares.reference_system import Gps
+from policies.ares.reference_system import ReferenceSystem
 from tests.unit.fluid import fluid
 
 ARRIVALS = st.lists(
@@ -22,15 +22,15 @@ def jobs_of(drawn):
 
 def ends_of(jobs, gpus, looks=()):
     """When jobs end in the reference system, which is looked at in between."""
-    gps = Gps(gpus, 0.0)
+    reference = ReferenceSystem(gpus, 0.0)
     ends = {}
     for at, uid, work, weight in sorted(
         [(at, uid, work, w) for uid, at, work, w in jobs] + [(t, *"---") for t in looks]
     ):
-        ends |= dict(gps.advance(at))
+        ends |= dict(reference.advance(at))
         if uid != "-":
-            gps.arrive(uid, work, weight)
-    return ends | dict(gps.advance(math.inf))
+            reference.arrive(uid, work, weight)
+    return ends | dict(reference.advance(math.inf))
 
 
 @given(ARRIVALS, st.integers(1, 64))
@@ -50,72 +50,72 @@ def test_looking_changes_nothing(drawn, gpus, looks):
 @given(ARRIVALS, st.integers(1, 8))
 def test_virtual_time_never_goes_back_and_finish_times_tell_the_order_of_ends(drawn, gpus):
     """Fixed at arrival, they order the ends of all that ever come."""
-    gps = Gps(gpus, 0.0)
+    reference = ReferenceSystem(gpus, 0.0)
     finish, ended, before = {}, [], 0.0
     for uid, at, work, weight in jobs_of(drawn):
-        ended += gps.advance(at)
-        assert gps.virtual >= before
-        before = gps.virtual
-        finish[uid] = gps.arrive(uid, work, weight)
-        assert finish[uid] >= gps.virtual
-    ended += gps.advance(math.inf)
+        ended += reference.advance(at)
+        assert reference.virtual >= before
+        before = reference.virtual
+        finish[uid] = reference.arrive(uid, work, weight)
+        assert finish[uid] >= reference.virtual
+    ended += reference.advance(math.inf)
     order = [finish[uid] for uid, _ in ended]
     assert order == sorted(order)
     assert len(ended) == len(finish)
-    assert gps.weight == 0
+    assert reference.weight == 0
 
 
 def test_virtual_time_is_the_service_of_one_job():
     """It grows by M/N: Equation 2."""
-    gps = Gps(8, 0.0)
-    gps.advance(5.0)
-    assert gps.virtual == 0  # nobody is there
-    gps.arrive("a", 1000.0)
-    gps.advance(15.0)
-    assert gps.virtual == 80
-    gps.arrive("b", 1000.0)
-    gps.advance(25.0)
-    assert gps.virtual == 120
+    reference = ReferenceSystem(8, 0.0)
+    reference.advance(5.0)
+    assert reference.virtual == 0  # nobody is there
+    reference.arrive("a", 1000.0)
+    reference.advance(15.0)
+    assert reference.virtual == 80
+    reference.arrive("b", 1000.0)
+    reference.advance(25.0)
+    assert reference.virtual == 120
 
 
 def test_finish_time_is_virtual_time_at_arrival_and_work():
     """Equation 3; by weight, work counts so many times."""
-    gps = Gps(4, 0.0)
-    assert gps.arrive("a", 100.0) == 100
-    gps.advance(10.0)
-    assert gps.arrive("b", 100.0, weight=0.5) == 40 + 200
+    reference = ReferenceSystem(4, 0.0)
+    assert reference.arrive("a", 100.0) == 100
+    reference.advance(10.0)
+    assert reference.arrive("b", 100.0, weight=0.5) == 40 + 200
 
 
 def test_jobs_whose_end_is_not_known_have_their_part():
     """One of them halves the share of a known one."""
-    gps = Gps(4, 0.0)
-    gps.others = 1.0
-    gps.arrive("a", 100.0)
-    assert gps.advance(math.inf) == [("a", 50.0)]
+    reference = ReferenceSystem(4, 0.0)
+    reference.others = 1.0
+    reference.arrive("a", 100.0)
+    assert reference.advance(math.inf) == [("a", 50.0)]
 
 
 def test_without_gpus_time_passes_and_virtual_time_does_not():
     """A cluster that is down serves nobody."""
-    gps = Gps(0, 0.0)
-    gps.arrive("a", 10.0)
-    assert gps.advance(100.0) == []
-    assert (gps.now, gps.virtual) == (100.0, 0.0)
-    gps.gpus = 1
-    assert gps.advance(200.0) == [("a", 110.0)]
+    reference = ReferenceSystem(0, 0.0)
+    reference.arrive("a", 10.0)
+    assert reference.advance(100.0) == []
+    assert (reference.now, reference.virtual) == (100.0, 0.0)
+    reference.gpus = 1
+    assert reference.advance(200.0) == [("a", 110.0)]
 
 
 @given(ARRIVALS, st.integers(1, 8), st.integers(0, 14))
 def test_it_goes_on_after_json(drawn, gpus, cut):
     """What is stored and read again ends as if nothing had been."""
     jobs = jobs_of(drawn)
-    gps = Gps(gpus, 0.0)
+    reference = ReferenceSystem(gpus, 0.0)
     ends = {}
     for i, (uid, at, work, weight) in enumerate(jobs):
         if i == cut:
-            gps = Gps.of(json.loads(json.dumps(gps.data())))
-        ends |= dict(gps.advance(at))
-        gps.arrive(uid, work, weight)
-    assert ends | dict(gps.advance(math.inf)) == ends_of(jobs, gpus)
+            reference = ReferenceSystem.from_json(json.loads(json.dumps(reference.to_json())))
+        ends |= dict(reference.advance(at))
+        reference.arrive(uid, work, weight)
+    assert ends | dict(reference.advance(math.inf)) == ends_of(jobs, gpus)
 
 
 class Counted(float):
@@ -147,17 +147,17 @@ class CountedWork(float):
 def test_an_event_costs_the_logarithm_of_the_active_jobs(active):
     """Comparisons in the heap for an arrival and for an end: a small multiple of log2 n, whatever n."""
     chance = random.Random(active)  # noqa: S311  no secret
-    gps = Gps(1, 0.0)
+    reference = ReferenceSystem(1, 0.0)
     for i in range(active):
-        gps.arrive(f"{i}", CountedWork(chance.uniform(1e6, 2e6)))
+        reference.arrive(f"{i}", CountedWork(chance.uniform(1e6, 2e6)))
     Counted.count = 0
     for i in range(100):
-        gps.arrive(f"new{i}", CountedWork(chance.uniform(0, 3e6)))
+        reference.arrive(f"new{i}", CountedWork(chance.uniform(0, 3e6)))
     arrivals = Counted.count / 100
     Counted.count = 0
     ended = 0
     while ended < 100:
-        ended += len(gps.advance(gps.next_end))
+        ended += len(reference.advance(reference.next_end))
     ends = Counted.count / ended
     assert 0 < arrivals <= math.log2(active) + 2
     assert 0 < ends <= 2 * math.log2(active) + 4

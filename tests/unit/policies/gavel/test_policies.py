@@ -12,8 +12,9 @@ from metasched.core.model import Node, Placement, Preempt, Status
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import Table
 from metasched.time_shares.allocation_inputs import allocation_inputs
-from metasched.time_shares.round_mechanism import Candidate, TimeAccount, alone, choose, priorities
-from policies.gavel.job_classes import Market, halves, matched, side_by_side
+from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, alone, choose, priorities
+from policies.gavel.job_classes import JobClasses
+from policies.gavel.pair_times import divide_pair, pair_off, split_in_halves
 from policies.gavel.policies import (
     Entity,
     GavelCost,
@@ -100,10 +101,12 @@ def test_the_rounds_of_figure_5():
     """X_example, one GPU of each type: after five rounds everybody has had exactly its fractions of them."""
     table = {"0": (0.6, 0.4, 0.0), "1": (0.2, 0.6, 0.2), "2": (0.2, 0.0, 0.8)}
     kinds = ("v100", "p100", "k80")
-    book = TimeAccount().renew(alone({uid: dict(zip(kinds, row, strict=True)) for uid, row in table.items()}), 0.0)
+    book = TimeAccounts().renew(alone({uid: dict(zip(kinds, row, strict=True)) for uid, row in table.items()}), 0.0)
     had = {uid: dict.fromkeys(kinds, 0) for uid in table}
     for _ in range(5):
-        book = book.look([known_job(uid).evolve(attained={k: 60.0 * n for k, n in had[uid].items()}) for uid in had])
+        book = book.record_received(
+            [known_job(uid).evolve(attained={k: 60.0 * n for k, n in had[uid].items()}) for uid in had]
+        )
         for turn in choose(
             book, [Candidate((uid,), 1, kinds) for uid in had], dict.fromkeys(kinds, 1), priorities(book, 60.0)
         ):
@@ -227,7 +230,7 @@ def test_the_time_of_two_classes_together_is_divided_among_their_jobs(first, sec
     ones = [known_job(f"a{i}", submitted=float(i % 3)) for i in range(first)]
     others = [known_job(f"b{i}", submitted=float(i % 2)) for i in range(second)]
     arrived = {job.uid: (job.submitted, job.uid) for job in (*ones, *others)}
-    parts = dict(matched(ones, others, total))
+    parts = dict(divide_pair(ones, others, total))
     assert sum(parts.values()) == pytest.approx(total)
     for mine in (ones, others):
         for job in mine:
@@ -239,7 +242,7 @@ def test_the_time_of_two_classes_together_is_divided_among_their_jobs(first, sec
 def test_the_time_of_a_class_with_itself_is_divided_among_its_jobs(size, total):
     """Nobody is paired with itself, and everybody shares for equally long."""
     jobs = [known_job(f"a{i}") for i in range(size)]
-    parts = dict(matched(jobs, jobs, total))
+    parts = dict(divide_pair(jobs, jobs, total))
     assert sum(parts.values()) == pytest.approx(total)
     for job in jobs:
         assert sum(part for who, part in parts.items() if job.uid in who) == pytest.approx(2 * total / size)
@@ -266,7 +269,7 @@ def time_of(found):
 def test_lines_side_by_side_give_everybody_its_time(first, second):
     """Whoever lies beside nobody is alone; nobody is beside two at once."""
     lines = line("a", first), line("b", second)
-    found = list(side_by_side(*lines))
+    found = list(pair_off(*lines))
     assert time_of(found) == {job.uid: pytest.approx(share) for each in lines for job, share in each}
     assert sum(share for _, share in found) == pytest.approx(max(sum(first), sum(second)))
 
@@ -275,7 +278,7 @@ def test_lines_side_by_side_give_everybody_its_time(first, second):
 def test_a_line_in_halves_pairs_everybody_with_others(lengths):
     """Nobody is left alone, but the one that has more time than all others together."""
     jobs = line("a", lengths)
-    found = list(side_by_side(*halves(jobs)))
+    found = list(pair_off(*split_in_halves(jobs)))
     assert time_of(found) == {job.uid: pytest.approx(share) for job, share in jobs}
     alone_for = sum(share for who, share in found if len(who) == 1)
     assert alone_for == pytest.approx(max(2 * max(lengths) - sum(lengths), 0.0), abs=CLOSE)
@@ -289,13 +292,13 @@ def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
 
     def variables(count):
         jobs = [rated(f"{i:03}", part=0.75, submitted=float(i), left=100 + i, v100=4.0) for i in range(count)]
-        claims = allocation_inputs(snapshot(jobs, cluster(v100=2), sharing=True))
-        market = Market.of(claims, aware=True, mark=made.mark())
-        times, _ = made.shares(claims, {})
+        inputs = allocation_inputs(snapshot(jobs, cluster(v100=2), sharing=True))
+        classes = JobClasses.of(inputs, aware=True, class_key=made.class_key())
+        times, _ = made.time_shares(inputs, {})
         assert sum(part for share in times.values() for part in share.values()) <= 2 + CLOSE
         assert max(time_of((who, sum(share.values())) for who, share in times.items()).values()) <= 1 + CLOSE
         assert any(len(who) > 1 for who in times)
-        return len(market.problem.columns[0])
+        return len(classes.problem.columns[0])
 
     assert variables(40) == 2 * 40 + 1
     assert variables(20) == 2 * 20 + 1

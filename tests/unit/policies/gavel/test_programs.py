@@ -8,10 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import policies.gavel.solve
-from policies.gavel.fairness_objectives import finish_time_fairness, makespan, max_min_fairness, shares, water_filling
-from policies.gavel.problem import Pairs, Pools, Problem, Room
+from policies.gavel.fairness_objectives import (
+    equal_share_factor,
+    finish_time_fairness,
+    makespan,
+    max_min_fairness,
+    water_filling,
+)
+from policies.gavel.problem import NodeLimit, Pairs, Pools, Problem
 from policies.gavel.solve import max_min, maximise
-from policies.gavel.sum_objectives import in_order, least_cost, most
+from policies.gavel.sum_objectives import in_order, least_cost, total_throughput
 
 CLOSE = 1e-4
 
@@ -88,8 +94,10 @@ def kinds_of_jobs(draw):
     ]
     pool, side, member = (np.array([row[i] for row in parts], dtype=np.int64) for i in range(3))
     speed = made.rates[member] * np.array([row[3] for row in parts]).reshape(-1, 1)
-    inner = np.array([a == b for a, b in met], dtype=bool)
-    return direct, replace(made, pools=Pools(np.ones((len(met), types), dtype=bool), inner, pool, side, member, speed))
+    single_kind = np.array([a == b for a, b in met], dtype=bool)
+    return direct, replace(
+        made, pools=Pools(np.ones((len(met), types), dtype=bool), single_kind, pool, side, member, speed)
+    )
 
 
 PROGRAMS = {
@@ -110,8 +118,8 @@ def valid(made, x):
 
 
 def least(made, x, weights):
-    worth = shares(made, weights)
-    return float(min((worth * (made.throughput @ x))[made.equal > 0], default=0.0))
+    factor = equal_share_factor(made, weights)
+    return float(min((factor * (made.throughput @ x))[made.equal > 0], default=0.0))
 
 
 def test_the_example_of_section_4_1():
@@ -156,7 +164,7 @@ def test_allocations_are_valid(made, data):
 @settings(deadline=None)
 def test_sharing_incentive(made):
     """Nobody's least share is below what an equal split of everything would give."""
-    apart = shares(made, np.ones(len(made.rates))) * made.isolated
+    apart = equal_share_factor(made, np.ones(len(made.rates))) * made.isolated
     found = least(made, max_min_fairness(made, np.ones(len(made.rates))), np.ones(len(made.rates)))
     assert found >= float(min(apart[made.equal > 0])) * (1 - CLOSE)
 
@@ -204,28 +212,28 @@ def test_colocation_is_never_worse(made):
 @settings(deadline=None)
 def test_pools_are_as_good_as_a_variable_for_each_pair(both, data):
     """The same objective in fewer variables, whatever it is."""
-    direct, pooled = both
+    direct, together = both
     size = len(direct.rates)
     steps = data.draw(st.lists(st.floats(1.0, 1000.0), min_size=size, max_size=size).map(np.array))
-    for worth in (1.0 / steps, shares(direct, np.ones(size))):
-        found = [least_of(made, max_min(made, worth).x, worth) for made in both]
+    for factor in (1.0 / steps, equal_share_factor(direct, np.ones(size))):
+        found = [least_of(made, max_min(made, factor).x, factor) for made in both]
         assert found[0] == pytest.approx(found[1], rel=CLOSE)
-    sums = [float((steps * made.counts) @ (made.throughput @ most(made, steps))) for made in both]
+    sums = [float((steps * made.counts) @ (made.throughput @ total_throughput(made, steps))) for made in both]
     assert sums[0] == pytest.approx(sums[1], rel=CLOSE)
-    assert valid(pooled, makespan(pooled, steps))
+    assert valid(together, makespan(together, steps))
 
 
-def least_of(made, x, worth):
-    return float((worth * (made.throughput @ x)).min())
+def least_of(made, x, factor):
+    return float((factor * (made.throughput @ x)).min())
 
 
 def test_rooms_limit_whom_they_name():
     """Two jobs whose GPUs fit on one node only: the second has to be apart, at half the speed."""
     rates = [[2.0, 1.0], [2.0, 1.0]]
-    made = replace(problem(rates, [8], scale=[4, 4]), source=(0,), rooms=(Room(0, np.ones(2), 1.0),))
+    made = replace(problem(rates, [8], scale=[4, 4]), source=(0,), node_limits=(NodeLimit(0, np.ones(2), 1.0),))
     found = made.fractions(max_min_fairness(made, np.ones(2)))
     assert found == pytest.approx(np.full((2, 2), 0.5), abs=CLOSE)
-    alike = replace(made, rooms=())
+    alike = replace(made, node_limits=())
     assert alike.fractions(max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
 
 
@@ -274,7 +282,7 @@ SEVERAL = problem(RATES, [2, 1, 1], scale=[1, 1, 2, 1, 1, 1])
 
 
 SUMS = {
-    "most": lambda made, _: most(made, np.ones(len(made.rates))),
+    "most": lambda made, _: total_throughput(made, np.ones(len(made.rates))),
     "cost": lambda made, _: least_cost(made, np.ones(len(made.capacity)), np.zeros(len(made.rates)))[0],
     "ratio": lambda made, _: least_cost(made, np.ones(len(made.capacity)), np.zeros(len(made.rates)), together=True)[0],
     "in_order": lambda made, _: in_order(made, np.arange(len(made.rates), dtype=float)),
@@ -315,7 +323,9 @@ def test_what_is_left_goes_to_the_heaviest_then_to_the_first():
 def test_of_a_thousand_alike_the_first_go_first():
     """Ties are broken also where the places in the queue are close to each other."""
     made = problem(np.full((1000, 1), 1e-3), [300])
-    assert made.throughput @ most(made, np.ones(1000)) == pytest.approx(np.repeat([1e-3, 0.0], [300, 700]), abs=1e-7)
+    assert made.throughput @ total_throughput(made, np.ones(1000)) == pytest.approx(
+        np.repeat([1e-3, 0.0], [300, 700]), abs=1e-7
+    )
 
 
 @given(problems())
@@ -384,7 +394,7 @@ def test_makespan_may_be_longer_within_a_tolerance():
 def test_spreading_over_types_keeps_everybodys_time(made):
     """The time in all is the same, and the allocation as valid as it was."""
     x = max_min_fairness(made, np.ones(len(made.rates)))
-    found = made.even(x)
+    found = made.spread_evenly(x)
     assert valid(made, found)
     assert made.fractions(found).sum(axis=1) == pytest.approx(made.fractions(x).sum(axis=1), abs=0.02)
 
@@ -392,7 +402,9 @@ def test_spreading_over_types_keeps_everybodys_time(made):
 def test_time_is_spread_over_types_as_their_gpus():
     """Where nothing restricts it, a type with three times the GPUs has three times the time."""
     made = problem([[1.0, 1.0], [1.0, 1.0]], [3, 1])
-    assert made.fractions(made.even(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(np.array([[0.75, 0.25]] * 2))
+    assert made.fractions(made.spread_evenly(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(
+        np.array([[0.75, 0.25]] * 2)
+    )
 
 
 def test_fifo_serves_the_first_on_its_fastest_type():
