@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
+
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason, from_text, to_json
+from metasched.store import EventRecord
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
@@ -73,6 +78,24 @@ def listed(words: Sequence[str], most: int = 6) -> str:
 def where(nodes: Mapping[str, int]) -> str:
     """GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
     return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
+
+
+def reason_fields(reason: Reason | None) -> dict[str, Any]:
+    """A reason as fields of a JSON object, named as those of the published status; null and "" for none."""
+    if reason is None:
+        return {"reason": "", "reason_code": None, "reason_facts": {}, "reason_also": []}
+    data = to_json(reason)
+    told = {"reason_code": data["code"], "reason_facts": data.get("facts", {}), "reason_also": data.get("also", [])}
+    return {"reason": words(reason), **told}
+
+
+def event_fields(event: EventRecord) -> dict[str, Any]:
+    """An event as fields of a JSON object; ``text`` is words, and a reason that it holds is added as code and facts."""
+    reason = from_text(event.text)
+    fields = {**dataclasses.asdict(event), "text": words(reason)}
+    if reason.code != Code.TEXT:
+        fields |= {key: value for key, value in reason_fields(reason).items() if key != "reason"}
+    return fields
 
 
 def echo_json(data: Any) -> None:

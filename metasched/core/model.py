@@ -13,6 +13,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
+from metasched.core.reasons import Reason
+
 NO_SERVICE: Mapping[str, float] = MappingProxyType({})
 
 
@@ -218,7 +220,7 @@ class JobSituation:
         stop_requested: when the daemon asked the present run to stop, unix seconds, else None.
         suspended_by_us: whether the daemon suspended the job, and may resume it.
         suspended_at: start of the present suspension, unix seconds; None while the job is not suspended.
-        blocked: why the job must not start at all, in words (dependency, begin time, bad tag); None if it may.
+        blocked: why the job must not start at all (dependency, begin time, bad tag); None if it may.
     """
 
     slurm_job_id: str
@@ -234,7 +236,7 @@ class JobSituation:
     stop_requested: float | None = None
     suspended_by_us: bool = False
     suspended_at: float | None = None
-    blocked: str | None = None
+    blocked: Reason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,7 +437,7 @@ class Grant:
         gpus: how many GPUs; 0 for a CPU-only job.
         at_least: placement may give fewer where ``gpus`` does not fit, down to this; None means exactly ``gpus``.
         gpu_type: the type; None for any type that the job accepts.
-        reason: why, in words that its user understands.
+        reason: why; a policy without a code of its own says ``Reason.text(...)``.
         exact: where, if the policy places it itself; ``gpus`` and ``gpu_type`` are then those of this placement. It is
             realised as it is, or not at all.
         co_runner: the job, granted before this one, whose GPUs it gets too; where the cluster allows sharing.
@@ -446,7 +448,7 @@ class Grant:
 
     uid: str
     gpus: int
-    reason: str
+    reason: Reason
     at_least: int | None = None
     gpu_type: str | None = None
     exact: Placement | None = None
@@ -462,12 +464,12 @@ class Decision:
     Attributes:
         grants: who should run, most important first.
         fallback: who may run where a grant could not be placed, in order.
-        waits: why each other job waits, by uid, in words that its user understands.
+        waits: why each other job waits, by uid.
     """
 
     grants: tuple[Grant, ...] = ()
     fallback: tuple[Grant, ...] = ()
-    waits: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, Reason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,11 +478,11 @@ class Action:
 
     Attributes:
         uid: the job.
-        reason: why, in words.
+        reason: why.
     """
 
     uid: str
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

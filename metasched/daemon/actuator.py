@@ -26,6 +26,8 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.learning.profiling_runs import sizes
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.observe.observer import Observation
@@ -57,7 +59,7 @@ def describe(action: Action, snapshot: Snapshot) -> str:
     where = ""
     if isinstance(action, Start):
         where = f" on {'a part of ' if action.half_gpus else ''}{placement_text(action.placement)}"
-    return f"{KINDS[type(action)]} {job.slurm_job_id}{where}: {action.reason}"
+    return f"{KINDS[type(action)]} {job.slurm_job_id}{where}: {words(action.reason)}"
 
 
 def placement_text(placement: Placement) -> str:
@@ -131,7 +133,9 @@ class Actuator:
             kind = KINDS[type(action)]
             if self._backoff.rests(action.uid, kind, now):
                 continue
-            entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
+            entry = self._store.begin_action(
+                action.uid, kind, {"reason": to_json(action.reason)}, round_facts.number, now
+            )
             begun = time.monotonic()
             try:
                 self._do(action, seen, round_facts)
@@ -214,7 +218,7 @@ class Actuator:
                 self._stop(job, action, seen)
             case Requeue():
                 self._client.requeue_hold(job.slurm_job_id)
-                self._store.event("deaf", action.reason, uid=job.uid, at=seen.snapshot.now)
+                self._store.event("deaf", to_text(action.reason), uid=job.uid, at=seen.snapshot.now)
             case Suspend():
                 self._store.run_suspended(job.uid, job.run, seen.snapshot.now, by_us=True)
                 self._client.suspend(job.slurm_job_id)
@@ -235,7 +239,8 @@ class Actuator:
         if now - job.released_at > self.start_limit:
             # What keeps it (a limit, a reservation, a licence) is likely to last: let others have the GPUs for a while.
             self._store.update_job(job.uid, not_before=now + seen.snapshot.round_seconds)
-            self._store.event(NOT_STARTED, f"Slurm's reason: {seen.seen[job.uid].slurm.reason}", uid=job.uid, at=now)
+            why = Reason.of(Code.SLURM_REASON, reason=seen.seen[job.uid].slurm.reason)
+            self._store.event(NOT_STARTED, to_text(why), uid=job.uid, at=now)
 
     def _start(self, job: Job, action: Start, seen: Observation, round_facts: RoundFacts) -> None:
         now = seen.snapshot.now
@@ -262,7 +267,7 @@ class Actuator:
         if job.trainer_ready and lease is not None and lease.run == job.run:
             try:
                 self._mailbox.request_stop(
-                    job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
+                    job.uid, run=job.run, requested=now, deadline=action.deadline, reason=words(action.reason)
                 )
             except MailboxError as error:  # a full disk, say: the signal alone is enough
                 log.warning("stop_not_written", job=job.slurm_job_id, error=str(error))

@@ -11,10 +11,10 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.model import Action, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy
+from metasched.core.reasons import Code, Reason
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.background_solver import BackgroundSolver
 from metasched.daemon.status_publisher import Publisher, why_no_sharing
-from metasched.observe.observed_job import START_DEFERRED
 from metasched.observe.observer import Observation, Observer
 from metasched.replay.snapshot_codec import encode
 from metasched.scheduling.engine import PolicyViolationError, RoundResult, run_round
@@ -27,6 +27,7 @@ from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
 
 DAY = 86400.0
+NEXT_ROUND = Reason(Code.NEXT_ROUND)
 
 log = structlog.get_logger()
 
@@ -72,7 +73,7 @@ class Controller:
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
         self._shares = GpuSharing(*store.target_shares())
-        self._reasons: Mapping[str, str] = store.current_reasons()
+        self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._owes_round = True  # much may have changed while nobody looked
         self._accepting: frozenset[tuple[str, str]] | None = None
         self._idle: frozenset[str] = frozenset()  # jobs that have a place and may not start there
@@ -159,9 +160,9 @@ class Controller:
         """What keeps us from talking to Slurm."""
         return self._trouble
 
-    def reason(self, uid: str) -> str:
+    def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, as the present round sees it."""
-        return self._reasons.get(uid, "it waits for the next round")
+        return self._reasons.get(uid, NEXT_ROUND)
 
     def look(self) -> Snapshot:
         """What is now, as policies see it.
@@ -201,7 +202,7 @@ class Controller:
             or not idle <= self._idle
         )
         # What Slurm has refused is tried again in the rounds that come anyway.
-        put_off = {uid for uid in blocked if (seen.snapshot.job[uid].blocked or "").startswith(START_DEFERRED)}
+        put_off = {uid for uid in blocked if _is_deferred(seen.snapshot.job[uid])}
         self._accepting, self._idle, self._blocked = accepting, idle, blocked - put_off
         if seen.snapshot.sharing is not self._sharing:
             self._sharing = seen.snapshot.sharing
@@ -292,6 +293,10 @@ def _awake(job: Job) -> Job:
 
 def _may_not_start(job: Job) -> bool:
     return job.blocked is not None and not job.active
+
+
+def _is_deferred(job: Job) -> bool:
+    return job.blocked is not None and job.blocked.code == Code.START_DEFERRED
 
 
 def _keeps(job: Job, targets: Mapping[str, Placement], shares: GpuSharing) -> bool:

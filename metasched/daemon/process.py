@@ -22,6 +22,7 @@ from apscheduler.triggers.base import BaseTrigger
 from metasched.configuration.config import Config, Log, differences, load
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import Policy, Registry, installed_policies
+from metasched.core.reason_words import words
 from metasched.daemon.actuator import describe
 from metasched.daemon.background_solver import check_portable
 from metasched.daemon.controller import Controller
@@ -41,8 +42,8 @@ from metasched.store import MissingStoreError, Store
 TICK_SECONDS = 0.5
 DATABASE = "metasched.db"
 LOCK = "daemon.lock"
-# What is read at the start alone, as ``differences`` names it.
-FIXED = ("[paths] ", "[slurm] client:", "[slurm] timeout_seconds:")
+# What is read at the start alone, besides the section [paths].
+FIXED = (("slurm", "client"), ("slurm", "timeout_seconds"))
 STANDBY_SECONDS = 2.0  # between a standby's looks at the lock
 HELD = "stop it first, or stand by for it with --standby"
 
@@ -198,10 +199,10 @@ class Daemon:
             self._refuse(str(error))
             return
         changes = differences(self._config, new)
-        if fixed := [change for change in changes if change.startswith(FIXED)]:
+        if fixed := [str(one) for one in changes if one.section == "paths" or (one.section, one.key) in FIXED]:
             self._refuse(f"{'; '.join(fixed)}: that can only change with a restart")
             return
-        log.info("reloaded", changes=changes or "none")
+        log.info("reloaded", changes=[str(one) for one in changes] or "none")
         self._config = new
         configure_logs(new.log)
         self._copies.every = new.standby.copy_seconds
@@ -325,5 +326,9 @@ def dry_run(path: Path) -> Sequence[str]:
         idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
         return [
             *(describe(action, snapshot) for action in actions),
-            *(f"leave {job.slurm_job_id}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
+            *(
+                f"leave {job.slurm_job_id}: {words(controller.reason(job.uid))}"
+                for job in snapshot.jobs
+                if job.uid in idle
+            ),
         ]

@@ -9,6 +9,7 @@ import structlog
 
 from metasched.configuration.config import Config
 from metasched.core.model import Job, Snapshot, Status
+from metasched.core.reasons import Code, Reason, from_text
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.service_prediction import PastJob, expected_service
@@ -17,7 +18,6 @@ from metasched.observe.node_inventory import NodeInventory, usable
 from metasched.observe.observed_job import (
     ENDED,
     NOT_STARTED,
-    START_DEFERRED,
     ObservedJob,
     is_odd,
     job_of,
@@ -200,13 +200,14 @@ class Observer:
         found = ObservedJob(job_of(record, needed, seen, status, hardware, now), seen, record, needed)
         speed, expected = self._learning.speed(subject_of(found)), self._expectation(record)
         job = found.job.evolve(speed=speed, expected_service=expected)
-        if job.blocked == START_DEFERRED and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=f"{START_DEFERRED} ({why})")
+        deferred = job.blocked if job.blocked is not None and job.blocked.code == Code.START_DEFERRED else None
+        if deferred is not None and (why := self._why_not_started(record.uid)) is not None:
+            job = job.evolve(blocked=deferred.and_also(why))
         return replace(found, job=self._quotas.apply(job, seen))
 
-    def _why_not_started(self, uid: str) -> str | None:
+    def _why_not_started(self, uid: str) -> Reason | None:
         events = self._store.recent_events(EVENTS, uid)
-        return next((event.text for event in events if event.kind == NOT_STARTED), None)
+        return next((from_text(event.text) for event in events if event.kind == NOT_STARTED), None)
 
     def _forget(self, uid: str) -> None:
         """A job has ended."""

@@ -10,6 +10,7 @@ from functools import cache
 import structlog
 
 from metasched.core.model import Status
+from metasched.core.reasons import Code, Reason, to_text
 from metasched.daemon.systemd_notify import tell
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory, observed_placement
@@ -173,7 +174,8 @@ class Runs:
         self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
         if seen.reason == NEVER:
             self._store.update_job(record.uid, not_before=now + retry_seconds)
-            self._store.event(NOT_STARTED, f"Slurm's reason: {seen.reason}", uid=record.uid, at=now)
+            why = Reason.of(Code.SLURM_REASON, reason=seen.reason)
+            self._store.event(NOT_STARTED, to_text(why), uid=record.uid, at=now)
         return True
 
     def _put_off_no_longer(self, record: JobRecord) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.core.model import Grant, Job, Node, Status
+from metasched.core.reasons import Code, Reason
 from metasched.placement.requests import RequestOrder, least
 
 
@@ -79,7 +80,7 @@ class CoRunners:
     def __init__(self, order: RequestOrder, nodes: Sequence[Node]) -> None:
         self.pairs: dict[str, Pair] = {}
         self.beside: dict[str, str] = {}
-        self.unpaired: dict[str, str] = {}
+        self.unpaired: dict[str, Reason] = {}
         for grant in order.grants:
             if grant.co_runner is not None:
                 why = self._pair(order, nodes, order.job[grant.co_runner], order.job[grant.uid], grant)
@@ -87,18 +88,19 @@ class CoRunners:
                     self.unpaired[grant.uid] = why
         self.guests = {pair.guest.uid for pair in self.pairs.values()} | (self.unpaired.keys() - self.beside.keys())
 
-    def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
+    def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> Reason | None:
         """Note that two jobs are to share GPUs, or say why they cannot."""
         if any(job.status is Status.SUSPENDED and not job.pinned for job in (host, guest)):
-            return f"it cannot share GPUs with job {host.slurm_job_id} while one of them is suspended"
+            return Reason.of(Code.CO_RUNNER_SUSPENDED, co_runner=host.slurm_job_id)
         if host.pinned and guest.pinned:
-            return None if are_together(host, guest) else f"neither it nor job {host.slurm_job_id} can move"
+            fixed = Reason.of(Code.CO_RUNNER_FIXED, co_runner=host.slurm_job_id)
+            return None if are_together(host, guest) else fixed
         pair = joined(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
         if pair is None:
-            return f"no nodes suit both it and job {host.slurm_job_id}"
+            return Reason.of(Code.NO_NODES_SUIT_PAIR, co_runner=host.slurm_job_id)
         if host.pinned:
             self.beside[guest.uid] = host.uid
-            self.unpaired[guest.uid] = f"there is no room for it beside job {host.slurm_job_id}"
+            self.unpaired[guest.uid] = Reason.of(Code.NO_ROOM_WITH_CO_RUNNER, co_runner=host.slurm_job_id)
         elif guest.pinned:
             self.beside[host.uid] = guest.uid
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from metasched.capacity.capacity_pool import named_nodes
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.reasons import Code, Reason
 from metasched.placement import explanations
 from metasched.placement.assignments import ALL, NO_GPUS, Assignments
 from metasched.placement.colocation import CoRunners, Pair, are_together
@@ -22,12 +23,12 @@ class Placements:
 
     Attributes:
         placed: by uid, most important first; pinned jobs are in it whether granted or not.
-        unplaced: by uid, why a grant or fallback has no place, in words.
+        unplaced: by uid, why a grant or fallback has no place.
         co_runners: by uid, the other job on the same GPUs, for both of each pair.
     """
 
     placed: Mapping[str, Placement]
-    unplaced: Mapping[str, str]
+    unplaced: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,7 +70,7 @@ class _Placer:
         self.search = Search(self.seats, uneven=snapshot.uneven)
         self.displacement = PreemptionSearch(order, self.seats, self.search)
         self.co_runners: dict[str, str] = {}
-        self.words: dict[object, str] = {}
+        self.reasons: dict[object, Reason] = {}
 
     def run(self) -> Placements:
         self._fix()
@@ -239,15 +240,15 @@ class _Placer:
     def _share(self, one: str, other: str) -> None:
         self.co_runners[one], self.co_runners[other] = other, one
 
-    # -- words ---------------------------------------------------------------------------------------------------
+    # -- reasons -------------------------------------------------------------------------------------------------
 
-    def _explain(self, grant: Grant) -> str:
+    def _explain(self, grant: Grant) -> Reason:
         """Why it has no place."""
         job, free = self.order.job[grant.uid], self.seats.free
         if grant.co_runner is not None:
             host = self.order.job[grant.co_runner]
-            why = "but there is no room for both" if host.uid in self.seats.placed else "which has no place either"
-            return self.couples.unpaired.get(job.uid, f"is to share the GPUs of job {host.slurm_job_id}, {why}")
+            code = Code.CO_RUNNER_NO_ROOM if host.uid in self.seats.placed else Code.CO_RUNNER_UNPLACED
+            return self.couples.unpaired.get(job.uid) or Reason.of(code, co_runner=host.slurm_job_id)
         if job.uid in self.seats.residue and job.placement is not None:
             return explanations.suspended(job.placement)
         if grant.exact is not None:
@@ -255,7 +256,7 @@ class _Placer:
         gpus = least(grant)
         unit = (job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes)
         key = (gpus, grant.gpu_type, job.gpus > 0, job.constraints, unit)
-        if key not in self.words:
+        if key not in self.reasons:
             types = self.search.kinds(grant, job) if job.gpus else (None,)
-            self.words[key] = explanations.search(free, job, gpus, types, uneven=self.search.uneven)
-        return self.words[key]
+            self.reasons[key] = explanations.search(free, job, gpus, types, uneven=self.search.uneven)
+        return self.reasons[key]

@@ -14,6 +14,7 @@ from typing import Any
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Hold, Job, Node, Placement, Preempt, Quota, Snapshot, Status
+from metasched.core.reasons import Reason, from_json, to_json
 from metasched.throughput.online_speed import MeasuredSpeed
 
 FORMAT = 2
@@ -77,6 +78,8 @@ def _jobs(snapshot: Snapshot) -> list[dict[str, Any]]:
         if (speed := facts.get("speed")) is not None:
             facts["speed"] = speed.subject if speed.subject in written else speed
             written.add(speed.subject)
+        if (blocked := facts.get("blocked")) is not None:
+            facts["blocked"] = to_json(blocked)
     return found
 
 
@@ -128,6 +131,11 @@ def _speed(known: dict[str, MeasuredSpeed]) -> _Read:
     return read
 
 
+def _reason(data: Any) -> Reason | None:
+    """A reason; format 1 has a sentence in its place."""
+    return None if data is None else from_json(data)
+
+
 def _placement(facts: Any) -> Placement | None:
     if facts is None:
         return None
@@ -148,4 +156,5 @@ _JOB: dict[str, _Read] = {
     "placement": _placement,
     "last_placement": _placement,
     "released": _placement,
+    "blocked": _reason,
 }

@@ -14,13 +14,15 @@ from metasched.capacity.capacity_pool import without
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Decision, Grant, Job, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.placement import Placements, closing
 from metasched.scheduling.quota_enforcement import place_within, shut_out
 
 # So often at most the policy is asked again in a round, each time without more jobs that limits leave nothing.
 MOST_DECISIONS = 16
 
-CANNOT_STOP = "it runs to its end: it cannot be preempted"
+CANNOT_STOP = Reason(Code.NOT_PREEMPTIBLE)
+SUSPENDED_BY_OTHERS = Reason(Code.SUSPENDED_BY_OTHERS)
 
 
 class PolicyViolationError(MetaschedError):
@@ -41,14 +43,14 @@ class RoundResult:
         decision: the policy's answer.
         state: what the policy carries to the next round.
         targets: where each job that should run now belongs, most important first.
-        reasons: for every live job, in words, why it runs or waits.
+        reasons: for every live job, why it runs or waits.
         co_runners: by uid, the other job on the same GPUs, for both of each pair.
     """
 
     decision: Decision
     state: PolicyState
     targets: Mapping[str, Placement]
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,7 +63,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     view, aside = _view(snapshot)
     before = state if state is not None else policy.initial_state(view)
     decision, after, placements, limited = _decide(snapshot, view, policy, before)
-    reasons = {job.uid: words for job, words in aside}
+    reasons = {job.uid: reason for job, reason in aside}
     for _ in range(MOST_DECISIONS):
         if not (out := shut_out(snapshot, view, decision, placements)):
             break
@@ -70,12 +72,9 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
         decision, _, placements, limited = _decide(snapshot, view, policy, before)  # ``after`` is that of all jobs
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
-    for uid, words in limited.items():
-        reasons[uid] = f"{reasons[uid]}; {words}"
-    for uid, missing in placements.unplaced.items():
-        reasons[uid] = f"{reasons[uid]}; {missing}"
-    for uid, missing in closing((job for job in view.jobs if job.uid not in placements.placed), view.nodes).items():
-        reasons[uid] = f"{reasons[uid]}; {missing}"
+    closed = closing((job for job in view.jobs if job.uid not in placements.placed), view.nodes)
+    for more in (limited, placements.unplaced, closed):
+        reasons |= {uid: reasons[uid].and_also(reason) for uid, reason in more.items()}
     for uid in placements.placed.keys() - reasons.keys():
         reasons[uid] = CANNOT_STOP
     kept = {job.uid: job.placement for job, _ in aside if job.placement is not None and _goes_on(job)}
@@ -86,8 +85,8 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
 
 def _decide(
     snapshot: Snapshot, view: Snapshot, policy: Policy, state: PolicyState
-) -> tuple[Decision, PolicyState, Placements, Mapping[str, str]]:
-    """Decide and place once, for the jobs of a view; the last is what limits took from whom, in words.
+) -> tuple[Decision, PolicyState, Placements, Mapping[str, Reason]]:
+    """Decide and place once, for the jobs of a view; the last is what limits took from whom.
 
     Raises:
         PolicyViolationError: the policy's answer breaks the contract.
@@ -102,11 +101,11 @@ def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mappin
     return policy.precompute(_view(snapshot)[0], state)
 
 
-def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
+def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, Reason]]]:
     """What the policy sees, and the live jobs that it does not, each with the reason."""
     jobs, finished, suspended = snapshot.jobs, Status.FINISHED, Status.SUSPENDED
     odd = [job for job in jobs if job.blocked is not None or job.status is suspended or job.status is finished]
-    aside = [(job, words) for job in odd if job.status is not finished and (words := _why_aside(job)) is not None]
+    aside = [(job, reason) for job in odd if job.status is not finished and (reason := _why_aside(job)) is not None]
     hidden = {job.uid for job in odd if job.status is finished} | {job.uid for job, _ in aside}
     if not hidden:
         return snapshot, aside
@@ -115,10 +114,10 @@ def _view(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
     return replace(snapshot, jobs=shown, nodes=without(snapshot.nodes, held) if held else snapshot.nodes), aside
 
 
-def _why_aside(job: Job) -> str | None:
+def _why_aside(job: Job) -> Reason | None:
     """Why the policy has no say about the job, if it has none."""
     if job.status is Status.SUSPENDED and not job.suspended_by_us:
-        return "somebody else suspended it, and has to resume it"
+        return SUSPENDED_BY_OTHERS
     return job.blocked
 
 
@@ -160,9 +159,9 @@ def _check(policy: str, view: Snapshot, decision: Decision) -> None:
             broken = _misplaced(view, grant) or _misshared(view, grant, granted)
         if broken is not None:
             raise PolicyViolationError(policy, grant.uid, broken)
-    for uid, words in decision.waits.items():
-        if not words:
-            raise PolicyViolationError(policy, uid, "waits without a reason")
+    for uid, reason in decision.waits.items():
+        if (wrong := _wrong_reason(reason)) is not None:
+            raise PolicyViolationError(policy, uid, f"waits without a reason: {wrong}")
     if view.sharing:
         _check_pairs(policy, grants)
 
@@ -207,8 +206,8 @@ def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
 def _broken_rule(job: Job, grant: Grant) -> str | None:
     """The rule of the contract that a grant breaks, in words."""
     gpus, kind, fewest, low = grant.gpus, grant.gpu_type, job.min_gpus, grant.at_least
-    if not grant.reason:
-        return "is granted without a reason"
+    if (wrong := _wrong_reason(grant.reason)) is not None:
+        return f"is granted without a reason: {wrong}"
     if not fewest <= gpus <= job.max_gpus:
         return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
     if low is not None and not fewest <= low <= gpus:
@@ -218,6 +217,13 @@ def _broken_rule(job: Job, grant: Grant) -> str | None:
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
     return None
+
+
+def _wrong_reason(reason: object) -> str | None:
+    """Why a policy's reason is none, in words; None where it is one."""
+    if not isinstance(reason, Reason):
+        return f"it has a {type(reason).__name__}, and a Reason is needed (Reason.text(...) makes one of words)"
+    return None if reason.code else "its Reason has an empty code"
 
 
 def _broken_hold(job: Job, grant: Grant) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metasched.core.model import Action, Job, Placement, Preempt, Resume, Snapshot, Status, Suspend
+from metasched.core.reasons import Code, Reason
 from metasched.scheduling.gpu_shards import GpuShards
 
 
@@ -39,7 +40,7 @@ class GpuSharingPlan:
         slice_seconds: how long a turn lasts where two jobs take turns.
 
     Attributes:
-        leave: by uid, why a job must leave though its place is right, in words.
+        leave: by uid, why a job must leave though its place is right.
         turns: what those who take turns are to do now.
         resting: the suspended jobs of those who take turns.
     """
@@ -54,7 +55,7 @@ class GpuSharingPlan:
         self._rank = {uid: rank for rank, uid in enumerate(targets)}
         self._given: set[str] = set()  # nodes on which a pair starts in this poll
         self._pairs: set[frozenset[str]] = set()  # that do
-        self.leave: dict[str, str] = {}
+        self.leave: dict[str, Reason] = {}
         self.turns: dict[str, Action] = {}
         self.resting: set[str] = set()
         if shares.seats is not None:
@@ -139,9 +140,9 @@ class GpuSharingPlan:
         """The least important."""
         return max(uids, key=lambda uid: (self._rank.get(uid, len(self._rank)), uid))
 
-    def _who_leaves(self, seats: GpuShards) -> Iterator[tuple[str, str]]:
+    def _who_leaves(self, seats: GpuShards) -> Iterator[tuple[str, Reason]]:
         jobs = self._snapshot.job
-        yield from ((uid, "Slurm has given its GPU to another job") for uid in seats.doubled if self._stays(uid))
+        yield from ((uid, Reason(Code.GPU_GIVEN_AWAY)) for uid in seats.doubled if self._stays(uid))
         for uid, other in seats.couples.items():
             if uid < other and self._stays(uid) and self._stays(other):
                 yield from self._parted(jobs[uid], jobs[other])
@@ -157,35 +158,35 @@ class GpuSharingPlan:
             elif job.status is Status.HELD and other_job.status is Status.HELD and job.uid < other_job.uid:
                 yield from self._in_the_way(seats, job)
 
-    def _parted(self, one: Job, other: Job) -> Iterator[tuple[str, str]]:
+    def _parted(self, one: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """Two on one GPU that are not to be: who has another partner to come stays, if only one has."""
         if self.partner(one) is other:
             return
         lonely = [job.uid for job in (one, other) if self.partner(job) is None]
         goes = lonely[0] if len(lonely) == 1 else self._last(one.uid, other.uid)
         stays = other if goes == one.uid else one
-        yield goes, f"no longer shares the GPU of job {stays.slurm_job_id}"
+        yield goes, Reason.of(Code.CO_RUNNER_CHANGED, co_runner=stays.slurm_job_id)
 
-    def _unfit(self, seats: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, str]]:
+    def _unfit(self, seats: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """A job that runs where its pair is to be, if the other cannot come to it."""
         if not job.half_gpus:
-            yield job.uid, f"is to share its GPU with job {other.slurm_job_id}, and has the whole of it"
+            yield job.uid, Reason.of(Code.HOLDS_WHOLE_GPU, co_runner=other.slurm_job_id)
         elif self._stays(other.uid):
             if (
                 other.half_gpus
                 and seats.couples.get(job.uid) != other.uid
                 and self._last(job.uid, other.uid) == job.uid
             ):
-                yield job.uid, f"is to share the GPU of job {other.slurm_job_id}, and sits on another"
+                yield job.uid, Reason.of(Code.ON_OTHER_GPU, co_runner=other.slurm_job_id)
         elif not other.active and job.placement is not None and seats.unsettled.isdisjoint(job.placement.nodes):
             for node, gpu in seats.held.get(job.uid, {}).items():
                 lower = seats.first(node)
                 strange = seats.free[node][gpu] < seats.half and len(seats.on(node, gpu)) == 1
                 if (lower is not None and lower < gpu) or strange:
-                    yield job.uid, f"is to share a GPU with job {other.slurm_job_id}, which could not come to this one"
+                    yield job.uid, Reason.of(Code.CO_RUNNER_CANNOT_JOIN, co_runner=other.slurm_job_id)
                     return
 
-    def _in_the_way(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
+    def _in_the_way(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Who has half a GPU on which Slurm would put one of a new pair."""
         for node in self._targets[job.uid].nodes:
             gpu = seats.first(node)
@@ -193,7 +194,7 @@ class GpuSharingPlan:
                 continue
             for uid in seats.on(node, gpu):
                 if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, f"has half a GPU, on which Slurm would put job {job.slurm_job_id}"
+                    yield uid, Reason.of(Code.HALF_GPU_TAKEN_FOR_PAIR, job=job.slurm_job_id)
 
     @staticmethod
     def _taken_for_free(seats: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
@@ -204,12 +205,12 @@ class GpuSharingPlan:
                     if not seats.is_empty(node, gpu):
                         yield node, gpu
 
-    def _before_whole(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
+    def _before_whole(self, seats: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Who has half a GPU that Slurm would give to a job which asks for whole ones."""
         for node, gpu in self._taken_for_free(seats, job, self._targets[job.uid]):
             for uid in seats.on(node, gpu):
                 if self._stays(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, f"has half a GPU, which Slurm would give to job {job.slurm_job_id}"
+                    yield uid, Reason.of(Code.HALF_GPU_TAKEN_FOR_WHOLE, job=job.slurm_job_id)
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -231,12 +232,13 @@ class GpuSharingPlan:
         self.resting.update(job.uid for job in rests)
         if not rests:
             had_more = max((one, other), key=lambda job: (job.attained_service, self._rank.get(job.uid, 0)))
-            yield Suspend(had_more.uid, f"takes turns with job {(other if had_more is one else one).slurm_job_id}")
+            had_less = other if had_more is one else one
+            yield Suspend(had_more.uid, Reason.of(Code.TIME_SLICING_BEGINS, co_runner=had_less.slurm_job_id))
             return
         waits = min(rests, key=lambda job: job.suspended_at or 0.0)
         runs = other if waits is one else one
         if len(rests) > 1:
-            yield Resume(waits.uid, f"its turn: job {runs.slurm_job_id} rests, too")
+            yield Resume(waits.uid, Reason.of(Code.BOTH_SUSPENDED, co_runner=runs.slurm_job_id))
         elif self._snapshot.now - (waits.suspended_at or 0.0) >= self._slice_seconds:
-            yield Suspend(runs.uid, f"the turn of job {waits.slurm_job_id}")
-            yield Resume(waits.uid, f"its turn, after job {runs.slurm_job_id}")
+            yield Suspend(runs.uid, Reason.of(Code.SLICE_ENDS, co_runner=waits.slurm_job_id))
+            yield Resume(waits.uid, Reason.of(Code.SLICE_BEGINS, co_runner=runs.slurm_job_id))

@@ -25,6 +25,7 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
+from metasched.core.reasons import Code, Fact, Reason
 from metasched.scheduling.gpu_sharing import GpuSharing, GpuSharingPlan
 
 ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
@@ -46,6 +47,8 @@ class Timeouts:
 
 
 NOBODY_SHARES = GpuSharing()
+NOT_ITS_TURN = Reason(Code.NOT_ITS_TURN)
+NAMED = 3  # of the jobs that another one is preempted for
 
 
 def plan(
@@ -121,32 +124,33 @@ class _Planner:
     def _held(self, job: Job, target: Placement | None) -> Action | None:
         if target is not None and job.blocked is None and self.sharing.may_start(job, target):
             partner = self.sharing.partner(job)
-            beside = "" if partner is None else f", beside job {partner.slurm_job_id}"
-            return Start(job.uid, f"starts on {_describe(target)}{beside}", target, half_gpus=partner is not None)
+            co_runner = None if partner is None else partner.slurm_job_id
+            reason = Reason.of(Code.STARTS, **_facts(target), co_runner=co_runner)
+            return Start(job.uid, reason, target, half_gpus=partner is not None)
         if job.hold is Hold.USER:
-            return HoldJob(job.uid, "its owner could release it before its turn")
+            return HoldJob(job.uid, Reason(Code.OWNER_COULD_RELEASE))
         return None
 
     def _queued(self, job: Job, target: Placement | None) -> Action | None:
         if job.blocked is not None:
             return HoldJob(job.uid, job.blocked)
         if target is None:
-            return HoldJob(job.uid, "it is not its turn")
+            return HoldJob(job.uid, NOT_ITS_TURN)
         if job.released is None:
-            return HoldJob(job.uid, "it was released by somebody else")
+            return HoldJob(job.uid, Reason(Code.RELEASED_BY_OTHERS))
         if (changed := self._released_otherwise(job, target)) is not None:
             return HoldJob(job.uid, changed)
         waited = self.now - job.released_at if job.released_at is not None else 0.0
         if waited > self.limits.start_seconds and self.leaving.isdisjoint(target.nodes):
-            return HoldJob(job.uid, f"it did not start within {self.limits.start_seconds:g} s")
+            return HoldJob(job.uid, Reason.of(Code.NOT_STARTED_IN_TIME, seconds=self.limits.start_seconds))
         return None
 
-    def _released_otherwise(self, job: Job, target: Placement) -> str | None:
-        """What it was released for, if that is not what it is to have now, in words."""
+    def _released_otherwise(self, job: Job, target: Placement) -> Reason | None:
+        """What is to be otherwise than it was released for, if anything is."""
         if job.released != target:
-            return f"its place is now {_describe(target)}"
+            return Reason.of(Code.PLACE_CHANGED, **_facts(target))
         if job.half_gpus != (self.sharing.partner(job) is not None):
-            return "it is now alone on its GPU" if job.half_gpus else "it is now to share its GPU"
+            return Reason(Code.NOW_ALONE if job.half_gpus else Code.NOW_SHARES)
         return None
 
     def _running(self, job: Job, target: Placement | None) -> Action | None:
@@ -159,8 +163,8 @@ class _Planner:
             # A stop cannot be taken back: the trainer may be half-way out, and starts again in the same place.
             deadline = job.stop_requested + self.limits.grace_seconds
             if self.now > deadline:
-                return Requeue(job.uid, f"it did not answer a stop within {self.limits.grace_seconds:g} s")
-            return Stop(job.uid, leaves or "it was to leave", deadline) if job.uid in self.unsent else None
+                return Requeue(job.uid, Reason.of(Code.STOP_UNANSWERED, seconds=self.limits.grace_seconds))
+            return Stop(job.uid, leaves or Reason(Code.WAS_TO_LEAVE), deadline) if job.uid in self.unsent else None
         if leaves is not None:
             return Stop(job.uid, leaves, self.now + self.limits.grace_seconds)
         return self.sharing.turns.get(job.uid)
@@ -171,34 +175,31 @@ class _Planner:
         if job.gpus > 0:
             # It rests on a GPU that it shares. Nothing else may keep it: it cannot even be stopped while it rests.
             rests = job.uid in self.sharing.resting and job.uid not in self.sharing.turns
-            return None if rests else self.sharing.turns.get(job.uid) or Resume(job.uid, "it no longer takes turns")
+            ended = Resume(job.uid, Reason(Code.TIME_SLICING_ENDS))
+            return None if rests else self.sharing.turns.get(job.uid) or ended
         if job.placement != target:
             return None
         needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.node_gpus}
         if any(need > self.cpus.get(node, 0) for node, need in needs.items()):
             return None
         self._occupy(job, target)
-        return Resume(job.uid, "its CPUs are free again")
+        return Resume(job.uid, Reason(Code.CPUS_FREE))
 
     def _occupy(self, job: Job, place: Placement) -> None:
         for node, gpus in place.node_gpus:
             self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(gpus)
 
-    def _why(self, job: Job, target: Placement | None) -> str:
+    def _why(self, job: Job, target: Placement | None) -> Reason:
         """Why it must leave the place that it has."""
         if target is not None:
-            return f"moves to {_describe(target)}"
+            return Reason.of(Code.MOVES, **_facts(target))
         nodes = job.placement.nodes if job.placement is not None else ()
         heirs = sorted({heir for node in nodes for heir in self.heirs.get(node, ())})
         if not heirs:
-            return "it is not its turn"
-        more = f" and {len(heirs) - 3} more" if len(heirs) > 3 else ""  # noqa: PLR2004 - three are enough to read
-        return f"makes room for {', '.join(heirs[:3])}{more}"
+            return NOT_ITS_TURN
+        return Reason.of(Code.PREEMPTED_FOR, jobs=tuple(heirs[:NAMED]), more=max(len(heirs) - NAMED, 0))
 
 
-def _describe(place: Placement) -> str:
-    """A place in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
-    nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.node_gpus) if place.uneven else ", ".join(place.nodes)
-    if place.gpu_type is None:
-        return nodes
-    return f"{place.gpus} GPU{'' if place.gpus == 1 else 's'} of type {place.gpu_type} on {nodes}"
+def _facts(place: Placement) -> dict[str, Fact]:
+    """A placement as facts of a reason."""
+    return {"gpus": place.gpus, "gpu_type": place.gpu_type, "nodes": place.nodes, "uneven": place.uneven}

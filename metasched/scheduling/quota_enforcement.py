@@ -12,16 +12,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metasched.core.model import Decision, Grant, Job, Placement, Quota, Snapshot, Status
+from metasched.core.reasons import Code, Reason
 from metasched.placement import Placements, place
 
 # So often a decision is gone through at most; each time, at least one more job is known to find no more than it has.
 MOST_TIMES = 16
 
-HOST_WITHOUT = "the job whose GPUs it was to share does not get all of them"
+HOST_WITHOUT = Reason(Code.CO_RUNNER_CUT)
 
 
-def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tuple[Placements, Mapping[str, str]]:
-    """Find nodes for what the limits allow of a decision; and by uid, in words, what they took from whom.
+def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tuple[Placements, Mapping[str, Reason]]:
+    """Find nodes for what the limits allow of a decision; and by uid, what they took from whom.
 
     Args:
         snapshot: all jobs.
@@ -32,11 +33,11 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
         return place(view, decision.grants, decision.fallback), {}
     held = _held(snapshot)
     most: dict[str, Placement | None] = {}
-    unplaced: dict[str, str] = {}
-    words: dict[str, str] = {}
+    unplaced: dict[str, Reason] = {}
+    reasons: dict[str, Reason] = {}
     for _ in range(MOST_TIMES):
         allowed = _Admission(snapshot, view, held).admit(decision, most)
-        words = {uid: words[uid] for uid in words.keys() & most.keys()} | allowed.words
+        reasons = {uid: reasons[uid] for uid in reasons.keys() & most.keys()} | allowed.reasons
         found = place(view, allowed.grants, allowed.fallback)
         unplaced |= found.unplaced
         less = _less(snapshot.quotas, allowed, found, held)
@@ -46,11 +47,11 @@ def place_within(snapshot: Snapshot, view: Snapshot, decision: Decision) -> tupl
             break
         most |= less
     missing = {uid: why for uid, why in unplaced.items() if uid not in found.placed and uid not in allowed.denied}
-    return replace(found, unplaced=missing), words
+    return replace(found, unplaced=missing), reasons
 
 
-def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Placements) -> Mapping[str, str]:
-    """Jobs that limits leave nothing, with words for it, where others wait behind them while GPUs are free.
+def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Placements) -> Mapping[str, Reason]:
+    """Jobs that limits leave nothing, with the reason, where others wait behind them while GPUs are free.
 
     A policy that keeps a strict order, and so offers nobody as fallback, is to be asked again without them: it knows
     nothing of limits, and would let nobody pass.
@@ -59,13 +60,13 @@ def shut_out(snapshot: Snapshot, view: Snapshot, decision: Decision, found: Plac
         return {}
     held = _held(snapshot)
     room, free = _left(snapshot, view, held, found)
-    out: dict[str, str] = {}
+    out: dict[str, Reason] = {}
     for job in view.jobs:
         if job.uid in room.of and job.uid not in found.placed and job.uid not in held:
             limits = [room.most(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
             most, limit = max(limits, default=(math.inf, -1))
             if most < job.min_gpus:
-                out[job.uid] = _words(snapshot.quotas[limit], most)
+                out[job.uid] = _reached(snapshot.quotas[limit], most)
     behind = [view.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
     if any(not job.gpus or max(free.values(), default=0) >= job.min_gpus for job in behind):
         return out
@@ -79,7 +80,7 @@ class _Allowed:
     Attributes:
         grants, fallback: the decision's, cut.
         denied, cut, narrowed: who goes without, who has less than granted, and who is left but one type.
-        words: of them all, which limit it was.
+        reasons: of them all, which limit it was.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -87,7 +88,7 @@ class _Allowed:
     denied: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
     narrowed: set[str] = field(default_factory=set)
-    words: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
 
 
 class _Room:
@@ -176,11 +177,12 @@ class _Admission:
             self.whole.add(uid)
             return grant
         if most < job.min_gpus or grant.co_runner is not None:
-            self._deny(uid, _words(self.room.limits[limit], most))
+            self._deny(uid, _reached(self.room.limits[limit], most))
             return None
         gpus = int(most)
         self.allowed.cut.add(uid)
-        self.allowed.words[uid] = f"of {_gpus(grant.gpus)} the limit {self.room.limits[limit].name} leaves it {gpus}"
+        quota = self.room.limits[limit].name
+        self.allowed.reasons[uid] = Reason.of(Code.QUOTA_CUT, quota=quota, gpus=grant.gpus, gpus_left=gpus)
         return replace(grant, gpus=gpus, at_least=job.min_gpus, exact=None)
 
     def _of_one_type(self, grant: Grant, most: float, limit: int) -> tuple[float, int, Grant]:
@@ -192,12 +194,12 @@ class _Admission:
                 grant = replace(grant, gpu_type=kind)
         if grant.gpu_type is not None:
             self.allowed.narrowed.add(grant.uid)
-            self.allowed.words[grant.uid] = f"limits leave it GPUs of type {grant.gpu_type} alone"
+            self.allowed.reasons[grant.uid] = Reason.of(Code.QUOTA_ONE_TYPE, gpu_type=grant.gpu_type)
         return most, limit, grant
 
-    def _deny(self, uid: str, words: str) -> None:
+    def _deny(self, uid: str, reason: Reason) -> None:
         self.allowed.denied.add(uid)
-        self.allowed.words[uid] = words
+        self.allowed.reasons[uid] = reason
 
     def _kinds(self, grant: Grant) -> Sequence[str | None]:
         """The types of which its GPUs may be."""
@@ -273,9 +275,5 @@ def _left(
     return room, free
 
 
-def _words(limit: Quota, most: float) -> str:
-    return f"the limit {limit.name} {f'leaves it {_gpus(most)}' if most >= 0 else 'is reached'}"
-
-
-def _gpus(count: float) -> str:
-    return f"{count:g} GPU{'' if count == 1 else 's'}"
+def _reached(quota: Quota, most: float) -> Reason:
+    return Reason.of(Code.QUOTA_REACHED, quota=quota.name, gpus_left=int(most) if most >= 0 else None)

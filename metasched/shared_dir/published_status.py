@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from metasched.core.errors import MetaschedError
 
 FILE_NAME = "status.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class StatusError(MetaschedError):
@@ -39,7 +39,9 @@ class JobStatus:
 
     ``renewals`` is for how many rounds it has kept what it holds, ``co_runner`` the slurm_job_id of the job on the same
     GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` how long it may take from submission on,
-    ``blocked`` whether it must not start at all now.
+    ``blocked`` whether it must not start at all now. ``reason`` is why it runs or waits, in words; ``reason_code`` and
+    ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons that the words tell, each an
+    object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
     """
 
     uid: str
@@ -74,6 +76,9 @@ class JobStatus:
     time_slicing: bool = False
     slo_seconds: float | None = None
     blocked: bool = False
+    reason_code: str = "text"
+    reason_facts: Mapping[str, Any] = field(default_factory=dict)
+    reason_also: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ class Status:
     sharing_note: str = ""
 
 
+_TUPLES = ("world_sizes", "reason_also")  # of a job
 _Record = TypeVar("_Record", NodeStatus, JobStatus, Status)
 
 
@@ -147,7 +153,7 @@ def read(shared: Path) -> Status:
     try:
         nodes = tuple(_known(NodeStatus, node) for node in data["nodes"])
         jobs, finished = (
-            tuple(_known(JobStatus, {**job, "world_sizes": tuple(job["world_sizes"])}) for job in data[key])
+            tuple(_known(JobStatus, {**job, **{name: tuple(job[name]) for name in _TUPLES}}) for job in data[key])
             for key in ("jobs", "finished")
         )
         return _known(Status, {**data, "nodes": nodes, "jobs": jobs, "finished": finished})

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
+from metasched.core.reasons import Reason, from_text, to_text
 from metasched.store.errors import RoundOrderError, RunOrderError, UnknownJobError
 from metasched.store.history_queries import IS_IMPORTED, History
 from metasched.store.records import (
@@ -316,7 +317,7 @@ class Store(History, ReportRows):
         parameters: Mapping[str, Any],
         state: PolicyState,
         targets: Mapping[str, Placement],
-        reasons: Mapping[str, str],
+        reasons: Mapping[str, Reason],
         decide_seconds: float,
         summary: Mapping[str, Any] | None = None,
         snapshot: bytes = b"",
@@ -337,7 +338,7 @@ class Store(History, ReportRows):
             parameters: the policy's, JSON-compatible.
             state: what the policy carries on.
             targets: where each job that should run belongs, most important first.
-            reasons: for each live job, in words; those that are also in ``targets`` run.
+            reasons: for each live job; those that are also in ``targets`` run.
             decide_seconds: how long the policy took.
             summary: of the snapshot, JSON-compatible.
             snapshot: what the engine saw, encoded; empty to keep none.
@@ -366,7 +367,10 @@ class Store(History, ReportRows):
             self._commit_decisions(
                 number,
                 last.round if last else 0,
-                {uid: (placed.get(uid), reasons.get(uid, "")) for uid in {**reasons, **placed}},
+                {
+                    uid: (placed.get(uid), to_text(reasons[uid]) if uid in reasons else "")
+                    for uid in {**reasons, **placed}
+                },
             )
             written = self._commit_state(number, policy, state)
             held = self._commit_snapshot(number, snapshot, written, keep_snapshots_bytes)
@@ -402,9 +406,10 @@ class Store(History, ReportRows):
         with self.transaction():
             self._write("DELETE FROM speeds WHERE subject = ? OR co_runner = ?", [subject, subject])
 
-    def current_reasons(self) -> dict[str, str]:
+    def current_reasons(self) -> dict[str, Reason]:
         """For each job that the latest round decided about and that still lives, why it runs or waits."""
-        return dict(self._rows("SELECT uid, reason FROM decisions WHERE last_round IS NULL"))
+        rows = self._rows("SELECT uid, reason FROM decisions WHERE last_round IS NULL")
+        return {uid: from_text(reason) for uid, reason in rows}
 
     def policy_state(self, policy: str, number: int | None = None) -> PolicyState | None:
         """What a policy carries: its latest state, or (for replay) the one that it left in round ``number``."""

@@ -12,6 +12,7 @@ from pydantic import Field
 from metasched.capacity.capacity_pool import is_fixed
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
 from metasched.time_shares.round_mechanism import (
@@ -35,7 +36,9 @@ from metasched.time_shares.round_mechanism import (
 STATE_VERSION = 1
 SPEED_NEWS = 0.05
 """Relative: what is known of a job's speed has changed when it has by more than this; less is noise of measurement."""
-RUNS_ON = "it runs on: its nodes accept no other jobs now"
+RUNS_ON = Reason(Code.NODES_CLOSED)
+RUNS_TO_END = Reason(Code.RUNS_TO_END)
+CPU_ONLY = Reason(Code.CPU_ONLY)
 COMING = "coming"  # in the data of a state: shares that are made, and not in force yet
 WITHOUT = "without"  # in the data of a state: the jobs that have been given no share, though shares were made for them
 TYPES_SEED = 5  # added to the seed: the order of the types draws from a stream of its own
@@ -146,7 +149,7 @@ class TimeSharePolicy(Policy):
         )
         ledger = ledger.give(turns)
         decision = _decision(
-            snapshot, claims, _Words(ledger, types), turns, of, fill=self.fills, time_slicing=self.time_slicing
+            snapshot, claims, _Reasons(ledger, types), turns, of, fill=self.fills, time_slicing=self.time_slicing
         )
         written = {LEDGER: ledger.to_json(), MADE_FOR: made_for, "memory": memory, "types_used": used}
         return decision, PolicyState(STATE_VERSION, {**written, COMING: coming} if coming else written)
@@ -322,7 +325,7 @@ def _common_types(claims: AllocationInputs, one: Job, other: Job) -> tuple[str, 
 def _decision(
     snapshot: Snapshot,
     claims: AllocationInputs,
-    words: _Words,
+    reasons: _Reasons,
     turns: Sequence[RoundGrant],
     of: Times,
     *,
@@ -333,13 +336,13 @@ def _decision(
     grants = list(_staying(claims, time_slicing=time_slicing))
     for turn in sorted(turns, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
-        reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
+        reason = reasons.turn(first, turn.gpu_type)
         # Its speed on few nodes was counted on; where it may be apart, few are only preferred.
         near = () if turn.apart else claims.near(first).get(turn.gpu_type, ())
         most = len(near) or None
         grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type, max_nodes=most))
         grants += [
-            Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].slurm_job_id} on the same GPUs",
+            Grant(uid, turn.gpus, reason.and_also(_with(snapshot.job[first])),
                   gpu_type=turn.gpu_type, max_nodes=most, co_runner=first, time_slicing=time_slicing)
             for uid in rest
         ]  # fmt: skip
@@ -351,26 +354,21 @@ def _decision(
             continue
         if not claims.spreads[job.uid]:
             if (place := job.placement) is not None and place.gpus == job.gpus:
-                stays = Grant(job.uid, job.gpus, "it runs on: no node would take it again", gpu_type=place.gpu_type)
+                stays = Grant(job.uid, job.gpus, Reason(Code.NO_NODE_AGAIN), gpu_type=place.gpu_type)
                 fallback.append((0.0, stays))
                 continue
-            given = "beside jobs that neither stop nor move" if job.uid in claims.shut_out else "even empty"
-            waits[job.uid] = f"{given}, the nodes that accept jobs could not run it on {job.gpus} GPUs"
+            waits[job.uid] = _exceeds(job, beside_fixed=job.uid in claims.shut_out)
             continue
         priority = of.get((job.uid,), {})
         best = max(claims.kinds(job.uid), key=lambda kind: priority.get(kind, 0.0))
-        reason = f"not its turn: {words.wait(job.uid, claims.kinds(job.uid))}"
+        reason = reasons.wait(job.uid, claims.kinds(job.uid))
         if fill or priority.get(best, 0.0) > 0:
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
             fallback.append((-priority.get(best, 0.0), grant))
         else:
             waits[job.uid] = reason
     fallback.sort(key=lambda entry: entry[0])
-    without = [
-        Grant(job.uid, 0, "it needs no GPU, and runs where CPUs are free")
-        for job in snapshot.jobs
-        if job.gpus == 0 and job.uid not in served
-    ]
+    without = [Grant(job.uid, 0, CPU_ONLY) for job in snapshot.jobs if job.gpus == 0 and job.uid not in served]
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
 
 
@@ -382,18 +380,30 @@ def _staying(claims: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]
             continue
         host = before.get(job.co_runner) if claims.sharing and not is_fixed(job) else None
         if host is not None and host.placement == place:
-            reason = f"{RUNS_ON}, with job {host.slurm_job_id} on the same GPUs"
+            reason = RUNS_ON.and_also(_with(host))
             yield Grant(
                 job.uid, place.gpus, reason, gpu_type=place.gpu_type, co_runner=host.uid, time_slicing=time_slicing
             )
         else:
-            reason = "it runs to its end" if is_fixed(job) else RUNS_ON
+            reason = RUNS_TO_END if is_fixed(job) else RUNS_ON
             yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
         before[job.uid] = job
 
 
-class _Words:
-    """Shares in words."""
+def _with(host: Job) -> Reason:
+    """Why a job has GPUs that are another one's, too."""
+    return Reason.of(Code.SHARES_GPUS, co_runner=host.slurm_job_id)
+
+
+def _exceeds(job: Job, *, beside_fixed: bool) -> Reason:
+    """Why no nodes could run a job."""
+    if beside_fixed:
+        return Reason.of(Code.EXCEEDS_NODES_BESIDE_FIXED, gpus=job.gpus, gpu_types=job.gpu_types)
+    return Reason.of(Code.EXCEEDS_NODES, gpus=job.gpus, gpu_types=job.gpu_types, nodes=None, cpus=None)
+
+
+class _Reasons:
+    """Shares as reasons."""
 
     def __init__(self, ledger: TimeAccount, types_in_turn: Sequence[str]) -> None:
         self._types = types_in_turn
@@ -405,18 +415,21 @@ class _Words:
                     self._shares[uid] = both
                 else:
                     self._shares[uid] = share
-        self._said: dict[tuple[tuple[str, float], ...], str] = {}
+        self._told: dict[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]] = {}
 
-    def wait(self, uid: str, kinds: Iterable[str]) -> str:
+    def turn(self, uid: str, gpu_type: str) -> Reason:
+        """Why a job has GPUs of a type."""
+        return Reason(Code.TIME_SHARE_TURN, (("gpu_type", gpu_type), ("shares", self._percents(uid))))
+
+    def wait(self, uid: str, kinds: Iterable[str]) -> Reason:
         """Why it is not a job's turn that could have these worker types."""
         if self._types and not any(gpu_type_of(kind) in self._types for kind in kinds):
-            return "types_in_turn names none of its types"
-        return self.share(uid)
+            return Reason(Code.TYPES_IN_TURN_EXCLUDE)
+        return Reason(Code.TIME_SHARE_WAIT, (("shares", self._percents(uid)),))
 
-    def share(self, uid: str) -> str:
-        """What a job should have."""
+    def _percents(self, uid: str) -> tuple[tuple[str, int], ...]:
+        """A job's share of time by worker type, in whole percent: finer, the history would have a row every round."""
         share = tuple(self._shares.get(uid, {}).items())
-        if share not in self._said:
-            parts = [f"{part:.0%} of {kind}" for kind, part in sorted(share) if part > 0]
-            self._said[share] = f"its share of time is {', '.join(parts)}" if parts else "it has no share of time now"
-        return self._said[share]
+        if share not in self._told:
+            self._told[share] = tuple((kind, round(100 * part)) for kind, part in sorted(share) if part > 0)
+        return self._told[share]

@@ -20,13 +20,13 @@ from pydantic import Field
 from metasched.capacity.capacity_pool import CPU_ONLY, CapacityPool, GpuAmount, is_fixed
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from policies.ares.fair_finish_queue import Line, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
-LINE = "in line by when jobs would end under fair sharing"
-POOL = "in the pool of jobs whose demand is not known, under fair sharing"
-EXPLORES = "on GPUs that nobody else can use, to learn how fast it is there"
-NO_GPUS = "without GPUs: it has the CPUs that are left"
+POOL = Reason(Code.UNKNOWN_DEMAND_POOL)
+EXPLORES = Reason(Code.EXPLORES)
+NO_GPUS = Reason(Code.CPU_ONLY)
 
 
 class AresParameters(PolicyParameters):
@@ -117,7 +117,9 @@ class _Round:
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
         reasons = [(job, POOL) for job in in_pool]
-        reasons += [(job, f"number {i} of {len(self.known)} {LINE}") for i, job in enumerate(self.known, start=1)]
+        length = len(self.known)
+        for i, job in enumerate(self.known, start=1):
+            reasons.append((job, Reason(Code.FAIR_FINISH_POSITION, (("position", i), ("length", length)))))
         reasons += [(job, POOL) for job in others] + [(job, NO_GPUS) for job in self.without_gpus]
         return self._answer(reasons)
 
@@ -230,20 +232,20 @@ class _Round:
 
     # -- the answer -----------------------------------------------------------------------------------------------
 
-    def _answer(self, reasons: Sequence[tuple[Job, str]]) -> Decision:
+    def _answer(self, reasons: Sequence[tuple[Job, Reason]]) -> Decision:
         grants, fallback, waits = [], [], {}
         for job, reason in reasons:
             share = self.room.shares.get(job.uid)
             if share is not None:
-                more = f"; {EXPLORES}" if job.uid in self.exploring else ""
-                grants.append(self._grant(job, share, reason + more))
+                told = reason.and_also(EXPLORES) if job.uid in self.exploring else reason
+                grants.append(self._grant(job, share, told))
             elif (most := self._runs(job)) is not None:
                 fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.kind or None))
             else:
-                waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not hold it"
+                waits[job.uid] = reason.and_also(_exceeds(job))
         return Decision(tuple(grants), tuple(fallback), waits)
 
-    def _grant(self, job: Job, share: GpuAmount, reason: str) -> Grant:
+    def _grant(self, job: Job, share: GpuAmount, reason: Reason) -> Grant:
         """Fewer GPUs rather than the same further apart: its speed is known where they are close."""
         gpus, kind = share
         if is_fixed(job) or gpus <= job.min_gpus:
@@ -261,3 +263,8 @@ class _Round:
         scaling = Scaling(job, site, self.parameters.alpha)
         kinds = sorted(site.widest, key=lambda kind: self._likes(job, kind), reverse=True)
         return next((amount for kind in kinds for amount in scaling.plain(kind)), None)
+
+
+def _exceeds(job: Job) -> Reason:
+    nodes, cpus = (None, None) if job.gpus else (job.nodes or 1, job.cpus_per_unit)
+    return Reason.of(Code.EXCEEDS_NODES, gpus=job.min_gpus, gpu_types=job.gpu_types, nodes=nodes, cpus=cpus)

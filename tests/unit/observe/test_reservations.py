@@ -4,8 +4,10 @@ from math import inf
 
 import pytest
 
+from metasched.core import reason_words
 from metasched.core.model import Grant, Job, Node, Placement, Snapshot, Status
 from metasched.core.policy import installed_policies
+from metasched.core.reasons import Reason
 from metasched.observe.reservations import Reservations
 from metasched.placement import place
 from metasched.scheduling.engine import run_round
@@ -127,7 +129,7 @@ NODES = (node("n1", reservation="r"), node("n2", open_seconds=60.0), node("n3"))
 def test_a_job_is_placed_only_where_its_reservation_and_its_limit_allow(more, where):
     """Three alike ask for a node each: as many run as there are nodes for them."""
     jobs = tuple(job(uid, **more) for uid in "abc")
-    placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, "because") for uid in "abc"]).placed
+    placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, Reason.text("because")) for uid in "abc"]).placed
     assert {name for found in placed.values() for name in found.nodes} == where
 
 
@@ -202,4 +204,4 @@ def test_a_job_whose_reservation_does_not_admit_it_is_not_released(site):
     job = site.add("--gres=gpu:1", "--reservation=bens")
     site.run(20)
     assert ("release", job) not in site.slurm.calls
-    assert "does not admit user" in site.controller.reason(site.record(job).uid)
+    assert "does not admit user" in reason_words.words(site.controller.reason(site.record(job).uid))

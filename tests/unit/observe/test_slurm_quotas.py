@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from metasched.core import reason_words
 from metasched.core.model import Job, Placement
 from metasched.observe.slurm_quotas import SlurmQuotas
 from metasched.slurm.associations import Association, Associations, Qos, UsageLimits, parse
@@ -173,7 +174,9 @@ def test_the_daemon_heeds_limits_and_reads_them_again(tmp_path):
     ]
     job = site.controller.look().jobs[1]
     assert job.fair_share == 1.0
-    assert site.controller.reason(job.uid).endswith("the limit account x: GrpTRES gres/gpu=4 leaves it 0 GPUs")
+    assert reason_words.words(site.controller.reason(job.uid)).endswith(
+        "the limit account x: GrpTRES gres/gpu=4 leaves it 0 GPUs"
+    )
     site.slurm.accounting = Associations((ROOT, Association("x", parent="root")))
     site.run_until(lambda: site.slurm.job(second).state is JobState.RUNNING, seconds=90)
     assert 2 <= sum(call == ("associations", "") for call in site.slurm.calls) <= 4
