@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import clean, echo_json, event_fields, json_option, listed, reason_fields
+from metasched.cli.formatting import clean, echo_json, json_option, listed, reason_fields, text_fields
 from metasched.cli.job_explanation import explanation, history
 from metasched.cli.paths import DATABASE, Places, shared_option, state_option
 from metasched.core.errors import MetaschedError
@@ -133,7 +133,7 @@ def _plain(past: Past) -> dict[str, Any]:
             }
             for one in past.actions
         ],
-        "events": [event_fields(event) for event in past.events],
+        "events": [{**dataclasses.asdict(event), **text_fields(event.text)} for event in past.events],
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,7 +11,6 @@ import click
 
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, from_text, to_json
-from metasched.store import EventRecord
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
@@ -89,13 +87,13 @@ def reason_fields(reason: Reason | None) -> dict[str, Any]:
     return {"reason": words(reason), **told}
 
 
-def event_fields(event: EventRecord) -> dict[str, Any]:
-    """An event as fields of a JSON object; ``text`` is words, and a reason that it holds is added as code and facts."""
-    reason = from_text(event.text)
-    fields = {**dataclasses.asdict(event), "text": words(reason)}
-    if reason.code != Code.TEXT:
-        fields |= {key: value for key, value in reason_fields(reason).items() if key != "reason"}
-    return fields
+def text_fields(text: str) -> dict[str, Any]:
+    """An event's text as fields of a JSON object: ``text`` in words, and a reason that it holds as code and facts."""
+    reason = from_text(text)
+    if reason.code == Code.TEXT:
+        return {"text": text}
+    fields = reason_fields(reason)
+    return {"text": fields.pop("reason"), **fields}
 
 
 def echo_json(data: Any) -> None:

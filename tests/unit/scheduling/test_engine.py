@@ -118,12 +118,14 @@ def test_a_finished_job_is_nobodys_business():
 
 
 ONE = Grant("a", 2, Reason.text("its turn"))
+NO_REASON = "it has a str, and a Reason is needed (Reason.text(...) makes one of words)"
 VIOLATIONS = {
     "is not a job that may start": Decision((ONE, Grant("x", 2, Reason.text("its turn")))),
     "appears twice in the decision": Decision((ONE,), (), {"a": Reason.text("waits")}),
     "is missing from the decision": Decision(),
-    "is granted without a reason": Decision((replace(ONE, reason=""),)),
-    "waits without a reason": Decision(waits={"a": ""}),
+    f"is granted without a reason: {NO_REASON}": Decision((replace(ONE, reason=""),)),
+    f"waits without a reason: {NO_REASON}": Decision(waits={"a": "not yet"}),
+    "waits without a reason: its Reason has an empty code": Decision(waits={"a": Reason("")}),
     "is granted 3 GPUs, it takes 2 to 2": Decision((replace(ONE, gpus=3),)),
     "is granted at least 1 GPUs, it takes 2 to 2": Decision((replace(ONE, at_least=1),)),
     "is granted GPUs of type a100, it accepts v100": Decision((replace(ONE, gpu_type="a100"),)),

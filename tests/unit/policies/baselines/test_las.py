@@ -49,7 +49,7 @@ def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_newcomer():
     assert runs(rounds, "old") == [True, True, False, False, True]
     assert runs(rounds, "new") == [False, False, True, True, False]
     assert reason_words.words(rounds.reasons[2]["old"]).startswith(
-        "2nd of 2 in line, in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
+        "2nd of 2 in line; in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
     )
 
 
