@@ -221,6 +221,6 @@ def _is_ours(data: Mapping[str, Any]) -> bool:
 
 
 def _fact(value: Any) -> Fact:
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return tuple(map(_fact, value))
     return value if isinstance(value, (str, int, float, type(None))) else json.dumps(value, default=str)
