@@ -102,7 +102,7 @@ def test_a_job_may_use_what_it_asks_for_while_that_holds_and_admits_it(asks, all
     asked = asking(asks)
     assert known.asked_by(asked) == allowed
     waits = known.why_waits(asked)
-    assert waits is None if why is None else why in waits
+    assert waits is None if why is None else why in reason_words.words(waits)
 
 
 def test_jobs_that_can_last_on_the_same_nodes_are_alike():
@@ -150,10 +150,8 @@ def test_a_job_that_waits_for_its_limit_is_told_so():
     """Whether the policy sees that no node would do, or placement finds none."""
     nodes = tuple(node(name, open_seconds=60.0) for name in ("n1", "n2"))
     shot = Snapshot(NOW, 1, 60.0, nodes, (job("a", open_seconds=inf),))
-    assert (
-        "on 2 nodes that would suit it a reservation begins"
-        in run_round(shot, Fifo(FifoParameters()), None).reasons["a"]
-    )
+    told = reason_words.words(run_round(shot, Fifo(FifoParameters()), None).reasons["a"])
+    assert "on 2 nodes that would suit it a reservation begins" in told
 
 
 @pytest.fixture

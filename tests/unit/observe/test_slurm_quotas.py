@@ -156,7 +156,8 @@ def test_each_job_is_no_larger_than_each_may_be():
     )
     assert (cut.gpus, cut.max_gpus, cut.blocked, cut.fair_share) == (3, 3, None, 0.25)
     assert (kept.gpus, kept.max_gpus) == (4, 4)
-    assert blocked.blocked == "it needs 4 GPUs, and the limit is account science, user ann: MaxTRESPerJob gres/gpu=3"
+    words = reason_words.words(blocked.blocked)
+    assert words == "it needs 4 GPUs, and the limit is account science, user ann: MaxTRESPerJob gres/gpu=3"
     assert (other.max_gpus, other.fair_share) == (8, 0.75)
     one = limits([seen("a", account="arts", qos="q")], q=Qos(per_job=UsageLimits({"v100": 3})))
     assert one == {("QOS q: MaxTRESPerJob gres/gpu:v100=3", "a", 3)}
