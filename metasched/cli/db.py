@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from metasched.cli import history_tables, status_tables
-from metasched.cli.formatting import COUNT, clean, counted, echo_json, json_option, listed, size
+from metasched.cli.formatting import COUNT, clean, counted, echo_json, json_option, listed, size, text_fields
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.errors import MetaschedError
@@ -133,7 +133,7 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
     with database.reading() as store:
         found = store.recent_events(limit, None if job is None else _job(store, job).uid)
     if as_json:
-        echo_json([dataclasses.asdict(event) for event in found])
+        echo_json([{**dataclasses.asdict(event), **text_fields(event.text)} for event in found])
     else:
         status_tables.console().print(history_tables.events_table(found))
 

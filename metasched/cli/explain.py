@@ -7,14 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
-from metasched.cli.formatting import clean, echo_json, json_option, listed
+from metasched.cli.formatting import clean, echo_json, json_option, listed, reason_fields, text_fields
 from metasched.cli.job_explanation import explanation, history
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
+from metasched.core.reasons import from_json
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
@@ -72,7 +74,7 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
     now = time.time()
     sentences = [*explanation(found, status, now), *history(found, now)]
     if as_json:
-        details = {} if past is None else dataclasses.asdict(past)
+        details = {} if past is None else _plain(past)
         echo_json({"job": dataclasses.asdict(found), "words": sentences, **details})
         return
     for sentence in sentences:
@@ -118,6 +120,22 @@ def _past(command_paths: CommandPaths, given: Path | None, uid: str) -> Past | N
         if given is not None:
             raise
         return None
+
+
+def _plain(past: Past) -> dict[str, Any]:
+    """What the database says, JSON-compatible, with every reason in words and as code and facts."""
+    return {
+        "runs": [dataclasses.asdict(run) for run in past.runs],
+        "decisions": [{**dataclasses.asdict(one), **reason_fields(one.reason)} for one in past.decisions],
+        "actions": [
+            {
+                **dataclasses.asdict(one),
+                "detail": {**one.detail, **reason_fields(from_json(one.detail.get("reason", "")))},
+            }
+            for one in past.actions
+        ],
+        "events": [{**dataclasses.asdict(event), **text_fields(event.text)} for event in past.events],
+    }
 
 
 def _print(past: Past, now: float) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import click
 
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason, from_text, to_json
+
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
 
@@ -73,6 +76,24 @@ def listed(words: Sequence[str], most: int = 6) -> str:
 def where(nodes: Mapping[str, int]) -> str:
     """GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
     return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
+
+
+def reason_fields(reason: Reason | None) -> dict[str, Any]:
+    """A reason as fields of a JSON object, named as those of the published status; null and "" for none."""
+    if reason is None:
+        return {"reason": "", "reason_code": None, "reason_facts": {}, "reason_also": []}
+    data = to_json(reason)
+    told = {"reason_code": data["code"], "reason_facts": data.get("facts", {}), "reason_also": data.get("also", [])}
+    return {"reason": words(reason), **told}
+
+
+def text_fields(text: str) -> dict[str, Any]:
+    """An event's text as fields of a JSON object: ``text`` in words, and a reason that it holds as code and facts."""
+    reason = from_text(text)
+    if reason.code == Code.TEXT:
+        return {"text": text}
+    fields = reason_fields(reason)
+    return {"text": fields.pop("reason"), **fields}
 
 
 def echo_json(data: Any) -> None:

@@ -8,6 +8,8 @@ from rich.table import Table
 
 from metasched.cli.formatting import clock, counted, duration, where
 from metasched.cli.status_tables import row, table
+from metasched.core.reason_words import words
+from metasched.core.reasons import from_text
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
 
 
@@ -37,7 +39,7 @@ def decisions_table(decisions: Sequence[DecisionRecord]) -> Table:
             made,
             rounds,
             "waits" if granted is None else f"{granted.gpus} on {' '.join(granted.nodes)}",
-            decision.reason,
+            words(decision.reason),
         )
     return made
 
@@ -55,5 +57,5 @@ def events_table(events: Sequence[EventRecord], title: str | None = None) -> Tab
     """Table of events, the latest first."""
     made = table("AT", "JOB", "EVENT", "", title=title)
     for event in events:
-        row(made, clock(event.at), event.uid, event.kind, event.text)
+        row(made, clock(event.at), event.uid, event.kind, words(from_text(event.text)))
     return made

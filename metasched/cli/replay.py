@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
-from metasched.cli.formatting import COUNT, clean, echo_json, json_option
+from metasched.cli.formatting import COUNT, clean, echo_json, json_option, reason_fields
 from metasched.cli.paths import CommandPaths, state_option
 from metasched.configuration.file_names import DATABASE
 from metasched.core.policy import Policy, installed_policies
+from metasched.core.reason_words import words
 from metasched.replay.replay import Replayed, replay
 from metasched.store import Store
 
@@ -40,8 +41,9 @@ def command(command_paths: CommandPaths, *, state: Path | None, last: int, name:
         for found in rounds:
             for difference in found.differences:
                 job = names[difference.uid][0].slurm_job_id if names[difference.uid] else difference.uid
-                words = f"{_place(difference.stored)} -> {_place(difference.replayed)}: {difference.reason}"
-                click.echo(clean(f"round {found.record.round}: job {job}: {words}"))
+                why = "" if difference.reason is None else words(difference.reason)
+                moved = f"{_place(difference.stored)} -> {_place(difference.replayed)}"
+                click.echo(clean(f"round {found.record.round}: job {job}: {moved}: {why}"))
         different = sum(1 for found in rounds if found.differences)
         decided = sum(found.jobs for found in rounds)
         click.echo(f"{len(rounds)} rounds, {decided} decisions, {different} rounds with differences")
@@ -62,7 +64,7 @@ def _plain(found: Replayed) -> dict[str, Any]:
         "policy": found.record.policy,
         "jobs": found.jobs,
         "differences": [
-            {"uid": d.uid, "stored": _place(d.stored), "replayed": _place(d.replayed), "reason": d.reason}
+            {"uid": d.uid, "stored": _place(d.stored), "replayed": _place(d.replayed), **reason_fields(d.reason)}
             for d in found.differences
         ],
     }

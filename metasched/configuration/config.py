@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -263,13 +263,25 @@ def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[st
         return PolicyParameters()
 
 
-def differences(old: Config, new: Config) -> list[str]:
-    """What a reload would change, a line each, as ``[section] key: old -> new``."""
-    lines = []
+class Change(NamedTuple):
+    """A value that two configurations do not agree on."""
+
+    section: str
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"[{self.section}] {self.key}: {self.old} -> {self.new}"
+
+
+def differences(old: Config, new: Config) -> list[Change]:
+    """What a reload would change, in the order of the file."""
+    changes = []
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)
         for key in typing.cast("type[BaseModel]", type(before)).model_fields:
             a, b = getattr(before, key), getattr(after, key)
             if a != b:
-                lines.append(f"[{section}] {key}: {a} -> {b}")
-    return lines
+                changes.append(Change(section, key, a, b))
+    return changes

@@ -13,6 +13,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 
+from metasched.core.reasons import Reason
+
 NO_SERVICE: Mapping[str, float] = MappingProxyType({})
 
 
@@ -223,7 +225,7 @@ class JobSituation:
         stop_requested: when the daemon asked the present run to stop, unix seconds, else None.
         suspended_by_us: whether the daemon suspended the job, and may resume it.
         suspended_at: start of the present suspension, unix seconds; None while the job is not suspended.
-        blocked: why the job must not start at all, in words (dependency, begin time, bad tag); None if it may.
+        blocked: why the job must not start at all (dependency, begin time, bad tag); None if it may.
     """
 
     slurm_job_id: str
@@ -239,7 +241,7 @@ class JobSituation:
     stop_requested: float | None = None
     suspended_by_us: bool = False
     suspended_at: float | None = None
-    blocked: str | None = None
+    blocked: Reason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,7 +431,7 @@ class Grant:
         gpus: number of GPUs; 0 for a CPU-only job.
         at_least: placement may give fewer where ``gpus`` does not fit, down to this; None means exactly ``gpus``.
         gpu_type: the type; None for any type that the job accepts.
-        reason: why, in words that its user understands.
+        reason: why; a policy without a code of its own says ``Reason.text(...)``.
         exact: the placement, where the policy chooses it; ``gpus`` and ``gpu_type`` are then its own. It is realised
             as it is, or not at all.
         co_runner: uid of the job, granted before this one, whose GPUs this job gets, too; where the cluster can share.
@@ -440,7 +442,7 @@ class Grant:
 
     uid: str
     gpus: int
-    reason: str
+    reason: Reason
     at_least: int | None = None
     gpu_type: str | None = None
     exact: Placement | None = None
@@ -456,12 +458,12 @@ class Decision:
     Attributes:
         grants: the jobs that should run, most important first.
         fallback: the jobs that may run where grants leave nodes free, most important first.
-        waits: why each other job waits, by uid, in words that its user understands.
+        waits: why each other job waits, by uid.
     """
 
     grants: tuple[Grant, ...] = ()
     fallback: tuple[Grant, ...] = ()
-    waits: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, Reason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,11 +472,11 @@ class Action:
 
     Attributes:
         uid: the job's uid.
-        reason: why, in words.
+        reason: why.
     """
 
     uid: str
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
 from metasched.learning.profiling_runs import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
@@ -61,7 +63,7 @@ def describe(action: Action, snapshot: Snapshot) -> str:
     where = ""
     if isinstance(action, Start):
         where = f" on {'a part of ' if action.half_gpus else ''}{placement_text(action.placement)}"
-    return f"{ACTION_KINDS[type(action)]} {job.slurm_job_id}{where}: {action.reason}"
+    return f"{ACTION_KINDS[type(action)]} {job.slurm_job_id}{where}: {words(action.reason)}"
 
 
 def placement_text(placement: Placement) -> str:
@@ -139,7 +141,9 @@ class Actuator:
             kind = ACTION_KINDS[type(action)]
             if self._backoff.must_wait(action.uid, kind, now):
                 continue
-            entry = self._store.begin_action(action.uid, kind, {"reason": action.reason}, round_facts.number, now)
+            entry = self._store.begin_action(
+                action.uid, kind, {"reason": to_json(action.reason)}, round_facts.number, now
+            )
             begun = time.monotonic()
             try:
                 self._perform_one(action, state, round_facts)
@@ -225,7 +229,7 @@ class Actuator:
                 self._stop(job, action, state)
             case Requeue():
                 self._client.requeue_hold(job.slurm_job_id)
-                self._store.event("deaf", action.reason, uid=job.uid, at=state.snapshot.now)
+                self._store.event("deaf", to_text(action.reason), uid=job.uid, at=state.snapshot.now)
             case Suspend():
                 self._store.run_suspended(job.uid, job.run, state.snapshot.now, by_us=True)
                 self._client.suspend(job.slurm_job_id)
@@ -246,7 +250,8 @@ class Actuator:
         if now - job.released_at > self.start_limit:
             # The obstacle (a limit, a reservation, a licence) is likely to last: other jobs get the GPUs for a while.
             self._store.update_job(job.uid, not_before=now + state.snapshot.round_seconds)
-            self._store.event(NOT_STARTED, f"Slurm's reason: {state.jobs[job.uid].slurm.reason}", uid=job.uid, at=now)
+            why = Reason.of(Code.SLURM_REASON, reason=state.jobs[job.uid].slurm.reason)
+            self._store.event(NOT_STARTED, to_text(why), uid=job.uid, at=now)
 
     def _start(self, job: Job, action: Start, state: ClusterState, round_facts: RoundFacts) -> None:
         now = state.snapshot.now
@@ -275,7 +280,7 @@ class Actuator:
         if job.trainer_ready and lease is not None and lease.run == job.run:
             try:
                 self._mailbox.request_stop(
-                    job.uid, run=job.run, requested=now, deadline=action.deadline, reason=action.reason
+                    job.uid, run=job.run, requested=now, deadline=action.deadline, reason=words(action.reason)
                 )
             except MailboxError as error:  # for example a full disk; the signal alone is enough
                 log.warning("stop_not_written", job=job.slurm_job_id, error=str(error))

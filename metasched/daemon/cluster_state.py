@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status
+from metasched.core.reasons import Code, Reason, from_text
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.run_tracking import TrackedJob, TrackedRuns
 from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.node_inventory import usable_node
 from metasched.observe.observed_job import (
     NOT_STARTED,
-    START_DEFERRED,
     ObservedJob,
     holds_unplannable_allocation,
     job_of,
@@ -113,10 +113,11 @@ class ClusterStateBuilder:
         needed = self._intake.requirements_of(record)
         job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
         job = self._estimates.add_to(job, record, needed.model)
-        if job.blocked == START_DEFERRED and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=f"{START_DEFERRED} ({why})")
+        deferred = job.blocked if job.blocked is not None and job.blocked.code == Code.START_DEFERRED else None
+        if deferred is not None and (why := self._why_not_started(record.uid)) is not None:
+            job = job.evolve(blocked=deferred.and_also(why))
         return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
 
-    def _why_not_started(self, uid: str) -> str | None:
+    def _why_not_started(self, uid: str) -> Reason | None:
         events = self._store.recent_events(EVENTS, uid)
-        return next((event.text for event in events if event.kind == NOT_STARTED), None)
+        return next((from_text(event.text) for event in events if event.kind == NOT_STARTED), None)

@@ -16,8 +16,9 @@ from dataclasses import replace
 import structlog
 
 from metasched.configuration.config import Config
-from metasched.core.model import Action, Placement, Snapshot, Status
+from metasched.core.model import Action, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
 from metasched.daemon.background_solver import BackgroundSolver
@@ -29,7 +30,6 @@ from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
-from metasched.observe.observed_job import START_DEFERRED
 from metasched.observe.observer import Observer
 from metasched.replay.snapshot_codec import encode
 from metasched.scheduling.contract_checks import PolicyViolationError
@@ -43,6 +43,7 @@ from metasched.slurm.errors import SlurmError
 from metasched.store import Store, StoreError
 
 DAY = 86400.0
+NEXT_ROUND = Reason(Code.NEXT_ROUND)
 
 log = structlog.get_logger()
 
@@ -98,7 +99,7 @@ class Controller:
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
         self._shares = GpuSharing(*store.target_co_runners())
-        self._reasons: Mapping[str, str] = store.current_reasons()
+        self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._round_wanted = True  # much may have changed while no daemon ran
         self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
         self._blocked_targets: frozenset[str] = frozenset()  # uids of blocked jobs with a target, in the last poll
@@ -195,9 +196,9 @@ class Controller:
         """Why Slurm could not be read or written in the last poll, in words; None if it could."""
         return self._slurm_error
 
-    def reason(self, uid: str) -> str:
+    def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, as the present round sees it."""
-        return self._reasons.get(uid, "it waits for the next round")
+        return self._reasons.get(uid, NEXT_ROUND)
 
     def current_snapshot(self) -> Snapshot:
         """Read Slurm and return the snapshot that a round would see now.
@@ -265,7 +266,7 @@ class Controller:
             or not blocked_targets <= self._blocked_targets
         )
         # What Slurm has refused is tried again in the rounds that come anyway.
-        put_off = {uid for uid in blocked if (state.snapshot.job[uid].blocked or "").startswith(START_DEFERRED)}
+        put_off = {uid for uid in blocked if _is_deferred(state.snapshot.job[uid])}
         self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - put_off
         if state.snapshot.sharing is not self._sharing:
             self._sharing = state.snapshot.sharing
@@ -350,6 +351,10 @@ class Controller:
         self._slurm_error = str(error)
         self._round_wanted = True  # arrivals of a poll that broke off are not reported again
         self._publisher.republish(self)
+
+
+def _is_deferred(job: Job) -> bool:
+    return job.blocked is not None and job.blocked.code == Code.START_DEFERRED
 
 
 def _for_policies(snapshot: Snapshot) -> Snapshot:

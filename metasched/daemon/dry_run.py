@@ -10,6 +10,7 @@ from pathlib import Path
 from metasched.configuration.config import load
 from metasched.configuration.file_names import DATABASE
 from metasched.core.policy import installed_policies
+from metasched.core.reason_words import words
 from metasched.daemon.actuator import describe
 from metasched.daemon.controller import Controller
 from metasched.daemon.process import configure_logs, make_policy
@@ -64,5 +65,9 @@ def planned_actions(path: Path) -> Sequence[str]:
         idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
         return [
             *(describe(action, snapshot) for action in actions),
-            *(f"leave {job.slurm_job_id}: {controller.reason(job.uid)}" for job in snapshot.jobs if job.uid in idle),
+            *(
+                f"leave {job.slurm_job_id}: {words(controller.reason(job.uid))}"
+                for job in snapshot.jobs
+                if job.uid in idle
+            ),
         ]

@@ -39,8 +39,8 @@ from metasched.slurm.client_factory import make_client
 from metasched.slurm.errors import SlurmUnavailableError
 from metasched.store import Store
 
-# What is read only at the start, as ``differences`` names it.
-FIXED = ("[paths] ", "[slurm] client:", "[slurm] timeout_seconds:")
+# What is read only at the start, besides the section [paths].
+FIXED = (("slurm", "client"), ("slurm", "timeout_seconds"))
 STANDBY_SECONDS = 2.0
 """Time between a standby's attempts to take the lock."""
 LOCK_HELD_ADVICE = "stop it first, or stand by for it with --standby"
@@ -174,10 +174,10 @@ class Daemon:
             self._refuse(str(error))
             return
         changes = differences(self._config, new)
-        if fixed := [change for change in changes if change.startswith(FIXED)]:
+        if fixed := [str(one) for one in changes if one.section == "paths" or (one.section, one.key) in FIXED]:
             self._refuse(f"{'; '.join(fixed)}: that can only change with a restart")
             return
-        log.info("reloaded", changes=changes or "none")
+        log.info("reloaded", changes=[str(one) for one in changes] or "none")
         self._config = new
         configure_logs(new.log)
         self._copier.every = new.standby.copy_seconds

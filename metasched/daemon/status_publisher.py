@@ -8,13 +8,15 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from metasched.configuration.config import Config
 from metasched.core.model import Job, Snapshot
 from metasched.core.policy import Policy
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason, to_json
 from metasched.daemon.cluster_state import ClusterState
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
@@ -49,7 +51,7 @@ class SchedulerView(Protocol):
     def slurm_error(self) -> str | None:
         """Why Slurm could not be read or written in the last poll, in words; None if it could."""
 
-    def reason(self, uid: str) -> str:
+    def reason(self, uid: str) -> Reason:
         """Why a job runs or waits."""
 
 
@@ -119,7 +121,8 @@ class StatusPublisher:
             known = self._sizes[record.uid] = (started, sizes)
         return known[1]
 
-    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: str) -> JobStatus:
+    def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: Reason) -> JobStatus:
+        told = job.blocked or reason
         placement, now = job.placement, snapshot.now
         partner = snapshot.job.get(job.co_runner or "")
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
@@ -135,7 +138,8 @@ class StatusPublisher:
             min_gpus=job.min_gpus,
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
-            reason=job.blocked or reason,
+            reason=words(told),
+            **_told(told),
             nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             submitted=job.submitted,
@@ -161,6 +165,7 @@ class StatusPublisher:
     def _ended(self, record: JobRecord) -> JobStatus:
         sizes = self._world_sizes(record)
         ended = record.finished or record.submitted
+        ended_as = Reason.of(Code.ENDED, state=record.end_state)
         needed = record.requirements
         gpus = int(needed.get("gpus", 0))
         return JobStatus(
@@ -174,7 +179,8 @@ class StatusPublisher:
             min_gpus=int(needed.get("min_gpus", gpus)),
             max_gpus=int(needed.get("max_gpus", gpus)),
             preempt=str(needed.get("preempt", "checkpoint")),
-            reason=f"it ended as {record.end_state}",
+            reason=words(ended_as),
+            **_told(ended_as),
             nodes={},
             gpu_type=None,
             submitted=record.submitted,
@@ -193,6 +199,16 @@ class StatusPublisher:
             error=record.error,
             slo_seconds=needed.get("slo_seconds"),
         )
+
+
+def _told(reason: Reason) -> dict[str, Any]:
+    """Return a reason as fields of ``JobStatus``, for programs."""
+    data = to_json(reason)
+    return {
+        "reason_code": data["code"],
+        "reason_facts": data.get("facts", {}),
+        "reason_also": tuple(data.get("also", ())),
+    }
 
 
 def why_no_sharing(config: Config, state: ClusterState) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from metasched.core.model import Status
+from metasched.core.reasons import Code, Reason, to_text
 from metasched.intake.job_intake import RecordedJob
 from metasched.intake.report_reading import ReportReader
 from metasched.intake.throttled_writes import ThrottledWrites
@@ -222,7 +223,8 @@ class RunTracking:
         self._store.run_ended(record.uid, run.run, now, EndCause.WITHDRAWN)
         if slurm.reason == NEVER_STARTABLE:
             self._store.update_job(record.uid, not_before=now + retry_seconds)
-            self._store.event(NOT_STARTED, f"Slurm's reason: {slurm.reason}", uid=record.uid, at=now)
+            why = Reason.of(Code.SLURM_REASON, reason=slurm.reason)
+            self._store.event(NOT_STARTED, to_text(why), uid=record.uid, at=now)
         return True
 
     def _clear_not_before(self, record: JobRecord) -> bool:

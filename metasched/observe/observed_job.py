@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from metasched.core.model import Hold, Job, Placement, Status
+from metasched.core.reasons import Code, Reason
 from metasched.observe.node_inventory import NodeInventory, has_part_of_gpu, observed_placement
 from metasched.observe.reservations import Reservations
 from metasched.slurm.client import JobState, SlurmJob
@@ -15,7 +16,6 @@ from metasched.store import JobRecord, RunRecord
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
 NOT_STARTED = "not_started"
 """The kind of the event that says why Slurm did not start a released job."""
-START_DEFERRED = "Slurm did not start it when it was released last; it is tried again later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +138,20 @@ def holds_unplannable_allocation(observed: ObservedJob) -> bool:
     return job.placement is None or not job.min_gpus <= job.placement.gpus <= job.max_gpus
 
 
-def _blocked(record: JobRecord, seen: SlurmJob, status: Status, reservations: Reservations, now: float) -> str | None:
+def _blocked(
+    record: JobRecord, seen: SlurmJob, status: Status, reservations: Reservations, now: float
+) -> Reason | None:
     if record.error is not None:
-        return f"it cannot be scheduled: {record.error}"
+        return Reason.of(Code.BAD_TAG, error=record.error)
     if seen.state is JobState.PENDING and Stamp.read(seen.admin_comment) is None:
-        return (
-            "Slurm does not let metasched stamp it: install job_submit.lua, which stamps jobs as they are submitted, "
-            "or give metasched's account Slurm's Administrator role"
-        )
+        return Reason(Code.UNSTAMPED)
     if awaits_owner_release(record, seen):
-        return "its owner submitted it with --hold (`scontrol release` lets it go)"
+        return Reason(Code.HELD_BY_OWNER)
     if seen.dependency:
-        return f"it waits for another job ({seen.dependency})"
+        return Reason.of(Code.DEPENDENCY, dependency=seen.dependency)
     waits = status is Status.HELD or not record.run  # else it was started, whatever Slurm answered
     if waits and record.not_before is not None and record.not_before > now:
-        return START_DEFERRED if record.run else "its begin time (--begin) is still to come"
+        return Reason(Code.START_DEFERRED if record.run else Code.BEGIN_TIME)
     return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import inf
 
 from metasched.core.model import Node
+from metasched.core.reasons import Code, Reason
 from metasched.slurm.client import Reservation, SlurmJob
 
 
@@ -61,12 +62,15 @@ class Reservations:
                 allowed.append("")
         return ",".join(allowed) if allowed else job.reservation
 
-    def why_waits(self, job: SlurmJob) -> str | None:
-        """Return why no reservation that the job asks for lets it start now, in words; None if it may start."""
+    def why_waits(self, job: SlurmJob) -> Reason | None:
+        """Return why no reservation that the job asks for lets it start now; None if it may start."""
         if not job.reservation:
             return None
         reasons = [self._why(name, job.user) for name in job.reservation.split(",")]
-        return None if None in reasons else "; ".join(filter(None, reasons))
+        if None in reasons:
+            return None
+        first, *others = (reason for reason in reasons if reason is not None)
+        return first.and_also(*others)
 
     def open_seconds(self, limit: float | None) -> float:
         """Return the seconds for which a node must be open to a job, rounded up to the next begin of a reservation.
@@ -84,14 +88,14 @@ class Reservations:
     def _holds(self, reservation: Reservation) -> bool:
         return reservation.start <= self._now
 
-    def _why(self, name: str, user: str) -> str | None:
+    def _why(self, name: str, user: str) -> Reason | None:
         one = self._known.get(name)
         if one is None:
-            return f"its reservation {name} is over, or is not there"
+            return Reason.of(Code.RESERVATION_OVER, reservation=name)
         if not self._holds(one) and "FLEX" not in one.flags:
-            return f"its reservation {name} has not begun yet"
+            return Reason.of(Code.RESERVATION_NOT_BEGUN, reservation=name)
         if user in one.barred_users or (one.users and user not in one.users):
-            return f"its reservation {name} does not admit user {user}"
+            return Reason.of(Code.RESERVATION_DENIES_USER, reservation=name, user=user)
         return None
 
     def _seconds_until_reserved(self, ruling: Reservation | None, there: Iterable[Reservation]) -> float | None:

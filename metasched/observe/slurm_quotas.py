@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metasched.core.model import Job, Quota
+from metasched.core.reasons import Code, Reason
 from metasched.slurm.associations import Association, Associations, Qos, UsageLimits
 from metasched.slurm.client import JobState, SlurmJob
 
@@ -85,7 +86,8 @@ class SlurmQuotas:
         if most >= job.max_gpus or not self.limited or not _counts_as_gpus(slurm):
             return job
         if job.min_gpus > most:
-            return job.evolve(blocked=job.blocked or f"it needs {job.min_gpus} GPUs, and the limit is {name}")
+            too_small = Reason.of(Code.QUOTA_TOO_SMALL, gpus=job.min_gpus, quota=name)
+            return job.evolve(blocked=job.blocked or too_small)
         return job.evolve(max_gpus=most, gpus=min(job.gpus, most))
 
     def limits(self, ours: Iterable[tuple[Job, SlurmJob]], others: Iterable[SlurmJob]) -> tuple[Quota, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from metasched.core.model import Grant, Job, Node, Status
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import is_pinned
 from metasched.placement.requests import RequestOrder, least_gpus
 
@@ -92,7 +93,7 @@ class CoRunnerPairs:
     def __init__(self, order: RequestOrder, nodes: Sequence[Node]) -> None:
         self.pairs: dict[str, Pair] = {}
         self.pinned_hosts: dict[str, str] = {}
-        self.unpaired: dict[str, str] = {}
+        self.unpaired: dict[str, Reason] = {}
         for grant in order.grants:
             if grant.co_runner is not None:
                 why = self._pair(order, nodes, order.job[grant.co_runner], order.job[grant.uid], grant)
@@ -102,18 +103,19 @@ class CoRunnerPairs:
             self.unpaired.keys() - self.pinned_hosts.keys()
         )
 
-    def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> str | None:
+    def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> Reason | None:
         """Record that two jobs are to share GPUs; return why they cannot, or may not find it possible, else None."""
         if any(job.status is Status.SUSPENDED and not is_pinned(job) for job in (host, guest)):
-            return f"it cannot share GPUs with job {host.slurm_job_id} while one of them is suspended"
+            return Reason.of(Code.CO_RUNNER_SUSPENDED, co_runner=host.slurm_job_id)
         if is_pinned(host) and is_pinned(guest):
-            return None if are_colocated(host, guest) else f"neither it nor job {host.slurm_job_id} can move"
+            fixed = Reason.of(Code.CO_RUNNER_FIXED, co_runner=host.slurm_job_id)
+            return None if are_colocated(host, guest) else fixed
         pair = joint_request(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
         if pair is None:
-            return f"no nodes suit both it and job {host.slurm_job_id}"
+            return Reason.of(Code.NO_NODES_SUIT_PAIR, co_runner=host.slurm_job_id)
         if is_pinned(host):
             self.pinned_hosts[guest.uid] = host.uid
-            self.unpaired[guest.uid] = f"there is no room for it beside job {host.slurm_job_id}"
+            self.unpaired[guest.uid] = Reason.of(Code.NO_ROOM_WITH_CO_RUNNER, co_runner=host.slurm_job_id)
         elif is_pinned(guest):
             self.pinned_hosts[host.uid] = guest.uid
         else:

@@ -1,68 +1,72 @@
-"""Why a grant has no placement, in words for the job's user."""
+"""Why a grant has no placement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from metasched.core.model import Job, Node, Placement
+from metasched.core.reasons import Code, Reason
 from metasched.placement.free_resources import FreeResources, Resources
 
 
-def suspended(place: Placement) -> str:
+def suspended(place: Placement) -> Reason:
     """The reason for a suspended job, which can be resumed only where it is."""
-    return f"it is suspended on {', '.join(place.nodes)}, cannot move, and there its resources are taken"
+    return Reason.of(Code.SUSPENDED_RESOURCES_TAKEN, nodes=place.nodes)
 
 
-def exact(free: FreeResources, job: Job, place: Placement) -> str:
+def exact(free: FreeResources, job: Job, place: Placement) -> Reason:
     """The reason for a job whose placement is prescribed: which node lacks what."""
     for name, gpus in place.node_gpus:
         i, load = free.number.get(name), Resources.of(job, gpus)
         if i is None:
-            return f"{name}, where it is to be, is not in the cluster"
+            return Reason.of(Code.PLACE_NOT_IN_CLUSTER, node=name)
         node = free.nodes[i]
         if not node.accepts:
-            return f"{name}, where it is to be, accepts no jobs now"
+            return Reason.of(Code.PLACE_CLOSED, node=name)
         if not job.matches(node) or (gpus and node.gpu_type != place.gpu_type):
-            return f"{name}, where it is to be, does not suit it"
+            return Reason.of(Code.PLACE_UNSUITABLE, node=name)
         if free.gpus[i] < gpus:
-            return f"{name}, where it is to have {count(gpus, 'GPU')}, has {max(free.gpus[i], 0)} free"
+            return Reason.of(Code.PLACE_LACKS_GPUS, node=name, gpus=gpus, free=max(free.gpus[i], 0))
         if not free.fits(i, load):
-            return f"{name}, where it is to be, has too few free CPUs or too little memory"
-    return "the place where it is to be was taken"
+            return Reason.of(Code.PLACE_LACKS_CPUS, node=name)
+    return Reason(Code.PLACE_TAKEN)
 
 
-def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None], *, uneven: bool) -> str:
+def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None], *, uneven: bool) -> Reason:
     """The reason for any other job: what it needs, what is free, and what is missing."""
     groups = [group for group in free.matching(job) if not job.gpus or group.gpu_type in types]
-    kind = f" of type {' or '.join(t for t in types if t)}" if job.gpu_types or len(types) == 1 else ""
     if not groups:
-        wanted = [f"GPUs of type {' or '.join(job.gpu_types)}"] if job.gpu_types else ["GPUs"] if job.gpus else []
-        wanted += [f"feature {feature}" for feature in sorted(job.features)]
-        having = f" with {', '.join(wanted)}" if wanted else ""
-        where = [f"partition {job.partition}"] if job.partition else []
-        where += [f"reservation {name}" for name in job.reservation.split(",") if name]
-        return f"no node{having}{' in ' if where else ''}{' and '.join(where)} accepts jobs now"
+        return Reason.of(
+            Code.NO_NODE_ACCEPTS,
+            gpus=gpus,
+            gpu_types=job.gpu_types,
+            features=tuple(sorted(job.features)),
+            partition=job.partition,
+            reservations=tuple(name for name in job.reservation.split(",") if name),
+        )
     numbers = [i for group in groups for i in group.numbers]
     if not job.gpus:
-        cpus = sum(max(free.cpus[i], 0) for i in numbers)
-        k = job.nodes or 1
-        each = f"{count(k, 'node')} with {count(job.node_cpus(0), 'free CPU')}"
-        memory = f" and {_gib(job.node_memory(0))} of memory" if job.memory_per_unit else ""
-        return f"needs {each}{memory}{' each' if k > 1 else ''}; {count(cpus, 'CPU')} are free in all"
+        return Reason.of(
+            Code.WAITS_FOR_CPUS,
+            nodes=job.nodes or 1,
+            cpus=job.node_cpus(0),
+            memory=job.node_memory(0),
+            cpus_free=sum(max(free.cpus[i], 0) for i in numbers),
+        )
     spreads = job.spreads(gpus)
     if not spreads and not uneven:
-        return f"{count(gpus, 'GPU')} cannot be spread evenly over {_nodes_asked(job)}"
+        return Reason.of(Code.UNEVEN_SPREAD, gpus=gpus, nodes=job.nodes, max_nodes=job.max_nodes)
+    gpu_types = tuple(kind for kind in types if kind) if job.gpu_types or len(types) == 1 else ()
     left = sum(max(free.gpus[i], 0) for i in numbers)
     if left < gpus:
-        return f"needs {count(gpus, 'GPU')}{kind}; {left} {'is' if left == 1 else 'are'} free"
-    lacking = any(sum(free.gpus[i] >= g for i in numbers) >= k for k, g in spreads)
-    ways = " or ".join(f"{g} on {count(k, 'node')}{' each' if k > 1 else ''}" for k, g in spreads[:3])
-    missing = "whose CPUs or memory suffice" if lacking or not ways else f"that can take {ways}"
-    return f"{count(left, 'GPU')}{kind} {'is' if left == 1 else 'are'} free, but not on nodes {missing}"
+        return Reason.of(Code.WAITS_FOR_GPUS, gpus=gpus, gpu_types=gpu_types, free=left)
+    if not spreads or any(sum(free.gpus[i] >= g for i in numbers) >= k for k, g in spreads):
+        return Reason.of(Code.GPUS_WITHOUT_CPUS, free=left, gpu_types=gpu_types)
+    return Reason.of(Code.GPUS_FRAGMENTED, free=left, gpu_types=gpu_types, shapes=spreads[:3])
 
 
-def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, str]:
-    """Reservations that keep jobs from nodes, as their time limits are too long: by uid, in words."""
+def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, Reason]:
+    """By uid, the reason for each job whose time limit keeps it from nodes that will be reserved."""
     found: dict[object, int] = {}
     told = {}
     for job in jobs:
@@ -73,19 +77,5 @@ def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, str]:
             short = job.evolve(open_seconds=0.0)
             found[kind] = sum(node.accepts and short.matches(node) and not job.matches(node) for node in nodes)
         if found[kind]:
-            there = count(found[kind], "node")
-            told[job.uid] = f"on {there} that would suit it a reservation begins before its time limit (--time) is over"
+            told[job.uid] = Reason.of(Code.RESERVATION_AHEAD, nodes=found[kind])
     return told
-
-
-def count(n: int, noun: str) -> str:
-    """A number with its noun, in the plural where necessary: ``1 GPU``, ``2 GPUs``."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
-
-
-def _nodes_asked(job: Job) -> str:
-    return f"exactly {count(job.nodes, 'node')}" if job.nodes is not None else f"at most {job.max_nodes} nodes"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from metasched.capacity.shapes import nodes_named_by
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import is_pinned, suspended_by_daemon
 from metasched.placement import explanations
 from metasched.placement.assignments import ALL_BUT_GPUS, ALL_KINDS, Assignments
@@ -23,12 +24,12 @@ class Placements:
 
     Attributes:
         placed: by uid, most important first; pinned jobs are in it whether granted or not.
-        unplaced: by uid, why a grant or fallback has no placement, in words.
+        unplaced: by uid, why a grant or fallback has no placement.
         co_runners: by uid, the other job on the same GPUs, for both jobs of each pair.
     """
 
     placed: Mapping[str, Placement]
-    unplaced: Mapping[str, str]
+    unplaced: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -73,7 +74,7 @@ class _Placer:
         self.search = NodeSearch(self.assignments, uneven=snapshot.uneven)
         self.preemption = PreemptionSearch(order, self.assignments, self.search)
         self.co_runners: dict[str, str] = {}
-        self._explained: dict[object, str] = {}
+        self._explained: dict[object, Reason] = {}
 
     def run(self) -> Placements:
         self._assign_retained()
@@ -248,15 +249,13 @@ class _Placer:
 
     # -- reasons ---------------------------------------------------------------------------------------------------
 
-    def _explain(self, grant: Grant) -> str:
-        """Why a grant has no placement, in words; found once for jobs with equal requests."""
+    def _explain(self, grant: Grant) -> Reason:
+        """Why a grant has no placement; found once for jobs with equal requests."""
         job, free = self.order.job[grant.uid], self.assignments.free
         if grant.co_runner is not None:
             host = self.order.job[grant.co_runner]
-            why = (
-                "but there is no room for both" if host.uid in self.assignments.placed else "which has no place either"
-            )
-            return self.co_runner_pairs.unpaired.get(job.uid, f"is to share the GPUs of job {host.slurm_job_id}, {why}")
+            code = Code.CO_RUNNER_NO_ROOM if host.uid in self.assignments.placed else Code.CO_RUNNER_UNPLACED
+            return self.co_runner_pairs.unpaired.get(job.uid) or Reason.of(code, co_runner=host.slurm_job_id)
         if job.uid in self.assignments.retained and job.placement is not None:
             return explanations.suspended(job.placement)
         if grant.exact is not None:

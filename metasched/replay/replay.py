@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement
 from metasched.core.policy import Policy, PolicyParameters, Registry
+from metasched.core.reasons import Reason
 from metasched.core.validation_errors import explain
 from metasched.replay.snapshot_codec import decode
 from metasched.scheduling.engine import run_round
@@ -36,13 +37,13 @@ class Difference:
         uid: the job.
         stored: the placement that the daemon decided.
         replayed: the placement that the replay decides.
-        reason: the replay's reason, in words.
+        reason: the replay's reason; None where it has none for the job.
     """
 
     uid: str
     stored: Placement | None
     replayed: Placement | None
-    reason: str
+    reason: Reason | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,8 @@ def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
 
 
 def _differences(
-    stored: Mapping[str, Placement | None], targets: Mapping[str, Placement], reasons: Mapping[str, str]
+    stored: Mapping[str, Placement | None], targets: Mapping[str, Placement], reasons: Mapping[str, Reason]
 ) -> tuple[Difference, ...]:
     uids = sorted(stored.keys() | reasons.keys())
     pairs = ((uid, stored.get(uid), targets.get(uid)) for uid in uids)
-    return tuple(Difference(uid, was, now, reasons.get(uid, "")) for uid, was, now in pairs if was != now)
+    return tuple(Difference(uid, was, now, reasons.get(uid)) for uid, was, now in pairs if was != now)

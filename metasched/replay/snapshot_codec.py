@@ -17,6 +17,7 @@ import msgspec
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Placement, Snapshot
+from metasched.core.reasons import from_json, to_json
 from metasched.throughput.online_speed import MeasuredSpeed
 
 FORMAT = 2
@@ -44,6 +45,7 @@ def encode(snapshot: Snapshot) -> bytes:
     facts["jobs"] = [_changed_fields(job) for job in snapshot.jobs]
     facts["quotas"] = [_changed_fields(quota) for quota in snapshot.quotas]
     _write_speeds_once(facts["jobs"])
+    _write_reasons(facts["jobs"])
     # The json module writes what msgspec cannot: infinite time limits, and a policy's integers beyond 64 bits.
     text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_as_json, separators=(",", ":"))
     return zlib.compress(text.encode(), level=1)
@@ -64,6 +66,7 @@ def decode(data: bytes) -> Snapshot:
             facts = _renamed(facts, _SNAPSHOT_NAMES)
             facts["jobs"] = [_renamed(job, _JOB_NAMES) for job in facts["jobs"]]
         speeds = _read_speeds(facts["jobs"])
+        _read_reasons(facts["jobs"])
         snapshot = msgspec.convert(facts, Snapshot)
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
@@ -117,6 +120,20 @@ def _read_speeds(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
             speed = known[speed]
         speeds.append(speed)
     return speeds
+
+
+def _write_reasons(jobs: list[dict[str, Any]]) -> None:
+    """Replace the reason of each blocked job by its JSON."""
+    for facts in jobs:
+        if facts.get("blocked") is not None:
+            facts["blocked"] = to_json(facts["blocked"])
+
+
+def _read_reasons(jobs: list[dict[str, Any]]) -> None:
+    """Replace the JSON of each blocked job's reason by the reason; older versions wrote a sentence."""
+    for facts in jobs:
+        if facts.get("blocked") is not None:
+            facts["blocked"] = from_json(facts["blocked"])
 
 
 def _with_speed(job: Job, speed: MeasuredSpeed | None) -> Job:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot, Status
+from metasched.core.reasons import Reason
 from metasched.core.retention import is_immovable, is_pinned
 
 
@@ -50,9 +51,9 @@ def check_decision(policy: str, snapshot: Snapshot, decision: Decision) -> None:
             broken = _broken_placement(snapshot, grant) or _broken_sharing(snapshot, grant, granted)
         if broken is not None:
             raise PolicyViolationError(policy, grant.uid, broken)
-    for uid, words in decision.waits.items():
-        if not words:
-            raise PolicyViolationError(policy, uid, "waits without a reason")
+    for uid, reason in decision.waits.items():
+        if (wrong := _wrong_reason(reason)) is not None:
+            raise PolicyViolationError(policy, uid, f"waits without a reason: {wrong}")
     if snapshot.sharing:
         _check_pairs(policy, grants)
 
@@ -97,8 +98,8 @@ def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
 def _broken_amount(job: Job, grant: Grant) -> str | None:
     """The broken rule about amounts and types in a grant, in words; None where the grant breaks none."""
     gpus, kind, fewest, low = grant.gpus, grant.gpu_type, job.min_gpus, grant.at_least
-    if not grant.reason:
-        return "is granted without a reason"
+    if (wrong := _wrong_reason(grant.reason)) is not None:
+        return f"is granted without a reason: {wrong}"
     if not fewest <= gpus <= job.max_gpus:
         return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
     if low is not None and not fewest <= low <= gpus:
@@ -108,6 +109,13 @@ def _broken_amount(job: Job, grant: Grant) -> str | None:
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
     return None
+
+
+def _wrong_reason(reason: object) -> str | None:
+    """Why a policy's reason is none, in words; None where it is one."""
+    if not isinstance(reason, Reason):
+        return f"it has a {type(reason).__name__}, and a Reason is needed (Reason.text(...) makes one of words)"
+    return None if reason.code else "its Reason has an empty code"
 
 
 def _broken_retention(job: Job, grant: Grant) -> str | None:

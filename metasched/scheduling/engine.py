@@ -19,6 +19,7 @@ from typing import Any
 from metasched.capacity.shapes import without_allocations
 from metasched.core.model import Decision, Job, Placement, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_without_policy, suspended_by_others
 from metasched.placement import Placements, closing
 from metasched.scheduling.contract_checks import check_decision
@@ -27,7 +28,8 @@ from metasched.scheduling.quota_enforcement import jobs_without_quota, place_wit
 # The policy is asked again at most this often in a round, each time without more jobs that quotas leave nothing.
 MAX_REPEATED_DECISIONS = 16
 
-CANNOT_STOP = "it runs to its end: it cannot be preempted"
+CANNOT_STOP = Reason(Code.NOT_PREEMPTIBLE)
+SUSPENDED_BY_OTHERS = Reason(Code.SUSPENDED_BY_OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +41,14 @@ class RoundResult:
         state: the policy's state, for the next round.
         targets: by uid, the placement that each job should have now, most important job first; other jobs should not
             run.
-        reasons: by uid, for every live job, why it runs or waits, in words.
+        reasons: by uid, for every live job, why it runs or waits.
         co_runners: by uid, the other job that should be on the same GPUs, for both jobs of each pair.
     """
 
     decision: Decision
     state: PolicyState
     targets: Mapping[str, Placement]
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, Reason]
     co_runners: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -64,7 +66,7 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
     schedulable, hidden = _schedulable_snapshot(snapshot)
     before = state if state is not None else policy.initial_state(schedulable)
     decision, after, placements, limited = _decide(snapshot, schedulable, policy, before)
-    reasons = {job.uid: words for job, words in hidden}
+    reasons = {job.uid: reason for job, reason in hidden}
     for _ in range(MAX_REPEATED_DECISIONS):
         if not (out := jobs_without_quota(snapshot, schedulable, decision, placements)):
             break
@@ -74,13 +76,9 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
         decision, _, placements, limited = _decide(snapshot, schedulable, policy, before)
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
-    for uid, words in limited.items():
-        reasons[uid] = f"{reasons[uid]}; {words}"
-    for uid, missing in placements.unplaced.items():
-        reasons[uid] = f"{reasons[uid]}; {missing}"
     unplaced = (job for job in schedulable.jobs if job.uid not in placements.placed)
-    for uid, missing in closing(unplaced, schedulable.nodes).items():
-        reasons[uid] = f"{reasons[uid]}; {missing}"
+    for more in (limited, placements.unplaced, closing(unplaced, schedulable.nodes)):
+        reasons |= {uid: reasons[uid].and_also(reason) for uid, reason in more.items()}
     for uid in placements.placed.keys() - reasons.keys():
         reasons[uid] = CANNOT_STOP
     retained = {
@@ -93,11 +91,11 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
 
 def _decide(
     snapshot: Snapshot, schedulable: Snapshot, policy: Policy, state: PolicyState
-) -> tuple[Decision, PolicyState, Placements, Mapping[str, str]]:
+) -> tuple[Decision, PolicyState, Placements, Mapping[str, Reason]]:
     """Ask the policy, check its decision, and place as much of it as the quotas allow.
 
     Returns:
-        the decision, the policy's next state, the placements, and by uid, in words, what quotas took from a job.
+        the decision, the policy's next state, the placements, and by uid, what quotas took from a job.
 
     Raises:
         PolicyViolationError: the policy's decision breaks the contract.
@@ -116,7 +114,7 @@ def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mappin
     return policy.precompute(_schedulable_snapshot(snapshot)[0], state)
 
 
-def _schedulable_snapshot(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, str]]]:
+def _schedulable_snapshot(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job, Reason]]]:
     """The snapshot that the policy sees, and the live jobs that are hidden from it, each with the reason."""
     jobs, finished, suspended = snapshot.jobs, Status.FINISHED, Status.SUSPENDED
     unusual = [job for job in jobs if job.blocked is not None or job.status is suspended or job.status is finished]
@@ -130,10 +128,10 @@ def _schedulable_snapshot(snapshot: Snapshot) -> tuple[Snapshot, list[tuple[Job,
     return replace(snapshot, jobs=shown, nodes=nodes), hidden
 
 
-def _why_hidden(job: Job) -> str | None:
-    """Why the job is hidden from the policy, in words; None where it is not."""
+def _why_hidden(job: Job) -> Reason | None:
+    """Why the job is hidden from the policy; None where it is not."""
     if suspended_by_others(job):
-        return "somebody else suspended it, and has to resume it"
+        return SUSPENDED_BY_OTHERS
     return job.blocked
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from metasched.core.model import Action, Job, Placement, Resume, Snapshot, Status, Suspend
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_without_stop, is_blocked_from_start, is_stoppable_at, is_vacating
 from metasched.scheduling.gpu_shards import GpuShards
 
@@ -49,7 +50,7 @@ class GpuSharingPlan:
         slice_seconds: the length of a time slice.
 
     Attributes:
-        restarts: by uid, why a job on its target placement must restart, in words.
+        restarts: by uid, why a job on its target placement must restart.
         slice_actions: by uid, the suspensions and resumptions that time slices require now.
         paused: uids of the jobs of time-sliced pairs that are suspended.
     """
@@ -64,7 +65,7 @@ class GpuSharingPlan:
         self._rank = {uid: rank for rank, uid in enumerate(targets)}
         self._starting_nodes: set[str] = set()  # nodes on which a pair starts in this poll
         self._starting_pairs: set[frozenset[str]] = set()  # pairs that start in this poll
-        self.restarts: dict[str, str] = {}
+        self.restarts: dict[str, Reason] = {}
         self.slice_actions: dict[str, Action] = {}
         self.paused: set[str] = set()
         if sharing.shards is not None:
@@ -145,11 +146,9 @@ class GpuSharingPlan:
         """The uid of the least important of some jobs."""
         return max(uids, key=lambda uid: (self._rank.get(uid, len(self._rank)), uid))
 
-    def _find_restarts(self, shards: GpuShards) -> Iterator[tuple[str, str]]:
+    def _find_restarts(self, shards: GpuShards) -> Iterator[tuple[str, Reason]]:
         jobs = self._snapshot.job
-        yield from (
-            (uid, "Slurm has given its GPU to another job") for uid in shards.overlapping if self._is_stoppable(uid)
-        )
+        yield from ((uid, Reason(Code.GPU_GIVEN_AWAY)) for uid in shards.overlapping if self._is_stoppable(uid))
         for uid, other in shards.co_runners.items():
             if uid < other and self._is_stoppable(uid) and self._is_stoppable(other):
                 yield from self._separated(jobs[uid], jobs[other])
@@ -165,7 +164,7 @@ class GpuSharingPlan:
             elif job.status is Status.HELD and other_job.status is Status.HELD and job.uid < other_job.uid:
                 yield from self._on_next_half_gpus(shards, job)
 
-    def _separated(self, one: Job, other: Job) -> Iterator[tuple[str, str]]:
+    def _separated(self, one: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """The restart of one of two jobs on the same GPUs that should not share them.
 
         A job that awaits another co-runner goes on, if only one of the two does.
@@ -175,28 +174,28 @@ class GpuSharingPlan:
         single = [job.uid for job in (one, other) if self.partner(job) is None]
         restarts = single[0] if len(single) == 1 else self._least_important(one.uid, other.uid)
         stays = other if restarts == one.uid else one
-        yield restarts, f"no longer shares the GPU of job {stays.slurm_job_id}"
+        yield restarts, Reason.of(Code.CO_RUNNER_CHANGED, co_runner=stays.slurm_job_id)
 
-    def _unreachable_by_co_runner(self, shards: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, str]]:
+    def _unreachable_by_co_runner(self, shards: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """The restart of a job on the GPUs of its pair, if Slurm would not assign the other halves to its co-runner."""
         if not job.half_gpus:
-            yield job.uid, f"is to share its GPU with job {other.slurm_job_id}, and has the whole of it"
+            yield job.uid, Reason.of(Code.HOLDS_WHOLE_GPU, co_runner=other.slurm_job_id)
         elif self._is_stoppable(other.uid):
             if (
                 other.half_gpus
                 and shards.co_runners.get(job.uid) != other.uid
                 and self._least_important(job.uid, other.uid) == job.uid
             ):
-                yield job.uid, f"is to share the GPU of job {other.slurm_job_id}, and sits on another"
+                yield job.uid, Reason.of(Code.ON_OTHER_GPU, co_runner=other.slurm_job_id)
         elif not other.active and job.placement is not None and shards.unsettled.isdisjoint(job.placement.nodes):
             for node, gpu in shards.held.get(job.uid, {}).items():
                 lower = shards.next_half(node)
                 held_by_stranger = shards.free[node][gpu] < shards.half and len(shards.holders(node, gpu)) == 1
                 if (lower is not None and lower < gpu) or held_by_stranger:
-                    yield job.uid, f"is to share a GPU with job {other.slurm_job_id}, which could not come to this one"
+                    yield job.uid, Reason.of(Code.CO_RUNNER_CANNOT_JOIN, co_runner=other.slurm_job_id)
                     return
 
-    def _on_next_half_gpus(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
+    def _on_next_half_gpus(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Restarts of single jobs whose other half GPU Slurm would assign to a job of a new pair."""
         for node in self._targets[job.uid].nodes:
             gpu = shards.next_half(node)
@@ -204,7 +203,7 @@ class GpuSharingPlan:
                 continue
             for uid in shards.holders(node, gpu):
                 if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, f"has half a GPU, on which Slurm would put job {job.slurm_job_id}"
+                    yield uid, Reason.of(Code.HALF_GPU_TAKEN_FOR_PAIR, job=job.slurm_job_id)
 
     @staticmethod
     def _half_free_as_whole(shards: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
@@ -219,12 +218,12 @@ class GpuSharingPlan:
                     if not shards.is_empty(node, gpu):
                         yield node, gpu
 
-    def _on_half_free_as_whole(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, str]]:
+    def _on_half_free_as_whole(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Restarts of single jobs with half a GPU that Slurm would wrongly assign to a job that asks for whole GPUs."""
         for node, gpu in self._half_free_as_whole(shards, job, self._targets[job.uid]):
             for uid in shards.holders(node, gpu):
                 if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, f"has half a GPU, which Slurm would give to job {job.slurm_job_id}"
+                    yield uid, Reason.of(Code.HALF_GPU_TAKEN_FOR_WHOLE, job=job.slurm_job_id)
 
     # -- time slices ---------------------------------------------------------------------------------------------------
 
@@ -246,12 +245,13 @@ class GpuSharingPlan:
         self.paused.update(job.uid for job in paused)
         if not paused:
             had_more = max((one, other), key=lambda job: (job.attained_service, self._rank.get(job.uid, 0)))
-            yield Suspend(had_more.uid, f"takes turns with job {(other if had_more is one else one).slurm_job_id}")
+            had_less = other if had_more is one else one
+            yield Suspend(had_more.uid, Reason.of(Code.TIME_SLICING_BEGINS, co_runner=had_less.slurm_job_id))
             return
         waits = min(paused, key=lambda job: job.suspended_at or 0.0)
         runs = other if waits is one else one
         if len(paused) > 1:
-            yield Resume(waits.uid, f"its turn: job {runs.slurm_job_id} rests, too")
+            yield Resume(waits.uid, Reason.of(Code.BOTH_SUSPENDED, co_runner=runs.slurm_job_id))
         elif self._snapshot.now - (waits.suspended_at or 0.0) >= self._slice_seconds:
-            yield Suspend(runs.uid, f"the turn of job {waits.slurm_job_id}")
-            yield Resume(waits.uid, f"its turn, after job {runs.slurm_job_id}")
+            yield Suspend(runs.uid, Reason.of(Code.SLICE_ENDS, co_runner=waits.slurm_job_id))
+            yield Resume(waits.uid, Reason.of(Code.SLICE_BEGINS, co_runner=runs.slurm_job_id))

@@ -25,6 +25,7 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
+from metasched.core.reasons import Code, Fact, Reason
 from metasched.scheduling.gpu_sharing import GpuSharing, GpuSharingPlan
 
 ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
@@ -46,6 +47,8 @@ class Timeouts:
 
 
 NO_SHARING = GpuSharing()
+NOT_ITS_TURN = Reason(Code.NOT_ITS_TURN)
+NAMED = 3  # of the jobs that another one is preempted for
 
 
 def plan(
@@ -121,32 +124,33 @@ class _Planner:
     def _held(self, job: Job, target: Placement | None) -> Action | None:
         if target is not None and job.blocked is None and self.sharing.may_start(job, target):
             partner = self.sharing.partner(job)
-            beside = "" if partner is None else f", beside job {partner.slurm_job_id}"
-            return Start(job.uid, f"starts on {_describe(target)}{beside}", target, half_gpus=partner is not None)
+            co_runner = None if partner is None else partner.slurm_job_id
+            reason = Reason.of(Code.STARTS, **_facts(target), co_runner=co_runner)
+            return Start(job.uid, reason, target, half_gpus=partner is not None)
         if job.hold is Hold.USER:
-            return HoldJob(job.uid, "its owner could release it before its turn")
+            return HoldJob(job.uid, Reason(Code.OWNER_COULD_RELEASE))
         return None
 
     def _queued(self, job: Job, target: Placement | None) -> Action | None:
         if job.blocked is not None:
             return HoldJob(job.uid, job.blocked)
         if target is None:
-            return HoldJob(job.uid, "it is not its turn")
+            return HoldJob(job.uid, NOT_ITS_TURN)
         if job.released is None:
-            return HoldJob(job.uid, "it was released by somebody else")
+            return HoldJob(job.uid, Reason(Code.RELEASED_BY_OTHERS))
         if (changed := self._released_otherwise(job, target)) is not None:
             return HoldJob(job.uid, changed)
         waited = self.now - job.released_at if job.released_at is not None else 0.0
         if waited > self.timeouts.start_seconds and self.vacating.isdisjoint(target.nodes):
-            return HoldJob(job.uid, f"it did not start within {self.timeouts.start_seconds:g} s")
+            return HoldJob(job.uid, Reason.of(Code.NOT_STARTED_IN_TIME, seconds=self.timeouts.start_seconds))
         return None
 
-    def _released_otherwise(self, job: Job, target: Placement) -> str | None:
-        """What a queued job should have instead of what it was released for, in words; None where nothing changed."""
+    def _released_otherwise(self, job: Job, target: Placement) -> Reason | None:
+        """What a queued job should have instead of what it was released for; None where nothing changed."""
         if job.released != target:
-            return f"its place is now {_describe(target)}"
+            return Reason.of(Code.PLACE_CHANGED, **_facts(target))
         if job.half_gpus != (self.sharing.partner(job) is not None):
-            return "it is now alone on its GPU" if job.half_gpus else "it is now to share its GPU"
+            return Reason(Code.NOW_ALONE if job.half_gpus else Code.NOW_SHARES)
         return None
 
     def _running(self, job: Job, target: Placement | None) -> Action | None:
@@ -159,8 +163,8 @@ class _Planner:
             # A request to stop cannot be withdrawn: the trainer may be exiting already, and starts again there.
             deadline = job.stop_requested + self.timeouts.grace_seconds
             if self.now > deadline:
-                return Requeue(job.uid, f"it did not answer a stop within {self.timeouts.grace_seconds:g} s")
-            return Stop(job.uid, why or "it was to leave", deadline) if job.uid in self.unsent else None
+                return Requeue(job.uid, Reason.of(Code.STOP_UNANSWERED, seconds=self.timeouts.grace_seconds))
+            return Stop(job.uid, why or Reason(Code.WAS_TO_LEAVE), deadline) if job.uid in self.unsent else None
         if why is not None:
             return Stop(job.uid, why, self.now + self.timeouts.grace_seconds)
         return self.sharing.slice_actions.get(job.uid)
@@ -173,34 +177,31 @@ class _Planner:
             paused = job.uid in self.sharing.paused and job.uid not in self.sharing.slice_actions
             if paused:
                 return None
-            return self.sharing.slice_actions.get(job.uid) or Resume(job.uid, "it no longer takes turns")
+            return self.sharing.slice_actions.get(job.uid) or Resume(job.uid, Reason(Code.TIME_SLICING_ENDS))
         if job.placement != target:
             return None
         needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.node_gpus}
         if any(need > self.cpus.get(node, 0) for node, need in needs.items()):
             return None
         self._occupy(job, target)
-        return Resume(job.uid, "its CPUs are free again")
+        return Resume(job.uid, Reason(Code.CPUS_FREE))
 
     def _occupy(self, job: Job, place: Placement) -> None:
         for node, gpus in place.node_gpus:
             self.busy_cpus[node] = self.busy_cpus.get(node, 0) + job.node_cpus(gpus)
 
-    def _why_stopped(self, job: Job, target: Placement | None) -> str:
-        """Why a job must give up its allocation, in words."""
+    def _why_stopped(self, job: Job, target: Placement | None) -> Reason:
+        """Why a job must give up its allocation."""
         if target is not None:
-            return f"moves to {_describe(target)}"
+            return Reason.of(Code.MOVES, **_facts(target))
         nodes = job.placement.nodes if job.placement is not None else ()
         successors = sorted({successor for node in nodes for successor in self.successors.get(node, ())})
         if not successors:
-            return "it is not its turn"
-        more = f" and {len(successors) - 3} more" if len(successors) > 3 else ""  # noqa: PLR2004 - three are enough to read
-        return f"makes room for {', '.join(successors[:3])}{more}"
+            return NOT_ITS_TURN
+        more = max(len(successors) - NAMED, 0)
+        return Reason.of(Code.PREEMPTED_FOR, jobs=tuple(successors[:NAMED]), more=more)
 
 
-def _describe(place: Placement) -> str:
-    """A placement in words: ``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
-    nodes = ", ".join(f"{node} ({gpus})" for node, gpus in place.node_gpus) if place.uneven else ", ".join(place.nodes)
-    if place.gpu_type is None:
-        return nodes
-    return f"{place.gpus} GPU{'' if place.gpus == 1 else 's'} of type {place.gpu_type} on {nodes}"
+def _facts(place: Placement) -> dict[str, Fact]:
+    """A placement as facts of a reason."""
+    return {"gpus": place.gpus, "gpu_type": place.gpu_type, "nodes": place.nodes, "uneven": place.uneven}

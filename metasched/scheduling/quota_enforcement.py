@@ -15,18 +15,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from metasched.core.model import Decision, Grant, Placement, Quota, Snapshot
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import consumes_quota_regardless
 from metasched.placement import Placements, place
 
 # A decision is admitted and placed at most this often; each pass finds at least one more job that needs less.
 MAX_PASSES = 16
 
-HOST_WITHOUT = "the job whose GPUs it was to share does not get all of them"
+HOST_WITHOUT = Reason(Code.CO_RUNNER_CUT)
 
 
 def place_within_quotas(
     snapshot: Snapshot, schedulable: Snapshot, decision: Decision
-) -> tuple[Placements, Mapping[str, str]]:
+) -> tuple[Placements, Mapping[str, Reason]]:
     """Place as much of a decision as the quotas allow.
 
     Args:
@@ -35,17 +36,17 @@ def place_within_quotas(
         decision: the policy's decision.
 
     Returns:
-        the placements, and by uid, in words, what a quota took from a job.
+        the placements, and by uid, what a quota took from a job.
     """
     if not snapshot.quotas:
         return place(schedulable, decision.grants, decision.fallback), {}
     held = _held_regardless(snapshot)
     most: dict[str, Placement | None] = {}
-    unplaced: dict[str, str] = {}
-    words: dict[str, str] = {}
+    unplaced: dict[str, Reason] = {}
+    reasons: dict[str, Reason] = {}
     for _ in range(MAX_PASSES):
         allowed = _Admission(snapshot, schedulable, held).admit(decision, most)
-        words = {uid: words[uid] for uid in words.keys() & most.keys()} | allowed.words
+        reasons = {uid: reasons[uid] for uid in reasons.keys() & most.keys()} | allowed.reasons
         found = place(schedulable, allowed.grants, allowed.fallback)
         unplaced |= found.unplaced
         less = _jobs_with_less(snapshot.quotas, allowed, found, held)
@@ -55,31 +56,31 @@ def place_within_quotas(
             break
         most |= less
     missing = {uid: why for uid, why in unplaced.items() if uid not in found.placed and uid not in allowed.denied}
-    return replace(found, unplaced=missing), words
+    return replace(found, unplaced=missing), reasons
 
 
 def jobs_without_quota(
     snapshot: Snapshot, schedulable: Snapshot, decision: Decision, found: Placements
-) -> Mapping[str, str]:
+) -> Mapping[str, Reason]:
     """The jobs that quotas leave nothing, if other jobs wait behind them while GPUs are free.
 
     A policy that keeps a strict order, and so offers no fallback, is to be asked again without these jobs: it knows
     nothing of quotas, and lets no job pass them.
 
     Returns:
-        by uid, the reason in words; empty where nobody waits behind them.
+        by uid, the reason; empty where nobody waits behind them.
     """
     if not snapshot.quotas or not decision.waits or any(schedulable.job[grant.uid].gpus for grant in decision.fallback):
         return {}
     held = _held_regardless(snapshot)
     budget, free = _remaining(snapshot, schedulable, held, found)
-    out: dict[str, str] = {}
+    out: dict[str, Reason] = {}
     for job in schedulable.jobs:
         if job.uid in budget.quotas_of and job.uid not in found.placed and job.uid not in held:
             quotas = [budget.most_gpus(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
             most, quota = max(quotas, default=(math.inf, -1))
             if most < job.min_gpus:
-                out[job.uid] = _words(snapshot.quotas[quota], most)
+                out[job.uid] = _reached(snapshot.quotas[quota], most)
     behind = [schedulable.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
     if any(not job.gpus or max(free.values(), default=0) >= job.min_gpus for job in behind):
         return out
@@ -96,7 +97,7 @@ class _Allowed:
         denied: uids of jobs that are admitted nothing.
         cut: uids of jobs that are admitted fewer GPUs than granted.
         narrowed: uids of jobs that are admitted GPUs of one type only.
-        words: by uid, for all of these, which quota it is.
+        reasons: by uid, for all of these, which quota it is.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -104,7 +105,7 @@ class _Allowed:
     denied: set[str] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)
     narrowed: set[str] = field(default_factory=set)
-    words: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)
 
 
 class _QuotaBudget:
@@ -202,11 +203,12 @@ class _Admission:
             self.admitted_in_full.add(uid)
             return grant
         if most < job.min_gpus or grant.co_runner is not None:
-            self._deny(uid, _words(self.budget.quotas[quota], most))
+            self._deny(uid, _reached(self.budget.quotas[quota], most))
             return None
         gpus = int(most)
         self.allowed.cut.add(uid)
-        self.allowed.words[uid] = f"of {_gpus(grant.gpus)} the limit {self.budget.quotas[quota].name} leaves it {gpus}"
+        name = self.budget.quotas[quota].name
+        self.allowed.reasons[uid] = Reason.of(Code.QUOTA_CUT, quota=name, gpus=grant.gpus, gpus_left=gpus)
         return replace(grant, gpus=gpus, at_least=job.min_gpus, exact=None)
 
     def _narrow_to_best_type(self, grant: Grant, most: float, quota: int) -> tuple[float, int, Grant]:
@@ -222,12 +224,12 @@ class _Admission:
                 grant = replace(grant, gpu_type=kind)
         if grant.gpu_type is not None:
             self.allowed.narrowed.add(grant.uid)
-            self.allowed.words[grant.uid] = f"limits leave it GPUs of type {grant.gpu_type} alone"
+            self.allowed.reasons[grant.uid] = Reason.of(Code.QUOTA_ONE_TYPE, gpu_type=grant.gpu_type)
         return most, quota, grant
 
-    def _deny(self, uid: str, words: str) -> None:
+    def _deny(self, uid: str, reason: Reason) -> None:
         self.allowed.denied.add(uid)
-        self.allowed.words[uid] = words
+        self.allowed.reasons[uid] = reason
 
     def _kinds(self, grant: Grant) -> Sequence[str | None]:
         """The GPU types that a grant allows; None for a CPU-only job."""
@@ -299,9 +301,5 @@ def _remaining(
     return budget, free
 
 
-def _words(limit: Quota, most: float) -> str:
-    return f"the limit {limit.name} {f'leaves it {_gpus(most)}' if most >= 0 else 'is reached'}"
-
-
-def _gpus(count: float) -> str:
-    return f"{count:g} GPU{'' if count == 1 else 's'}"
+def _reached(quota: Quota, most: float) -> Reason:
+    return Reason.of(Code.QUOTA_REACHED, quota=quota.name, gpus_left=int(most) if most >= 0 else None)

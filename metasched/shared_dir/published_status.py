@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from metasched.core.errors import MetaschedError
 
 FILE_NAME = "status.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class StatusError(MetaschedError):
@@ -39,7 +40,9 @@ class JobStatus:
 
     ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
     on the same GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` the time from submission within
-    which it should finish, ``blocked`` whether it must not start now.
+    which it should finish, ``blocked`` whether it must not start now. ``reason`` is why it runs or waits, in words;
+    ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons that the
+    words tell, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
     """
 
     uid: str
@@ -74,6 +77,9 @@ class JobStatus:
     time_slicing: bool = False
     slo_seconds: float | None = None
     blocked: bool = False
+    reason_code: str = "text"
+    reason_facts: Mapping[str, Any] = field(default_factory=dict)
+    reason_also: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from metasched.core.reasons import from_text
 from metasched.store.connection import Connection
 from metasched.store.records import (
     IMPORTED,
@@ -164,7 +165,7 @@ class HistoryQueries(Connection):
     def _decisions(self, condition: str, parameters: list[Any]) -> list[DecisionRecord]:
         sql = f"SELECT uid, first_round, last_round, granted, reason FROM decisions {condition}"  # noqa: S608  constants
         return [
-            DecisionRecord(uid, first, last, placement_of(granted), reason)
+            DecisionRecord(uid, first, last, placement_of(granted), from_text(reason))
             for uid, first, last, granted, reason in self._rows(sql, parameters)
         ]
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from metasched.core.model import Placement
+from metasched.core.reasons import Reason
 
 
 class EndCause(enum.StrEnum):
@@ -215,14 +216,14 @@ class DecisionRecord:
         first_round: the round since which it holds.
         last_round: the last round for which it held; None while it holds.
         granted: where it should run; None if it waits.
-        reason: why, in words.
+        reason: why.
     """
 
     uid: str
     first_round: int
     last_round: int | None
     granted: Placement | None
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ class ActionRecord:
         at: when it was begun.
         uid: the job.
         kind: what.
-        detail: JSON-compatible.
+        detail: JSON-compatible; ``reason`` is ``metasched.core.reasons.to_json`` of the action's.
         outcome: ``ok``, or what went wrong; None if the daemon died before it knew.
         latency_seconds: how long it took.
     """
@@ -252,7 +253,7 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """One event of a job, or of the cluster (``uid`` is None)."""
+    """One event of a job, or of the cluster (``uid`` is None); ``text`` is words or a stored reason."""
 
     id: int
     at: float

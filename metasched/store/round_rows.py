@@ -8,6 +8,7 @@ from typing import Any
 
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
+from metasched.core.reasons import Reason, from_text, to_text
 from metasched.store.errors import RoundOrderError
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import RoundRecord
@@ -27,7 +28,7 @@ class RoundRows(HistoryQueries, Retention):
         parameters: Mapping[str, Any],
         state: PolicyState,
         targets: Mapping[str, Placement],
-        reasons: Mapping[str, str],
+        reasons: Mapping[str, Reason],
         decide_seconds: float,
         summary: Mapping[str, Any] | None = None,
         snapshot: bytes = b"",
@@ -48,7 +49,7 @@ class RoundRows(HistoryQueries, Retention):
             parameters: the policy's, JSON-compatible.
             state: the policy's, for the next round.
             targets: the placement of each job that should run, by uid, most important first.
-            reasons: for each live job, in words; those that are also in ``targets`` run.
+            reasons: for each live job; those that are also in ``targets`` run.
             decide_seconds: duration of the policy's decision.
             summary: of the snapshot, JSON-compatible.
             snapshot: the engine's input, encoded; empty for none.
@@ -77,7 +78,10 @@ class RoundRows(HistoryQueries, Retention):
             self._commit_decisions(
                 number,
                 last.round if last else 0,
-                {uid: (placed.get(uid), reasons.get(uid, "")) for uid in {**reasons, **placed}},
+                {
+                    uid: (placed.get(uid), to_text(reasons[uid]) if uid in reasons else "")
+                    for uid in {**reasons, **placed}
+                },
             )
             written = self._commit_state(number, policy, state)
             held = self._keep_snapshot(number, snapshot, written, snapshots_limit_bytes)
@@ -98,9 +102,10 @@ class RoundRows(HistoryQueries, Retention):
         rows = self._rows("SELECT uid, co_runner, time_slicing FROM targets WHERE co_runner IS NOT NULL")
         return {uid: other for uid, other, _ in rows}, frozenset(uid for uid, _, turns in rows if turns)
 
-    def current_reasons(self) -> dict[str, str]:
+    def current_reasons(self) -> dict[str, Reason]:
         """The reason why each live job runs or waits, by uid, as the latest round decided."""
-        return dict(self._rows("SELECT uid, reason FROM decisions WHERE last_round IS NULL"))
+        rows = self._rows("SELECT uid, reason FROM decisions WHERE last_round IS NULL")
+        return {uid: from_text(reason) for uid, reason in rows}
 
     def policy_state(self, policy: str, number: int | None = None) -> PolicyState | None:
         """A policy's latest state, or (for replay) its state after round ``number``; None before its first round."""

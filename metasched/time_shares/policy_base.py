@@ -27,6 +27,7 @@ from pydantic import Field
 
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import is_non_preemptible
 from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
@@ -51,7 +52,9 @@ from metasched.time_shares.round_mechanism import (
 )
 
 STATE_VERSION = 1
-RUNS_ON = "it runs on: its nodes accept no other jobs now"
+RUNS_ON = Reason(Code.NODES_CLOSED)
+RUNS_TO_END = Reason(Code.RUNS_TO_END)
+CPU_ONLY = Reason(Code.CPU_ONLY)
 PENDING = "coming"  # key of a state's data: time shares that are computed, and not in force yet
 NO_SHARE = "without"  # key of ``COMPUTED_FOR``: uids of the jobs to which the computed time shares give nothing
 TYPES_SEED = 5  # added to the seed: the order of the GPU types is drawn from random numbers of its own
@@ -176,7 +179,7 @@ class TimeSharePolicy(Policy):
         decision = _decision(
             snapshot,
             inputs,
-            _Words(accounts, types),
+            _Reasons(accounts, types),
             round_grants,
             priority,
             fill=self.fills,
@@ -270,7 +273,7 @@ def _interim_shares(
 def _decision(
     snapshot: Snapshot,
     inputs: AllocationInputs,
-    words: _Words,
+    reasons: _Reasons,
     round_grants: Sequence[RoundGrant],
     of: Priorities,
     *,
@@ -286,13 +289,13 @@ def _decision(
     grants = list(_retained_grants(inputs, time_slicing=time_slicing))
     for turn in sorted(round_grants, key=lambda turn: -turn.gpus):
         first, *rest = turn.combination
-        reason = f"its turn on {turn.gpu_type}: {words.share(first)}"
+        reason = reasons.turn(first, turn.gpu_type)
         # A consolidated round was granted for its speed on few nodes; for an unconsolidated one few are preferred.
         consolidated = () if turn.unconsolidated else inputs.consolidated(first).get(turn.gpu_type, ())
         most = len(consolidated) or None
         grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type, max_nodes=most))
         grants += [
-            Grant(uid, turn.gpus, f"{reason}, with job {snapshot.job[first].slurm_job_id} on the same GPUs",
+            Grant(uid, turn.gpus, reason.and_also(_with(snapshot.job[first])),
                   gpu_type=turn.gpu_type, max_nodes=most, co_runner=first, time_slicing=time_slicing)
             for uid in rest
         ]  # fmt: skip
@@ -304,26 +307,21 @@ def _decision(
             continue
         if not inputs.gpus_per_node[job.uid]:
             if (place := job.placement) is not None and place.gpus == job.gpus:
-                held = Grant(job.uid, job.gpus, "it runs on: no node would take it again", gpu_type=place.gpu_type)
+                held = Grant(job.uid, job.gpus, Reason(Code.NO_NODE_AGAIN), gpu_type=place.gpu_type)
                 fallback.append((0.0, held))
                 continue
-            given = "beside jobs that neither stop nor move" if job.uid in inputs.displaced else "even empty"
-            waits[job.uid] = f"{given}, the nodes that accept jobs could not run it on {job.gpus} GPUs"
+            waits[job.uid] = _exceeds(job, beside_fixed=job.uid in inputs.displaced)
             continue
         priority = of.get((job.uid,), {})
         best = max(inputs.worker_types(job.uid), key=lambda kind: priority.get(kind, 0.0))
-        reason = f"not its turn: {words.wait(job.uid, inputs.worker_types(job.uid))}"
+        reason = reasons.wait(job.uid, inputs.worker_types(job.uid))
         if fill or priority.get(best, 0.0) > 0:
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
             fallback.append((-priority.get(best, 0.0), grant))
         else:
             waits[job.uid] = reason
     fallback.sort(key=lambda entry: entry[0])
-    without = [
-        Grant(job.uid, 0, "it needs no GPU, and runs where CPUs are free")
-        for job in snapshot.jobs
-        if job.gpus == 0 and job.uid not in served
-    ]
+    without = [Grant(job.uid, 0, CPU_ONLY) for job in snapshot.jobs if job.gpus == 0 and job.uid not in served]
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
 
 
@@ -336,18 +334,30 @@ def _retained_grants(inputs: AllocationInputs, *, time_slicing: bool) -> Iterato
             continue
         host = before.get(job.co_runner) if inputs.sharing and not is_non_preemptible(job) else None
         if host is not None and host.placement == place:
-            reason = f"{RUNS_ON}, with job {host.slurm_job_id} on the same GPUs"
+            reason = RUNS_ON.and_also(_with(host))
             yield Grant(
                 job.uid, place.gpus, reason, gpu_type=place.gpu_type, co_runner=host.uid, time_slicing=time_slicing
             )
         else:
-            reason = "it runs to its end" if is_non_preemptible(job) else RUNS_ON
+            reason = RUNS_TO_END if is_non_preemptible(job) else RUNS_ON
             yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
         before[job.uid] = job
 
 
-class _Words:
-    """Time shares in words, for the reasons of a decision."""
+def _with(host: Job) -> Reason:
+    """Why a job has GPUs that are another one's, too."""
+    return Reason.of(Code.SHARES_GPUS, co_runner=host.slurm_job_id)
+
+
+def _exceeds(job: Job, *, beside_fixed: bool) -> Reason:
+    """Why no nodes could run a job."""
+    if beside_fixed:
+        return Reason.of(Code.EXCEEDS_NODES_BESIDE_FIXED, gpus=job.gpus, gpu_types=job.gpu_types)
+    return Reason.of(Code.EXCEEDS_NODES, gpus=job.gpus, gpu_types=job.gpu_types, nodes=None, cpus=None)
+
+
+class _Reasons:
+    """Time shares as reasons of a decision."""
 
     def __init__(self, accounts: TimeAccounts, types_in_turn: Sequence[str]) -> None:
         self._types = types_in_turn
@@ -359,18 +369,21 @@ class _Words:
                     self._shares[uid] = both
                 else:
                     self._shares[uid] = share
-        self._said: dict[tuple[tuple[str, float], ...], str] = {}
+        self._told: dict[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]] = {}
 
-    def wait(self, uid: str, kinds: Iterable[str]) -> str:
+    def turn(self, uid: str, gpu_type: str) -> Reason:
+        """Why a job has a round grant on a GPU type."""
+        return Reason(Code.TIME_SHARE_TURN, (("gpu_type", gpu_type), ("shares", self._percents(uid))))
+
+    def wait(self, uid: str, kinds: Iterable[str]) -> Reason:
         """Why a job that can run on these worker types has no round grant."""
         if self._types and not any(gpu_type_of(kind) in self._types for kind in kinds):
-            return "types_in_turn names none of its types"
-        return self.share(uid)
+            return Reason(Code.TYPES_IN_TURN_EXCLUDE)
+        return Reason(Code.TIME_SHARE_WAIT, (("shares", self._percents(uid)),))
 
-    def share(self, uid: str) -> str:
-        """The job's time share in words, its pairs included."""
+    def _percents(self, uid: str) -> tuple[tuple[str, int], ...]:
+        """A job's time share by worker type, in whole percent: finer, the history would have a row every round."""
         share = tuple(self._shares.get(uid, {}).items())
-        if share not in self._said:
-            parts = [f"{part:.0%} of {kind}" for kind, part in sorted(share) if part > 0]
-            self._said[share] = f"its share of time is {', '.join(parts)}" if parts else "it has no share of time now"
-        return self._said[share]
+        if share not in self._told:
+            self._told[share] = tuple((kind, round(100 * part)) for kind, part in sorted(share) if part > 0)
+        return self._told[share]

@@ -28,14 +28,14 @@ from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
 from metasched.capacity.shapes import CPU_ONLY
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from policies.ares.fair_finish_queue import FairFinishQueue, overrun
 from policies.ares.scaling import CLOSE, Amount, Scaling
 
-LINE = "in line by when jobs would end under fair sharing"
-POOL = "in the pool of jobs whose demand is not known, under fair sharing"
-EXPLORES = "on GPUs that nobody else can use, to learn how fast it is there"
-NO_GPUS = "without GPUs: it has the CPUs that are left"
+POOL = Reason(Code.UNKNOWN_DEMAND_POOL)
+EXPLORES = Reason(Code.EXPLORES)
+NO_GPUS = Reason(Code.CPU_ONLY)
 
 
 class AresParameters(PolicyParameters):
@@ -135,7 +135,9 @@ class _Round:
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
         reasons = [(job, POOL) for job in in_pool]
-        reasons += [(job, f"number {i} of {len(self.known)} {LINE}") for i, job in enumerate(self.known, start=1)]
+        length = len(self.known)
+        for i, job in enumerate(self.known, start=1):
+            reasons.append((job, Reason(Code.FAIR_FINISH_POSITION, (("position", i), ("length", length)))))
         reasons += [(job, POOL) for job in others] + [(job, NO_GPUS) for job in self.without_gpus]
         return self._answer(reasons)
 
@@ -248,20 +250,20 @@ class _Round:
 
     # -- the decision ---------------------------------------------------------------------------------------------
 
-    def _answer(self, reasons: Sequence[tuple[Job, str]]) -> Decision:
+    def _answer(self, reasons: Sequence[tuple[Job, Reason]]) -> Decision:
         grants, fallback, waits = [], [], {}
         for job, reason in reasons:
             share = self.room.assigned.get(job.uid)
             if share is not None:
-                more = f"; {EXPLORES}" if job.uid in self.exploring else ""
-                grants.append(self._grant(job, share, reason + more))
+                told = reason.and_also(EXPLORES) if job.uid in self.exploring else reason
+                grants.append(self._grant(job, share, told))
             elif (most := self._runs(job)) is not None:
                 fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.kind or None))
             else:
-                waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not hold it"
+                waits[job.uid] = reason.and_also(_exceeds(job))
         return Decision(tuple(grants), tuple(fallback), waits)
 
-    def _grant(self, job: Job, share: GpuAmount, reason: str) -> Grant:
+    def _grant(self, job: Job, share: GpuAmount, reason: Reason) -> Grant:
         """The grant of a job's GPUs: rather fewer GPUs than on more nodes, because its consolidated speed is known."""
         gpus, kind = share
         if is_non_preemptible(job) or gpus <= job.min_gpus:
@@ -279,3 +281,8 @@ class _Round:
         scaling = Scaling(job, shape, self.parameters.alpha)
         kinds = sorted(shape.widest, key=lambda kind: self._type_preference(job, kind), reverse=True)
         return next((amount for kind in kinds for amount in scaling.up_to_requested(kind)), None)
+
+
+def _exceeds(job: Job) -> Reason:
+    nodes, cpus = (None, None) if job.gpus else (job.nodes or 1, job.cpus_per_unit)
+    return Reason.of(Code.EXCEEDS_NODES, gpus=job.min_gpus, gpu_types=job.gpu_types, nodes=nodes, cpus=cpus)

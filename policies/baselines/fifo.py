@@ -39,7 +39,7 @@ class Fifo(Policy):
         decision = allocate(
             snapshot,
             queue,
-            lambda _: "",
+            lambda _: None,
             strict=not self.parameters.backfill,
             elastic=self.parameters.elastic,
         )

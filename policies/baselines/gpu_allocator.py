@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
 from metasched.capacity.shapes import CPU_ONLY, NodeSet, ShapeCapacity, even_spreads
 from metasched.core.model import Decision, Grant, Job, Snapshot
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 
-TEENS = range(11, 14)
 Kind = tuple[str, NodeSet]
 """A GPU type, and the nodes of it that suit a job."""
 
@@ -25,7 +25,7 @@ Kind = tuple[str, NodeSet]
 def allocate(
     snapshot: Snapshot,
     queue: Sequence[Job],
-    words: Callable[[Job], str],
+    order: Callable[[Job], Reason | None],
     *,
     strict: bool,
     elastic: bool,
@@ -35,7 +35,7 @@ def allocate(
     Args:
         snapshot: the round's; ``queue`` holds all of its jobs.
         queue: first comes first.
-        words: what to say of a job beside its position in the queue.
+        order: what else to say of a job than its position in the queue.
         strict: whether a job that does not fit keeps later ones from the GPUs that it waits for.
         elastic: whether jobs may get other amounts than they asked for.
     """
@@ -47,7 +47,7 @@ def allocate(
             allocator.grow(job, job.gpus)
         for job in growing:
             allocator.grow(job, job.max_gpus)
-    return allocator.decision(words, behind if strict else None)
+    return allocator.decision(order, behind if strict else None)
 
 
 class Allocator:
@@ -71,16 +71,19 @@ class Allocator:
         self.room = CapacityPool(snapshot, is_retained)
         self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
 
-    def decision(self, words: Callable[[Job], str], behind: Mapping[str, str | None] | None) -> Decision:
+    def decision(self, order: Callable[[Job], Reason | None], behind: Mapping[str, str | None] | None) -> Decision:
         """Grants for all who have a share, in the order of the queue.
 
         Args:
-            words: what to say of a job beside its position in the queue.
+            order: what else to say of a job than its position in the queue.
             behind: what ``serve_minimum`` said, if those without a share wait; if None, they are offered as fallback.
         """
         grants, fallback, waits = [], [], {}
+        length = len(self.queue)
         for position, job in enumerate(self.queue, start=1):
-            reason = f"{ordinal(position)} of {len(self.queue)} in line{words(job)}"
+            more = order(job)
+            facts = (("position", position), ("length", length))
+            reason = Reason(Code.QUEUE_POSITION, facts, () if more is None else (more,))
             share = self.room.assigned.get(job.uid)
             least = self.least(job)
             if share is not None:
@@ -91,14 +94,14 @@ class Allocator:
                 )
                 grants.append(Grant(job.uid, share.gpus, reason, at_least, share.gpu_type or None))
             elif not self.possible(job):
-                waits[job.uid] = f"{reason}; even empty, the nodes that accept jobs could not give it {self.wish(job)}"
+                waits[job.uid] = reason.and_also(self.exceeds(job))
             elif behind is None:
                 most = max(amounts[-1] for amounts in self.sizes(job).values())  # a request may be beyond all nodes
                 fallback.append(Grant(job.uid, min(job.gpus, most) if self.elastic else least, reason, least))
             elif behind.get(job.uid) is None:
-                waits[job.uid] = f"{reason}; waits for {self.wish(job)}, {self.free(job)}"
+                waits[job.uid] = reason.and_also(self.missing(job))
             else:
-                waits[job.uid] = f"{reason}; waits behind job {behind[job.uid]}, which needs the same resources"
+                waits[job.uid] = reason.and_also(Reason.of(Code.WAITS_BEHIND, job=behind[job.uid]))
         return Decision(tuple(grants), tuple(fallback), waits)
 
     # -- what a job could be given on an empty cluster ------------------------------------------------------------
@@ -197,25 +200,24 @@ class Allocator:
             if share.gpus < gpus <= goal and self.room.assign(job, GpuAmount(gpus, share.gpu_type)):
                 return
 
-    # -- words ----------------------------------------------------------------------------------------------------
+    # -- reasons --------------------------------------------------------------------------------------------------
 
-    def wish(self, job: Job) -> str:
-        """What it waits for at least, in words."""
-        if not job.gpus:
-            nodes = job.nodes or 1
-            return f"{nodes} node{'' if nodes == 1 else 's'} with {job.cpus_per_unit} CPUs"
-        kind = f" of type {' or '.join(job.gpu_types)}" if job.gpu_types else ""
-        return f"{self.least(job)} GPU{'' if self.least(job) == 1 else 's'}{kind}"
+    def exceeds(self, job: Job) -> Reason:
+        """For a job that even empty nodes could not hold."""
+        nodes, cpus = (None, None) if job.gpus else (job.nodes or 1, job.cpus_per_unit)
+        return Reason.of(Code.EXCEEDS_NODES, gpus=self.least(job), gpu_types=job.gpu_types, nodes=nodes, cpus=cpus)
 
-    def free(self, job: Job) -> str:
-        """How much of what it needs is left, in words."""
+    def missing(self, job: Job) -> Reason:
+        """What the job waits for at least, and how much of that is left."""
         reaches = [self.room.node_set(job, gpu_type) for gpu_type in self.sizes(job)]
         cpus = sum(max(self.room.unassigned_cpus(reach), 0) for reach in reaches)
         if not job.gpus:
-            return f"{cpus} CPUs are free"
-        left = sum(max(self.room.unassigned_gpus(reach), 0) for reach in reaches)
-        need = self.least(job) * job.cpus_per_unit
-        return f"{left} {'is' if left == 1 else 'are'} free{f', with {cpus} of {need} CPUs' if cpus < need else ''}"
+            nodes, memory = job.nodes or 1, job.node_memory(0)
+            return Reason.of(Code.WAITS_FOR_CPUS, nodes=nodes, cpus=job.node_cpus(0), memory=memory, cpus_free=cpus)
+        gpus, left = self.least(job), sum(max(self.room.unassigned_gpus(reach), 0) for reach in reaches)
+        waits = Reason.of(Code.WAITS_FOR_GPUS, gpus=gpus, gpu_types=job.gpu_types, free=left)
+        need = gpus * job.cpus_per_unit
+        return waits if cpus >= need else waits._replace(facts=(*waits.facts, ("cpus", need), ("cpus_free", cpus)))
 
 
 def compete(one: Kind, other: Kind) -> bool:
@@ -235,9 +237,3 @@ def _even(job: Job, amounts: Iterable[int], units_of: Sequence[int]) -> list[int
         if any(not found or k in (1, job.nodes) or g == units_of[0] for k, g in even_spreads(job, gpus, units_of)):
             found.append(gpus)
     return found
-
-
-def ordinal(n: int) -> str:
-    """1st, 2nd, 3rd, 4th, ..."""
-    suffix = "th" if n % 100 in TEENS else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
-    return f"{n}{suffix}"

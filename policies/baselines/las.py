@@ -20,6 +20,7 @@ from pydantic import Field, field_validator
 
 from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from policies.baselines.gpu_allocator import allocate
 
 STATE_VERSION = 1
@@ -113,11 +114,11 @@ class Las(Policy):
         queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *self._turn(job, records), job.uid))
         levels = len(self.parameters.queue_thresholds_gpu_seconds) + 1
 
-        def words(job: Job) -> str:
+        def order(job: Job) -> Reason:
             # No amounts: a reason that changes in every round would fill the history with itself.
-            return f", in queue {level[job.uid] + 1} of {levels} by the GPU time it has had"
+            return Reason(Code.ATTAINED_SERVICE_QUEUE, (("queue", level[job.uid] + 1), ("queues", levels)))
 
-        decision = allocate(snapshot, queue, words, strict=False, elastic=self.parameters.elastic)
+        decision = allocate(snapshot, queue, order, strict=False, elastic=self.parameters.elastic)
         return decision, _state(records)
 
     def _update(self, job: Job, record: _Record | None, now: float) -> _Record | None:

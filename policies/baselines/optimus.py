@@ -15,12 +15,13 @@ from typing import ClassVar
 from metasched.capacity.capacity_pool import GpuAmount
 from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import is_non_preemptible
 from policies.baselines.gpu_allocator import Allocator
 from policies.baselines.remaining_time import Outlook
 
-KNOWN = "; GPUs go where they save the most time"
-UNKNOWN = "; its speed or its remaining work is not known, so it grows after the others, to what it asked for"
+KNOWN = Reason(Code.MOST_TIME_SAVED)
+UNKNOWN = Reason(Code.SPEED_UNKNOWN)
 
 
 class Optimus(Policy):

@@ -21,11 +21,14 @@ from metasched.capacity.capacity_pool import CapacityCost, GpuAmount
 from metasched.capacity.shapes import CPU_ONLY, NodeSet
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_or_is_released
-from policies.baselines.gpu_allocator import Allocator, Kind, compete, ordinal, within
+from policies.baselines.gpu_allocator import Allocator, Kind, compete, within
 
 STATE_VERSION = 1
 DAY = 86400.0
+RUNS_TO_END = Reason(Code.RUNS_TO_END)
+BACKFILLED = Reason(Code.BACKFILLED)
 
 Owner = tuple[str, str]
 """Account (empty where there is none) and user."""
@@ -194,7 +197,7 @@ class _Easy:
         self.running: list[Job] = []
         self.reserved: dict[Kind, _Reservation] = {}
         self.grants: list[Grant] = []
-        self.waits: dict[str, str] = {}
+        self.waits: dict[str, Reason] = {}
 
     def decision(self) -> Decision:
         """Who runs on, starts, is backfilled, or waits."""
@@ -202,13 +205,12 @@ class _Easy:
             place = job.placement if job.active else job.released
             assert place is not None  # noqa: S101  that is what started means
             self.running.append(job)
-            self.grants.append(Grant(job.uid, place.gpus, "it runs to its end", None, place.gpu_type, exact=place))
+            self.grants.append(Grant(job.uid, place.gpus, RUNS_TO_END, None, place.gpu_type, exact=place))
         for position, job in enumerate(self.waiting, start=1):
-            turn = f"{ordinal(position)} of {len(self.waiting)} by priority"
+            turn = Reason.of(Code.PRIORITY_POSITION, position=position, length=len(self.waiting))
             options = self.allocator.options(job)
             if not options:
-                wish = self.allocator.wish(job)
-                self.waits[job.uid] = f"{turn}; even empty, the nodes that accept jobs could not give it {wish}"
+                self.waits[job.uid] = turn.and_also(self.allocator.exceeds(job))
             elif not any(self._start(job, share, turn) for share in options):
                 self._wait(job, options, turn)
         return Decision(tuple(self.grants), (), self.waits)
@@ -238,7 +240,7 @@ class _Easy:
         mine = self.allocator.kind(job, share.gpu_type)
         return next((reserved.job for kind, reserved in self.reserved.items() if compete(mine, kind)), None)
 
-    def _start(self, job: Job, share: GpuAmount, turn: str) -> bool:
+    def _start(self, job: Job, share: GpuAmount, turn: Reason) -> bool:
         """Grant it, if it fits and no reservation suffers: it is counted beside those that leave too little over."""
         late, costs, ends = {}, self.allocator.room.costs(job, share), self._end(job)
         kept_free: NodeSet = 0
@@ -250,19 +252,19 @@ class _Easy:
                 late[kind] = replace(reserved, extra=reserved.extra - units)
         if not self.allocator.room.assign(job, share, kept_free):
             return False
-        reason = turn if self._first(job, share) is None else f"{turn}; backfilled"
+        reason = turn if self._first(job, share) is None else turn.and_also(BACKFILLED)
         self.running.append(job)
         self.grants.append(Grant(job.uid, share.gpus, reason, None, share.gpu_type or None))
         self.reserved |= late
         return True
 
-    def _wait(self, job: Job, options: Sequence[GpuAmount], turn: str) -> None:
+    def _wait(self, job: Job, options: Sequence[GpuAmount], turn: Reason) -> None:
         """Have it wait; the first that waits for GPUs gets a reservation, or all of them where nobody may pass it."""
         first = next((found for share in options if (found := self._first(job, share)) is not None), None)
         if first is not None:
-            self.waits[job.uid] = f"{turn}; waits behind job {first.slurm_job_id}, which must not be delayed"
+            self.waits[job.uid] = turn.and_also(Reason.of(Code.WAITS_BEHIND_RESERVED, job=first.slurm_job_id))
         else:
-            self.waits[job.uid] = f"{turn}; waits for {self.allocator.wish(job)}, {self.allocator.free(job)}"
+            self.waits[job.uid] = turn.and_also(self.allocator.missing(job))
         if not self.parameters.backfill:
             for gpu_type, reach in [self.allocator.kind(job, share.gpu_type) for share in options]:
                 if more := reach & ~within(self.reserved, gpu_type):

@@ -9,7 +9,10 @@ from typing import ClassVar
 
 from metasched.core.model import Decision, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from policies.baselines.srtf import ShortestParameters, shortest_first
+
+SHORTEST = Reason(Code.SHORTEST_SERVICE)
 
 
 class Srsf(Policy):
@@ -21,5 +24,4 @@ class Srsf(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Serve jobs by remaining time x requested GPUs; keeps no state."""
-        words = ", shortest remaining GPU time first"
-        return shortest_first(snapshot, lambda job: job.gpus or job.nodes or 1, words, self.parameters), state
+        return shortest_first(snapshot, lambda job: job.gpus or job.nodes or 1, SHORTEST, self.parameters), state

@@ -12,10 +12,12 @@ from typing import ClassVar
 from metasched.capacity.capacity_pool import CapacityPool
 from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
+from metasched.core.reasons import Code, Reason
 from policies.baselines.gpu_allocator import allocate
 from policies.baselines.remaining_time import Outlook
 
-UNKNOWN = ", after all whose remaining time is known"
+SHORTEST = Reason(Code.SHORTEST_TIME)
+UNKNOWN = Reason(Code.REMAINING_UNKNOWN)
 
 
 class ShortestParameters(PolicyParameters):
@@ -37,12 +39,12 @@ class Srtf(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Serve jobs by remaining time; keeps no state."""
-        decision = shortest_first(snapshot, lambda _: 1, ", shortest remaining time first", self.parameters)
+        decision = shortest_first(snapshot, lambda _: 1, SHORTEST, self.parameters)
         return decision, state
 
 
 def shortest_first(
-    snapshot: Snapshot, factor: Callable[[Job], float], words: str, parameters: ShortestParameters
+    snapshot: Snapshot, factor: Callable[[Job], float], order: Reason, parameters: ShortestParameters
 ) -> Decision:
     """The decision that serves jobs by remaining seconds times ``factor`` of each job."""
     outlook = Outlook(CapacityPool(snapshot))
@@ -55,7 +57,7 @@ def shortest_first(
     return allocate(
         snapshot,
         sorted(snapshot.jobs, key=key),
-        lambda job: UNKNOWN if left[job.uid] is None else words,
+        lambda job: UNKNOWN if left[job.uid] is None else order,
         strict=False,
         elastic=parameters.elastic,
     )

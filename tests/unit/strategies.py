@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Decision, Grant, Hold, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Reason
 from metasched.core.retention import is_immovable
 
 GPU_TYPES = ("a100", "v100")
@@ -169,7 +170,7 @@ def snapshots(draw, max_nodes=5, max_jobs=8, *, blocked=False, free=False):
         if job.placement is None:
             job = draw(settled(job, cluster, holdings))
         if blocked and draw(st.sampled_from((False, False, False, True))):
-            job = replace(job, blocked="waits for job 7")
+            job = replace(job, blocked=Reason.text("waits for job 7"))
         found.append(job)
     ordered = tuple(sorted(found, key=lambda job: (job.submitted, job.uid)))
     return Snapshot(NOW, 1, 60.0, cluster, ordered, uneven, sharing)
@@ -194,13 +195,13 @@ def grants_for(draw, view):
 def grant_for(draw, job):
     """A grant that keeps to the contract."""
     if job.placement is not None and is_immovable(job):
-        return Grant(job.uid, job.placement.gpus, "keeps what it holds")
+        return Grant(job.uid, job.placement.gpus, Reason.text("keeps what it holds"))
     gpus = draw(st.integers(job.min_gpus, job.max_gpus))
     if job.placement is not None and draw(st.booleans()):
         gpus = job.placement.gpus
     at_least = draw(st.one_of(st.none(), st.integers(job.min_gpus, gpus)))
     gpu_type = draw(st.sampled_from((None, None, *(job.gpu_types or GPU_TYPES)))) if job.gpus else None
-    return Grant(job.uid, gpus, "drawn", at_least, gpu_type)
+    return Grant(job.uid, gpus, Reason.text("drawn"), at_least, gpu_type)
 
 
 @st.composite
@@ -258,5 +259,5 @@ class FixedPolicy(Policy):
     def decide(self, snapshot, state):
         grants, fallback = self.choose(snapshot)
         granted = {grant.uid for grant in (*grants, *fallback)}
-        waits = {job.uid: "not drawn" for job in snapshot.jobs if job.uid not in granted}
+        waits = {job.uid: Reason.text("not drawn") for job in snapshot.jobs if job.uid not in granted}
         return Decision(grants, fallback, waits), PolicyState(1, {"rounds": state.data.get("rounds", 0) + 1})

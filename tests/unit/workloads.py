@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Decision, Grant, Node, Preempt
 from metasched.core.policy import Policy, PolicyParameters
+from metasched.core.reasons import Reason
 from metasched.core.retention import is_pinned
 from metasched.simulator.records import Failures, Settings, Submission, Workload
 from metasched.throughput.training import Pace
@@ -91,12 +92,12 @@ class Chaos(Policy):
         grants, waits, alone = [], {}, []
         for job in order:
             if whim(job, "wait", 4) == 0 and not is_pinned(job):
-                waits[job.uid] = "a whim"
+                waits[job.uid] = Reason.text("a whim")
                 continue
             gpus = job.min_gpus + whim(job, "gpus", job.max_gpus - job.min_gpus + 1)
             if is_pinned(job) and job.placement is not None:
                 gpus = job.placement.gpus
-            grant = Grant(job.uid, gpus, "a whim")
+            grant = Grant(job.uid, gpus, Reason.text("a whim"))
             host = next((other for other in alone if other.gpus == gpus > 0), None)
             if snapshot.sharing and host is not None and whim(job, "share", 2):
                 alone.remove(host)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.scheduling.engine import run_round
 from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
 from metasched.simulator.simulation import MAX_IDLE_ROUNDS, RoundObserver, TimedPolicy
@@ -75,7 +76,8 @@ class MostFreeFirst(Policy):
         grants = []
         for grant in decision.grants:
             if grant.uid not in kept and grant.gpus > sum(free.values()):
-                waits[grant.uid] = f"{grant.reason}; so many GPUs are not free"
+                missing = Reason.of(Code.WAITS_FOR_GPUS, gpus=grant.gpus, gpu_types=(), free=sum(free.values()))
+                waits[grant.uid] = grant.reason.and_also(missing)
                 continue
             place = kept.get(grant.uid) or _take(free, grant.gpus, snapshot)
             grants.append(replace(grant, at_least=None, gpu_type=place.gpu_type, exact=place))

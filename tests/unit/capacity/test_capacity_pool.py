@@ -4,6 +4,7 @@ import pytest
 
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
 from metasched.capacity.shapes import without_allocations
+from metasched.core import reason_words
 from metasched.core.model import Node, Preempt, Status
 from metasched.scheduling.engine import run_round
 from policies.ares.policy import Ares, AresParameters
@@ -68,7 +69,7 @@ def test_who_waits_for_a_node_keeps_only_that_from_others(policy):
     line = [job("wide", 4, submitted=2.0), job("small", 2, submitted=3.0)]
     result = run_round(snapshot([holder, first, *line], (node("here"), node("other")), now=9.0), policy, None)
     assert there(result) == {"holder": (2, ("here",)), "wide": (4, ("other",))}
-    assert "behind job first" in result.reasons["small"]
+    assert "behind job first" in reason_words.words(result.reasons["small"])
 
 
 def test_what_is_held_beyond_a_node_is_taken_from_no_other():

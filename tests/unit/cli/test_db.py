@@ -11,6 +11,7 @@ from metasched.cli import main
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
+from metasched.core.reasons import Reason
 from metasched.daemon.failover import write_copy
 from metasched.shared_dir.lock import DaemonLock
 from metasched.simulator.traces.history import read_history
@@ -40,7 +41,7 @@ def site(tmp_path):
                 parameters={},
                 state=PolicyState(),
                 targets={UID: placement},
-                reasons={UID: "first"},
+                reasons={UID: Reason.text("first")},
                 decide_seconds=0.1,
                 snapshot=b"\xff\x00",
                 snapshots_limit_bytes=100,

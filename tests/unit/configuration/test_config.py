@@ -116,13 +116,13 @@ def test_missing_sections_are_named(write, registry):
 
 
 def test_differences_name_what_a_reload_changes(write, registry):
-    """A line for each key that changes, none for the others."""
+    """Each key that changes with both values, and none of the others."""
     old = load(write(PATHS + '[policy]\nname = "toy"\n'), registry)
     new = load(write(PATHS + '[policy]\nname = "toy"\n[schedule]\nround_seconds = 5\n'), registry)
     assert differences(old, old) == []
-    (line,) = differences(old, new)
-    assert line.startswith("[schedule] round_seconds:")
-    assert "5" in line
+    (change,) = differences(old, new)
+    assert (change.section, change.key, change.new) == ("schedule", "round_seconds", 5)
+    assert str(change).startswith("[schedule] round_seconds:")
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -6,6 +6,7 @@ import pytest
 
 from metasched.core import retention
 from metasched.core.model import Job, Node, Placement, Preempt, Status
+from metasched.core.reasons import Reason
 
 V100 = Placement(("n1",), 1, "v100")
 CLOSED = {"n1": Node("n1", "v100", 4, 8, 8, accepts=False)}
@@ -194,7 +195,7 @@ def job(state, resources, preempt, blocked):
         min_gpus=gpus,
         max_gpus=gpus,
         preempt=Preempt(preempt),
-        blocked="a dependency" if blocked == "blocked" else None,
+        blocked=Reason.text("a dependency") if blocked == "blocked" else None,
         placement=there if situation.startswith(("running", "suspended", "stopping")) else None,
         released=there if situation == "queued" else None,
         stop_requested=1.0 if asked else None,

@@ -2,6 +2,7 @@
 
 import pytest
 
+from metasched.core import reason_words
 from metasched.core.model import Hold
 from metasched.slurm.client import OUT_OF_REACH, JobState
 from metasched.slurm.errors import SlurmPermissionError
@@ -51,7 +52,7 @@ def test_a_job_that_was_submitted_held_waits_for_its_owner(site):
     FakeSlurm.stamp(site.slurm, slurm_job_id, f"metasched:{UID}:held")
     site.run(60)
     assert (site.state(slurm_job_id), site.slurm.job(slurm_job_id).hold) == (JobState.PENDING, Hold.USER)
-    assert "--hold" in site.controller.reason(UID)
+    assert "--hold" in reason_words.words(site.controller.reason(UID))
     site.slurm._show(site.slurm._jobs[slurm_job_id], hold=Hold.NONE, eligible=OUT_OF_REACH)
     site.run_until(lambda: site.state(slurm_job_id) is JobState.COMPLETED)
 
@@ -61,7 +62,7 @@ def test_a_job_without_a_stamp_is_never_started(site):
     slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
     site.run(60)
     assert site.state(slurm_job_id) is JobState.PENDING
-    assert "job_submit.lua" in site.controller.reason(site.record(slurm_job_id).uid)
+    assert "job_submit.lua" in reason_words.words(site.controller.reason(site.record(slurm_job_id).uid))
 
 
 def test_a_wrong_tag_of_a_stamped_job_is_written_once_and_then_left(site):

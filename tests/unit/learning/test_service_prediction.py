@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core.reasons import Code
 from metasched.intake.job_intake import SCRIPTS
 from metasched.learning.service_prediction import MAX_RATIO, RECENT, PastJob, expected_service
 from metasched.slurm.errors import SlurmPermissionError
@@ -92,7 +93,7 @@ def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypa
         assert seen[:2] == [None, None]
         services = [record.attained["v100"] for record in cluster.store.recent_jobs(3)[1:]]
         assert seen[2] == pytest.approx(sum(services) / 2)
-        assert ["in line" in reason for reason in reasons] == [False, False, True]
+        assert [reason.code == Code.FAIR_FINISH_POSITION for reason in reasons] == [False, False, True]
     finally:
         cluster.close()
 

@@ -4,8 +4,10 @@ from math import inf
 
 import pytest
 
+from metasched.core import reason_words
 from metasched.core.model import Grant, Node, Placement, Snapshot, Status
 from metasched.core.policy import installed_policies
+from metasched.core.reasons import Reason
 from metasched.observe.reservations import Reservations
 from metasched.placement import place
 from metasched.scheduling.engine import run_round
@@ -96,7 +98,7 @@ def test_a_job_may_use_what_it_asks_for_while_that_holds_and_admits_it(asks, all
     asked = asking(asks)
     assert known.asked_by(asked) == allowed
     waits = known.why_waits(asked)
-    assert waits is None if why is None else why in waits
+    assert waits is None if why is None else why in reason_words.words(waits)
 
 
 def test_jobs_that_can_last_on_the_same_nodes_are_alike():
@@ -123,7 +125,7 @@ NODES = (node("n1", reservation="r"), node("n2", open_seconds=60.0), node("n3"))
 def test_a_job_is_placed_only_where_its_reservation_and_its_limit_allow(more, where):
     """Three alike ask for a node each: as many run as there are nodes for them."""
     jobs = tuple(job(uid, **more) for uid in "abc")
-    placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, "because") for uid in "abc"]).placed
+    placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, Reason.text("because")) for uid in "abc"]).placed
     assert {name for found in placed.values() for name in found.nodes} == where
 
 
@@ -144,10 +146,8 @@ def test_a_job_that_waits_for_its_limit_is_told_so():
     """Whether the policy sees that no node would do, or placement finds none."""
     nodes = tuple(node(name, open_seconds=60.0) for name in ("n1", "n2"))
     shot = Snapshot(NOW, 1, 60.0, nodes, (job("a", open_seconds=inf),))
-    assert (
-        "on 2 nodes that would suit it a reservation begins"
-        in run_round(shot, Fifo(FifoParameters()), None).reasons["a"]
-    )
+    told = reason_words.words(run_round(shot, Fifo(FifoParameters()), None).reasons["a"])
+    assert "on 2 nodes that would suit it a reservation begins" in told
 
 
 @pytest.fixture
@@ -198,4 +198,4 @@ def test_a_job_whose_reservation_does_not_admit_it_is_not_released(site):
     job = site.add("--gres=gpu:1", "--reservation=bens")
     site.run(20)
     assert ("release", job) not in site.slurm.calls
-    assert "does not admit user" in site.controller.reason(site.record(job).uid)
+    assert "does not admit user" in reason_words.words(site.controller.reason(site.record(job).uid))

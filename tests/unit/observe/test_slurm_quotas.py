@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from metasched.core import reason_words
 from metasched.core.model import Placement
 from metasched.observe.slurm_quotas import SlurmQuotas
 from metasched.slurm.associations import Association, Associations, Qos, UsageLimits, parse
@@ -145,7 +146,8 @@ def test_each_job_is_no_larger_than_each_may_be():
     )
     assert (cut.gpus, cut.max_gpus, cut.blocked, cut.fair_share) == (3, 3, None, 0.25)
     assert (kept.gpus, kept.max_gpus) == (4, 4)
-    assert blocked.blocked == "it needs 4 GPUs, and the limit is account science, user ann: MaxTRESPerJob gres/gpu=3"
+    words = reason_words.words(blocked.blocked)
+    assert words == "it needs 4 GPUs, and the limit is account science, user ann: MaxTRESPerJob gres/gpu=3"
     assert (other.max_gpus, other.fair_share) == (8, 0.75)
     one = limits([seen("a", account="arts", qos="q")], q=Qos(per_job=UsageLimits({"v100": 3})))
     assert one == {("QOS q: MaxTRESPerJob gres/gpu:v100=3", "a", 3)}
@@ -163,7 +165,9 @@ def test_the_daemon_heeds_limits_and_reads_them_again(tmp_path):
     ]
     job = site.controller.current_snapshot().jobs[1]
     assert job.fair_share == 1.0
-    assert site.controller.reason(job.uid).endswith("the limit account x: GrpTRES gres/gpu=4 leaves it 0 GPUs")
+    assert reason_words.words(site.controller.reason(job.uid)).endswith(
+        "the limit account x: GrpTRES gres/gpu=4 leaves it 0 GPUs"
+    )
     site.slurm.accounting = Associations((ROOT, Association("x", parent="root")))
     site.run_until(lambda: site.slurm.job(second).state is JobState.RUNNING, seconds=90)
     assert 2 <= sum(call == ("associations", "") for call in site.slurm.calls) <= 4

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Grant, Placement, Preempt, Snapshot, Status
+from metasched.core.reasons import Reason
 from metasched.core.retention import is_pinned
 from metasched.placement import place
 from tests.builders import job, node
@@ -25,7 +27,7 @@ def snapshot(nodes, jobs, **more):
 
 
 def ask(uid, gpus, at_least=None, gpu_type=None, **more):
-    return Grant(uid, gpus, "because", at_least, gpu_type, **more)
+    return Grant(uid, gpus, Reason.text("because"), at_least, gpu_type, **more)
 
 
 def put(uid, where, **more):
@@ -122,7 +124,7 @@ def test_running_jobs_stay_when_there_is_room_for_the_rest(data):
     kept = [o for o in shot.jobs if o.status is Status.RUNNING]
     new = data.draw(jobs(99))
     shot = replace(shot, jobs=(*kept, new))
-    grants = [Grant(o.uid, o.placement.gpus, "runs") for o in kept]
+    grants = [Grant(o.uid, o.placement.gpus, Reason.text("runs")) for o in kept]
     asked = replace(data.draw(grant_for(new)), at_least=None)
     grants.insert(data.draw(st.integers(0, len(grants))), asked)
     result = place(shot, grants)
@@ -218,7 +220,7 @@ def test_an_earlier_grant_takes_the_place_of_a_later_running_job():
     shot = snapshot([node("n1")], [running("a", ["n1"], 2), job("b", 4)])
     result = place(shot, [ask("b", 4), ask("a", 2)])
     assert set(result.placed) == {"b"}
-    assert result.unplaced["a"] == "needs 2 GPUs of type v100; 0 are free"
+    assert reason_words.words(result.unplaced["a"]) == "needs 2 GPUs of type v100; 0 are free"
     assert set(place(shot, [ask("a", 2), ask("b", 4)]).placed) == {"a"}
 
 
@@ -268,7 +270,7 @@ def test_a_draining_node_keeps_its_jobs_and_takes_no_new_ones():
     shot = snapshot([node("n1", accepts=False)], [running("a", ["n1"], 2), job("b", 1)])
     result = place(shot, [ask("a", 2), ask("b", 1)])
     assert result.placed["a"].nodes == ("n1",)
-    assert result.unplaced["b"] == "no node with GPUs accepts jobs now"
+    assert reason_words.words(result.unplaced["b"]) == "no node with GPUs accepts jobs now"
 
 
 def test_a_queued_job_stays_on_the_nodes_that_it_was_released_for():
@@ -305,7 +307,7 @@ def test_a_job_without_a_place_is_told_why(asking, gpus, words):
     shot = snapshot(
         [node("n1", cpus=9), node("n2", cpus=9)], [running("r", ["n1"], 2, cpus_per_unit=0), job("a", gpus, **asking)]
     )
-    assert place(shot, [ask("r", 2), ask("a", gpus)]).unplaced["a"] == words
+    assert reason_words.words(place(shot, [ask("r", 2), ask("a", gpus)]).unplaced["a"]) == words
 
 
 def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed_in_one_go():
@@ -342,7 +344,7 @@ def test_a_prescribed_place_that_cannot_be_had_is_explained(where, words):
     nodes = [node("n1"), node("n2"), node("n3", accepts=False), node("n4", gpu_type="k80"), node("n6", cpus=1)]
     result = place(snapshot(nodes, [running("r", ["n2"], 3, preempt=Preempt.NO), job("a", 2)]), [put("a", where)])
     assert result.placed.keys() == {"r"}
-    assert result.unplaced["a"] == words
+    assert reason_words.words(result.unplaced["a"]) == words
 
 
 def test_a_running_job_moves_to_where_it_is_prescribed():
@@ -428,7 +430,7 @@ def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
     alone = place(snapshot([node("n1", cpus=8)], [a, b], sharing=True), PAIR)
     assert set(alone.placed) == {"a"}
     assert alone.co_runners == {}
-    assert alone.unplaced["b"] == "is to share the GPUs of job a, but there is no room for both"
+    assert reason_words.words(alone.unplaced["b"]) == "is to share the GPUs of job a, but there is no room for both"
 
 
 def test_a_guest_joins_its_host_where_that_runs():
@@ -456,7 +458,7 @@ def test_a_pair_stays_together_and_moves_together():
     assert moved.placed["a"] == moved.placed["b"] == Placement(("n2",), 2, "v100")
     crowded = place(snapshot([node("n1")], [*pair, job("c", 4)], sharing=True), [ask("c", 4), *PAIR])
     assert set(crowded.placed) == {"c"}
-    assert crowded.unplaced["b"] == "is to share the GPUs of job a, which has no place either"
+    assert reason_words.words(crowded.unplaced["b"]) == "is to share the GPUs of job a, which has no place either"
 
 
 def test_jobs_that_share_no_more_get_gpus_of_their_own():
@@ -474,7 +476,7 @@ def test_a_job_shares_the_gpus_of_one_that_cannot_move():
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2, preempt=Preempt.NO), job("b", 2)], sharing=True)
     assert place(shot, PAIR).placed["b"].nodes == ("n1",)
     tight = snapshot([node("n1", cpus=3), node("n2")], shot.jobs, sharing=True)
-    assert place(tight, PAIR).unplaced["b"] == "there is no room for it beside job a"
+    assert reason_words.words(place(tight, PAIR).unplaced["b"]) == "there is no room for it beside job a"
 
 
 def test_a_pair_of_jobs_that_suit_no_common_node_is_none():
@@ -482,7 +484,7 @@ def test_a_pair_of_jobs_that_suit_no_common_node_is_none():
     jobs = [job("a", 2, only_nodes=frozenset({"n1"})), job("b", 2, only_nodes=frozenset({"n2"}))]
     result = place(snapshot([node("n1"), node("n2")], jobs, sharing=True), PAIR)
     assert set(result.placed) == {"a"}
-    assert result.unplaced["b"] == "no nodes suit both it and job a"
+    assert reason_words.words(result.unplaced["b"]) == "no nodes suit both it and job a"
 
 
 def test_a_grant_can_hold_a_job_to_few_nodes():
@@ -501,4 +503,4 @@ def test_no_third_job_joins_two_pinned_jobs_that_share_gpus():
     pinned = [colocated("a", "c", ["n1"], preempt=Preempt.NO), colocated("c", "a", ["n1"], preempt=Preempt.NO)]
     result = place(snapshot([node("n1")], [*pinned, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
     assert result.co_runners == {"a": "c", "c": "a"}
-    assert result.unplaced["b"] == "there is no room for it beside job a"
+    assert reason_words.words(result.unplaced["b"]) == "there is no room for it beside job a"

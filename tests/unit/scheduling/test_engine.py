@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Decision, Grant, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Reason
 from metasched.core.retention import is_pinned
 from metasched.scheduling.contract_checks import PolicyViolationError
 from metasched.scheduling.engine import CANNOT_STOP, run_round
@@ -45,7 +47,7 @@ class Says(Policy):
 
 
 def grants_all(view):
-    return tuple(Grant(job.uid, job.gpus, "its turn") for job in view.jobs), ()
+    return tuple(Grant(job.uid, job.gpus, Reason.text("its turn")) for job in view.jobs), ()
 
 
 @given(st.data())
@@ -83,10 +85,15 @@ def test_a_policy_begins_from_its_initial_state_and_goes_on_from_its_last():
 
 def test_a_blocked_job_is_kept_from_the_policy():
     """A blocked job waits for what blocks it; a running one keeps its GPUs, which no other job is assigned."""
-    shot = snapshot(job("a", blocked="waits for job 7"), running("b", blocked="bad tag"), job("c", 4, nodes=1))
+    shot = snapshot(
+        job("a", blocked=Reason.text("waits for job 7")),
+        running("b", blocked=Reason.text("bad tag")),
+        job("c", 4, nodes=1),
+    )
     result = run_round(shot, FixedPolicy(grants_all), None)
     assert result.targets == {"b": ON_N1, "c": Placement(("n2",), 4, "v100")}
-    assert result.reasons == {"a": "waits for job 7", "b": "bad tag", "c": "its turn"}
+    told = {uid: reason_words.words(reason) for uid, reason in result.reasons.items()}
+    assert told == {"a": "waits for job 7", "b": "bad tag", "c": "its turn"}
 
 
 def test_a_job_that_somebody_else_suspended_keeps_what_it_holds():
@@ -94,13 +101,13 @@ def test_a_job_that_somebody_else_suspended_keeps_what_it_holds():
     shot = snapshot(job("a", status=Status.SUSPENDED, placement=ON_N1), job("c", 4, nodes=1), job("d", 4, nodes=1))
     result = run_round(shot, FixedPolicy(grants_all), None)
     assert result.targets == {"a": ON_N1, "c": Placement(("n2",), 4, "v100")}
-    assert result.reasons["d"].startswith("its turn; needs 4 GPUs")
+    assert reason_words.words(result.reasons["d"]).startswith("its turn; needs 4 GPUs")
 
 
 def test_a_pinned_job_runs_on_even_if_the_policy_forgets_it():
     """It remains in the targets, before the others."""
     shot = snapshot(running("a", preempt=Preempt.NO), job("b"))
-    result = run_round(shot, Says(Decision((Grant("b", 2, "its turn"),))), None)
+    result = run_round(shot, Says(Decision((Grant("b", 2, Reason.text("its turn")),))), None)
     assert list(result.targets.items()) == [("a", ON_N1), ("b", ON_N1)]
     assert result.reasons["a"] == CANNOT_STOP
 
@@ -111,13 +118,15 @@ def test_a_finished_job_is_hidden_from_the_policy():
     assert (result.targets, result.reasons) == ({}, {})
 
 
-ONE = Grant("a", 2, "its turn")
+ONE = Grant("a", 2, Reason.text("its turn"))
+NO_REASON = "it has a str, and a Reason is needed (Reason.text(...) makes one of words)"
 VIOLATIONS = {
-    "is not a job that may start": Decision((ONE, Grant("x", 2, "its turn"))),
-    "appears twice in the decision": Decision((ONE,), (), {"a": "waits"}),
+    "is not a job that may start": Decision((ONE, Grant("x", 2, Reason.text("its turn")))),
+    "appears twice in the decision": Decision((ONE,), (), {"a": Reason.text("waits")}),
     "is missing from the decision": Decision(),
-    "is granted without a reason": Decision((replace(ONE, reason=""),)),
-    "waits without a reason": Decision(waits={"a": ""}),
+    f"is granted without a reason: {NO_REASON}": Decision((replace(ONE, reason=""),)),
+    f"waits without a reason: {NO_REASON}": Decision(waits={"a": "not yet"}),
+    "waits without a reason: its Reason has an empty code": Decision(waits={"a": Reason("")}),
     "is granted 3 GPUs, it takes 2 to 2": Decision((replace(ONE, gpus=3),)),
     "is granted at least 1 GPUs, it takes 2 to 2": Decision((replace(ONE, at_least=1),)),
     "is granted GPUs of type a100, it accepts v100": Decision((replace(ONE, gpu_type="a100"),)),
@@ -137,7 +146,7 @@ def test_a_pinned_job_cannot_be_granted_another_amount():
     """What it holds is what it gets."""
     pinned = replace(running("a", preempt=Preempt.NO), min_gpus=1, max_gpus=4)
     with pytest.raises(PolicyViolationError, match="other than the 2 GPUs that it must keep"):
-        run_round(snapshot(pinned), Says(Decision((Grant("a", 4, "its turn"),))), None)
+        run_round(snapshot(pinned), Says(Decision((Grant("a", 4, Reason.text("its turn")),))), None)
 
 
 UNEVEN = Placement(("n1", "n2"), 0, "v100", (2, 1))
@@ -166,7 +175,7 @@ def test_what_the_cluster_cannot_realise_is_refused():
     with pytest.raises(PolicyViolationError, match="uneven place, which this cluster cannot realise"):
         run_round(snapshot(job("a", 3)), Says(Decision((wide,))), None)
     assert run_round(snapshot(job("a", 3), uneven=True), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
-    pair = Decision((ONE, Grant("b", 2, "its turn", co_runner="a")))
+    pair = Decision((ONE, Grant("b", 2, Reason.text("its turn"), co_runner="a")))
     with pytest.raises(PolicyViolationError, match="share GPUs, which this cluster cannot realise"):
         run_round(snapshot(job("a"), job("b")), Says(pair), None)
     result = run_round(snapshot(job("a"), job("b"), sharing=True), Says(pair), None)
@@ -178,7 +187,7 @@ def test_what_the_cluster_cannot_realise_is_refused():
 def test_no_job_is_in_two_pairs_and_hosts_come_first(order):
     """A guest names a job that is granted before it and has no other guest."""
     hosts = {"a": None, "b": "a", "c": "a" if order == "abc" else "b"}
-    decision = Decision(tuple(Grant(uid, 2, "its turn", co_runner=hosts[uid]) for uid in order))
+    decision = Decision(tuple(Grant(uid, 2, Reason.text("its turn"), co_runner=hosts[uid]) for uid in order))
     with pytest.raises(PolicyViolationError, match="which is not granted before it, or is in a pair"):
         run_round(snapshot(*(job(uid) for uid in sorted(order)), sharing=True), Says(decision), None)
 
@@ -186,11 +195,13 @@ def test_no_job_is_in_two_pairs_and_hosts_come_first(order):
 def test_a_job_that_is_put_aside_still_shares_its_gpus():
     """Nothing parts two jobs on the same GPUs because one of them must not start again; their GPUs count once."""
     pair = [running("a", co_runner="b"), running("b", co_runner="a")]
-    one = snapshot(replace(pair[0], blocked="bad tag"), pair[1], sharing=True)
+    one = snapshot(replace(pair[0], blocked=Reason.text("bad tag")), pair[1], sharing=True)
     result = run_round(one, FixedPolicy(grants_all), None)
     assert result.targets == {"a": ON_N1, "b": ON_N1}
     assert result.co_runners == {"a": "b", "b": "a"}
-    both = snapshot(*(replace(each, blocked="bad tag") for each in pair), job("c", 2, nodes=1), sharing=True)
+    both = snapshot(
+        *(replace(each, blocked=Reason.text("bad tag")) for each in pair), job("c", 2, nodes=1), sharing=True
+    )
     only = replace(both, nodes=both.nodes[:1])
     result = run_round(only, FixedPolicy(grants_all), None)
     assert result.targets["c"] == ON_N1

@@ -7,6 +7,7 @@ import pytest
 
 from metasched.configuration.config import Sharing
 from metasched.core.model import Grant, Hold
+from metasched.core.reasons import Reason
 from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
 from tests.fakes.fake_slurm import FakeNode, FakeSlurm
@@ -286,7 +287,7 @@ def test_a_policy_that_pairs_jobs_of_whole_gpus_is_refused(site):
 
     def pair(view):
         one, other = (job.uid for job in view.jobs)
-        return (Grant(one, 1, "first"), Grant(other, 1, "second", co_runner=one)), ()
+        return (Grant(one, 1, Reason.text("first")), Grant(other, 1, Reason.text("second"), co_runner=one)), ()
 
     for _ in range(2):
         site.add("--gres=gpu:1")

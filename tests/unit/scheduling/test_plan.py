@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import (
     Hold,
     HoldJob,
@@ -20,6 +21,7 @@ from metasched.core.model import (
     Stop,
     Suspend,
 )
+from metasched.core.reasons import Reason
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.gpu_shards import GpuShards
 from metasched.scheduling.gpu_sharing import GpuSharing
@@ -60,9 +62,9 @@ def test_a_held_job_with_a_target_is_started_there():
 
 def test_a_blocked_job_is_never_started():
     """Its target is ignored; if it is queued already, it is held, in the words of what blocks it."""
-    assert missing([job(blocked="waits for job 7")], {"a": HERE}) == ()
-    queued = job(status=Status.QUEUED, released=HERE, released_at=999.0, blocked="waits for job 7")
-    assert missing([queued], {"a": HERE}) == (HoldJob("a", "waits for job 7"),)
+    assert missing([job(blocked=Reason.text("waits for job 7"))], {"a": HERE}) == ()
+    queued = job(status=Status.QUEUED, released=HERE, released_at=999.0, blocked=Reason.text("waits for job 7"))
+    assert missing([queued], {"a": HERE}) == (HoldJob("a", Reason.text("waits for job 7")),)
 
 
 def test_only_a_hold_that_its_owner_can_release_is_replaced():
@@ -153,7 +155,7 @@ def test_the_successor_is_queued_before_its_victim_is_stopped():
     """Starts come before stops, and the victim is told for whom."""
     actions = missing([job("v", Status.RUNNING, placement=HERE), job("s")], {"s": HERE})
     assert kinds(actions) == [(Start, "s"), (Stop, "v")]
-    assert actions[1].reason == "makes room for 1s"
+    assert reason_words.words(actions[1].reason) == "makes room for 1s"
 
 
 def test_more_important_jobs_come_first():

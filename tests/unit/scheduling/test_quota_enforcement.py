@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Grant, Node, Placement, Preempt, Quota, Snapshot, Status
 from metasched.core.policy import installed_policies
+from metasched.core.reasons import Reason
 from metasched.replay.snapshot_codec import decode, encode
 from metasched.scheduling.engine import run_round
 from tests import builders
@@ -37,8 +39,8 @@ def limit(left, *members, name="QOS q", **more):
 
 def decide(shot, *grants, fallback=()):
     """GPUs by uid, and reasons, under a policy that grants this."""
-    full = [grant if isinstance(grant, Grant) else Grant(*grant, "granted") for grant in grants]
-    rest = [Grant(*grant, "next in line") for grant in fallback]
+    full = [grant if isinstance(grant, Grant) else Grant(*grant, Reason.text("granted")) for grant in grants]
+    rest = [Grant(*grant, Reason.text("next in line")) for grant in fallback]
     result = run_round(shot, FixedPolicy(lambda _: (tuple(full), tuple(rest))), None)
     return {uid: place.gpus for uid, place in result.targets.items()}, result.reasons
 
@@ -48,8 +50,10 @@ def test_grants_use_a_limit_up_in_the_order_of_the_decision():
     shot = snapshot([job(uid) for uid in "abcd"], limit(5, "a", "b", "c", name="account x: GrpTRES gres/gpu=5"))
     gpus, reasons = decide(shot, ("a", 4), ("b", 4), ("c", 2), fallback=[("d", 4)])
     assert gpus == {"a": 4, "b": 1, "d": 4}
-    assert reasons["b"] == "granted; of 4 GPUs the limit account x: GrpTRES gres/gpu=5 leaves it 1"
-    assert reasons["c"].startswith("granted; the limit account x: GrpTRES gres/gpu=5 leaves it 0 GPUs")
+    assert reason_words.words(reasons["b"]) == "granted; of 4 GPUs the limit account x: GrpTRES gres/gpu=5 leaves it 1"
+    assert reason_words.words(reasons["c"]).startswith(
+        "granted; the limit account x: GrpTRES gres/gpu=5 leaves it 0 GPUs"
+    )
 
 
 def test_a_job_that_takes_no_fewer_goes_without():
@@ -65,19 +69,21 @@ def test_running_jobs_are_limited_too():
         snapshot(jobs, limit(2, "a", "b", "c", of_jobs=True, name="QOS q: GrpJobs=2")), ("b", 2), ("a", 2)
     )
     assert gpus == {"b": 2, "c": 2}
-    assert reasons["a"] == "granted; the limit QOS q: GrpJobs=2 is reached"
+    assert reason_words.words(reasons["a"]) == "granted; the limit QOS q: GrpJobs=2 is reached"
 
 
 def test_a_blocked_job_that_runs_uses_its_limit_up():
     """The policy does not see it, but the limit does."""
-    jobs = [running("a", ("n1",), 4, blocked="waits for job 7"), job("b")]
+    jobs = [running("a", ("n1",), 4, blocked=Reason.text("waits for job 7")), job("b")]
     assert decide(snapshot(jobs, limit(5, "a", "b")), ("b", 4))[0] == {"a": 4, "b": 1}
 
 
 def test_a_limit_of_one_type_leaves_the_other_types():
     """A job that takes any type is given one of which it may have enough."""
     shot = snapshot([job("a", 4), job("b", 4)], limit(4, "a", "b", gpu_type="v100"))
-    result = run_round(shot, FixedPolicy(lambda _: ((Grant("a", 4, "x"), Grant("b", 4, "x")), ())), None)
+    result = run_round(
+        shot, FixedPolicy(lambda _: ((Grant("a", 4, Reason.text("x")), Grant("b", 4, Reason.text("x"))), ())), None
+    )
     assert {place.gpu_type for place in result.targets.values()} == {"v100", "a100"}
 
 
@@ -85,17 +91,20 @@ def test_what_finds_no_place_uses_nothing_up():
     """Neither a job that cannot be placed nor one that finds fewer GPUs keeps others from their limit."""
     jobs = [job("a", 8, 8, nodes=1), job("b", 1, 4, gpu_types=("a100",)), job("c", 3, 3), job("d")]
     shot = snapshot(jobs, limit(8, "a", "b", "c"), nodes=(*NODES[:2], replace(NODES[2], gpus=2)))
-    gpus, reasons = decide(shot, ("a", 8), Grant("b", 4, "granted", at_least=1), ("c", 3), ("d", 4))
+    gpus, reasons = decide(shot, ("a", 8), Grant("b", 4, Reason.text("granted"), at_least=1), ("c", 3), ("d", 4))
     assert gpus == {"b": 2, "c": 3, "d": 4}
-    assert reasons["a"].startswith("granted; needs 8 GPUs")
-    assert reasons["c"] == "granted"
+    assert reason_words.words(reasons["a"]).startswith("granted; needs 8 GPUs")
+    assert reason_words.words(reasons["c"]) == "granted"
 
 
 def test_a_prescribed_place_is_given_up_where_it_is_too_large():
     """Its job takes what is left once those with places of their own have theirs."""
     place = Placement(("n1",), 4, "v100")
     shot = snapshot([job("a"), job("b")], limit(2, "a"), nodes=NODES[:1])
-    grants = [Grant("a", 4, "granted", gpu_type="v100", exact=place), Grant("b", 3, "granted", gpu_type="v100")]
+    grants = [
+        Grant("a", 4, Reason.text("granted"), gpu_type="v100", exact=place),
+        Grant("b", 3, Reason.text("granted"), gpu_type="v100"),
+    ]
     assert decide(shot, *grants)[0] == {"a": 1, "b": 3}
     shot = replace(shot, nodes=NODES[:2])
     assert decide(shot, *grants)[0] == {"a": 2, "b": 3}
@@ -105,7 +114,7 @@ def test_a_prescribed_place_is_given_up_where_it_is_too_large():
 def test_both_of_a_pair_count(left, expected):
     """A guest uses up its limit like its host, and goes without where it cannot have all."""
     shot = replace(snapshot([job("a", 2), job("b", 2)], limit(left, "a", "b")), sharing=True)
-    assert decide(shot, ("a", 2), Grant("b", 2, "granted", co_runner="a"))[0] == expected
+    assert decide(shot, ("a", 2), Grant("b", 2, Reason.text("granted"), co_runner="a"))[0] == expected
 
 
 def test_limits_are_part_of_what_is_kept_of_a_round():
@@ -123,7 +132,7 @@ def test_no_job_waits_behind_a_job_that_waits_for_its_quota(name):
     shot = snapshot([*jobs, job("b", 4)], held, nodes=NODES[:2])
     result = run_round(shot, policy(policy.Parameters()), None)
     assert sorted(result.targets) == ["a0", "b"]
-    assert result.reasons["a5"] == "the limit GrpTRES gres/gpu=4 leaves it 0 GPUs"
+    assert reason_words.words(result.reasons["a5"]) == "the limit GrpTRES gres/gpu=4 leaves it 0 GPUs"
 
 
 KINDS = st.sampled_from([(), ("v100",), ("a100",), ("v100", "a100")])
@@ -148,7 +157,7 @@ def granted(draw, made):
     """A grant for a job that keeps to the contract."""
     gpus = draw(st.integers(made.min_gpus, made.max_gpus))
     low, kind = draw(st.sampled_from((None, made.min_gpus))), draw(st.sampled_from((None, *made.gpu_types)))
-    return Grant(made.uid, gpus, "granted", low, kind)
+    return Grant(made.uid, gpus, Reason.text("granted"), low, kind)
 
 
 def used(limit, targets):
@@ -177,7 +186,7 @@ def test_quotas_hold_and_no_job_waits_for_one_that_is_not_used_up(data):
         for name, gpus in place.node_gpus:
             free[name] -= gpus
     for made in jobs:
-        if "the limit" in result.reasons[made.uid] and made.uid not in result.targets:
+        if "the limit" in reason_words.words(result.reasons[made.uid]) and made.uid not in result.targets:
             for node in NODES:
                 fits = made.matches(node) and free[node.name] >= made.min_gpus
                 if fits and grants[made.uid].gpu_type in (None, node.gpu_type):

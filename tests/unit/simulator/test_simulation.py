@@ -6,6 +6,7 @@ import pytest
 
 from metasched.core.model import Decision, Grant, Node, Placement, Preempt, Status
 from metasched.core.policy import Policy, PolicyState
+from metasched.core.reasons import Reason
 from metasched.simulator.records import Failures, InitialState, Locality, Settings
 from metasched.simulator.simulated_cluster import Cluster, StuckError
 from metasched.simulator.simulation import simulate
@@ -31,8 +32,8 @@ class Script(Policy):
     def decide(self, snapshot, state):
         turn = self.rounds[min(snapshot.round, len(self.rounds)) - 1]
         live = [snapshot.job[uid] for uid in turn if uid in snapshot.job]
-        waits = {job.uid: "not in the script" for job in snapshot.jobs if job.uid not in turn}
-        return Decision(tuple(Grant(job.uid, job.gpus, "in the script") for job in live), (), waits), state
+        waits = {job.uid: Reason.text("not in the script") for job in snapshot.jobs if job.uid not in turn}
+        return Decision(tuple(Grant(job.uid, job.gpus, Reason.text("in the script")) for job in live), (), waits), state
 
 
 def grid(length=60.0, **more):
@@ -233,7 +234,10 @@ class Together(Fifo):
 
     def decide(self, snapshot, state):
         hosts = [None, snapshot.jobs[0].uid]
-        grants = (Grant(job.uid, 4, "both", co_runner=host) for job, host in zip(snapshot.jobs, hosts, strict=False))
+        grants = (
+            Grant(job.uid, 4, Reason.text("both"), co_runner=host)
+            for job, host in zip(snapshot.jobs, hosts, strict=False)
+        )
         return Decision(tuple(grants)), state
 
 

@@ -2,6 +2,7 @@ import pytest
 
 from metasched.core.model import Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyState
+from metasched.core.reasons import Reason
 from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
 from metasched.store import Store
@@ -77,7 +78,7 @@ def test_a_restart_costs():
 
 def test_blocked_jobs_are_left_out_unless_they_run():
     """A job that must not start is no part of the forecast; one that runs keeps its GPUs to its end."""
-    blocked = "it waits for job 3"
+    blocked = Reason.text("it waits for job 3")
     jobs = look(running("a", 0.0, 1000.0, blocked=blocked), job("b", 5.0), job("c", 6.0, blocked=blocked))
     found = forecast(jobs, known(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
     assert {one.job.uid: one.ends["f"] for one in found} == {"a": NOW + 300.0, "b": NOW + 500.0}

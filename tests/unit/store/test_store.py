@@ -9,6 +9,8 @@ import pytest
 
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
+from metasched.core.reason_words import words
+from metasched.core.reasons import Reason
 from metasched.store import EndCause, JobRecord, RoundOrderError, Store, UnknownJobError
 from metasched.store.report_rows import ReportFile
 
@@ -33,7 +35,7 @@ def commit(store, number, targets=None, reasons=None, state=None, *, at=None, po
         parameters={"a": 1},
         state=state or PolicyState(),
         targets=targets or {},
-        reasons=reasons or {},
+        reasons={uid: Reason.text(told) for uid, told in (reasons or {}).items()},
         decide_seconds=0.5,
         summary={"jobs": len(reasons or {})},
         snapshot=snapshot,
@@ -152,7 +154,7 @@ def test_round_is_committed_whole(store):
     assert (last.round, last.policy, last.parameters, last.summary) == (1, "fifo", {"a": 1}, {"jobs": 3})
     assert list(store.targets().items()) == list(targets.items())
     assert store.policy_state("fifo") == PolicyState(2, {"virtual_time": 1.5})
-    assert {row.uid: (row.granted, row.reason) for row in store.decisions_of(1)} == {
+    assert {row.uid: (row.granted, words(row.reason)) for row in store.decisions_of(1)} == {
         uid_of(1): (FOUR, "second"),
         uid_of(2): (TWO, "first"),
         uid_of(3): (None, "no room"),
@@ -183,12 +185,12 @@ def test_equal_decisions_are_one_row(store):
     for number, target, reason in ((1, None, "wait"), (2, None, "wait"), (5, TWO, "run"), (6, TWO, "run longer")):
         commit(store, number, {UID: target} if target else {}, {UID: reason})
     rows = store.recent_decisions(UID)
-    assert [(row.first_round, row.last_round, row.granted, row.reason) for row in rows] == [
+    assert [(row.first_round, row.last_round, row.granted, words(row.reason)) for row in rows] == [
         (6, None, TWO, "run longer"),
         (5, 5, TWO, "run"),
         (1, 2, None, "wait"),
     ]
-    assert [row.reason for row in store.decisions_of(2)] == ["wait"]
+    assert [words(row.reason) for row in store.decisions_of(2)] == ["wait"]
     store.finish_job(UID, 9000.0, "COMPLETED", 0)
     assert store.recent_decisions(UID, 1)[0].last_round == 6
     assert store.targets() == {}
@@ -288,9 +290,9 @@ def test_reasons_in_force_are_told(store):
         store.add_job(a_job(uid))
     commit(store, 1, {}, {UID: "waits", other: "waits too"})
     commit(store, 2, {}, {UID: "waits", other: "still waits"})
-    assert store.current_reasons() == {UID: "waits", other: "still waits"}
+    assert store.current_reasons() == {UID: Reason.text("waits"), other: Reason.text("still waits")}
     store.finish_job(other, 50.0, "CANCELLED", None)
-    assert store.current_reasons() == {UID: "waits"}
+    assert store.current_reasons() == {UID: Reason.text("waits")}
 
 
 def test_prune_forgets_what_is_over(store):

@@ -12,6 +12,7 @@ from sqlite_utils import Database, Migrations
 
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
+from metasched.core.reasons import Reason
 from metasched.store import (
     DamagedStoreError,
     FullStoreError,
@@ -235,11 +236,11 @@ def test_full_disk_loses_nothing_that_was_committed(path):
         round_ = {"at": 1.0, "policy": "fifo", "parameters": {}, "targets": {}, "decide_seconds": 0.1}
         big = PolicyState(1, {"plan": "x" * 100_000})
         with pytest.raises(FullStoreError, match=r"store\.sqlite.*free space"):
-            store.commit_round(1, state=big, reasons={UID: "waits"}, **round_)
+            store.commit_round(1, state=big, reasons={UID: Reason.text("waits")}, **round_)
         assert store.last_round() is None
         assert store.job(UID) == JOB
         store._rows("PRAGMA max_page_count = 1000000")
-        store.commit_round(1, state=big, reasons={UID: "waits"}, **round_)
+        store.commit_round(1, state=big, reasons={UID: Reason.text("waits")}, **round_)
         assert store.policy_state("fifo") == big
 
 
@@ -275,6 +276,7 @@ def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
     path = tmp_path / "store.sqlite"
     script = (
         "import os, sys; from pathlib import Path; from metasched.core.policy import PolicyState;"
+        "from metasched.core.reasons import Reason\n"
         "from metasched.store import JobRecord, Store; s = Store.open(Path(sys.argv[1])); left = int(sys.argv[2])\n"
         "plain = s._db.conn\n"
         "def spend(sql):\n"
@@ -284,7 +286,7 @@ def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
         "plain.set_trace_callback(spend)\n"
         "n = s.last_round().round + 1\n"
         "s.commit_round(n, at=1.0, policy='p', parameters={}, state=PolicyState(1, {'n': n}), targets={},"
-        f"reasons={{'{UID}': str(n)}}, decide_seconds=0.0)\n"
+        f"reasons={{'{UID}': Reason.text(str(n))}}, decide_seconds=0.0)\n"
     )
     with Store.open(path) as store:
         store.add_job(JOB)
@@ -295,7 +297,7 @@ def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
             parameters={},
             state=PolicyState(1, {"n": 1}),
             targets={},
-            reasons={UID: "1"},
+            reasons={UID: Reason.text("1")},
             decide_seconds=0.0,
         )
     codes = set()
@@ -305,7 +307,7 @@ def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
         with Store.open(path) as store:
             number = store.last_round().round
             assert store.policy_state("p").data == {"n": number}
-            assert [row.reason for row in store.decisions_of(number)] == [str(number)]
+            assert [row.reason for row in store.decisions_of(number)] == [Reason.text(str(number))]
             assert store._rows("PRAGMA integrity_check") == [("ok",)]
     assert codes == {0, 9}
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Node, Placement, Preempt, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
@@ -241,7 +242,7 @@ def test_what_nobody_can_use_goes_to_who_learns_there_how_fast_it_is():
     poor = ByGpus(((1, 1.0), (2, 1.1)))
     assert amounts([job("a", 1, high=8, left=100, speed=poor, learns_speed=True)], nodes(1, 8)) == {"a": 1}
     result = decided([job("a", 1, high=8, left=100, speed=known_at(1), learns_speed=True)], nodes(1, 8))
-    assert "to learn how fast it is" in result.reasons["a"]
+    assert "to learn how fast it is" in reason_words.words(result.reasons["a"])
 
 
 def test_a_job_that_is_tried_at_smaller_sizes_begins_on_all_that_is_left():
@@ -368,14 +369,14 @@ def test_jobs_without_gpus_have_the_cpus_that_are_left():
     jobs = [job(f"c{i}", 0, cpus_per_unit=40, submitted=float(i)) for i in range(2)]
     result = decided([*jobs, job("a", 2, left=1, speed=linear(1.0))], nodes(1, 4))
     assert set(result.targets) == {"a", "c0"}
-    assert "CPUs" in result.reasons["c1"]
+    assert "CPUs" in reason_words.words(result.reasons["c1"])
 
 
 def test_a_job_that_no_node_could_hold_says_so():
     """It waits, and holds nobody back."""
     result = decided([job("big", 16, left=1, speed=linear(1.0)), job("a", 4, left=9, speed=linear(1.0))])
     assert result.targets.keys() == {"a"}
-    assert "even empty" in result.reasons["big"]
+    assert "even empty" in reason_words.words(result.reasons["big"])
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------

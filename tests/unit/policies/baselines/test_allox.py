@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Snapshot
 from metasched.scheduling.engine import run_round
 from policies.baselines.allox import IMPOSSIBLE, AlloX, AlloXParameters, match
@@ -76,8 +77,8 @@ def test_the_reason_says_what_it_has():
     """In words."""
     jobs = (known("a", 10), known("b", 100))
     result = run_round(Snapshot(0.0, 1, ROUND, cluster(v100=1), jobs), AlloX(), None)
-    assert "100% of v100" in result.reasons["a"]
-    assert "not its turn" in result.reasons["b"]
+    assert "100% of v100" in reason_words.words(result.reasons["a"])
+    assert "not its turn" in reason_words.words(result.reasons["b"])
 
 
 @settings(deadline=None, max_examples=60)

@@ -5,10 +5,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
+from metasched.core.reason_words import ordinal
 from metasched.scheduling.engine import run_round
 from policies.baselines.fifo import Fifo, FifoParameters
-from policies.baselines.gpu_allocator import ordinal
 from tests.builders import job
 from tests.unit.rounds import ROUND, Rounds
 
@@ -35,29 +36,32 @@ def test_jobs_are_served_in_the_order_of_their_first_submission():
     """Whoever came first runs, whatever its uid."""
     result = decide([job("a", 4, submitted=2.0), job("b", 4, submitted=1.0)])
     assert amounts(result) == {"b": 4}
-    assert result.reasons["b"] == "1st of 2 in line"
-    assert result.reasons["a"] == "2nd of 2 in line; waits for 4 GPUs, 0 are free"
+    assert reason_words.words(result.reasons["b"]) == "1st of 2 in line"
+    assert reason_words.words(result.reasons["a"]) == "2nd of 2 in line; needs 4 GPUs; 0 are free"
 
 
 def test_nobody_overtakes_the_head_of_the_line():
     """A job that does not fit keeps the GPUs that it waits for from later ones, and they are told behind whom."""
     result = decide([running("r", 2), job("big", 4, submitted=1.0), job("small", submitted=2.0)])
     assert amounts(result) == {"r": 2}
-    assert result.reasons["small"] == "3rd of 3 in line; waits behind job big, which needs the same resources"
+    assert (
+        reason_words.words(result.reasons["small"])
+        == "3rd of 3 in line; waits behind job big, which needs the same resources"
+    )
 
 
 def test_cpus_that_are_gone_keep_gpu_jobs_waiting():
     """A GPU job needs its CPUs too, so it waits in line like any other when they are taken."""
     result = decide([job("a", 0, cpus_per_unit=14), job("b", 1, submitted=1.0, cpus_per_unit=4)])
     assert set(result.targets) == {"a"}
-    assert result.reasons["b"] == "2nd of 2 in line; waits for 1 GPU, 4 are free, with 2 of 4 CPUs"
+    assert reason_words.words(result.reasons["b"]) == "2nd of 2 in line; needs 1 GPU; 4 are free, with 2 of 4 CPUs"
 
 
 def test_with_backfill_later_jobs_use_what_the_head_cannot():
     """They overtake it where it does not fit."""
     result = decide([running("r", 2), job("big", 4, submitted=1.0), job("small", submitted=2.0)], backfill=True)
     assert amounts(result) == {"r": 2, "small": 1}
-    assert result.reasons["big"] == "2nd of 3 in line; needs 4 GPUs of type v100; 1 is free"
+    assert reason_words.words(result.reasons["big"]) == "2nd of 3 in line; needs 4 GPUs of type v100; 1 is free"
 
 
 def test_the_head_holds_back_only_those_that_need_the_same():
@@ -73,7 +77,8 @@ def test_a_job_that_can_never_run_holds_nobody_back():
     result = decide([job("huge", 64), job("small", submitted=1.0)])
     assert amounts(result) == {"small": 1}
     assert (
-        result.reasons["huge"] == "1st of 2 in line; even empty, the nodes that accept jobs could not give it 64 GPUs"
+        reason_words.words(result.reasons["huge"])
+        == "1st of 2 in line; even empty, the nodes that accept jobs could not give it 64 GPUs"
     )
 
 
@@ -138,7 +143,10 @@ def test_cpu_only_jobs_share_the_cpus():
     jobs = [job(uid, 0, cpus_per_unit=8, submitted=i) for i, uid in enumerate("abc")]
     result = decide(jobs)
     assert set(result.targets) == {"a", "b"}
-    assert result.reasons["c"] == "3rd of 3 in line; waits for 1 node with 8 CPUs, 0 CPUs are free"
+    assert (
+        reason_words.words(result.reasons["c"])
+        == "3rd of 3 in line; needs 1 node with 8 free CPUs; 0 CPUs are free in all"
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.sampled_from((1, 2, 4, 8))), min_size=1, max_size=12))

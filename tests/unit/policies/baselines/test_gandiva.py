@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from pydantic import ValidationError
 
+from metasched.core import reason_words
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import Table
 from policies.baselines.gandiva import Gandiva, GandivaParameters
@@ -37,7 +38,10 @@ def test_a_pair_runs_on_the_same_gpus():
     result = run_round(snapshot(jobs, cluster(v100=1), sharing=True), Gandiva(), None)
     assert result.targets["a"] == result.targets["b"]
     assert result.co_runners == {"a": "b", "b": "a"}
-    assert result.reasons["b"] == "its turn on v100: its share of time is 100% of v100, with job a on the same GPUs"
+    assert (
+        reason_words.words(result.reasons["b"])
+        == "its turn on v100: its share of time is 100% of v100; it runs on the same GPUs as job a"
+    )
 
 
 def test_without_sharing_it_is_isolated():
@@ -151,7 +155,7 @@ def test_a_fifo_job_without_a_type_waits_even_if_gpus_are_idle():
     jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
     result = run_round(snapshot(jobs, cluster(v100=2)), GavelFifo(), None)
     assert result.targets.keys() == {"a"}
-    assert result.reasons["c"] == "not its turn: it has no share of time now"
+    assert reason_words.words(result.reasons["c"]) == "not its turn: it has no share of time now"
 
 
 @pytest.mark.parametrize("more", [{}, {"aware": False}, {"aware": False, "as_published": True}])

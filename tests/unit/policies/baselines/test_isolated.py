@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Node, Placement, Preempt, Snapshot, Status
 from metasched.core.seeded_rng import LIFE, SKIP, WORD, SeededRng
 from metasched.scheduling.engine import run_round
@@ -75,22 +76,22 @@ def test_jobs_take_turns():
 def test_reasons_say_what_share_a_job_has():
     """Whether it runs or waits."""
     result = run_round(snapshot([known_job("a"), known_job("b")], cluster(v100=1)), Isolated(), None)
-    assert result.reasons["a"] == "its turn on v100: its share of time is 50% of v100"
-    assert result.reasons["b"].startswith("not its turn: its share of time is 50% of v100")
+    assert reason_words.words(result.reasons["a"]) == "its turn on v100: its share of time is 50% of v100"
+    assert reason_words.words(result.reasons["b"]).startswith("not its turn: its share of time is 50% of v100")
 
 
 def test_a_job_whose_types_have_no_turn_is_told_so():
     """A misspelt type, say, must not look like a wait for others."""
     policy = Isolated(TimeShareParameters(types_in_turn=("v10O",)))
     result = run_round(snapshot([known_job("a")], cluster(v100=1)), policy, None)
-    assert result.reasons["a"] == "not its turn: types_in_turn names none of its types"
+    assert reason_words.words(result.reasons["a"]) == "not its turn: types_in_turn names none of its types"
 
 
 def test_a_job_that_fits_nowhere_waits_and_holds_nobody_up():
     """It is told so, and the others run."""
     result = run_round(snapshot([known_job("a", gpus=4), known_job("b")], cluster(v100=2)), Isolated(), None)
     assert result.targets.keys() == {"b"}
-    assert result.reasons["a"] == "even empty, the nodes that accept jobs could not run it on 4 GPUs"
+    assert reason_words.words(result.reasons["a"]) == "even empty, the nodes that accept jobs could not give it 4 GPUs"
 
 
 def test_a_job_that_cannot_stop_keeps_its_gpus_and_the_others_share_the_rest():
@@ -139,9 +140,9 @@ def test_who_has_no_place_beside_jobs_that_stay_is_told_so(heed_speeds):
     stays = [held("p", "n1", preempt=Preempt.NO), held("q", "n2", preempt=Preempt.NO)]
     waits = [known_job("gang", gpus=4, nodes=1), known_job("huge", gpus=8, nodes=1)]
     first = run_round(snapshot([*stays, *waits], nodes), policy, None)
-    words = "the nodes that accept jobs could not run it on"
-    assert first.reasons["gang"] == f"beside jobs that neither stop nor move, {words} 4 GPUs"
-    assert first.reasons["huge"] == f"even empty, {words} 8 GPUs"
+    words = "the nodes that accept jobs could not give it"
+    assert reason_words.words(first.reasons["gang"]) == f"beside jobs that cannot be preempted, {words} 4 GPUs"
+    assert reason_words.words(first.reasons["huge"]) == f"even empty, {words} 8 GPUs"
     stays = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
     second = run_round(snapshot([*stays, *waits], nodes, now=1.0), policy, first.state)
     assert second.targets["gang"].nodes == ("n2",)
@@ -169,7 +170,7 @@ def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(
         **dict.fromkeys("ac" if sharing else "a", ("old",)),
         "b": ("v100",),
     }
-    assert result.reasons["a"] == "it runs on: its nodes accept no other jobs now"
+    assert reason_words.words(result.reasons["a"]) == "it runs on: its nodes accept no other jobs now"
     assert not any("a" in who or "c" in who for who, _ in result.state.data["ledger"]["shares"])
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from metasched.core import reason_words
 from metasched.core.model import Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
@@ -37,8 +38,8 @@ def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_newcomer():
     rounds = Rounds(policy, nodes(), {0: [job("old")], 1: [job("new")]}).run(5)
     assert runs(rounds, "old") == [True, True, False, False, True]
     assert runs(rounds, "new") == [False, False, True, True, False]
-    assert rounds.reasons[2]["old"].startswith(
-        "2nd of 2 in line, in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
+    assert reason_words.words(rounds.reasons[2]["old"]).startswith(
+        "2nd of 2 in line; in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
     )
 
 

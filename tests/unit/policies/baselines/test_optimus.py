@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Preempt
 from metasched.scheduling.engine import run_round
 from policies.baselines.optimus import Optimus
@@ -57,7 +58,7 @@ def test_jobs_of_which_nothing_is_known_grow_last_to_what_they_asked_for():
     known = job("k", 1, 1, 2, left=100, speed=linear(1.0), submitted=1.0)
     result = run_round(snapshot([unknown, known], nodes(1, 8)), Optimus(), None)
     assert {uid: place.gpus for uid, place in result.targets.items()} == {"u": 2, "k": 2}
-    assert "is not known" in result.reasons["u"]
+    assert "is not known" in reason_words.words(result.reasons["u"])
 
 
 def test_small_jobs_are_placed_first():

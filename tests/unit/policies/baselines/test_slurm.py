@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metasched.core import reason_words
 from metasched.core.model import Placement, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
@@ -171,9 +172,11 @@ def test_reasons_say_what_is_waited_for():
     holder = running(job("holder", 2), "v100-0")
     jobs = [holder, job("first", 4, submitted=1.0), job("next", 2, submitted=2.0), job("huge", 64, submitted=3.0)]
     reasons = run_round(snapshot(jobs, now=50.0), age_only(), None).reasons
-    assert reasons["first"] == "1st of 3 by priority; waits for 4 GPUs, 2 are free"
-    assert reasons["next"] == "2nd of 3 by priority; waits behind job first, which must not be delayed"
-    assert "could not give it 64 GPUs" in reasons["huge"]
+    assert reason_words.words(reasons["first"]) == "1st of 3 by priority; needs 4 GPUs; 2 are free"
+    assert (
+        reason_words.words(reasons["next"]) == "2nd of 3 by priority; waits behind job first, which must not be delayed"
+    )
+    assert "could not give it 64 GPUs" in reason_words.words(reasons["huge"])
 
 
 def test_the_state_survives_json_and_anything_else_begins_anew():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from metasched.core import reason_words
 from metasched.scheduling.engine import run_round
 from policies.baselines.srsf import Srsf
 from policies.baselines.srtf import ShortestParameters, Srtf
@@ -21,4 +22,4 @@ def test_jobs_of_unknown_length_come_last():
     unknown, known = job("a", 4), job("b", 4, left=1e9, speed=linear(1.0))
     result = run_round(snapshot([unknown, known]), Srsf(RIGID), None)
     assert list(result.targets) == ["b"]
-    assert "after all whose remaining time is known" in result.reasons["a"]
+    assert "after all whose remaining time is known" in reason_words.words(result.reasons["a"])

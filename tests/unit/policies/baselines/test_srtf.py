@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from metasched.core import reason_words
 from metasched.scheduling.engine import run_round
 from policies.baselines.srtf import ShortestParameters, Srtf
 from tests.builders import ByGpus, job, linear, nodes, running, snapshot
@@ -35,7 +36,7 @@ def test_jobs_of_unknown_length_come_last_by_submission():
     known = job("z", 4, left=1e9, speed=linear(1.0), submitted=9.0)
     result = run_round(snapshot([no_total, no_speed, known]), RIGID, None)
     assert list(result.targets) == ["z"]
-    assert "after all whose remaining time is known" in result.reasons["a"]
+    assert "after all whose remaining time is known" in reason_words.words(result.reasons["a"])
     assert runs([no_total, no_speed]) == ["a"]
 
 
@@ -52,8 +53,8 @@ def test_the_speed_is_that_on_the_fastest_type_that_it_accepts():
     k80 = job("a", 4, left=100, speed=ByGpus(((4, 1.0),), "k80"))
     v100 = job("b", 4, left=100, speed=ByGpus(((4, 2.0),), "v100"), gpu_types=("v100",))
     reasons = run_round(snapshot([k80, v100], mixed), RIGID, None).reasons
-    assert reasons["b"].startswith("1st of 2")
-    assert reasons["a"].startswith("2nd of 2")
+    assert reason_words.words(reasons["b"]).startswith("1st of 2")
+    assert reason_words.words(reasons["a"]).startswith("2nd of 2")
 
 
 def test_a_type_without_room_for_it_does_not_count():

@@ -1,0 +1,255 @@
+"""Reasons in English, for the edge alone: the CLI, the published status, leases and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from metasched.core.reasons import Code, Reason
+
+_TEENS = range(11, 14)
+_EMPTY = "even empty, the nodes that accept jobs"
+
+
+def words(reason: Reason) -> str:
+    """The reason and those that it carries as one sentence without a full stop.
+
+    A code that is not known here is told by its ``text``, or else by its name and facts.
+    """
+    if not reason.also:
+        return _words_of(reason)
+    return "; ".join(map(_words_of, reason.parts))
+
+
+def _words_of(reason: Reason) -> str:
+    found = WORDS.get(reason.code)
+    facts = dict(reason.facts)
+    if found is not None:
+        try:
+            return found.format(**facts) if isinstance(found, str) else found(**facts)
+        except (TypeError, ValueError, KeyError, AttributeError):
+            pass  # facts of another version
+    if "text" in facts:
+        return str(facts["text"])
+    told = ", ".join(f"{name} {value}" for name, value in facts.items())
+    return f"{reason.code}: {told}" if told else str(reason.code)
+
+
+def counted(number: float, noun: str) -> str:
+    """``1 GPU``, ``2 GPUs``."""
+    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+
+
+def ordinal(n: int) -> str:
+    """1st, 2nd, 3rd, 4th, ..."""
+    suffix = "th" if n % 100 in _TEENS else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{suffix}"
+
+
+def _kind(gpu_types: Sequence[str]) -> str:
+    return f" of type {' or '.join(gpu_types)}" if gpu_types else ""
+
+
+def _are(count: int) -> str:
+    return f"{count} {'is' if count == 1 else 'are'}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"
+
+
+def _place(gpus: int, gpu_type: str | None, nodes: Sequence[str], uneven: Sequence[int]) -> str:
+    """``4 GPUs of type v100 on n1, n2``, with the number on each node where they differ."""
+    pairs = zip(nodes, uneven, strict=True) if uneven else ()
+    names = ", ".join(f"{node} ({count})" for node, count in pairs) or ", ".join(nodes)
+    return names if gpu_type is None else f"{counted(gpus, 'GPU')} of type {gpu_type} on {names}"
+
+
+def _starts(gpus: int, gpu_type: str | None, nodes: Sequence[str], uneven: Sequence[int], co_runner: str | None) -> str:
+    shared = "" if co_runner is None else f", on the same GPUs as job {co_runner}"
+    return f"starts on {_place(gpus, gpu_type, nodes, uneven)}{shared}"
+
+
+def _quota_reached(quota: str, gpus_left: int | None) -> str:
+    left = "is reached" if gpus_left is None else f"leaves it {counted(gpus_left, 'GPU')}"
+    return f"the limit {quota} {left}"
+
+
+def _waits_for_gpus(
+    gpus: int, gpu_types: Sequence[str], free: int, cpus: int | None = None, cpus_free: int | None = None
+) -> str:
+    bound = "" if cpus is None else f", with {cpus_free} of {cpus} CPUs"
+    return f"needs {counted(gpus, 'GPU')}{_kind(gpu_types)}; {_are(free)} free{bound}"
+
+
+def _waits_for_cpus(nodes: int, cpus: int, memory: int, cpus_free: int) -> str:
+    of_memory = f" and {_gib(memory)} of memory" if memory else ""
+    each = " each" if nodes > 1 else ""
+    needed = f"{counted(nodes, 'node')} with {counted(cpus, 'free CPU')}{of_memory}{each}"
+    return f"needs {needed}; {counted(cpus_free, 'CPU')} {'is' if cpus_free == 1 else 'are'} free in all"
+
+
+def _free_but_not(free: int, gpu_types: Sequence[str], missing: str) -> str:
+    return f"{counted(free, 'GPU')}{_kind(gpu_types)} {'is' if free == 1 else 'are'} free, but not on nodes {missing}"
+
+
+def _gpus_fragmented(free: int, gpu_types: Sequence[str], shapes: Sequence[Sequence[int]]) -> str:
+    ways = " or ".join(f"{g} on {counted(k, 'node')}{' each' if k > 1 else ''}" for k, g in shapes)
+    return _free_but_not(free, gpu_types, f"that can take {ways}")
+
+
+def _uneven_spread(gpus: int, nodes: int | None, max_nodes: int | None) -> str:
+    over = f"exactly {counted(nodes, 'node')}" if nodes is not None else f"at most {max_nodes} nodes"
+    return f"{counted(gpus, 'GPU')} cannot be spread evenly over {over}"
+
+
+def _no_node_accepts(
+    gpus: int, gpu_types: Sequence[str], features: Sequence[str], partition: str, reservations: Sequence[str]
+) -> str:
+    wanted = [f"GPUs{_kind(gpu_types)}"] if gpus else []
+    wanted += [f"feature {feature}" for feature in features]
+    having = f" with {', '.join(wanted)}" if wanted else ""
+    where = [f"partition {partition}"] if partition else []
+    where += [f"reservation {name}" for name in reservations]
+    return f"no node{having}{' in ' if where else ''}{' and '.join(where)} accepts jobs now"
+
+
+def _exceeds_nodes(gpus: int, gpu_types: Sequence[str], nodes: int | None, cpus: int | None) -> str:
+    if not gpus and nodes is not None:
+        return f"{_EMPTY} could not give it {counted(nodes, 'node')} with {cpus} CPUs"
+    return f"{_EMPTY} could not give it {counted(gpus, 'GPU')}{_kind(gpu_types)}"
+
+
+def _exceeds_beside_fixed(gpus: int, gpu_types: Sequence[str]) -> str:
+    needed = f"{counted(gpus, 'GPU')}{_kind(gpu_types)}"
+    return f"beside jobs that cannot be preempted, the nodes that accept jobs could not give it {needed}"
+
+
+def _reservation_ahead(nodes: int) -> str:
+    return f"on {counted(nodes, 'node')} that would suit it a reservation begins before its time limit (--time) is over"
+
+
+def _preempted_for(jobs: Sequence[str], more: int) -> str:
+    return f"makes room for {', '.join(jobs)}{f' and {more} more' if more else ''}"
+
+
+def _shares(shares: Sequence[tuple[str, int]]) -> str:
+    if not shares:
+        return "it has no share of time now"
+    return f"its share of time is {', '.join(f'{percent}% of {kind}' for kind, percent in shares)}"
+
+
+def _time_share_turn(gpu_type: str, shares: Sequence[tuple[str, int]]) -> str:
+    return f"its turn on {gpu_type}: {_shares(shares)}"
+
+
+def _time_share_wait(shares: Sequence[tuple[str, int]]) -> str:
+    return f"not its turn: {_shares(shares)}"
+
+
+def _queue_position(position: int, length: int) -> str:
+    return f"{ordinal(position)} of {length} in line"
+
+
+def _priority_position(position: int, length: int) -> str:
+    return f"{ordinal(position)} of {length} by priority"
+
+
+def _place_lacks_gpus(node: str, gpus: int, free: int) -> str:
+    return f"{node}, where it is to have {counted(gpus, 'GPU')}, has {free} free"
+
+
+WORDS: Mapping[str, str | Callable[..., str]] = {
+    Code.TEXT: "{text}",
+    Code.BAD_TAG: "it cannot be scheduled: {error}",
+    Code.UNSTAMPED: "Slurm does not let metasched stamp it: install job_submit.lua, which stamps jobs as they are "
+    "submitted, or give metasched's account Slurm's Administrator role",
+    Code.HELD_BY_OWNER: "its owner submitted it with --hold (`scontrol release` lets it go)",
+    Code.DEPENDENCY: "it waits for another job ({dependency})",
+    Code.BEGIN_TIME: "its begin time (--begin) is still to come",
+    Code.START_DEFERRED: "Slurm did not start it when it was released last; it is tried again later",
+    Code.SLURM_REASON: "Slurm's reason: {reason}",
+    Code.RESERVATION_OVER: "its reservation {reservation} is over, or is not there",
+    Code.RESERVATION_NOT_BEGUN: "its reservation {reservation} has not begun yet",
+    Code.RESERVATION_DENIES_USER: "its reservation {reservation} does not admit user {user}",
+    Code.QUOTA_TOO_SMALL: "it needs {gpus} GPUs, and the limit is {quota}",
+    Code.SUSPENDED_BY_OTHERS: "somebody else suspended it, and has to resume it",
+    Code.QUOTA_REACHED: _quota_reached,
+    Code.QUOTA_CUT: lambda quota, gpus, gpus_left: f"of {counted(gpus, 'GPU')} the limit {quota} leaves it {gpus_left}",
+    Code.QUOTA_ONE_TYPE: "limits leave it GPUs of type {gpu_type} alone",
+    Code.WAITS_FOR_GPUS: _waits_for_gpus,
+    Code.WAITS_FOR_CPUS: _waits_for_cpus,
+    Code.GPUS_FRAGMENTED: _gpus_fragmented,
+    Code.GPUS_WITHOUT_CPUS: lambda free, gpu_types: _free_but_not(free, gpu_types, "whose CPUs or memory suffice"),
+    Code.UNEVEN_SPREAD: _uneven_spread,
+    Code.NO_NODE_ACCEPTS: _no_node_accepts,
+    Code.EXCEEDS_NODES: _exceeds_nodes,
+    Code.EXCEEDS_NODES_BESIDE_FIXED: _exceeds_beside_fixed,
+    Code.RESERVATION_AHEAD: _reservation_ahead,
+    Code.SUSPENDED_RESOURCES_TAKEN: lambda nodes: (
+        f"it is suspended on {', '.join(nodes)}, cannot move, and there its resources are taken"
+    ),
+    Code.PLACE_NOT_IN_CLUSTER: "{node}, where it is to be, is not in the cluster",
+    Code.PLACE_CLOSED: "{node}, where it is to be, accepts no jobs now",
+    Code.PLACE_UNSUITABLE: "{node}, where it is to be, does not suit it",
+    Code.PLACE_LACKS_GPUS: _place_lacks_gpus,
+    Code.PLACE_LACKS_CPUS: "{node}, where it is to be, has too few free CPUs or too little memory",
+    Code.PLACE_TAKEN: "the place where it is to be was taken",
+    Code.SHARES_GPUS: "it runs on the same GPUs as job {co_runner}",
+    Code.CO_RUNNER_CUT: "the job whose GPUs it was to share does not get all of them",
+    Code.CO_RUNNER_NO_ROOM: "is to share the GPUs of job {co_runner}, but there is no room for both",
+    Code.CO_RUNNER_UNPLACED: "is to share the GPUs of job {co_runner}, which has no place either",
+    Code.CO_RUNNER_SUSPENDED: "it cannot share GPUs with job {co_runner} while one of them is suspended",
+    Code.CO_RUNNER_FIXED: "neither it nor job {co_runner} can move",
+    Code.NO_ROOM_WITH_CO_RUNNER: "there is no room for it beside job {co_runner}",
+    Code.NO_NODES_SUIT_PAIR: "no nodes suit both it and job {co_runner}",
+    Code.QUEUE_POSITION: _queue_position,
+    Code.PRIORITY_POSITION: _priority_position,
+    Code.FAIR_FINISH_POSITION: "number {position} of {length} in line by when jobs would end under fair sharing",
+    Code.UNKNOWN_DEMAND_POOL: "in the pool of jobs whose demand is not known, under fair sharing",
+    Code.ATTAINED_SERVICE_QUEUE: "in queue {queue} of {queues} by the GPU time it has had",
+    Code.SHORTEST_TIME: "shortest remaining time first",
+    Code.SHORTEST_SERVICE: "shortest remaining GPU time first",
+    Code.REMAINING_UNKNOWN: "after all whose remaining time is known",
+    Code.MOST_TIME_SAVED: "GPUs go where they save the most time",
+    Code.SPEED_UNKNOWN: "its speed or its remaining work is not known, so it grows after the others, to what it asked "
+    "for",
+    Code.WAITS_BEHIND: "waits behind job {job}, which needs the same resources",
+    Code.WAITS_BEHIND_RESERVED: "waits behind job {job}, which must not be delayed",
+    Code.BACKFILLED: "backfilled",
+    Code.EXPLORES: "on GPUs that nobody else can use, to learn how fast it is there",
+    Code.CPU_ONLY: "it needs no GPU, and runs where CPUs are free",
+    Code.NEXT_ROUND: "it waits for the next round",
+    Code.TIME_SHARE_TURN: _time_share_turn,
+    Code.TIME_SHARE_WAIT: _time_share_wait,
+    Code.TYPES_IN_TURN_EXCLUDE: "not its turn: types_in_turn names none of its types",
+    Code.RUNS_TO_END: "it runs to its end",
+    Code.NOT_PREEMPTIBLE: "it runs to its end: it cannot be preempted",
+    Code.NODES_CLOSED: "it runs on: its nodes accept no other jobs now",
+    Code.NO_NODE_AGAIN: "it runs on: no node would take it again",
+    Code.STARTS: _starts,
+    Code.MOVES: lambda **place: f"moves to {_place(**place)}",
+    Code.PREEMPTED_FOR: _preempted_for,
+    Code.NOT_ITS_TURN: "it is not its turn",
+    Code.WAS_TO_LEAVE: "it was to leave",
+    Code.STOP_UNANSWERED: "it did not answer a stop within {seconds:g} s",
+    Code.OWNER_COULD_RELEASE: "its owner could release it before its turn",
+    Code.RELEASED_BY_OTHERS: "it was released by somebody else",
+    Code.PLACE_CHANGED: lambda **place: f"its place is now {_place(**place)}",
+    Code.NOW_ALONE: "it is now alone on its GPU",
+    Code.NOW_SHARES: "it is now to share its GPU",
+    Code.NOT_STARTED_IN_TIME: "it did not start within {seconds:g} s",
+    Code.CPUS_FREE: "its CPUs are free again",
+    Code.GPU_GIVEN_AWAY: "Slurm has given its GPU to another job",
+    Code.CO_RUNNER_CHANGED: "no longer shares the GPU of job {co_runner}",
+    Code.HOLDS_WHOLE_GPU: "is to share its GPU with job {co_runner}, and has the whole of it",
+    Code.ON_OTHER_GPU: "is to share the GPU of job {co_runner}, and holds another",
+    Code.CO_RUNNER_CANNOT_JOIN: "is to share a GPU with job {co_runner}, which could not come to this one",
+    Code.HALF_GPU_TAKEN_FOR_PAIR: "has half a GPU, on which Slurm would put job {job}",
+    Code.HALF_GPU_TAKEN_FOR_WHOLE: "has half a GPU, which Slurm would give to job {job}",
+    Code.TIME_SLICING_BEGINS: "takes turns with job {co_runner}",
+    Code.TIME_SLICING_ENDS: "it no longer takes turns",
+    Code.SLICE_BEGINS: "its turn, after job {co_runner}",
+    Code.SLICE_ENDS: "the turn of job {co_runner}",
+    Code.BOTH_SUSPENDED: "its turn: job {co_runner} is suspended, too",
+    Code.ENDED: "it ended as {state}",
+}

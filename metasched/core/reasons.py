@@ -1,0 +1,226 @@
+"""Why a job runs, waits or is acted on: a code that can be counted and facts that can be shown.
+
+A reason is data. ``reason_words`` turns it into English where people read it: the CLI, the published status, logs.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
+
+Fact = str | int | float | tuple[Any, ...] | None
+"""JSON-compatible and hashable: a sequence is a tuple of facts. (msgspec cannot read a recursive alias.)"""
+
+
+class Code(enum.StrEnum):
+    """The reasons that metasched and its policies give, each with its meaning.
+
+    A policy of another package uses a code of its own, with the fact ``text``, or ``Reason.text``.
+    """
+
+    meaning: str
+
+    def __new__(cls, code: str, meaning: str) -> Self:
+        """A member whose value is the code."""
+        member = str.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    TEXT = "text", "Words without a code of their own: a policy's of another package, or those of an older version."
+
+    # The job must not start.
+    BAD_TAG = "bad_tag", "The job's tag or request cannot be scheduled."
+    UNSTAMPED = "unstamped", "Slurm does not let metasched stamp the job."
+    HELD_BY_OWNER = "held_by_owner", "The owner submitted the job with --hold and has not released it."
+    DEPENDENCY = "dependency", "The job depends on another job."
+    BEGIN_TIME = "begin_time", "The job's begin time is in the future."
+    START_DEFERRED = "start_deferred", "Slurm did not start the job when it was released; a later round tries again."
+    SLURM_REASON = "slurm_reason", "Slurm's own reason why it did not start a released job."
+    RESERVATION_OVER = "reservation_over", "The reservation that the job asks for has ended or does not exist."
+    RESERVATION_NOT_BEGUN = "reservation_not_begun", "The reservation that the job asks for begins later."
+    RESERVATION_DENIES_USER = "reservation_denies_user", "The reservation does not admit the job's owner."
+    QUOTA_TOO_SMALL = "quota_too_small", "The job needs more GPUs than a quota allows any single job."
+    SUSPENDED_BY_OTHERS = "suspended_by_others", "Somebody other than metasched suspended the job."
+
+    # Quotas: limits of Slurm's associations and QOS.
+    QUOTA_REACHED = "quota_reached", "A quota leaves the job fewer GPUs than it needs, or no further job."
+    QUOTA_CUT = "quota_cut", "A quota leaves the job fewer GPUs than the policy granted."
+    QUOTA_ONE_TYPE = "quota_one_type", "Quotas leave the job one GPU type of those that it accepts."
+
+    # Resources that are missing.
+    WAITS_FOR_GPUS = "waits_for_gpus", "Fewer GPUs are free than the job needs."
+    WAITS_FOR_CPUS = "waits_for_cpus", "Too few CPUs or too little memory is free for a CPU-only job."
+    GPUS_FRAGMENTED = "gpus_fragmented", "Enough GPUs are free, but not on nodes that can hold the job's shapes."
+    GPUS_WITHOUT_CPUS = "gpus_without_cpus", "Enough GPUs are free, but on nodes without the CPUs or memory."
+    UNEVEN_SPREAD = "uneven_spread", "The GPUs cannot be spread evenly over the nodes that the job asks for."
+    NO_NODE_ACCEPTS = "no_node_accepts", "No node that suits the job accepts jobs now."
+    EXCEEDS_NODES = "exceeds_nodes", "The nodes that accept jobs could not hold the job even if they were empty."
+    EXCEEDS_NODES_BESIDE_FIXED = "exceeds_nodes_beside_fixed", "Jobs that cannot be preempted leave too few GPUs."
+    RESERVATION_AHEAD = "reservation_ahead", "A reservation begins on suitable nodes before the job's time limit ends."
+    SUSPENDED_RESOURCES_TAKEN = "suspended_resources_taken", "The resources of the suspended job's nodes are taken."
+
+    # A placement that the policy prescribes and that cannot be realised.
+    PLACE_NOT_IN_CLUSTER = "place_not_in_cluster", "A prescribed node is not in the cluster."
+    PLACE_CLOSED = "place_closed", "A prescribed node accepts no jobs."
+    PLACE_UNSUITABLE = "place_unsuitable", "A prescribed node does not match the job's request."
+    PLACE_LACKS_GPUS = "place_lacks_gpus", "A prescribed node has too few free GPUs."
+    PLACE_LACKS_CPUS = "place_lacks_cpus", "A prescribed node has too few free CPUs or too little memory."
+    PLACE_TAKEN = "place_taken", "Another job has the prescribed placement."
+
+    # Two jobs on the same GPUs: placement.
+    SHARES_GPUS = "shares_gpus", "The job runs on the same GPUs as a co-runner."
+    CO_RUNNER_CUT = "co_runner_cut", "A quota cuts the job whose GPUs this one was to share."
+    CO_RUNNER_NO_ROOM = "co_runner_no_room", "The co-runner is placed where both together do not fit."
+    CO_RUNNER_UNPLACED = "co_runner_unplaced", "The co-runner has no placement either."
+    CO_RUNNER_SUSPENDED = "co_runner_suspended", "One of the two jobs is suspended, so they cannot share GPUs."
+    CO_RUNNER_FIXED = "co_runner_fixed", "Neither of the two jobs can be moved to the other."
+    NO_ROOM_WITH_CO_RUNNER = "no_room_with_co_runner", "The job does not fit on the nodes of a fixed co-runner."
+    NO_NODES_SUIT_PAIR = "no_nodes_suit_pair", "No nodes suit both jobs of a pair."
+
+    # A policy's order.
+    QUEUE_POSITION = "queue_position", "The job's position in the policy's queue."
+    PRIORITY_POSITION = "priority_position", "The job's position by Slurm's multifactor priority."
+    FAIR_FINISH_POSITION = "fair_finish_position", "The job's position by its finish time under fair sharing."
+    UNKNOWN_DEMAND_POOL = "unknown_demand_pool", "The job's demand is not known; it is in the fair-shared pool."
+    ATTAINED_SERVICE_QUEUE = "attained_service_queue", "The job's queue by the GPU time that it has received."
+    SHORTEST_TIME = "shortest_time", "Jobs are served by their remaining time."
+    SHORTEST_SERVICE = "shortest_service", "Jobs are served by their remaining GPU time."
+    REMAINING_UNKNOWN = "remaining_unknown", "The job's remaining time is not known, so it comes last."
+    MOST_TIME_SAVED = "most_time_saved", "GPUs go to the jobs that save the most time by them."
+    SPEED_UNKNOWN = "speed_unknown", "The job's speed or remaining work is not known, so it grows last."
+    WAITS_BEHIND = "waits_behind", "An earlier job waits for the same resources and must not be overtaken."
+    WAITS_BEHIND_RESERVED = "waits_behind_reserved", "An earlier job has resources reserved and must not be delayed."
+    BACKFILLED = "backfilled", "The job starts before an earlier one, which it does not delay."
+    EXPLORES = "explores", "The job runs on GPUs that nobody else can use, to measure its speed there."
+    CPU_ONLY = "cpu_only", "The job needs no GPU and runs where CPUs are free."
+    NEXT_ROUND = "next_round", "No round has decided about the job yet."
+
+    # Shares of time.
+    TIME_SHARE_TURN = "time_share_turn", "The job has received less than its share of time, so it runs this round."
+    TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."
+    TYPES_IN_TURN_EXCLUDE = "types_in_turn_exclude", "The parameter types_in_turn names no GPU type of the job."
+
+    # The job keeps what it holds.
+    RUNS_TO_END = "runs_to_end", "The policy lets the job run to its end."
+    NOT_PREEMPTIBLE = "not_preemptible", "The job cannot be preempted, so it runs to its end."
+    NODES_CLOSED = "nodes_closed", "The job runs on: its nodes accept no other jobs."
+    NO_NODE_AGAIN = "no_node_again", "The job runs on: no node would accept it again."
+
+    # Actions.
+    STARTS = "starts", "The job is released for a placement."
+    MOVES = "moves", "The job is stopped to restart on another placement."
+    PREEMPTED_FOR = "preempted_for", "The job's resources go to other jobs."
+    NOT_ITS_TURN = "not_its_turn", "The round gives the job nothing."
+    WAS_TO_LEAVE = "was_to_leave", "A stop was decided earlier and has to be sent again."
+    STOP_UNANSWERED = "stop_unanswered", "The trainer did not answer a stop request within the grace time."
+    OWNER_COULD_RELEASE = "owner_could_release", "The job's hold is one that its owner could release early."
+    RELEASED_BY_OTHERS = "released_by_others", "Somebody other than metasched released the job."
+    PLACE_CHANGED = "place_changed", "The released job's placement is now another one."
+    NOW_ALONE = "now_alone", "The job was released for half of each GPU and is now to have whole ones."
+    NOW_SHARES = "now_shares", "The job was released for whole GPUs and is now to share them."
+    NOT_STARTED_IN_TIME = "not_started_in_time", "Slurm did not start the released job within its time."
+    CPUS_FREE = "cpus_free", "The suspended job's CPUs are free again."
+
+    # Two jobs on the same GPUs: who restarts, and time-slicing.
+    GPU_GIVEN_AWAY = "gpu_given_away", "Slurm gave the job's GPU to another job."
+    CO_RUNNER_CHANGED = "co_runner_changed", "The job no longer shares GPUs with this co-runner."
+    HOLDS_WHOLE_GPU = "holds_whole_gpu", "The job is to share its GPU, of which it holds the whole."
+    ON_OTHER_GPU = "on_other_gpu", "The job is to share a co-runner's GPU and holds another one."
+    CO_RUNNER_CANNOT_JOIN = "co_runner_cannot_join", "The co-runner could not be started on the job's GPU."
+    HALF_GPU_TAKEN_FOR_PAIR = "half_gpu_taken_for_pair", "Slurm would put one of a new pair on the job's GPU."
+    HALF_GPU_TAKEN_FOR_WHOLE = "half_gpu_taken_for_whole", "Slurm would give the job's GPU whole to another job."
+    TIME_SLICING_BEGINS = "time_slicing_begins", "Two jobs begin to take turns; this one is suspended first."
+    TIME_SLICING_ENDS = "time_slicing_ends", "The job no longer takes turns."
+    SLICE_BEGINS = "slice_begins", "The job's turn begins; the co-runner's is over."
+    SLICE_ENDS = "slice_ends", "The job's turn is over; the co-runner's begins."
+    BOTH_SUSPENDED = "both_suspended", "Both jobs of a pair are suspended, so one is resumed."
+
+    ENDED = "ended", "The job has ended."
+
+
+class Reason(NamedTuple):
+    """Why a job runs, waits or is acted on.
+
+    Attributes:
+        code: a ``Code``, or a code of a third party's policy.
+        facts: names and values, in a fixed order for each code; no finer than words tell them, since the history keeps
+            a row for every change.
+        also: further reasons, each without any of its own.
+    """
+
+    code: str
+    facts: tuple[tuple[str, Fact], ...] = ()
+    also: tuple[Reason, ...] = ()
+
+    @classmethod
+    def of(cls, code: str, /, **facts: Fact) -> Reason:
+        """The reason with these facts."""
+        return cls(code, tuple(facts.items()))
+
+    @classmethod
+    def text(cls, words: str, /) -> Reason:
+        """A reason of words alone, for policies of other packages and what older versions stored."""
+        return cls(Code.TEXT, (("text", words),))
+
+    def and_also(self, *others: Reason) -> Reason:
+        """This reason, with others after those that it carries."""
+        more = [part for other in others for part in other.parts]
+        return Reason(self.code, self.facts, (*self.also, *more))
+
+    @property
+    def parts(self) -> tuple[Reason, ...]:
+        """This reason alone, then the further ones."""
+        return (Reason(self.code, self.facts), *self.also) if self.also else (self,)
+
+
+def to_json(reason: Reason) -> dict[str, Any]:
+    """The reason as JSON-compatible data: ``code``, and ``facts`` and ``also`` where there are any."""
+    data: dict[str, Any] = {"code": str(reason.code)}
+    if reason.facts:
+        data["facts"] = dict(reason.facts)
+    if reason.also:
+        data["also"] = [to_json(other) for other in reason.also]
+    return data
+
+
+def from_json(data: Any) -> Reason:
+    """What ``to_json`` was given; anything else becomes a reason of its text."""
+    match data:
+        case {"code": str(code)} if code and _is_ours(data):
+            also = tuple(part for other in data.get("also", ()) for part in from_json(other).parts)
+            return Reason(code, tuple((name, _fact(value)) for name, value in data.get("facts", {}).items()), also)
+        case str():
+            return Reason.text(data)
+        case _:
+            return Reason.text(json.dumps(data, default=str))
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def to_text(reason: Reason) -> str:
+    """The reason as a line of JSON, for a text column."""
+    return _encode(to_json(reason))
+
+
+def from_text(text: str) -> Reason:
+    """What ``to_text`` was given; a plain sentence, as older versions stored it, becomes a reason of its text."""
+    if not text.startswith('{"code":'):
+        return Reason.text(text)
+    try:
+        return from_json(json.loads(text))
+    except (ValueError, RecursionError):
+        return Reason.text(text)
+
+
+def _is_ours(data: Mapping[str, Any]) -> bool:
+    return isinstance(data.get("facts", {}), dict) and isinstance(data.get("also", []), list)
+
+
+def _fact(value: Any) -> Fact:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_fact, value))
+    return value if isinstance(value, (str, int, float, type(None))) else json.dumps(value, default=str)

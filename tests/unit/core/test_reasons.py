@@ -1,0 +1,182 @@
+"""Reasons as data, and as words."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from string import Formatter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metasched.core.policy import installed_policies
+from metasched.core.reason_words import WORDS, words
+from metasched.core.reasons import Code, Reason, from_json, from_text, to_json, to_text
+from metasched.scheduling.engine import run_round
+from metasched.scheduling.plan import Timeouts, plan
+from metasched.simulator.simulation import simulate
+from tests.unit.strategies import FixedPolicy, grants_for, snapshots
+from tests.unit.workloads import clusters, settings, workloads
+
+ROOT = Path(__file__).parents[3]
+SOURCES = [*(ROOT / "metasched").rglob("*.py"), *(ROOT / "policies").rglob("*.py")]
+TABLES = {ROOT / "metasched/core/reasons.py", ROOT / "metasched/core/reason_words.py"}
+# Besides the command line: the published status, logs and leases, and the lines of `daemon --dry-run`.
+RENDERERS = {"metasched/daemon/status_publisher.py", "metasched/daemon/actuator.py", "metasched/daemon/dry_run.py"}
+POLICIES = [installed_policies().get(name)() for name in installed_policies().names()]
+
+
+def takes(code, names):
+    """Whether the words of a code need exactly the facts of these names."""
+    template = WORDS[code]
+    if isinstance(template, str):
+        return {field for _, field, _, _ in Formatter().parse(template) if field} == set(names)
+    try:
+        inspect.signature(template).bind(**dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
+
+
+def check(reason):
+    """A reason is told by the words of its code, from exactly its facts, and survives being stored."""
+    for part in reason.parts:
+        facts = dict(part.facts)
+        assert takes(part.code, facts), part
+        template = WORDS[part.code]
+        assert words(part) == (template.format(**facts) if isinstance(template, str) else template(**facts)) != ""
+        assert not part.also
+    assert from_text(to_text(reason)) == reason
+    assert isinstance(hash(reason), int)
+
+
+def test_every_code_has_a_meaning_words_and_a_user():
+    """The table names no reason that nobody gives."""
+    assert WORDS.keys() == set(Code)
+    assert all(code.meaning.endswith(".") for code in Code)
+    used = {
+        node.attr
+        for path in SOURCES
+        if path not in TABLES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Code"
+    }
+    assert Code.__members__.keys() - used == set()
+
+
+def given_codes(node):
+    """The codes that an expression names."""
+    return {Code[one.attr] for one in ast.walk(node) if isinstance(one, ast.Attribute) and one.attr in Code.__members__}
+
+
+def given_facts(call):
+    """The names of the facts of a call that makes a reason; None where the call does not show all of them."""
+    if isinstance(call.func, ast.Attribute):
+        names = [keyword.arg for keyword in call.keywords]
+        return None if None in names else names
+    if len(call.args) == 1:
+        return []
+    facts = call.args[1]
+    shown = isinstance(facts, ast.Tuple) and all(isinstance(pair, ast.Tuple) for pair in facts.elts)
+    return [pair.elts[0].value for pair in facts.elts] if shown else None
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p not in TABLES], ids=lambda p: str(p.relative_to(ROOT)))
+def test_reasons_are_given_with_the_facts_that_their_words_need(path):
+    """`Reason.of(Code.X, ...)` and `Reason(Code.X, ...)` name exactly the facts of the code."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Reason", "Reason.of") and node.args:
+            names = given_facts(node)
+            for code in given_codes(node.args[0]) if names is not None else ():
+                assert takes(code, names), f"line {node.lineno}: {code} with {names}"
+
+
+def test_words_are_made_at_the_edge_alone():
+    """Only what people read imports the words."""
+    importers = {
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "metasched.core.reason_words"
+    }
+    assert {path for path in importers if not path.startswith("metasched/cli/")} <= RENDERERS
+
+
+@given(st.data())
+def test_every_reason_of_a_round_and_its_plan_is_told_from_its_facts(data):
+    """Whatever the policy: of jobs, placements, and actions."""
+    shot = data.draw(snapshots(blocked=True, free=True))
+    chosen = [*POLICIES, FixedPolicy(lambda view: data.draw(grants_for(view)))]
+    result = run_round(shot, data.draw(st.sampled_from(chosen)), None)
+    for reason in result.reasons.values():
+        check(reason)
+    for action in plan(shot, result.targets, Timeouts(5.0, 5.0)):
+        check(action.reason)
+
+
+@given(st.data())
+def test_every_reason_of_a_simulation_is_told_from_its_facts(data):
+    """From its first round to its last."""
+    found = set()
+
+    def watch(_, result):
+        found.update(result.reasons.values())
+
+    policy = data.draw(st.sampled_from([one for one in POLICIES if one.name in ("fifo", "las", "slurm", "isolated")]))
+    simulate(data.draw(workloads()), data.draw(clusters()), policy, data.draw(settings()), watch=watch)
+    for reason in found:
+        check(reason)
+
+
+def test_further_reasons_are_carried_flat():
+    """They are told after the first one, in their order."""
+    both = Reason.text("b").and_also(Reason.text("c"))
+    assert Reason.text("a").and_also(both).also == (Reason.text("b"), Reason.text("c"))
+    assert words(Reason.text("a").and_also(both)) == "a; b; c"
+
+
+def test_a_reason_is_json():
+    """Code, facts and further reasons, by name."""
+    reason = Reason.of(Code.WAITS_FOR_GPUS, gpus=2, gpu_types=("v100",), free=1).and_also(Reason.text("so"))
+    assert json.loads(json.dumps(to_json(reason))) == {
+        "code": "waits_for_gpus",
+        "facts": {"gpus": 2, "gpu_types": ["v100"], "free": 1},
+        "also": [{"code": "text", "facts": {"text": "so"}}],
+    }
+    assert from_json(to_json(reason)) == reason
+
+
+@pytest.mark.parametrize(
+    "stored", ["2nd of 5 in line", "", '{"code":', '{"code":7}', '{"code":""}', '{"code":"x","facts":[]}', "[]", "7"]
+)
+def test_what_older_versions_stored_is_a_reason_of_its_text(stored):
+    """A sentence, or whatever else is no stored reason."""
+    reason = from_text(stored)
+    assert reason.code == Code.TEXT
+    assert words(reason).replace(" ", "") == stored.replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (Reason("auction_lost", (("text", "its bid was too low"),)), "its bid was too low"),
+        (Reason("auction_lost", (("bid", 3), ("price", 4))), "auction_lost: bid 3, price 4"),
+        (Reason("auction_lost"), "auction_lost"),
+        (Reason.of(Code.QUEUE_POSITION, rank=3), "queue_position: rank 3"),
+    ],
+)
+def test_a_code_or_facts_that_are_not_known_here_are_told_all_the_same(reason, told):
+    """A policy of another package has codes of its own; another version has other facts."""
+    assert words(reason) == told
+
+
+def test_words_of_actions():
+    """Placements are told by GPUs, type and nodes."""
+    facts = {"gpus": 3, "gpu_type": "v100", "nodes": ("n1", "n2"), "uneven": (2, 1)}
+    assert words(Reason.of(Code.MOVES, **facts)) == "moves to 3 GPUs of type v100 on n1 (2), n2 (1)"
+    alone = {**facts, "gpus": 0, "gpu_type": None, "uneven": ()}
+    assert words(Reason.of(Code.STARTS, **alone, co_runner="7")) == "starts on n1, n2, on the same GPUs as job 7"
+    assert words(Reason.of(Code.PREEMPTED_FOR, jobs=("1", "2", "3"), more=2)) == "makes room for 1, 2, 3 and 2 more"
