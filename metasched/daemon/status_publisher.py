@@ -33,7 +33,7 @@ class SchedulerView(Protocol):
 
     @property
     def policy(self) -> Policy:
-        """The policy in force."""
+        """The policy that decides at present."""
 
     @property
     def round_number(self) -> int:

@@ -253,7 +253,7 @@ class RunTracking:
             cause = EndCause.LOST
             self._store.event("lost", "its run ended without our asking; it goes on", uid=record.uid, at=at)
         elif run.ready_at is not None and run.stop_noticed is None:
-            cause = EndCause.DEAF
+            cause = EndCause.UNRESPONSIVE
         elif record.uid in self._store.targets():
             cause = EndCause.RESIZED
         else:

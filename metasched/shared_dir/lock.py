@@ -122,7 +122,7 @@ class DaemonLock:
             raise LockLostError(self._path)
 
     def close(self) -> None:
-        """Release the lock."""
+        """Release the lock and close its file."""
         os.close(self._fd)
 
     def __enter__(self) -> Self:

@@ -76,7 +76,7 @@ class FailuresSection(_Section):
     repair_hours: Positive
 
     def failures(self) -> Failures:
-        """The same in seconds."""
+        """The section as the simulation's record, times in seconds."""
         return Failures(self.mean_hours * 3600, self.repair_hours * 3600)
 
 

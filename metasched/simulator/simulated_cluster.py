@@ -201,7 +201,7 @@ class Cluster:
         self._start_pending()
 
     def repair(self, name: str) -> None:
-        """Take a node up again."""
+        """Let a failed node accept jobs again."""
         self._down.discard(name)
         self._nodes_view = None
 

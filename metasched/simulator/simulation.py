@@ -49,11 +49,11 @@ class TimedPolicy(Policy):
         self.seconds = 0.0
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """The wrapped policy's."""
+        """The initial state of the wrapped policy."""
         return self.policy.initial_state(snapshot)
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """The wrapped policy's."""
+        """The decision of the wrapped policy, whose duration is added up."""
         begun = time.perf_counter()
         try:
             return self.policy.decide(snapshot, state)

@@ -79,7 +79,7 @@ class TableSource(Source):
     throughputs: FromText
 
     def files(self, base: Path) -> list[Path]:
-        """The table's file."""
+        """The path of the throughput table."""
         return [base / self.throughputs]
 
     def table(self, base: Path) -> Table:
@@ -117,7 +117,7 @@ class TableTrace(TraceSource):
     throughputs: FromText
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read the trace."""
+        """The jobs of the trace, as a workload."""
         del seed
         read = read_gavel if self.format == "gavel" else read_shockwave
         return read(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
@@ -136,7 +136,7 @@ class PolluxTrace(TraceSource):
     gpu_type: str = "t4"
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read the trace."""
+        """The jobs of the trace, as a workload."""
         del seed
         profiles = read_profiles(base / self.throughputs, gpu_type=self.gpu_type)
         return read_pollux(base / self.path, profiles, most_gpus=most_gpus(nodes))
@@ -155,7 +155,7 @@ class ElasticFlowTrace(TraceSource):
     gpu_type: str = ""
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read the trace."""
+        """The jobs of the trace, as a workload."""
         del seed
         curves = read_curves(base / self.throughputs)
         return read_elasticflow(base / self.path, curves, gpu_type=self.gpu_type, most_gpus=most_gpus(nodes))
@@ -173,7 +173,7 @@ class DurationTrace(TraceSource):
     speed_up: SpeedUp = None
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read the trace."""
+        """The jobs of the trace, as a workload."""
         del seed
         path, most = base / self.path, most_gpus(nodes)
         match self.format:
@@ -203,7 +203,7 @@ class HistoryTrace(TraceSource):
         return [*super().files(base), *([log] if _has_content(log) else [])]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Read the trace."""
+        """The jobs of the trace, as a workload."""
         del seed
         return read_history(base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
 
@@ -214,7 +214,7 @@ class GavelGenerator(TableSource, GavelWorkloadParameters):
     format: Literal["generate-gavel"]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw the jobs."""
+        """Jobs drawn at random from the seed, as a workload."""
         del nodes
         return gavel_jobs(self.table(base), self, seed)
 
@@ -236,7 +236,7 @@ class PolluxGenerator(Source, PolluxWorkloadParameters):
         return [] if self.throughputs is None else _files_of(base / self.throughputs)
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw the jobs."""
+        """Jobs drawn at random from the seed, as a workload."""
         del nodes
         folder = self.throughputs
         if folder is None:
@@ -250,7 +250,7 @@ class ShockwaveGenerator(TableSource, ShockwaveWorkloadParameters):
     format: Literal["generate-shockwave"]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw the jobs."""
+        """Jobs drawn at random from the seed, as a workload."""
         del nodes
         return shockwave_jobs(self.table(base), self, seed)
 
@@ -261,7 +261,7 @@ class ThemisGenerator(TableSource, ThemisWorkloadParameters):
     format: Literal["generate-themis"]
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """Draw the jobs."""
+        """Jobs drawn at random from the seed, as a workload."""
         del nodes
         return themis_apps(self.table(base), self, seed)
 

@@ -84,7 +84,7 @@ class BusyStoreError(StoreError):
 
 
 class UnknownJobError(StoreError):
-    """No job has that uid."""
+    """The store has no job of that uid."""
 
     def __init__(self, path: Path, uid: str) -> None:
         super().__init__(f"{path}: no job has the uid {uid}; it must be taken in first")

@@ -95,7 +95,7 @@ class HistoryQueries(Connection):
         return self._decisions(condition, [number, number])
 
     def recent_rounds(self, limit: int = 100) -> list[RoundRecord]:
-        """The latest rounds."""
+        """The latest rounds, newest first."""
         rows = self._rows(
             "SELECT round, at, policy, parameters, decide_seconds, summary FROM rounds ORDER BY round DESC LIMIT ?",
             [limit],
@@ -110,7 +110,7 @@ class HistoryQueries(Connection):
         return [ThroughputRecord(*row) for row in self._rows(_THROUGHPUT, [uid, limit])]
 
     def speeds(self) -> list[SpeedRecord]:
-        """All stored speeds."""
+        """All stored speeds, steps per second."""
         rows = self._rows("SELECT subject, gpu_type, spread, co_runner, steps_per_second, at FROM speeds")
         return [
             SpeedRecord(subject, gpu_type, tuple(json.loads(spread)), co_runner or None, speed, at)

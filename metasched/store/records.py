@@ -16,18 +16,18 @@ from metasched.core.reasons import Reason
 
 
 class EndCause(enum.StrEnum):
-    """Why a run ended."""
+    """The cause of a run's end, as stored."""
 
     PREEMPTED = "preempted"  # we asked it to stop, for others
     RESIZED = "resized"  # we asked it to stop, to restart it elsewhere or at another size
-    DEAF = "deaf"  # we asked it to stop, it did not, and was ended from outside
+    UNRESPONSIVE = "deaf"  # we asked it to stop, it did not, and was ended from outside
     FINISHED = "finished"  # it was done
     FAILED = "failed"  # it ended for good without being done (failed, cancelled, out of time)
     LOST = "lost"  # it ended without our asking and the job goes on (a node lost, requeued by its owner)
     WITHDRAWN = "withdrawn"  # it was released and held again before it started
 
 
-OURS = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.DEAF})
+OURS = frozenset({EndCause.PREEMPTED, EndCause.RESIZED, EndCause.UNRESPONSIVE})
 """Causes that count as a preemption."""
 
 

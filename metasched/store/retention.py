@@ -60,7 +60,7 @@ _ON_REQUEST = {
 
 
 class Retention(Connection):
-    """Deletes old rows."""
+    """Deletes rows that are older than the retention time."""
 
     _snapshot_bytes: float | None = None  # of all committed snapshots; None: not counted yet
 

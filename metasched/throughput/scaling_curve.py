@@ -61,7 +61,7 @@ class PowerLaw:
     exponent: float
 
     def at(self, gpus: int) -> float:
-        """Steps per second."""
+        """Steps per second on so many GPUs."""
         return math.pow(gpus / self.gpus, self.exponent)
 
 
@@ -117,7 +117,7 @@ class ScalingTraining:
         return Pace(rate if co_runner is None else rate * COLOCATED_FRACTION, math.inf)
 
     def known(self, done: float) -> Speed:
-        """The true speed."""
+        """The true speed, which simulated policies see."""
         del done
         return self.speed
 

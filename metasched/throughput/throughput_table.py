@@ -100,7 +100,7 @@ class Table:
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """The models, sorted."""
+        """The names of the models, sorted."""
         return tuple(sorted({model for model, _ in self.job_types}))
 
     def sheet(self, gpu_type: str, spread: tuple[int, ...]) -> str:

@@ -143,7 +143,7 @@ def test_a_deaf_trainer_is_requeued_after_its_grace(tmp_path):
     asked = site.slurm.now
     site.run_until(done(site, second))
     assert site.slurm.now >= asked + site.config.schedule.grace_seconds
-    assert causes(site, deaf)[0] is EndCause.DEAF
+    assert causes(site, deaf)[0] is EndCause.UNRESPONSIVE
     site.run_until(done(site, deaf))
     site.close()
 

@@ -16,8 +16,8 @@ def benchmarks():
 
 
 def command(path):
-    """The program's path in the repository, as the page's commands name it."""
-    return f"contrib/{path.parent.name}/{path.name}"
+    """The program's module, as the page's commands run it."""
+    return f"-m contrib.{path.parent.name}.{path.stem}"
 
 
 def test_the_search_finds_benchmarks():
@@ -36,7 +36,7 @@ def test_every_benchmark_is_listed_with_its_command(path):
 
 def test_the_page_lists_no_benchmark_that_is_not_there():
     """Every program that the page runs exists."""
-    assert set(re.findall(r"contrib/(?:benchmarks|reproductions)/\w+\.py", PAGE)) == {
+    assert set(re.findall(r"-m contrib\.(?:benchmarks|reproductions)\.\w+", PAGE)) == {
         command(path) for path in benchmarks()
     }
 

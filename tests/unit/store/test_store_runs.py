@@ -67,7 +67,7 @@ def test_service_is_folded_by_type(store):
     run(store, 1, TWO, (110.0, 120.0), EndCause.PREEMPTED)
     run(store, 2, FOUR, (130.0, 140.0), EndCause.RESIZED)
     run(store, 3, TWO, (150.0, 155.0), EndCause.LOST)
-    run(store, 4, CPU, (160.0, 170.0), EndCause.DEAF)
+    run(store, 4, CPU, (160.0, 170.0), EndCause.UNRESPONSIVE)
     job = store.job(UID)
     assert job.attained == {"v100": 30.0, "k80": 40.0, "": 20.0}
     assert job.ran_seconds == 35.0
@@ -156,7 +156,7 @@ def test_start_without_release_is_a_run(store):
     """A start that nobody here asked for is kept as a run and counts as service."""
     assert store.run_started(UID, 1, 110.0, TWO)
     assert store.job(UID).current.released is None
-    store.run_ended(UID, 1, 120.0, EndCause.DEAF)
+    store.run_ended(UID, 1, 120.0, EndCause.UNRESPONSIVE)
     assert store.job(UID).attained == {"v100": 20.0}
 
 
@@ -211,7 +211,7 @@ def test_any_history_adds_up(tmp_path_factory, history):
     assert dict(job.attained) == {key: value for key, value in expected.items() if value}
     assert job.ran_seconds == sum(seconds for _, _, seconds, _, _ in history)
     assert job.preemptions == sum(
-        cause in {EndCause.PREEMPTED, EndCause.RESIZED, EndCause.DEAF} for _, _, _, cause, _ in history
+        cause in {EndCause.PREEMPTED, EndCause.RESIZED, EndCause.UNRESPONSIVE} for _, _, _, cause, _ in history
     )
 
 
