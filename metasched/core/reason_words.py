@@ -119,7 +119,7 @@ def _exceeds_nodes(gpus: int, gpu_types: Sequence[str], nodes: int | None, cpus:
     return f"{_EMPTY} could not give it {counted(gpus, 'GPU')}{_kind(gpu_types)}"
 
 
-def _exceeds_beside_fixed(gpus: int, gpu_types: Sequence[str]) -> str:
+def _exceeds_preemptible(gpus: int, gpu_types: Sequence[str]) -> str:
     needed = f"{counted(gpus, 'GPU')}{_kind(gpu_types)}"
     return f"beside jobs that cannot be preempted, the nodes that accept jobs could not give it {needed}"
 
@@ -183,7 +183,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.UNEVEN_SPREAD: _uneven_spread,
     Code.NO_NODE_ACCEPTS: _no_node_accepts,
     Code.EXCEEDS_NODES: _exceeds_nodes,
-    Code.EXCEEDS_NODES_BESIDE_FIXED: _exceeds_beside_fixed,
+    Code.EXCEEDS_PREEMPTIBLE_NODES: _exceeds_preemptible,
     Code.RESERVATION_AHEAD: _reservation_ahead,
     Code.SUSPENDED_RESOURCES_TAKEN: lambda nodes: (
         f"it is suspended on {', '.join(nodes)}, cannot move, and there its resources are taken"
@@ -196,11 +196,11 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.PLACE_TAKEN: "the place where it is to be was taken",
     Code.SHARES_GPUS: "it runs on the same GPUs as job {co_runner}",
     Code.CO_RUNNER_CUT: "the job whose GPUs it was to share does not get all of them",
-    Code.CO_RUNNER_NO_ROOM: "is to share the GPUs of job {co_runner}, but there is no room for both",
+    Code.CO_RUNNER_DOES_NOT_FIT: "is to share the GPUs of job {co_runner}, but the nodes cannot hold both",
     Code.CO_RUNNER_UNPLACED: "is to share the GPUs of job {co_runner}, which has no place either",
     Code.CO_RUNNER_SUSPENDED: "it cannot share GPUs with job {co_runner} while one of them is suspended",
     Code.CO_RUNNER_FIXED: "neither it nor job {co_runner} can move",
-    Code.NO_ROOM_WITH_CO_RUNNER: "there is no room for it beside job {co_runner}",
+    Code.DOES_NOT_FIT_WITH_CO_RUNNER: "the nodes of job {co_runner} cannot hold it too",
     Code.NO_NODES_SUIT_PAIR: "no nodes suit both it and job {co_runner}",
     Code.QUEUE_POSITION: _queue_position,
     Code.PRIORITY_POSITION: _priority_position,

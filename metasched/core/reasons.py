@@ -58,7 +58,7 @@ class Code(enum.StrEnum):
     UNEVEN_SPREAD = "uneven_spread", "The GPUs cannot be spread evenly over the nodes that the job asks for."
     NO_NODE_ACCEPTS = "no_node_accepts", "No node that suits the job accepts jobs now."
     EXCEEDS_NODES = "exceeds_nodes", "The nodes that accept jobs could not hold the job even if they were empty."
-    EXCEEDS_NODES_BESIDE_FIXED = "exceeds_nodes_beside_fixed", "Jobs that cannot be preempted leave too few GPUs."
+    EXCEEDS_PREEMPTIBLE_NODES = "exceeds_preemptible_nodes", "Jobs that cannot be preempted leave too few GPUs."
     RESERVATION_AHEAD = "reservation_ahead", "A reservation begins on suitable nodes before the job's time limit ends."
     SUSPENDED_RESOURCES_TAKEN = "suspended_resources_taken", "The resources of the suspended job's nodes are taken."
 
@@ -73,11 +73,14 @@ class Code(enum.StrEnum):
     # Two jobs on the same GPUs: placement.
     SHARES_GPUS = "shares_gpus", "The job runs on the same GPUs as a co-runner."
     CO_RUNNER_CUT = "co_runner_cut", "A quota cuts the job whose GPUs this one was to share."
-    CO_RUNNER_NO_ROOM = "co_runner_no_room", "The co-runner is placed where both together do not fit."
+    CO_RUNNER_DOES_NOT_FIT = "co_runner_does_not_fit", "The co-runner is placed where both together do not fit."
     CO_RUNNER_UNPLACED = "co_runner_unplaced", "The co-runner has no placement either."
     CO_RUNNER_SUSPENDED = "co_runner_suspended", "One of the two jobs is suspended, so they cannot share GPUs."
     CO_RUNNER_FIXED = "co_runner_fixed", "Neither of the two jobs can be moved to the other."
-    NO_ROOM_WITH_CO_RUNNER = "no_room_with_co_runner", "The job does not fit on the nodes of a fixed co-runner."
+    DOES_NOT_FIT_WITH_CO_RUNNER = (
+        "does_not_fit_with_co_runner",
+        "The job does not fit on the nodes of a fixed co-runner.",
+    )
     NO_NODES_SUIT_PAIR = "no_nodes_suit_pair", "No nodes suit both jobs of a pair."
 
     # A policy's order.

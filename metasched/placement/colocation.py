@@ -115,7 +115,7 @@ class CoRunnerPairs:
             return Reason.of(Code.NO_NODES_SUIT_PAIR, co_runner=host.slurm_job_id)
         if is_pinned(host):
             self.pinned_hosts[guest.uid] = host.uid
-            self.unpaired[guest.uid] = Reason.of(Code.NO_ROOM_WITH_CO_RUNNER, co_runner=host.slurm_job_id)
+            self.unpaired[guest.uid] = Reason.of(Code.DOES_NOT_FIT_WITH_CO_RUNNER, co_runner=host.slurm_job_id)
         elif is_pinned(guest):
             self.pinned_hosts[host.uid] = guest.uid
         else:

@@ -254,7 +254,7 @@ class _Placer:
         job, free = self.order.job[grant.uid], self.assignments.free
         if grant.co_runner is not None:
             host = self.order.job[grant.co_runner]
-            code = Code.CO_RUNNER_NO_ROOM if host.uid in self.assignments.placed else Code.CO_RUNNER_UNPLACED
+            code = Code.CO_RUNNER_DOES_NOT_FIT if host.uid in self.assignments.placed else Code.CO_RUNNER_UNPLACED
             return self.co_runner_pairs.unpaired.get(job.uid) or Reason.of(code, co_runner=host.slurm_job_id)
         if job.uid in self.assignments.retained and job.placement is not None:
             return explanations.suspended(job.placement)

@@ -310,7 +310,7 @@ def _decision(
                 held = Grant(job.uid, job.gpus, Reason(Code.NO_NODE_AGAIN), gpu_type=place.gpu_type)
                 fallback.append((0.0, held))
                 continue
-            waits[job.uid] = _exceeds(job, beside_fixed=job.uid in inputs.displaced)
+            waits[job.uid] = _exceeds(job, displaced=job.uid in inputs.displaced)
             continue
         priority = of.get((job.uid,), {})
         best = max(inputs.worker_types(job.uid), key=lambda kind: priority.get(kind, 0.0))
@@ -349,10 +349,10 @@ def _with(host: Job) -> Reason:
     return Reason.of(Code.SHARES_GPUS, co_runner=host.slurm_job_id)
 
 
-def _exceeds(job: Job, *, beside_fixed: bool) -> Reason:
+def _exceeds(job: Job, *, displaced: bool) -> Reason:
     """Why no nodes could run a job."""
-    if beside_fixed:
-        return Reason.of(Code.EXCEEDS_NODES_BESIDE_FIXED, gpus=job.gpus, gpu_types=job.gpu_types)
+    if displaced:
+        return Reason.of(Code.EXCEEDS_PREEMPTIBLE_NODES, gpus=job.gpus, gpu_types=job.gpu_types)
     return Reason.of(Code.EXCEEDS_NODES, gpus=job.gpus, gpu_types=job.gpu_types, nodes=None, cpus=None)
 
 

@@ -65,25 +65,25 @@ class Ares(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Advance the reference system to now, then serve the jobs by virtual finish time."""
-        room = CapacityPool(snapshot)
-        queue = FairFinishQueue.after(state, snapshot, partial(demand, room, snapshot))
-        return _Round(self.parameters, snapshot, room, queue).decision(), queue.state()
+        capacity_pool = CapacityPool(snapshot)
+        queue = FairFinishQueue.after(state, snapshot, partial(demand, capacity_pool, snapshot))
+        return _Round(self.parameters, snapshot, capacity_pool, queue).decision(), queue.state()
 
 
-def demand(room: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
+def demand(capacity_pool: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
     """GPU-seconds that a job still needs on its requested GPUs, of average speed; None where not known (section 3.5).
 
     From its remaining steps and its known speed at the requested size, or else its speed as measured where it runs now.
     Where its steps are not known, from the service predicted for it.
 
     Args:
-        room: capacity of the snapshot's nodes.
+        capacity_pool: capacity of the snapshot's nodes.
         snapshot: the round's.
         job: one of its jobs.
     """
     steps = job.remaining_steps
     if steps is not None:
-        scaling = Scaling(job, room.shape(job), 1.0)
+        scaling = Scaling(job, capacity_pool.shape(job), 1.0)
         speeds = {kind: scaling.speed(kind, job.gpus) for kind in scaling.shape.widest}
         known = {kind: speed for kind, speed in speeds.items() if speed}
         if known:
@@ -100,11 +100,11 @@ class _Round:
     """One round: the capacity, the queue, and what jobs have been given so far."""
 
     def __init__(
-        self, parameters: AresParameters, snapshot: Snapshot, room: CapacityPool, queue: FairFinishQueue
+        self, parameters: AresParameters, snapshot: Snapshot, capacity_pool: CapacityPool, queue: FairFinishQueue
     ) -> None:
         self.parameters = parameters
         self.nodes = snapshot.node
-        self.room = room
+        self.capacity_pool = capacity_pool
         self.queue = queue
         self.now = snapshot.now
         self.capacity = sum(snapshot.capacity.values())
@@ -130,8 +130,10 @@ class _Round:
         if self.parameters.explore:
             self._explore()
         for job in self.without_gpus:
-            if job.uid not in self.room.assigned and (holds_unassignable_nodes(job, self.nodes) or self._runs(job)):
-                self.room.assign(job, GpuAmount(0, CPU_ONLY))
+            if job.uid not in self.capacity_pool.assigned and (
+                holds_unassignable_nodes(job, self.nodes) or self._runs(job)
+            ):
+                self.capacity_pool.assign(job, GpuAmount(0, CPU_ONLY))
         in_pool = [job for job in self.unknown if job.uid in served]
         others = [job for job in self.unknown if job.uid not in served]
         reasons = [(job, POOL) for job in in_pool]
@@ -145,21 +147,23 @@ class _Round:
 
     def _serve(self, job: Job) -> None:
         """Give a job the GPU type and size at which it is fastest; among equals, its current type."""
-        room = self.room
-        if job.uid in room.assigned or (room.exhausted and not holds_unassignable_nodes(job, self.nodes)):
+        capacity_pool = self.capacity_pool
+        if job.uid in capacity_pool.assigned or (
+            capacity_pool.exhausted and not holds_unassignable_nodes(job, self.nodes)
+        ):
             return
-        scaling = Scaling(job, room.shape(job), self.parameters.alpha)
+        scaling = Scaling(job, capacity_pool.shape(job), self.parameters.alpha)
         options = [] if (kept := self._kept(job)) is None else [kept]
         for kind in scaling.shape.widest:
-            options += islice((one for one in scaling.amounts(kind) if room.fits(job, one.share)), 1)
+            options += islice((one for one in scaling.amounts(kind) if capacity_pool.fits(job, one.share)), 1)
         if options:
             best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.kind)))
             self.given[job.uid] = best
-            room.assign(job, best.share)
+            capacity_pool.assign(job, best.share)
 
     def _left(self, job: Job, kind: str) -> int:
         """Further GPUs of a type that are left for the job."""
-        return self.room.unassigned_gpus(self.room.node_set(job, kind))
+        return self.capacity_pool.unassigned_gpus(self.capacity_pool.node_set(job, kind))
 
     def _type_preference(self, job: Job, kind: str) -> tuple[bool, int, int, str]:
         """Sort key of a GPU type, larger is better: current or last type, the job's own order, most GPUs left."""
@@ -173,7 +177,7 @@ class _Round:
         if place is None or not holds_unassignable_nodes(job, self.nodes):
             return None
         kind = place.gpu_type or CPU_ONLY
-        if not self.room.fits(job, GpuAmount(place.gpus, kind)):
+        if not self.capacity_pool.fits(job, GpuAmount(place.gpus, kind)):
             return None
         known = None if job.speed is None else job.speed.steps_per_second(kind, place.spread)
         return Amount(kind, place.gpus, job.steps_per_second if known is None else known)
@@ -182,22 +186,22 @@ class _Round:
         for job in self.known:
             given = self.given.get(job.uid)
             if given is not None and (left := self._left(job, given.kind)) > 0:
-                scaling = Scaling(job, self.room.shape(job), self.parameters.alpha)
+                scaling = Scaling(job, self.capacity_pool.shape(job), self.parameters.alpha)
                 more = grown(scaling, given, given.gpus + left)
-                if more is not None and self.room.assign(job, more.share):
+                if more is not None and self.capacity_pool.assign(job, more.share):
                     self.given[job.uid] = more
 
     def _explore(self) -> None:
         """Grow jobs to sizes without a known speed: jobs of the queue, and those whose profiling runs precede it."""
         tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
-            share = self.room.assigned.get(job.uid)
+            share = self.capacity_pool.assigned.get(job.uid)
             if share is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
                 continue
             if (left := self._left(job, share.gpu_type)) > 0:
-                scaling = Scaling(job, self.room.shape(job), self.parameters.alpha)
+                scaling = Scaling(job, self.capacity_pool.shape(job), self.parameters.alpha)
                 more = scaling.unknown(share.gpu_type, share.gpus + left)
-                if more is not None and more.gpus > share.gpus and self.room.assign(job, more.share):
+                if more is not None and more.gpus > share.gpus and self.capacity_pool.assign(job, more.share):
                     self.exploring.add(job.uid)
 
     # -- the pool -------------------------------------------------------------------------------------------------
@@ -210,14 +214,14 @@ class _Round:
         ``turn_seconds`` ago.
         """
         left = math.ceil(self._pool() - CLOSE)
-        stay = {job.uid for job in self.unknown if job.uid in self.room.assigned}
+        stay = {job.uid for job in self.unknown if job.uid in self.capacity_pool.assigned}
         served = set(stay)
-        left -= sum(self.room.assigned[uid].gpus for uid in served)
+        left -= sum(self.capacity_pool.assigned[uid].gpus for uid in served)
         for job in sorted(self.unknown, key=lambda job: not self._began_recently(job)):
             due = job.uid not in served and (self._began_recently(job) or self.queue.deficit(job) >= 0)
             if due and self._serve_up_to_requested(job, max(left, job.min_gpus) if served == stay else left):
                 served.add(job.uid)
-                left -= self.room.assigned[job.uid].gpus
+                left -= self.capacity_pool.assigned[job.uid].gpus
         return served
 
     def _pool(self) -> float:
@@ -232,20 +236,20 @@ class _Round:
 
     def _serve_up_to_requested(self, job: Job, most: int) -> bool:
         """Give a job up to its requested GPUs, at most ``most``, if that is more than it has; whether it was given."""
-        room = self.room
-        share = room.assigned.get(job.uid)
+        capacity_pool = self.capacity_pool
+        share = capacity_pool.assigned.get(job.uid)
         kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
         if share is not None and (is_non_preemptible(job) or gpus >= job.gpus):
             return False
-        scaling = Scaling(job, room.shape(job), self.parameters.alpha)
+        scaling = Scaling(job, capacity_pool.shape(job), self.parameters.alpha)
         kinds = sorted(scaling.shape.widest, key=lambda kind: self._type_preference(job, kind), reverse=True)
         options = [one for other in kinds if kind in (None, other) for one in scaling.up_to_requested(other)]
         if kind is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
-        found = [one for one in options if gpus < one.gpus <= most and room.fits(job, one.share)]
+        found = [one for one in options if gpus < one.gpus <= most and capacity_pool.fits(job, one.share)]
         if found:
             best = max(found, key=lambda one: one.gpus)  # the first of them
-            room.assign(job, best.share)
+            capacity_pool.assign(job, best.share)
         return bool(found)
 
     # -- the decision ---------------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ class _Round:
     def _answer(self, reasons: Sequence[tuple[Job, Reason]]) -> Decision:
         grants, fallback, waits = [], [], {}
         for job, reason in reasons:
-            share = self.room.assigned.get(job.uid)
+            share = self.capacity_pool.assigned.get(job.uid)
             if share is not None:
                 told = reason.and_also(EXPLORES) if job.uid in self.exploring else reason
                 grants.append(self._grant(job, share, told))
@@ -268,14 +272,14 @@ class _Round:
         gpus, kind = share
         if is_non_preemptible(job) or gpus <= job.min_gpus:
             return Grant(job.uid, gpus, reason, gpus, kind or None)
-        spread = self.room.shape(job).consolidated(kind, gpus)
+        spread = self.capacity_pool.shape(job).consolidated(kind, gpus)
         held = len(job.placement.nodes) if job.placement is not None else 0
         most = max(len(spread), held) if spread is not None else None
         return Grant(job.uid, gpus, reason, job.min_gpus, kind or None, max_nodes=most)
 
     def _runs(self, job: Job) -> Amount | None:
         """The first size up to the requested GPUs at which the job could run on an empty cluster; None for none."""
-        shape = self.room.shape(job)
+        shape = self.capacity_pool.shape(job)
         if not job.gpus:
             return None if shape.consolidated("", 0) is None else Amount("", 0, None)
         scaling = Scaling(job, shape, self.parameters.alpha)

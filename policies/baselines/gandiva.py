@@ -58,27 +58,27 @@ class Gandiva(TimeSharePolicy):
         if wanted <= sum(inputs.capacity.values()) or not inputs.sharing:
             parts = equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs])
             return parts, {**memory, "pairs": [list(pair) for pair in kept]}
-        chance = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
+        rng = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
         paired = {uid for pair in kept for uid in pair}
         single = [job for job in inputs.jobs if job.uid not in paired and not job.whole_gpus]
         alone = [job for job in inputs.jobs if job.whole_gpus]
         for _ in range(len(single)):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
-            one, other = chance.sample(single, 2)
+            one, other = rng.sample(single, 2)
             if one.gpus == other.gpus and _common(inputs, one, other):
                 single.remove(one)
                 single.remove(other)
                 kept.append((one.uid, other.uid) if _before(one, other) else (other.uid, one.uid))
         who = [*((pair, jobs[pair[0]].gpus) for pair in kept), *(((job.uid,), job.gpus) for job in (*single, *alone))]
-        return equal_shares(inputs, who), {"pairs": [list(pair) for pair in kept], "used": chance.used}
+        return equal_shares(inputs, who), {"pairs": [list(pair) for pair in kept], "used": rng.used}
 
     def _pays(self, inputs: AllocationInputs, one: Job, other: Job) -> bool:
         """Whether a pair reaches ``least_gain``; speeds that are not known count as time-slicing."""
         gains = []
         for kind in _common(inputs, one, other):
-            for job, beside in ((one, other), (other, one)):
-                together, alone = inputs.colocated_speed(job, beside, kind), inputs.speed(job, kind)
+            for job, co_runner in ((one, other), (other, one)):
+                together, alone = inputs.colocated_speed(job, co_runner, kind), inputs.speed(job, kind)
                 if together == 0.0:
                     return False
                 if self.parameters.time_slices:

@@ -35,7 +35,7 @@ class GavelFifoParameters(TimeShareParameters):
     @model_validator(mode="after")
     def _one_or_the_other(self) -> Self:
         if self.aware and self.as_published:
-            message = "as_published is about types chosen by chance: set aware = false with it"
+            message = "as_published is about types drawn at random: set aware = false with it"
             raise ValueError(message)
         return self
 
@@ -54,15 +54,15 @@ class GavelFifo(TimeSharePolicy):
             line = _Line(inputs, {})
             line.serve(lambda job, kinds: max(kinds, key=lambda kind: inputs.speed(job, kind) or 0.0))
             return alone({uid: {kind: 1.0} for uid, kind in line.taken.items()}), memory
-        chance = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
+        rng = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
         before: Mapping[str, str] = memory.get("taken", {})
         if self.parameters.as_published:
-            taken = _slip(inputs, before, chance)
+            taken = _slip(inputs, before, rng)
         else:
             line = _Line(inputs, before)
-            line.serve(lambda _, kinds: kinds[chance.randrange(len(kinds))])
+            line.serve(lambda _, kinds: kinds[rng.randrange(len(kinds))])
             taken = line.taken
-        return alone({uid: {kind: 1.0} for uid, kind in taken.items()}), {"taken": taken, "used": chance.used}
+        return alone({uid: {kind: 1.0} for uid, kind in taken.items()}), {"taken": taken, "used": rng.used}
 
 
 class _Line:
@@ -96,7 +96,7 @@ class _Line:
         self.free[kind] -= job.gpus
 
 
-def _slip(inputs: AllocationInputs, before: Mapping[str, str], chance: SeededRng) -> dict[str, str]:
+def _slip(inputs: AllocationInputs, before: Mapping[str, str], rng: SeededRng) -> dict[str, str]:
     """The GPU type of each job by the slip of the public code (see ``as_published``)."""
     jobs = {job.uid: job for job in inputs.jobs}
     free = dict(inputs.capacity)
@@ -116,7 +116,7 @@ def _slip(inputs: AllocationInputs, before: Mapping[str, str], chance: SeededRng
         roomy = [kind for kind in listed if free[kind] >= job.gpus]
         if not roomy:
             break
-        drawn, chosen = roomy[chance.randrange(len(roomy))], listed[-1]
+        drawn, chosen = roomy[rng.randrange(len(roomy))], listed[-1]
         if chosen in inputs.gpus_per_node[job.uid]:
             taken[job.uid] = chosen
             free[chosen] -= job.gpus

@@ -68,7 +68,7 @@ class Allocator:
         self.snapshot = snapshot
         self.queue = queue
         self.elastic = elastic
-        self.room = CapacityPool(snapshot, is_retained)
+        self.pool = CapacityPool(snapshot, is_retained)
         self._sizes: dict[tuple[ShapeCapacity, int, int], Mapping[str, tuple[int, ...]]] = {}
 
     def decision(self, order: Callable[[Job], Reason | None], behind: Mapping[str, str | None] | None) -> Decision:
@@ -84,7 +84,7 @@ class Allocator:
             more = order(job)
             facts = (("position", position), ("length", length))
             reason = Reason(Code.QUEUE_POSITION, facts, () if more is None else (more,))
-            share = self.room.assigned.get(job.uid)
+            share = self.pool.assigned.get(job.uid)
             least = self.least(job)
             if share is not None:
                 at_least = (
@@ -113,7 +113,7 @@ class Allocator:
 
         A job without GPUs has the one amount 0 where enough nodes could hold it.
         """
-        key = (self.room.shape(job), self.least(job), job.max_gpus)
+        key = (self.pool.shape(job), self.least(job), job.max_gpus)
         if key not in self._sizes:
             self._sizes[key] = self._find_sizes(job)
         return self._sizes[key]
@@ -121,7 +121,7 @@ class Allocator:
     def _find_sizes(self, job: Job) -> Mapping[str, tuple[int, ...]]:
         sizes = {}
         uneven = self.snapshot.uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
-        for gpu_type, units_of in self.room.shape(job).units.items():
+        for gpu_type, units_of in self.pool.shape(job).units.items():
             most = job.max_gpus if self.elastic else job.gpus
             amounts = range(self.least(job), min(most, sum(units_of)) + 1)
             found = list(amounts) if uneven else _even(job, amounts, units_of)
@@ -144,10 +144,10 @@ class Allocator:
         heads: dict[Kind, str] = {}
         behind: dict[str, str | None] = {}
         for job in self.queue:
-            if job.uid in self.room.assigned or self._keep_type(job, heads):
+            if job.uid in self.pool.assigned or self._keep_type(job, heads):
                 continue
             options = self.options(job)
-            if any(self.room.assign(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
+            if any(self.pool.assign(job, share, within(heads, share.gpu_type)) for share in options) or not strict:
                 continue
             kinds = [self.kind(job, share.gpu_type) for share in options]
             ahead = (slurm_job_id for mine in kinds for theirs, slurm_job_id in heads.items() if compete(mine, theirs))
@@ -159,7 +159,7 @@ class Allocator:
 
     def kind(self, job: Job, gpu_type: str) -> Kind:
         """What it competes for when it is to have GPUs (CPU-only: nodes) of a type."""
-        return gpu_type, self.room.node_set(job, gpu_type)
+        return gpu_type, self.pool.node_set(job, gpu_type)
 
     def _keep_type(self, job: Job, heads: Iterable[Kind]) -> bool:
         """Give a job that holds its minimum the same again: the first of its options, without a look at the others."""
@@ -167,7 +167,7 @@ class Allocator:
         if held is None or held.gpus != self.least(job) or not job.active:
             return False
         share = GpuAmount(held.gpus, held.gpu_type or CPU_ONLY)
-        return self.room.assign(job, share, within(heads, share.gpu_type))
+        return self.pool.assign(job, share, within(heads, share.gpu_type))
 
     def options(self, job: Job) -> list[GpuAmount]:
         """The minimum in each type: first the type that it has or had, then by its own order, else most free first."""
@@ -189,15 +189,15 @@ class Allocator:
 
     def left(self, job: Job, gpu_type: str) -> int:
         """GPUs of a type that are left to give to jobs like this."""
-        return self.room.unassigned_gpus(self.room.node_set(job, gpu_type))
+        return self.pool.unassigned_gpus(self.pool.node_set(job, gpu_type))
 
     def grow(self, job: Job, goal: int) -> None:
         """Give a served job the largest amount up to a goal that is left in its type."""
-        share = self.room.assigned.get(job.uid)
+        share = self.pool.assigned.get(job.uid)
         if share is None or share.gpus >= goal or is_non_preemptible(job):
             return
         for gpus in reversed(self.sizes(job).get(share.gpu_type, ())):
-            if share.gpus < gpus <= goal and self.room.assign(job, GpuAmount(gpus, share.gpu_type)):
+            if share.gpus < gpus <= goal and self.pool.assign(job, GpuAmount(gpus, share.gpu_type)):
                 return
 
     # -- reasons --------------------------------------------------------------------------------------------------
@@ -209,12 +209,12 @@ class Allocator:
 
     def missing(self, job: Job) -> Reason:
         """What the job waits for at least, and how much of that is left."""
-        reaches = [self.room.node_set(job, gpu_type) for gpu_type in self.sizes(job)]
-        cpus = sum(max(self.room.unassigned_cpus(reach), 0) for reach in reaches)
+        reaches = [self.pool.node_set(job, gpu_type) for gpu_type in self.sizes(job)]
+        cpus = sum(max(self.pool.unassigned_cpus(reach), 0) for reach in reaches)
         if not job.gpus:
             nodes, memory = job.nodes or 1, job.node_memory(0)
             return Reason.of(Code.WAITS_FOR_CPUS, nodes=nodes, cpus=job.node_cpus(0), memory=memory, cpus_free=cpus)
-        gpus, left = self.least(job), sum(max(self.room.unassigned_gpus(reach), 0) for reach in reaches)
+        gpus, left = self.least(job), sum(max(self.pool.unassigned_gpus(reach), 0) for reach in reaches)
         waits = Reason.of(Code.WAITS_FOR_GPUS, gpus=gpus, gpu_types=job.gpu_types, free=left)
         need = gpus * job.cpus_per_unit
         return waits if cpus >= need else waits._replace(facts=(*waits.facts, ("cpus", need), ("cpus_free", cpus)))

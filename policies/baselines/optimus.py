@@ -47,7 +47,7 @@ class _Growth:
     """Who gains how much by more GPUs."""
 
     def __init__(self, allocator: Allocator) -> None:
-        self.outlook = Outlook(allocator.room)
+        self.outlook = Outlook(allocator.pool)
         self.allocator = allocator
 
     def knows(self, job: Job) -> bool:
@@ -70,7 +70,7 @@ class _Growth:
             look(position)
         while heap:
             _, position, share = heapq.heappop(heap)
-            if self.allocator.room.assign(jobs[position], share):
+            if self.allocator.pool.assign(jobs[position], share):
                 look(position)
 
     def ends_blind(self, job: Job) -> bool:
@@ -92,7 +92,7 @@ class _Growth:
 
     def _step(self, job: Job) -> tuple[GpuAmount, GpuAmount] | None:
         """What it has been given, and the next larger amount."""
-        share = self.allocator.room.assigned.get(job.uid)
+        share = self.allocator.pool.assigned.get(job.uid)
         if share is None or is_non_preemptible(job):
             return None
         gpus = next((n for n in self.allocator.sizes(job).get(share.gpu_type, ()) if n > share.gpus), None)

@@ -9,14 +9,14 @@ from metasched.core.model import Job
 class Outlook:
     """Known consolidated speeds, and remaining times that follow from them, on the nodes that suit each job."""
 
-    def __init__(self, room: CapacityPool) -> None:
-        self.room = room
+    def __init__(self, pool: CapacityPool) -> None:
+        self.pool = pool
 
     def speed(self, job: Job, gpu_type: str, gpus: int) -> float | None:
         """Steps per second on so many GPUs of a type; None where it is not known, or no nodes hold them."""
         if job.speed is None or gpus < 1:
             return None
-        spread = self.room.shape(job).consolidated(gpu_type, gpus)
+        spread = self.pool.shape(job).consolidated(gpu_type, gpus)
         return None if spread is None else job.speed.steps_per_second(gpu_type, spread)
 
     def remaining_seconds(self, job: Job) -> float | None:
@@ -28,13 +28,13 @@ class Outlook:
         steps = job.remaining_steps
         if steps is None:
             return None
-        shape = self.room.shape(job)
+        shape = self.pool.shape(job)
         speeds = [self.speed(job, kind, gpus) for kind in shape.widest if (gpus := self._most(job, kind)) is not None]
         speed = max((known or 0.0 for known in speeds), default=0.0) or job.steps_per_second
         return steps / speed if speed else None
 
     def _most(self, job: Job, gpu_type: str) -> int | None:
         """The most GPUs of a type up to the request that nodes hold; None where they do not hold the minimum."""
-        shape = self.room.shape(job)
+        shape = self.pool.shape(job)
         amounts = range(job.gpus, job.min_gpus - 1, -1)
         return next((gpus for gpus in amounts if shape.consolidated(gpu_type, gpus) is not None), None)

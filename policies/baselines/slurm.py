@@ -67,20 +67,20 @@ class Slurm(Policy):
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
         """What live jobs have had is all the usage that we know of."""
-        ledger = _Ledger(snapshot.now)
-        ledger.charge(snapshot, self.parameters.half_life_seconds)
-        return ledger.state()
+        usage = _UsageRecord(snapshot.now)
+        usage.charge(snapshot, self.parameters.half_life_seconds)
+        return usage.state()
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Charge usage, order the queue, start what fits, and backfill."""
-        ledger = _Ledger.of(state) or _Ledger(snapshot.now)
-        ledger.charge(snapshot, self.parameters.half_life_seconds)
+        usage = _UsageRecord.of(state) or _UsageRecord(snapshot.now)
+        usage.charge(snapshot, self.parameters.half_life_seconds)
         shares = {job.account or "": job.fair_share for job in snapshot.jobs if job.fair_share is not None}
-        priority = self._priorities(snapshot, ledger.factors({_owner(job) for job in snapshot.jobs}, shares))
+        priority = self._priorities(snapshot, usage.factors({_owner(job) for job in snapshot.jobs}, shares))
         started = [job for job in snapshot.jobs if holds_or_is_released(job)]
         waiting = [job for job in snapshot.jobs if not holds_or_is_released(job)]
         waiting.sort(key=lambda job: (-priority[job.uid], job.submitted, job.uid))
-        return _Easy(snapshot, started, waiting, self.parameters).decision(), ledger.state()
+        return _Easy(snapshot, started, waiting, self.parameters).decision(), usage.state()
 
     def _priorities(self, snapshot: Snapshot, fair: Mapping[Owner, float]) -> Mapping[str, float]:
         given = self.parameters
@@ -100,7 +100,7 @@ def _owner(job: Job) -> Owner:
 
 
 @dataclass(slots=True)
-class _Ledger:
+class _UsageRecord:
     """Decayed usage.
 
     Attributes:
@@ -158,7 +158,7 @@ class _Ledger:
         return PolicyState(STATE_VERSION, data)
 
     @classmethod
-    def of(cls, state: PolicyState) -> _Ledger | None:
+    def of(cls, state: PolicyState) -> _UsageRecord | None:
         """What ``state`` wrote; None for anything else."""
         if state.version != STATE_VERSION:
             return None
@@ -224,11 +224,11 @@ class _Easy:
     def _reserve(self, job: Job, share: GpuAmount) -> _Reservation:
         """When so much will be free of that kind, by everybody's time limit."""
         kind = self.allocator.kind(job, share.gpu_type)
-        room, (gpu_type, reach) = self.allocator.room, kind
-        need = _units(room.costs(job, share), kind)
-        free = room.unassigned_cpus(reach) if gpu_type == CPU_ONLY else room.unassigned_gpus(reach)
+        pool, (gpu_type, reach) = self.allocator.pool, kind
+        need = _units(pool.costs(job, share), kind)
+        free = pool.unassigned_cpus(reach) if gpu_type == CPU_ONLY else pool.unassigned_gpus(reach)
         at = self.now
-        ends = sorted((self._end(one), _units(room.assigned_costs(one), kind)) for one in self.running)
+        ends = sorted((self._end(one), _units(pool.assigned_costs(one), kind)) for one in self.running)
         for end, units in ends:
             if free >= need and end > at:
                 break
@@ -242,7 +242,7 @@ class _Easy:
 
     def _start(self, job: Job, share: GpuAmount, turn: Reason) -> bool:
         """Grant it, if it fits and no reservation suffers: it is counted beside those that leave too little over."""
-        late, costs, ends = {}, self.allocator.room.costs(job, share), self._end(job)
+        late, costs, ends = {}, self.allocator.pool.costs(job, share), self._end(job)
         kept_free: NodeSet = 0
         for kind, reserved in self.reserved.items():
             units = _units(costs, kind) if ends > reserved.at else 0
@@ -250,7 +250,7 @@ class _Easy:
                 kept_free |= reserved.kind[1]
             elif units:
                 late[kind] = replace(reserved, extra=reserved.extra - units)
-        if not self.allocator.room.assign(job, share, kept_free):
+        if not self.allocator.pool.assign(job, share, kept_free):
             return False
         reason = turn if self._first(job, share) is None else turn.and_also(BACKFILLED)
         self.running.append(job)

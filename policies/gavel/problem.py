@@ -150,7 +150,7 @@ class Problem:
         """Numbers of the combination (class alone, pair, pool, part of a pool) and worker type of each variable."""
         pairs, pools = self.pairs, self.pooled
         runnable = (self.rates, pairs.first_rates + pairs.second_rates, pools.allowed, pools.rates)
-        found = [np.nonzero(chance) for chance in runnable]
+        found = [np.nonzero(types) for types in runnable]
         combinations = [who + start for (who, _), start in zip(found, (0, *self.offsets), strict=True)]
         return np.concatenate(combinations), np.concatenate([worker_type for _, worker_type in found])
 

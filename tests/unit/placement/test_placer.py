@@ -430,7 +430,7 @@ def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
     alone = place(snapshot([node("n1", cpus=8)], [a, b], sharing=True), PAIR)
     assert set(alone.placed) == {"a"}
     assert alone.co_runners == {}
-    assert reason_words.words(alone.unplaced["b"]) == "is to share the GPUs of job a, but there is no room for both"
+    assert reason_words.words(alone.unplaced["b"]) == "is to share the GPUs of job a, but the nodes cannot hold both"
 
 
 def test_a_guest_joins_its_host_where_that_runs():
@@ -476,7 +476,7 @@ def test_a_job_shares_the_gpus_of_one_that_cannot_move():
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2, preempt=Preempt.NO), job("b", 2)], sharing=True)
     assert place(shot, PAIR).placed["b"].nodes == ("n1",)
     tight = snapshot([node("n1", cpus=3), node("n2")], shot.jobs, sharing=True)
-    assert reason_words.words(place(tight, PAIR).unplaced["b"]) == "there is no room for it beside job a"
+    assert reason_words.words(place(tight, PAIR).unplaced["b"]) == "the nodes of job a cannot hold it too"
 
 
 def test_a_pair_of_jobs_that_suit_no_common_node_is_none():
@@ -503,4 +503,4 @@ def test_no_third_job_joins_two_pinned_jobs_that_share_gpus():
     pinned = [colocated("a", "c", ["n1"], preempt=Preempt.NO), colocated("c", "a", ["n1"], preempt=Preempt.NO)]
     result = place(snapshot([node("n1")], [*pinned, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
     assert result.co_runners == {"a": "c", "c": "a"}
-    assert reason_words.words(result.unplaced["b"]) == "there is no room for it beside job a"
+    assert reason_words.words(result.unplaced["b"]) == "the nodes of job a cannot hold it too"
