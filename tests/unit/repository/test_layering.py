@@ -38,6 +38,20 @@ PACKAGES = {
         *("shared_dir", "simulator", "slurm", "store"),
     },
 }
+# The same for the folders of trainer_shim/, besides `errors`.
+SHIM_FOLDERS = {
+    "batch": set(),
+    "preemption": set(),
+    "environment": set(),
+    "data": {"batch", "preemption"},
+    "process_groups": {"environment"},
+    "reporting": {"environment", "process_groups"},
+    "checkpointing": {"environment", "process_groups", "reporting"},
+    "session": {
+        *("batch", "checkpointing", "data", "environment", "preemption", "process_groups", "reporting"),
+    },
+    "rehearse": {"checkpointing", "session"},
+}
 FOR_POLICIES = {"core", "capacity", "throughput", "time_shares"}
 
 
@@ -86,9 +100,20 @@ def test_the_table_allows_no_more_than_is_used(package):
     assert PACKAGES[package] <= used
 
 
-def test_the_table_has_no_cycle():
+@pytest.mark.parametrize("folder", SHIM_FOLDERS)
+def test_a_folder_of_the_shim_imports_only_what_lies_below_it(folder):
+    """The modules of a folder of trainer_shim/ import no other folders than its row allows."""
+    top = ROOT / "trainer_shim" / folder
+    for path in sources(top if top.is_dir() else top.with_suffix(".py")):
+        found = (name.split(".") for name in imports(path))
+        used = {name[1] for name in found if name[0] == "trainer_shim" and len(name) > 1}
+        assert used & SHIM_FOLDERS.keys() <= SHIM_FOLDERS[folder] | {folder}, path
+
+
+def test_the_tables_have_no_cycle():
     """No package may import one that may import it, directly or through others."""
     graphlib.TopologicalSorter(PACKAGES).prepare()
+    graphlib.TopologicalSorter(SHIM_FOLDERS).prepare()
 
 
 def test_the_product_imports_no_tests_and_no_reproductions():
