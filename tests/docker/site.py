@@ -37,9 +37,9 @@ def run(argv, timeout=60, stdin=None):
 
 @dataclass
 class Training:
-    """A training job: its address, its owner, and its directory on the shared volume."""
+    """A training job: its Slurm job id, its owner, and its directory on the shared volume."""
 
-    address: str
+    slurm_job_id: str
     user: str
     directory: str
 
@@ -92,8 +92,8 @@ class Site:
         self.sh("login", f"mkdir {directory}", user)
         comment = [f"--comment={tag}"] if tag else []
         argv = ["sbatch", "--parsable", f"--chdir={directory}", "--output=out.txt", "--open-mode=append"]
-        address = self.run("login", *argv, *comment, *options, user=user, stdin=script.encode())
-        return Training(address.split()[-1], user, directory)
+        slurm_job_id = self.run("login", *argv, *comment, *options, user=user, stdin=script.encode())
+        return Training(slurm_job_id.split()[-1], user, directory)
 
     def train(self, user, options, *sbatch, tag="metasched", before=""):
         """Submit a real training."""
@@ -104,7 +104,7 @@ class Site:
         """An untagged job of Bob's takes the others of each host, so that what needs more spreads."""
         for host in hosts:
             job = self.submit("bob", "sleep 3600", "--gres=gpu:3", "-w", host, tag=None)
-            self.wait(lambda a=job.address: self.sh("controller", f"squeue -h -o %T -j {a}").strip() == "RUNNING")
+            self.wait(lambda a=job.slurm_job_id: self.sh("controller", f"squeue -h -o %T -j {a}").strip() == "RUNNING")
 
     def status(self):
         """What is published now; None if that cannot be read."""
@@ -119,7 +119,7 @@ class Site:
         """The published status of a job, live or ended; None if it has none."""
         status = self.status()
         jobs = () if status is None else (*status.jobs, *status.finished)
-        return next((job for job in jobs if job.address == training.address), None)
+        return next((job for job in jobs if job.slurm_job_id == training.slurm_job_id), None)
 
     def wait(self, condition, seconds=180, why=""):
         """Wait until a condition holds; what it returned."""
@@ -135,7 +135,7 @@ class Site:
         return self.wait(
             lambda: (job := self.job(training)) is not None and job.status == status and job,
             seconds,
-            f"job {training.address} is not {status}: {self.job(training)}",
+            f"job {training.slurm_job_id} is not {status}: {self.job(training)}",
         )
 
     def wait_progress(self, training, steps=5, seconds=180):
@@ -143,7 +143,7 @@ class Site:
         return self.wait(
             lambda: (job := self.job(training)) is not None and (job.progress_steps or 0) > steps and job,
             seconds,
-            f"job {training.address} does not train",
+            f"job {training.slurm_job_id} does not train",
         )
 
     def trained(self, training):
