@@ -1,1 +1,1 @@
-"""Scheduling policies; each subpackage is one system, found by entry point."""
+"""Scheduling policies: a folder for each published system, and baselines; setup.py registers them."""

@@ -59,8 +59,8 @@ class Policy(ABC):
         Parameters: the class of its parameters.
         wakes_on_arrival: whether the arrival of a job starts a round at once.
         wakes_on_completion: whether the end of a job starts a round at once.
-        steady: whether only arrivals, ends and nodes change its decisions, not even that a job stops. Other rounds then
-            repeat the last decision, and a simulation does not update service and progress for it.
+        steady: whether only arrivals, completions and changes of nodes change the policy's decisions. Other rounds then
+            repeat the last decision, and a simulation does not update service and progress for them.
     """
 
     name: ClassVar[str]

@@ -1,6 +1,7 @@
 """Why a job runs, waits or is acted on: a code that can be counted and facts that can be shown.
 
 A reason is data. ``reason_words`` turns it into English where people read it: the CLI, the published status, logs.
+A new code is a member of ``Code`` here, an entry of ``reason_words.WORDS``, and a ``Reason.of`` where it arises.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Support for a new Slurm release belongs here. Run ``squeue --json`` and ``scontr
 Where a value has a new form, extend the reader of its kind (``number``, ``text``, ``words``, ``flag``, ``exit_code``,
 ``allocation``) so that it takes the new form beside the old ones, and add a record of that release to
 tests/unit/slurm/test_json_parser.py. Where a command has other options, add a function like ``nodes_command``.
-``json_parser`` maps fields to records, and changes only where Slurm renames a field.
+``json_parser`` maps fields to records. It changes where Slurm renames a field, or adds a state of jobs or nodes
+(``_STATES``, ``_USABLE``).
 
 22.05 (openapi v0.0.38) writes plain values and null. From 23.02 on (data_parser v0.0.39 and later) numbers that may be
 unset are objects with ``set``, ``infinite`` and ``number``; states and flags are lists; exit codes and the nodes of an

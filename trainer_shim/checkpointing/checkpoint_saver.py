@@ -20,7 +20,7 @@ log = logging.getLogger("trainer_shim")
 
 
 class CheckpointSaver:
-    """Saves one generation's states, one at a time. Lives in the main thread; `check` must do in any thread.
+    """Saves one generation's states, one at a time. It lives in the main thread; any thread calls `check`.
 
     Rank 0 saves alone, and decides. Where states are sharded (`collective`) all ranks save: each of them makes the same
     calls with the same positions, and the outcomes are the same. A `disabled` saver saves nothing.
@@ -50,7 +50,7 @@ class CheckpointSaver:
         self.saved_progress = resumed.progress if resumed else Progress()  # what the newest checkpoint says
 
     def covers(self, progress: Progress) -> bool:
-        """Whether a checkpoint says this, or one that is being written will."""
+        """Whether a checkpoint holds this progress, or one that is being written will."""
         return progress == self.saved_progress or (self._pending is not None and self._pending.progress == progress)
 
     def start(self, states: Callable[[], States], progress: Progress, order: dict[str, Any]) -> None:

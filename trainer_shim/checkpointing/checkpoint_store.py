@@ -367,7 +367,7 @@ def _read_manifest(manifest: Path) -> Checkpoint:
 
 
 def _manifest_checksum(content: dict[str, Any]) -> int:
-    """The CRC-32 of all else that a manifest says: a position that is a little wrong would be resumed from."""
+    """The CRC-32 of a manifest's other keys: without it, training would resume from a corrupted position."""
     rest = {key: value for key, value in content.items() if key != "own_crc32"}
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
