@@ -274,10 +274,10 @@ def test_gavel_puts_two_together_once_it_knows_their_speeds(single):
 
     def measured():
         with single.store() as store:
-            return [record for record in store.speeds() if record.beside is not None]
+            return [record for record in store.speeds() if record.co_runner is not None]
 
     together = single.wait(lambda: len(found := measured()) == 2 and found)
-    assert {record.subject for record in together} == {record.beside for record in together}
+    assert {record.subject for record in together} == {record.co_runner for record in together}
     before = {job: slurm_jobs(single)[job].restarts for job in jobs}
     counts = {job: len(beats(directory)) for job, directory in jobs.items()}
     single.wait(lambda: all(len(beats(directory)) > counts[job] + 60 for job, directory in jobs.items()))
