@@ -15,10 +15,11 @@ from pathlib import Path
 import click
 
 from metasched.cli import history_tables, status_tables
-from metasched.cli.formatting import COUNT, clean, counted, echo_json, json_option, listed, size, text_fields
+from metasched.cli.formatting import COUNT, clean, echo_json, json_option, listed, size, text_fields
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
 from metasched.core.errors import MetaschedError
+from metasched.core.reason_words import counted
 from metasched.daemon.failover import term_of_copy
 from metasched.shared_dir.lock import DaemonLock
 from metasched.store import DamagedStoreError, JobRecord, Store

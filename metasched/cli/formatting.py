@@ -61,11 +61,6 @@ def size(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
-def counted(number: int, thing: str) -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def listed(words: Sequence[str], most: int = 6) -> str:
     """``a, b and c``; after ``most`` words, how many more there are."""
     if len(words) > most:

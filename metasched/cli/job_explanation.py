@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metasched.cli.formatting import counted, duration, listed, where
+from metasched.cli.formatting import duration, listed, where
+from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, Status
 
 STALE_SECONDS = 30.0

@@ -34,13 +34,13 @@ def _words_of(reason: Reason) -> str:
     return f"{reason.code}: {told}" if told else str(reason.code)
 
 
-def counted(number: float, noun: str) -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return f"{number:g} {noun}" if number == 1 else f"{number:g} {noun}s"
+def counted(number: int, noun: str) -> str:
+    """A number with its noun in the singular or plural: ``1 GPU``, ``2 GPUs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def ordinal(n: int) -> str:
-    """1st, 2nd, 3rd, 4th, ..."""
+    """A number as a position: 1st, 2nd, 3rd, 4th, ..."""
     suffix = "th" if n % 100 in _TEENS else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
     return f"{n}{suffix}"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status
-from metasched.core.reasons import Code, Reason, from_text
+from metasched.core.reasons import Reason, from_text
 from metasched.intake.job_intake import JobIntake
 from metasched.intake.run_tracking import TrackedJob, TrackedRuns
 from metasched.learning.job_estimates import JobEstimates
@@ -17,6 +17,7 @@ from metasched.observe.observed_job import (
     ObservedJob,
     holds_unplannable_allocation,
     job_of,
+    start_deferral,
 )
 from metasched.observe.observer import Observation
 from metasched.scheduling.gpu_shards import GpuShards
@@ -113,9 +114,8 @@ class ClusterStateBuilder:
         needed = self._intake.requirements_of(record)
         job = job_of(record, needed, slurm, tracked.status, observation.inventory, observation.now)
         job = self._estimates.add_to(job, record, needed.model)
-        deferred = job.blocked if job.blocked is not None and job.blocked.code == Code.START_DEFERRED else None
-        if deferred is not None and (why := self._why_not_started(record.uid)) is not None:
-            job = job.evolve(blocked=deferred.and_also(why))
+        if (deferral := start_deferral(job)) is not None and (why := self._why_not_started(record.uid)) is not None:
+            job = job.evolve(blocked=deferral.and_also(why))
         return ObservedJob(observation.quotas.apply(job, slurm), slurm, record, needed)
 
     def _why_not_started(self, uid: str) -> Reason | None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 import structlog
 
 from metasched.configuration.config import Config
-from metasched.core.model import Action, Job, Placement, Snapshot, Status
+from metasched.core.model import Action, Placement, Snapshot, Status
 from metasched.core.policy import Policy
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
@@ -30,6 +30,7 @@ from metasched.intake.report_reading import ReportReader
 from metasched.intake.run_tracking import RunTracking
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.learning.job_estimates import JobEstimates
+from metasched.observe.observed_job import start_deferral
 from metasched.observe.observer import Observer
 from metasched.replay.snapshot_codec import encode
 from metasched.scheduling.contract_checks import PolicyViolationError
@@ -98,7 +99,7 @@ class Controller:
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
-        self._shares = GpuSharing(*store.target_co_runners())
+        self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._round_wanted = True  # much may have changed while no daemon ran
         self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
@@ -266,8 +267,8 @@ class Controller:
             or not blocked_targets <= self._blocked_targets
         )
         # What Slurm has refused is tried again in the rounds that come anyway.
-        put_off = {uid for uid in blocked if _is_deferred(state.snapshot.job[uid])}
-        self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - put_off
+        deferred = {uid for uid in blocked if start_deferral(state.snapshot.job[uid]) is not None}
+        self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - deferred
         if state.snapshot.sharing is not self._sharing:
             self._sharing = state.snapshot.sharing
             log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, state) or None)
@@ -288,11 +289,11 @@ class Controller:
         begun = time.perf_counter()
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
-            shares = _shares(self.policy, snapshot, result)
+            sharing = _gpu_sharing_after(self.policy, snapshot, result)
             kept = [
                 job
                 for job in snapshot.jobs
-                if continues_undisturbed(job, result.targets.get(job.uid), has_co_runner=job.uid in shares.partners)
+                if continues_undisturbed(job, result.targets.get(job.uid), has_co_runner=job.uid in sharing.partners)
             ]
             self._store.commit_round(
                 number,
@@ -306,8 +307,8 @@ class Controller:
                 snapshot=encode(snapshot) if self.config.history.snapshots_bytes else b"",
                 snapshots_limit_bytes=self.config.history.snapshots_bytes,
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
-                co_runners=shares.partners,
-                time_slicing=shares.time_slicing,
+                co_runners=sharing.partners,
+                time_slicing=sharing.time_slicing,
                 renewed=[job.uid for job in kept],
             )
         except StoreError:
@@ -322,16 +323,16 @@ class Controller:
             self._background_solver.begin(snapshot, self.policy, result.state)
         self._round = number
         self._targets = result.targets
-        self._shares = shares
+        self._gpu_sharing = sharing
         self._reasons = result.reasons
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(kept, self._round_facts())
 
     def _plan(self, state: ClusterState) -> Sequence[Action]:
         schedule = self.config.schedule
-        limits = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
-        shares = replace(self._shares, shards=state.gpu_shards)
-        return plan(state.snapshot, self._targets, limits, shares, self._actuator.unsent_stops)
+        timeouts = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
+        sharing = replace(self._gpu_sharing, shards=state.gpu_shards)
+        return plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops)
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
         """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""
@@ -353,10 +354,6 @@ class Controller:
         self._publisher.republish(self)
 
 
-def _is_deferred(job: Job) -> bool:
-    return job.blocked is not None and job.blocked.code == Code.START_DEFERRED
-
-
 def _for_policies(snapshot: Snapshot) -> Snapshot:
     """Return the snapshot in which jobs that are suspended only for their co-runner's time slice count as running."""
     return replace(
@@ -365,7 +362,7 @@ def _for_policies(snapshot: Snapshot) -> Snapshot:
     )
 
 
-def _shares(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:
+def _gpu_sharing_after(policy: Policy, snapshot: Snapshot, result: RoundResult) -> GpuSharing:
     """Return which jobs are to share GPUs after a round.
 
     Raises:

@@ -138,6 +138,11 @@ def holds_unplannable_allocation(observed: ObservedJob) -> bool:
     return job.placement is None or not job.min_gpus <= job.placement.gpus <= job.max_gpus
 
 
+def start_deferral(job: Job) -> Reason | None:
+    """The reason that blocks a job which Slurm did not start when it was released; None for every other job."""
+    return job.blocked if job.blocked is not None and job.blocked.code == Code.START_DEFERRED else None
+
+
 def _blocked(
     record: JobRecord, seen: SlurmJob, status: Status, reservations: Reservations, now: float
 ) -> Reason | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import structlog
 
@@ -24,7 +25,7 @@ SHARDS_REMEMBERED = (23, 2)
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Observation:
     """What Slurm lists in one poll, matched with the jobs that the store knows.
 
@@ -50,7 +51,7 @@ class Observation:
     others: Sequence[SlurmJob]
     records: Mapping[str, JobRecord]
 
-    @property
+    @cached_property
     def new(self) -> Mapping[str, SlurmJob]:
         """Jobs of metasched that the store does not know as live, and that have not ended, by uid."""
         return {uid: job for uid, job in self.ours.items() if uid not in self.records and job.state not in ENDED}
