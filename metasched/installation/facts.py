@@ -114,7 +114,7 @@ class Facts:
 
 
 def gather(config: Config, client: SlurmClient) -> Facts:
-    """Look round; nothing is left behind.
+    """Gather all facts; no file is left behind.
 
     Args:
         config: checked.
