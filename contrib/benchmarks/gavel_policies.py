@@ -75,7 +75,7 @@ class Model:
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float:
         """What is left beside another."""
         assert isinstance(other, Model)  # noqa: S101  there are no others here
-        return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.half_gpus)
+        return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.part)
 
 
 def inputs(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
