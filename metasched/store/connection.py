@@ -13,10 +13,11 @@ from sqlite_utils import Database
 
 from metasched.store import schema
 from metasched.store.errors import (
+    READ_ONLY,
+    UNREACHABLE,
     MissingStoreError,
     NotAStoreError,
-    ReadOnlyStoreError,
-    UnreachableStoreError,
+    UnusableStoreError,
     translated,
 )
 
@@ -29,12 +30,12 @@ def exists(path: Path) -> bool:
     """Whether something is at a path.
 
     Raises:
-        UnreachableStoreError: this user has no access to the directory.
+        UnusableStoreError: this user has no access to the directory.
     """
     try:
         return path.exists()
     except OSError as error:
-        raise UnreachableStoreError(path, error.strerror or str(error)) from error
+        raise UnusableStoreError(path, UNREACHABLE, error.strerror or str(error)) from error
 
 
 def read_term(path: Path) -> int:
@@ -80,7 +81,7 @@ class Connection:
         Raises:
             MissingStoreError: read-only, and there is no database.
             NotAStoreError, NewerStoreError, OlderStoreError: another application's database, or another version's.
-            ReadOnlyStoreError, UnreachableStoreError, FullStoreError, BusyStoreError, DamagedStoreError: as named.
+            UnusableStoreError, DamagedStoreError: the file cannot be opened, written or locked, or is damaged.
         """
         if read_only and not exists(path):
             raise MissingStoreError(path)
@@ -88,25 +89,27 @@ class Connection:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ReadOnlyStoreError(path, str(error)) from error
+                raise UnusableStoreError(path, READ_ONLY, str(error)) from error
         with _translating(path):
             connection = _connect_to_read(path) if read_only else _connect_to_write(path)
             try:
                 db = Database(connection, execute_plugins=False)
                 db.execute("PRAGMA foreign_keys = ON")
-                schema.check(db, path)  # before the first write: another application's file is left unchanged
+                # before the first write: another application's file is left unchanged
+                pending = schema.needs_migration(db, path, read_only=read_only)
                 if not read_only:
                     # NORMAL survives kill -9 whole; a power failure may lose the last transactions, never tear one
                     db.execute("PRAGMA synchronous = NORMAL")
                     db.execute("PRAGMA journal_mode = WAL")
-                schema.migrate(db, path, read_only=read_only)
+                if pending:
+                    schema.migrations.apply(db)
             except BaseException:
                 connection.close()
                 raise
         return cls(path, db)
 
     def close(self) -> None:
-        """Close the database; calling it again does nothing."""
+        """Close the database; a second call does nothing."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -128,7 +131,7 @@ class Connection:
         any file system.
 
         Raises:
-            StoreError: what SQLite said of either file, typed.
+            StoreError: SQLite cannot read the other file, or not write this one.
         """
         with _translating(path):
             self._db.execute("ATTACH ? AS other", (str(path),))
@@ -146,21 +149,19 @@ class Connection:
     @property
     def term(self) -> int:
         """The number of daemon starts on this store and on those that it was copied from; 0 for a new store."""
-        row = self._row("PRAGMA user_version")
-        return int(row[0]) if row else 0
+        return int(self._rows("PRAGMA user_version")[0][0])
 
-    def begin_term(self, term: int) -> int:
-        """Store the number of a daemon's start, before its first write; returns ``term``."""
+    def begin_term(self, term: int) -> None:
+        """Store the number of a daemon's start, before its first write."""
         with self.transaction():
             self._db.execute(f"PRAGMA user_version = {int(term)}")
-        return term
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything inside commits or nothing does; a nested one is undone alone when it fails.
+        """Commit all writes of the block together, or none; a nested transaction that fails is undone alone.
 
         Raises:
-            StoreError: what SQLite said of the file, typed.
+            StoreError: SQLite cannot read or write the file.
         """
         with _translating(self.path), self._db.atomic():
             yield

@@ -1,4 +1,4 @@
-"""What can go wrong with the store; every message names the file and the fix."""
+"""Errors of the store; every message names the file and the fix."""
 
 from __future__ import annotations
 
@@ -52,46 +52,35 @@ class OlderStoreError(StoreError):
         )
 
 
-class ReadOnlyStoreError(StoreError):
-    """The file or its directory cannot be written."""
+class UnusableStoreError(StoreError):
+    """The file or its directory cannot be opened, written or locked."""
 
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: cannot be written ({why}); give the daemon's user write access to {path.parent}")
+    def __init__(self, path: Path, problem: str, why: str) -> None:
+        """Complete the message.
 
-
-class UnreachableStoreError(StoreError):
-    """The file or its directory cannot be opened."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            f"{path}: cannot be opened ({why}); check that {path.parent} exists, who may use it, "
-            "and that its disk is not full"
-        )
+        Args:
+            path: the database's.
+            problem: ``READ_ONLY``, ``UNREACHABLE``, ``FULL`` or ``BUSY``.
+            why: the error of SQLite or of the file system, in words.
+        """
+        super().__init__(f"{path}: {problem.format(why=why, directory=path.parent)}")
 
 
-class FullStoreError(StoreError):
-    """No space is left for the database."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: no space left ({why}); nothing was half written; free space in {path.parent}")
-
-
-class BusyStoreError(StoreError):
-    """Another process kept the database locked for too long."""
-
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(f"{path}: {why}; another process is writing to it: only one daemon may")
+READ_ONLY = "cannot be written ({why}); give the daemon's user write access to {directory}"
+UNREACHABLE = "cannot be opened ({why}); check that {directory} exists, who may use it, and that its disk is not full"
+FULL = "no space left ({why}); nothing was half written; free space in {directory}"
+BUSY = "{why}; another process is writing to it: only one daemon may"
 
 
 class UnknownJobError(StoreError):
     """The store has no job of that uid."""
 
     def __init__(self, path: Path, uid: str) -> None:
-        super().__init__(f"{path}: no job has the uid {uid}; it must be taken in first")
+        super().__init__(f"{path}: no job has the uid {uid}; it must be recorded first")
 
 
 class RunOrderError(StoreError):
-    """A run is released while an earlier one still goes on, or with a number that was used already."""
+    """A run begins while an earlier one has not ended, or with a number that was used already."""
 
     def __init__(self, path: Path, uid: str, run: int, present: int) -> None:
         super().__init__(
@@ -103,27 +92,27 @@ class RoundOrderError(StoreError):
     """A round is committed that is not newer than the last one."""
 
     def __init__(self, path: Path, number: int, last: int) -> None:
-        super().__init__(f"{path}: round {number} cannot be committed after round {last}; go on from last_round()")
+        super().__init__(f"{path}: round {number} cannot be committed after round {last}; continue after last_round()")
 
 
-_BY_CODE: dict[int, type[ReadOnlyStoreError | UnreachableStoreError | FullStoreError | BusyStoreError]] = {
-    sqlite3.SQLITE_READONLY: ReadOnlyStoreError,
-    sqlite3.SQLITE_PERM: ReadOnlyStoreError,
-    sqlite3.SQLITE_CANTOPEN: UnreachableStoreError,
-    sqlite3.SQLITE_IOERR: UnreachableStoreError,
-    sqlite3.SQLITE_FULL: FullStoreError,
-    sqlite3.SQLITE_BUSY: BusyStoreError,
-    sqlite3.SQLITE_LOCKED: BusyStoreError,
+_PROBLEMS = {
+    sqlite3.SQLITE_READONLY: READ_ONLY,
+    sqlite3.SQLITE_PERM: READ_ONLY,
+    sqlite3.SQLITE_CANTOPEN: UNREACHABLE,
+    sqlite3.SQLITE_IOERR: UNREACHABLE,
+    sqlite3.SQLITE_FULL: FULL,
+    sqlite3.SQLITE_BUSY: BUSY,
+    sqlite3.SQLITE_LOCKED: BUSY,
 }
 _PRIMARY_CODE = 0xFF  # SQLite's extended codes carry the primary one in their lowest byte
 
 
 def translated(path: Path, error: sqlite3.Error) -> StoreError | None:
-    """The typed error for one of SQLite's about the file; None for errors that are bugs of the caller."""
+    """The StoreError for an error of SQLite about the file; None for an error that is a bug of the caller."""
     code = getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
     if code == sqlite3.SQLITE_NOTADB:
         return NotAStoreError(path, str(error))
     if code == sqlite3.SQLITE_CORRUPT:
         return DamagedStoreError(path, str(error))
-    kind = _BY_CODE.get(code)
-    return None if kind is None else kind(path, str(error))
+    problem = _PROBLEMS.get(code)
+    return None if problem is None else UnusableStoreError(path, problem, str(error))

@@ -1,4 +1,4 @@
-"""Retention: which rows are deleted when, by ``db prune``, by the daemon in passing and by the limit on snapshots."""
+"""Deletion of old rows: on request by ``db prune``, a few at each poll of the daemon, and by the limit on snapshots."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ _ON_REQUEST = {
 }
 
 
-class Retention(Connection):
-    """Deletes rows that are older than the retention time."""
+class HistoryPruning(Connection):
+    """Deletes the details of jobs and rounds that are over."""
 
     _snapshot_bytes: float | None = None  # of all committed snapshots; None: not counted yet
 
@@ -80,13 +80,11 @@ class Retention(Connection):
         return self._prune(_DETAILS | _ON_REQUEST, before, _NO_LIMIT)
 
     def prune_some(self, before: float, most: int = PRUNED_AT_ONCE) -> None:
-        """Delete a few rows of each table, for the daemon to call at each poll.
-
-        Speeds, jobs and runs remain, imported ones included.
+        """Delete a few rows of each table; speeds, jobs and runs remain, imported ones included.
 
         Args:
             before: unix seconds; as for ``prune``.
-            most: rows of each table.
+            most: rows to delete of each table.
         """
         self._prune(_DETAILS, before, most)
 
@@ -97,7 +95,7 @@ class Retention(Connection):
             added = len(snapshot) + state_bytes
             sql = "INSERT INTO snapshots (round, data, state_bytes) VALUES (?, ?, ?)"
             self._write(sql, [number, snapshot, state_bytes])
-        # summed once only: the sum reads the whole table
+        # the sum reads the whole table, so it is computed once
         held = self._rows(_SNAPSHOT_BYTES)[0][0] if self._snapshot_bytes is None else self._snapshot_bytes + added
         while held > keep_bytes:
             sql = "SELECT round, LENGTH(data) + state_bytes FROM snapshots ORDER BY round LIMIT 1"

@@ -8,20 +8,11 @@ from typing import Any, Unpack
 from metasched.core.model import Placement
 from metasched.store.errors import RunOrderError, UnknownJobError
 from metasched.store.history_queries import HistoryQueries
-from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord, service
-from metasched.store.rows import (
-    JOB_COLUMNS,
-    JOBS_WITH_RUNS,
-    RUN_COLUMNS,
-    as_json,
-    job_of,
-    placement_json,
-    run_of,
-)
+from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord
+from metasched.store.rows import JOB_COLUMNS, JOBS_WITH_RUNS, RUN_COLUMNS, as_json, job_of, placement_json
 
 _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' * len(JOB_COLUMNS))})"  # noqa: S608  ours
 _ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours
-_OPEN_RUN = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? AND run = ? AND ended IS NULL"  # noqa: S608  ours
 
 
 class JobRows(HistoryQueries):
@@ -95,14 +86,11 @@ class JobRows(HistoryQueries):
             if self._write(f"UPDATE jobs SET {assignments} WHERE uid = ?", [*values.values(), uid]).rowcount == 0:  # noqa: S608  names checked above
                 raise UnknownJobError(self.path, uid)
 
-    def finish_job(self, uid: str, at: float, state: str, exit_code: int | None) -> bool:
-        """Record that a job finished, and close its open run, its target and its decision.
+    def finish_job(self, uid: str, at: float, state: str, exit_code: int | None) -> None:
+        """Record that a job finished, and close its open run, its target and its decision; a repeat does nothing.
 
         An open run ends as finished when Slurm's ``state`` is COMPLETED, as withdrawn if it never started, else as
         failed.
-
-        Returns:
-            Whether the job was live until now.
 
         Raises:
             UnknownJobError: there is no such job.
@@ -110,7 +98,7 @@ class JobRows(HistoryQueries):
         with self.transaction():
             job = self.require_job(uid)
             if job.finished is not None:
-                return False
+                return
             if job.current is not None:
                 done = EndCause.FINISHED if state == "COMPLETED" else EndCause.FAILED
                 self.run_ended(uid, job.run, at, EndCause.WITHDRAWN if job.current.started is None else done)
@@ -124,7 +112,6 @@ class JobRows(HistoryQueries):
                 "WHERE uid = ? AND last_round IS NULL",
                 [uid],
             )
-        return True
 
     def revive_job(self, uid: str) -> None:
         """Record that a finished job is in the queue again; its history remains.
@@ -151,9 +138,9 @@ class JobRows(HistoryQueries):
             RunOrderError: the run has started or ended, or a later one began, or an earlier one has not ended.
         """
         with self.transaction():
-            present = self._open_run(uid, run)
-            if not present or self._started(uid, run):
-                raise RunOrderError(self.path, uid, run, self._latest_run(uid))
+            current = self._begin_run(uid, run)
+            if current is None or current.started is not None:
+                raise RunOrderError(self.path, uid, run, run)
             self._write(
                 "UPDATE runs SET released = ?, released_at = ? WHERE uid = ? AND run = ?",
                 [placement_json(placement), at, uid, run],
@@ -172,7 +159,7 @@ class JobRows(HistoryQueries):
             RunOrderError: a later run began, or an earlier one has not ended.
         """
         with self.transaction():
-            if not self._open_run(uid, run):
+            if self._begin_run(uid, run) is None:
                 return False
             sql = "UPDATE runs SET started = ?, placement = ? WHERE uid = ? AND run = ? AND started IS NULL"
             return self._write(sql, [at, placement_json(placement), uid, run]).rowcount > 0
@@ -184,8 +171,8 @@ class JobRows(HistoryQueries):
     def run_suspended(self, uid: str, run: int, at: float, *, by_us: bool) -> bool:
         """Record that a run is suspended, by the daemon or by somebody else.
 
-        The daemon records its suspension before it asks Slurm: after a crash in between, the suspension would be taken
-        for somebody else's.
+        The daemon records its suspension before it asks Slurm: after a crash in between, the suspension would otherwise
+        count as somebody else's.
 
         Returns:
             Whether the suspension was not recorded before.
@@ -204,22 +191,17 @@ class JobRows(HistoryQueries):
     def run_ended(self, uid: str, run: int, at: float, cause: EndCause) -> bool:
         """Record the end of a run and add its service to the job, exactly once; returns whether the run was open."""
         with self.transaction():
-            row = self._row(_OPEN_RUN, [uid, run])
             job = self.job(uid)
-            if row is None or job is None:
+            if job is None or job.current is None or job.run != run:
                 return False
-            record = run_of(row)
-            attained = dict(job.attained)
-            seconds = record.seconds_at(at)
-            for gpu_type, amount in service(record.placement, seconds).items():
-                attained[gpu_type] = attained.get(gpu_type, 0.0) + amount
+            record = job.current
             self._write("UPDATE runs SET ended = ?, cause = ? WHERE uid = ? AND run = ?", [at, cause.value, uid, run])
             self._write(
                 "UPDATE jobs SET attained = ?, ran_seconds = ran_seconds + ?, preemptions = preemptions + ?, "
                 "last_placement = coalesce(?, last_placement), last_ended = coalesce(?, last_ended) WHERE uid = ?",
                 [
-                    as_json(attained),
-                    seconds,
+                    as_json(job.attained_at(at)),
+                    record.seconds_at(at),
                     int(cause in OURS),
                     placement_json(record.placement),
                     None if record.started is None else at,
@@ -244,30 +226,21 @@ class JobRows(HistoryQueries):
         row = self._row(f"{JOBS_WITH_RUNS} WHERE {condition}", parameters)
         return None if row is None else job_of(row)
 
-    def _latest_run(self, uid: str) -> int:
-        row = self._row("SELECT run FROM jobs WHERE uid = ?", [uid])
-        if row is None:
-            raise UnknownJobError(self.path, uid)
-        return int(row[0])
-
-    def _started(self, uid: str, run: int) -> bool:
-        return self._row("SELECT 1 FROM runs WHERE uid = ? AND run = ? AND started IS NOT NULL", [uid, run]) is not None
-
-    def _open_run(self, uid: str, run: int) -> bool:
-        """Begin a run if it is new, and return whether it is open; it must be the job's latest."""
-        latest = self._latest_run(uid)
-        if run < max(latest, 1) or (
-            run > latest and self._row(_OPEN_RUN, [uid, latest]) and self._started(uid, latest)
-        ):
-            raise RunOrderError(self.path, uid, run, latest)
-        if run > latest:
-            self._write(
-                "UPDATE runs SET ended = released_at, cause = ? WHERE uid = ? AND run = ? AND ended IS NULL",
-                [EndCause.WITHDRAWN.value, uid, latest],
-            )
-            self._write("INSERT INTO runs (uid, run) VALUES (?, ?)", [uid, run])
-            self._write("UPDATE jobs SET run = ? WHERE uid = ?", [run, uid])
-        return self._row(_OPEN_RUN, [uid, run]) is not None
+    def _begin_run(self, uid: str, run: int) -> RunRecord | None:
+        """Begin a run unless it has begun, and return it; None where it has ended. It must be the job's latest."""
+        job = self.require_job(uid)
+        earlier_started = run > job.run and job.current is not None and job.current.started is not None
+        if run < max(job.run, 1) or earlier_started:
+            raise RunOrderError(self.path, uid, run, job.run)
+        if run == job.run:
+            return job.current
+        self._write(
+            "UPDATE runs SET ended = released_at, cause = ? WHERE uid = ? AND run = ? AND ended IS NULL",
+            [EndCause.WITHDRAWN.value, uid, job.run],
+        )
+        self._write("INSERT INTO runs (uid, run) VALUES (?, ?)", [uid, run])
+        self._write("UPDATE jobs SET run = ? WHERE uid = ?", [run, uid])
+        return RunRecord(uid, run)
 
     def _change_run(self, change: str, condition: str, uid: str, run: int, at: float) -> bool:
         sql = f"UPDATE runs SET {change} WHERE uid = :uid AND run = :run AND ended IS NULL AND {condition}"  # noqa: S608  ours

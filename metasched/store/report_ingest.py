@@ -21,7 +21,6 @@ from metasched.shared_dir.reports import (
     RefusedLineError,
     Report,
     StartReport,
-    StepsReport,
     TrialReport,
     parse_line,
 )
@@ -55,7 +54,7 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What a file held behind the reading position, its size, and whether that is in the middle of a line."""
+    """The bytes after a file's reading position, the file's size, and whether the file ends within a line."""
 
     data: bytes
     size: int
@@ -68,15 +67,11 @@ class IngestResult:
 
     Attributes:
         lines: number of accepted lines.
-        refused: number of refused lines.
-        newest_step: the trainer's time of the newest ``steps`` line; None if there was none.
         more: whether the budget ended before the files did: call again.
         trials: reports of trials before the run.
     """
 
     lines: int = 0
-    refused: int = 0
-    newest_step: float | None = None
     more: bool = False
     trials: tuple[TrialReport, ...] = ()
 
@@ -89,10 +84,10 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
     """Read the new lines of a job's report files and commit them.
 
     Every file's rows and its new reading position are one transaction, so a line is ingested exactly once wherever the
-    daemon is killed. Only whole lines are taken. Refused lines are counted; one event tells of the job's first, and a
-    file with too many is given up. A file that became shorter than what was read of it was truncated or replaced: what
-    it holds now is skipped, since a line lost is better than a line counted twice, and reading goes on with what is
-    appended. Of many files those of the latest generations are read.
+    daemon is killed. Only whole lines are read. Refused lines are counted; the first of a job is an event, and a file
+    with too many is read no further. A file that is shorter than its reading position was truncated or replaced: its
+    present content is skipped, since a line lost is better than a line counted twice, and lines that are appended later
+    are read. Of many files those of the latest generations are read.
 
     Args:
         store: open for writing.
@@ -102,8 +97,8 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
         now: unix seconds.
 
     Returns:
-        What was read; a job without a directory has an empty result. What cannot be read is an event, no error: the
-        job's first for what the file system fails at, for a directory, and for a file that is not what it should be.
+        The lines read, none for a job without a directory. A directory or file that cannot be read is no error, but an
+        event of the job: one for each kind of failure.
 
     Raises:
         StoreError: the store could not be written; what it has not committed is read again by the next call.
@@ -124,7 +119,7 @@ def ingest(store: Store, reports: Path, uid: str, owner: int, now: float) -> Ing
                         return replace(total, more=True)
                     read = _read(directory, file, owner, budget.bytes)
                 except FileNotFoundError:
-                    continue  # somebody removes it right now
+                    continue  # somebody has removed it meanwhile
                 except _RefusedFileError as error:
                     store.event_once("reports-file-refused", f"{_name(generation)}: {error}", uid, at=now)
                     continue
@@ -187,7 +182,7 @@ def _size(directory: int, generation: int) -> int:
 
 
 def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
-    """What follows the reading position, ``budget`` bytes at most."""
+    """Read at most ``budget`` bytes after the reading position."""
     descriptor = _open(_name(file.generation), directory)
     try:
         facts = os.fstat(descriptor)
@@ -202,7 +197,7 @@ def _read(directory: int, file: ReportFile, owner: int, budget: int) -> _Read:
 
 
 def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Budget, *, latest: bool) -> IngestResult:
-    """Parse what was read, within the budget of lines, and commit it with the position behind it."""
+    """Parse the bytes that were read, within the budget of lines, and commit the reports with the new position."""
     name = _name(file.generation)
     if read.size < file.offset:
         with store.transaction():
@@ -212,25 +207,23 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Bu
             store.commit_reports(replace(file, offset=read.size, skipping=read.torn), (), latest=False)
         return IngestResult()
     after, reports = _parse(file, read.data, now, budget)
-    refused = after.refused - file.refused
     given_up = after.refused >= MAX_REFUSED
     if after != file:
         with store.transaction():
             store.commit_reports(after, reports, latest=latest)
-            if refused:
+            if after.refused > file.refused:
                 text = f"{name}: lines that are not what the protocol says were refused"
                 store.event_once("reports-lines-refused", text, file.uid, at=now)
             if given_up:
                 text = f"{name}: {after.refused} lines were refused; no more is read of it"
                 store.event_once("reports-given-up", text, file.uid, at=now)
-    steps = [report.at for report in reports if isinstance(report, StepsReport)]
     unread = file.offset + len(read.data) < read.size or (budget.lines == 0 and after.offset < read.size)
     trials = tuple(report for report in reports if isinstance(report, TrialReport))
-    return IngestResult(len(reports), refused, max(steps, default=None), unread and not given_up, trials)
+    return IngestResult(len(reports), unread and not given_up, trials)
 
 
 def _parse(file: ReportFile, data: bytes, now: float, budget: _Budget) -> tuple[ReportFile, list[Report]]:
-    """The reports of the whole lines in ``data``, as far as the budget goes, and the position behind them."""
+    """The new reading position, and the reports of the whole lines in ``data`` up to it, within the budget."""
     begin = 0
     refused = file.refused
     skipping = file.skipping
@@ -268,11 +261,4 @@ def _report(line: bytes, file: ReportFile, now: float) -> Report | None:
 
 
 def _added(first: IngestResult, second: IngestResult) -> IngestResult:
-    steps = [at for at in (first.newest_step, second.newest_step) if at is not None]
-    return IngestResult(
-        first.lines + second.lines,
-        first.refused + second.refused,
-        max(steps, default=None),
-        first.more or second.more,
-        first.trials + second.trials,
-    )
+    return IngestResult(first.lines + second.lines, first.more or second.more, first.trials + second.trials)

@@ -20,16 +20,15 @@ from metasched.store.connection import Connection
 
 _Value = TypeVar("_Value")
 
-# A trainer may write any number of lines; the store holds only the latest rows of a job.
+# A trainer may write any number of lines and files; the store holds only the latest rows of a job.
 MAX_THROUGHPUT_ROWS = 10_000
 MAX_CHECKPOINT_ROWS = 1_000
-MAX_FILES = 64
-"""Reading positions of a job: its owner may make files of as many generations as they like."""
+MAX_FILES = 64  # reading positions of a job
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFile:
-    """How far one report file was read.
+    """The reading position of one report file.
 
     Attributes:
         uid: the job.
@@ -52,7 +51,7 @@ class ReportRows(Connection):
     """Reading positions and reported rows."""
 
     def report_files(self, uid: str) -> dict[int, ReportFile]:
-        """A job's report files by generation, as far as they were read."""
+        """The reading positions of a job's report files, by generation."""
         rows = self._rows(
             "SELECT generation, offset, skipping, refused, run FROM report_files WHERE uid = ? ORDER BY generation",
             [uid],
@@ -63,12 +62,12 @@ class ReportRows(Connection):
         }
 
     def commit_reports(self, file: ReportFile, reports: Sequence[Report], *, latest: bool) -> None:
-        """Commit what was read of a file together with the new reading position.
+        """Commit the reports of a file together with the new reading position.
 
         Args:
             file: the new position.
-            reports: what was read between the old position and the new one.
-            latest: whether no later generation is known: only the latest one says how far the job is.
+            reports: between the old position and the new one.
+            latest: whether no later generation is known: only the latest one tells the job's progress.
         """
         with self.transaction():
             for report in reports:
@@ -89,12 +88,6 @@ class ReportRows(Connection):
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
                 self._progress(file.uid, reports)
-
-    def event_once(self, kind: str, text: str, uid: str, *, at: float) -> None:
-        """Record an event about a job, unless it has one of that kind: what users do may be told once, not flood us."""
-        if self._row("SELECT 1 FROM events WHERE uid = ? AND kind = ?", [uid, kind]) is None:
-            with self.transaction():
-                self._write("INSERT INTO events (at, uid, kind, text) VALUES (?, ?, ?, ?)", [at, uid, kind, text])
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""

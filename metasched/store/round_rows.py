@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reasons import Reason, from_text, to_text
 from metasched.store.errors import RoundOrderError
+from metasched.store.history_pruning import HistoryPruning
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import RoundRecord
-from metasched.store.retention import Retention
 from metasched.store.rows import as_json, placement_json, placement_of
 
 
-class RoundRows(HistoryQueries, Retention):
+class RoundRows(HistoryQueries, HistoryPruning):
     """Reads and writes of the tables ``rounds``, ``targets``, ``decisions``, ``policy_state`` and ``snapshots``."""
 
     def commit_round(
@@ -43,11 +43,11 @@ class RoundRows(HistoryQueries, Retention):
         changed, and remains as long as the replay of a snapshot needs it.
 
         Args:
-            number: greater than the last round's.
+            number: of the round, greater than the last round's.
             at: unix seconds.
-            policy: its name.
-            parameters: the policy's, JSON-compatible.
-            state: the policy's, for the next round.
+            policy: name of the policy.
+            parameters: of the policy, JSON-compatible.
+            state: of the policy, for the next round.
             targets: the placement of each job that should run, by uid, most important first.
             reasons: for each live job; those that are also in ``targets`` run.
             decide_seconds: duration of the policy's decision.
@@ -55,11 +55,11 @@ class RoundRows(HistoryQueries, Retention):
             snapshot: the engine's input, encoded; empty for none.
             snapshots_limit_bytes: most bytes of all snapshots with their rounds' policy states; the oldest are deleted.
             co_runners: by uid, the co-runner on the same GPUs, for both jobs of each pair.
-            time_slicing: the jobs of pairs that take turns on their GPUs.
-            renewed: the jobs whose run continues on the same GPUs.
+            time_slicing: uids of the jobs that alternate with their co-runners, one suspended while the other runs.
+            renewed: uids of the jobs whose run continues on the same GPUs.
 
         Raises:
-            RoundOrderError: the number is not new.
+            RoundOrderError: the number is not greater than the last round's.
         """
         with self.transaction():
             last = self.last_round()
@@ -86,7 +86,7 @@ class RoundRows(HistoryQueries, Retention):
             written = self._commit_state(number, policy, state)
             held = self._keep_snapshot(number, snapshot, written, snapshots_limit_bytes)
             self._prune_policy_states()
-        self._snapshot_bytes = held
+        self._snapshot_bytes = held  # after the commit, which may fail
 
     def last_round(self) -> RoundRecord | None:
         """The latest committed round."""
@@ -98,9 +98,9 @@ class RoundRows(HistoryQueries, Retention):
         return {uid: placement for uid, text in rows if (placement := placement_of(text)) is not None}
 
     def target_co_runners(self) -> tuple[dict[str, str], frozenset[str]]:
-        """Co-runners by uid, as the latest round decided, and the jobs that take turns with theirs."""
+        """Co-runners by uid, as the latest round decided, and the uids of jobs that alternate with theirs."""
         rows = self._rows("SELECT uid, co_runner, time_slicing FROM targets WHERE co_runner IS NOT NULL")
-        return {uid: other for uid, other, _ in rows}, frozenset(uid for uid, _, turns in rows if turns)
+        return {uid: other for uid, other, _ in rows}, frozenset(uid for uid, _, alternates in rows if alternates)
 
     def current_reasons(self) -> dict[str, Reason]:
         """The reason why each live job runs or waits, by uid, as the latest round decided."""
@@ -136,9 +136,9 @@ class RoundRows(HistoryQueries, Retention):
         rows = self._rows("SELECT uid, granted, reason FROM decisions WHERE last_round IS NULL")
         held = {uid: (granted, reason) for uid, granted, reason in rows}
         changed = [uid for uid, decision in decisions.items() if held.get(uid) != decision]
-        closed: Iterator[str] = (uid for uid, decision in held.items() if decisions.get(uid) != decision)
         self._write_many(
-            "UPDATE decisions SET last_round = ? WHERE uid = ? AND last_round IS NULL", [(last, uid) for uid in closed]
+            "UPDATE decisions SET last_round = ? WHERE uid = ? AND last_round IS NULL",
+            [(last, uid) for uid, decision in held.items() if decisions.get(uid) != decision],
         )
         self._write_many(
             "INSERT INTO decisions (uid, first_round, granted, reason) VALUES (?, ?, ?, ?)",

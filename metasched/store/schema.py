@@ -153,7 +153,7 @@ def _policy_states(db: Database) -> None:
 
 @migrations(name="0006_retention")
 def _retention(db: Database) -> None:
-    db.execute("ALTER TABLE jobs ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0")  # its details, after it was over
+    db.execute("ALTER TABLE jobs ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0")  # whether its details were deleted
     db.execute("CREATE INDEX jobs_over ON jobs (finished, uid) WHERE finished IS NOT NULL AND forgotten = 0")
     db.execute("CREATE INDEX rounds_at ON rounds (at)")
     db.execute("CREATE INDEX decisions_last_round ON decisions (last_round)")
@@ -163,7 +163,7 @@ def _retention(db: Database) -> None:
 
 @migrations(name="0007_names")
 def _names(db: Database) -> None:
-    """Columns are called what the code calls them."""
+    """Rename columns to the names that the records use."""
     for table, old, new in (
         ("jobs", "address", "slurm_job_id"),
         ("jobs", "forgotten", "pruned"),
@@ -180,39 +180,21 @@ def _names(db: Database) -> None:
     db.execute("CREATE INDEX jobs_slurm_job_id ON jobs (slurm_job_id)")
 
 
-def check(db: Database, path: Path) -> bool:
-    """Whether the database needs migrations; writes nothing.
+def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
+    """Whether the database lacks migrations of this version; writes nothing.
 
     Raises:
         NotAStoreError: another application's database.
-        NewerStoreError: it knows migrations that we do not.
+        NewerStoreError: a newer version of metasched has migrated it.
+        OlderStoreError: it lacks migrations and is only to be read.
     """
     (identity,) = db.execute("PRAGMA application_id").fetchone()
     if identity != APPLICATION_ID and set(db.table_names()) - {Migrations.migrations_table}:
         raise NotAStoreError(path, "a database of something else")
-    applied = len(migrations.applied(db))
-    pending = len(migrations.pending(db))
-    ours = latest_version()
+    applied, pending = len(migrations.applied(db)), len(migrations.pending(db))
+    ours = len(migrations._migrations)  # noqa: SLF001  the library offers no public count
     if applied + pending > ours:
         raise NewerStoreError(path, applied, ours)
+    if read_only and pending:
+        raise OlderStoreError(path, applied, ours)
     return pending > 0
-
-
-def migrate(db: Database, path: Path, *, read_only: bool) -> None:
-    """Bring the database to our version.
-
-    Raises:
-        NotAStoreError: another application's database.
-        NewerStoreError: it was written by a newer version.
-        OlderStoreError: it needs migrations and is only to be read.
-    """
-    if not check(db, path):
-        return
-    if read_only:
-        raise OlderStoreError(path, len(migrations.applied(db)), latest_version())
-    migrations.apply(db)
-
-
-def latest_version() -> int:
-    """The version that this code writes: how many migrations it has."""
-    return len(migrations._migrations)  # noqa: SLF001  the library offers no public count

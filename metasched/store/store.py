@@ -1,4 +1,4 @@
-"""The store as the daemon uses it."""
+"""The store: all tables behind one class."""
 
 from __future__ import annotations
 
@@ -43,6 +43,11 @@ class Store(JobRows, RoundRows, ReportRows):
         """Record an event of a job, or of the cluster (``uid`` None), at an instant in unix seconds."""
         with self.transaction():
             self._write("INSERT INTO events (at, uid, kind, text) VALUES (?, ?, ?, ?)", [at, uid, kind, text])
+
+    def event_once(self, kind: str, text: str, uid: str, *, at: float) -> None:
+        """Record an event of a job unless the job has one of that kind, so that a user cannot flood the store."""
+        if self._row("SELECT 1 FROM events WHERE uid = ? AND kind = ?", [uid, kind]) is None:
+            self.event(kind, text, uid, at=at)
 
     def set_speed(self, record: SpeedRecord) -> None:
         """Insert a speed, or replace the one of the same subject, place and co-runner."""

@@ -69,6 +69,10 @@ class Tree:
     def poll(self, owner=ME):
         return ingest(self.store, self.reports, UID, owner, NOW)
 
+    def refused(self):
+        """The lines refused so far, by generation."""
+        return {generation: file.refused for generation, file in self.store.report_files(UID).items()}
+
     def steps(self):
         return [row.step for row in reversed(self.store.recent_throughput(UID, 100_000))]
 
@@ -100,7 +104,8 @@ def test_reports_become_rows(tree):
     )
     tree.append(text("checkpoint", step=20, seconds=0.5, bytes=99, cause="stop"))
     tree.append(text("stop", step=20, cause="mailbox", noticed=NOW - 1, checkpointed=True))
-    assert tree.poll() == IngestResult(lines=6, refused=0, newest_step=NOW + 5)
+    assert tree.poll() == IngestResult(lines=6)
+    assert tree.refused() == {1: 0}
     job = tree.store.job(UID)
     assert (job.progress_steps, job.total_steps, job.loss) == (20, 11, 0.5)
     run = job.current
@@ -119,7 +124,7 @@ def test_only_whole_lines_are_taken(tree):
     line = steps(10)
     tree.append(line[:30])
     assert tree.poll().lines == 0
-    assert tree.poll().refused == 0
+    assert tree.refused() == {}
     tree.append(line[30:])
     assert tree.poll().lines == 1
     assert tree.steps() == [10]
@@ -156,7 +161,8 @@ def test_progress_follows_the_latest_incarnation(tree):
 def test_run_that_never_was_is_not_believed(tree):
     """A start line may name only a run that the job had."""
     tree.append(start(1, run=7) + steps(10))
-    assert tree.poll().refused == 0
+    tree.poll()
+    assert tree.refused() == {1: 0}
     assert tree.store.recent_throughput(UID)[0].run is None
     assert tree.store.job(UID).current.generation is None
 
@@ -164,23 +170,26 @@ def test_run_that_never_was_is_not_believed(tree):
 def test_corrupt_lines_are_counted_and_told_once(tree):
     """Bad lines cost themselves only: the good ones around them count, and one event says so."""
     tree.append(b"garbage\n" + steps(10) + b"\xff\n\n" + start(9) + steps(20))
-    assert tree.poll() == IngestResult(lines=2, refused=4, newest_step=NOW)
+    assert tree.poll() == IngestResult(lines=2)
+    assert tree.refused() == {1: 4}
     tree.append(b"{}\n")
     tree.append(b"{}\n", 2)
-    assert tree.poll().refused == 2
+    tree.poll()
     assert tree.steps() == [10, 20]
-    assert {generation: file.refused for generation, file in tree.store.report_files(UID).items()} == {1: 5, 2: 1}
+    assert tree.refused() == {1: 5, 2: 1}
     assert len(tree.events()) == 1
 
 
 def test_endless_line_is_skipped(tree):
     """A line longer than any report is refused once, in bounded steps, and the next line counts."""
     tree.append(b"x" * (POLL_BYTES + 100))
-    result = tree.poll()
-    assert (result.refused, result.more) == (1, True)
-    assert tree.poll().refused == 0
+    assert tree.poll().more
+    assert tree.refused() == {1: 1}
+    tree.poll()
+    assert tree.refused() == {1: 1}
     tree.append(b"y" * 100_000 + b"\n" + steps(10))
-    assert tree.poll() == IngestResult(lines=1, refused=0, newest_step=NOW)
+    assert tree.poll() == IngestResult(lines=1)
+    assert tree.refused() == {1: 1}
     assert tree.steps() == [10]
 
 
@@ -212,7 +221,8 @@ def test_shortened_file_is_never_counted_twice(tree, torn):
     tree.file().write_bytes(kept)
     assert tree.poll() == IngestResult()
     tree.append((steps(20)[40:] if torn else b"") + steps(40))
-    assert tree.poll() == IngestResult(lines=1, refused=0, newest_step=NOW)
+    assert tree.poll() == IngestResult(lines=1)
+    assert tree.refused() == {1: 0}
     assert tree.steps() == [10, 20, 30, 40]
     assert [event for event in tree.events() if "shorter" in event] != []
 

@@ -11,7 +11,8 @@ from metasched.core.model import Placement
 from metasched.core.policy import PolicyState
 from metasched.core.reason_words import words
 from metasched.core.reasons import Reason
-from metasched.store import EndCause, JobRecord, RoundOrderError, Store, UnknownJobError
+from metasched.store import EndCause, JobRecord, Store
+from metasched.store.errors import RoundOrderError, UnknownJobError
 from metasched.store.report_rows import ReportFile
 
 UID = "0123456789abcdef"
@@ -73,7 +74,7 @@ def test_live_jobs_are_ordered_and_without_finished_ones(store):
     for number, submitted in ((3, 10.0), (1, 20.0), (2, 10.0)):
         store.add_job(a_job(uid_of(number), submitted=submitted))
     assert [job.uid for job in store.live_jobs()] == [uid_of(2), uid_of(3), uid_of(1)]
-    assert store.finish_job(uid_of(3), 30.0, "COMPLETED", 0)
+    store.finish_job(uid_of(3), 30.0, "COMPLETED", 0)
     assert [job.uid for job in store.live_jobs()] == [uid_of(2), uid_of(1)]
     finished = store.job(uid_of(3))
     assert (finished.finished, finished.end_state, finished.exit_code) == (30.0, "COMPLETED", 0)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.model import Placement
-from metasched.store import EndCause, JobRecord, RunOrderError, Store, UnknownJobError
+from metasched.store import EndCause, JobRecord, Store
+from metasched.store.errors import RunOrderError, UnknownJobError
 
 UID = "0123456789abcdef"
 TWO = Placement(("n1",), 2, "v100")
@@ -173,8 +174,8 @@ def test_finishing_ends_the_open_run(store, started, state, cause):
     store.release(UID, 1, TWO, 110.0)
     if started:
         store.run_started(UID, 1, 110.0, TWO)
-    assert store.finish_job(UID, 120.0, state, 0)
-    assert not store.finish_job(UID, 130.0, "FAILED", 1)
+    store.finish_job(UID, 120.0, state, 0)
+    store.finish_job(UID, 130.0, "FAILED", 1)
     job = store.job(UID)
     assert (job.current, job.ran_seconds, job.end_state) == (None, 10.0 if started else 0.0, state)
     assert store.runs(UID)[0].cause is cause
