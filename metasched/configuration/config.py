@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
@@ -15,9 +15,18 @@ from metasched.core.validation_errors import explain
 from metasched.throughput.throughput_table import Table, TableError
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
-EXIT_CODES = range(1, 126)  # those that no shell gives a meaning
-_FromText = Annotated[Path, Field(strict=False)]
+EXIT_CODES = range(1, 126)  # shells use 126 and above
+_SecondsOrZero = Annotated[float, Field(ge=0, lt=1e9)]
 _Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("must be an absolute path")
+    return path
+
+
+_AbsolutePath = Annotated[Path, Field(strict=False), AfterValidator(_absolute)]
 
 
 class ConfigError(MetaschedError):
@@ -40,16 +49,8 @@ class Paths(_Section):
         shared: directory that every compute node sees, for mailbox and reports.
     """
 
-    state: _FromText
-    shared: _FromText
-
-    @model_validator(mode="after")
-    def _absolute(self) -> Paths:
-        for name in ("state", "shared"):
-            if not getattr(self, name).is_absolute():
-                msg = f"{name} must be an absolute path"
-                raise ValueError(msg)
-        return self
+    state: _AbsolutePath
+    shared: _AbsolutePath
 
 
 class Intake(_Section):
@@ -79,7 +80,7 @@ class SlurmOptions(_Section):
     timeout_seconds: Seconds = 15.0
     signal: Literal["SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGHUP"] = "SIGUSR2"
     exit_code: Annotated[int, Field(ge=EXIT_CODES[0], le=EXIT_CODES[-1])] = 85
-    settle_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 6.0
+    settle_seconds: _SecondsOrZero = 6.0
 
 
 class Schedule(_Section):
@@ -123,17 +124,11 @@ class Sharing(_Section):
 
     @model_validator(mode="after")
     def _read_table(self) -> Sharing:
-        if not self.reference_table:
-            return self
-        path = Path(self.reference_table)
-        if not path.is_absolute():
-            msg = "reference_table must be an absolute path"
-            raise ValueError(msg)
-        try:
-            self._table = Table.read(path)
-        except TableError as error:
-            msg = f"reference_table: {error}"
-            raise ValueError(msg) from None
+        if self.reference_table:
+            try:
+                self._table = Table.read(_absolute(Path(self.reference_table)))
+            except (TableError, ValueError) as error:
+                raise ValueError(f"reference_table: {error}") from None
         return self
 
     @property
@@ -149,14 +144,14 @@ class AccountingOptions(_Section):
         refresh_seconds: time between reads of them; 0 for never, and then they are ignored.
     """
 
-    refresh_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 60.0
+    refresh_seconds: _SecondsOrZero = 60.0
 
 
 class PolicyChoice(_Section):
     """The policy and its parameters.
 
     Attributes:
-        name: name of the policy, as ``metasched policies`` lists them.
+        name: name of the policy, one of those that ``metasched policies`` lists.
         parameters: parameters of the policy; see docs/researcher/policies/.
     """
 
@@ -184,7 +179,7 @@ class Standby(_Section):
         copy_seconds: time between copies of the database into the shared directory; 0 for none.
     """
 
-    copy_seconds: Annotated[float, Field(ge=0, lt=1e9)] = 60.0
+    copy_seconds: _SecondsOrZero = 60.0
 
 
 class Log(_Section):
@@ -230,7 +225,7 @@ def load(path: Path, registry: Registry) -> Config:
             data = tomllib.load(file)
     except OSError as error:
         raise ConfigError(path, [f"cannot be read: {error.strerror}; pass another with --config"]) from None
-    except (ValueError, RecursionError) as error:  # the reader's own, bytes that are no text, endless digits or nesting
+    except (ValueError, RecursionError) as error:  # syntax errors, bytes that are not UTF-8, endless digits or nesting
         raise ConfigError(path, [f"is not TOML: {error}"]) from None
     problems: list[str] = []
     parameters = _take_parameters(data, registry, problems)
@@ -264,7 +259,7 @@ def _take_parameters(data: dict[str, Any], registry: Registry, problems: list[st
 
 
 class Change(NamedTuple):
-    """A value that two configurations do not agree on."""
+    """A configuration key whose value differs between two configurations."""
 
     section: str
     key: str
@@ -276,7 +271,7 @@ class Change(NamedTuple):
 
 
 def differences(old: Config, new: Config) -> list[Change]:
-    """What a reload would change, in the order of the file."""
+    """The keys that a reload would change, in the order of the file."""
     changes = []
     for section in Config.model_fields:
         before, after = getattr(old, section), getattr(new, section)

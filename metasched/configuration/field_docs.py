@@ -6,15 +6,15 @@ import inspect
 
 
 def meanings(model: type) -> dict[str, str]:
-    """The texts of Google-style ``Attributes:`` sections by name: the class's own, and those of what it builds on."""
+    """The meaning of each field by its name, from the ``Attributes:`` sections of the class and of its base classes."""
     found: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if base.__doc__ is not None:
-            found |= _own(inspect.cleandoc(base.__doc__))
+            found |= _attributes(inspect.cleandoc(base.__doc__))
     return found
 
 
-def _own(text: str) -> dict[str, str]:
+def _attributes(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     inside, names = False, [""]
     for line in text.splitlines():

@@ -1,8 +1,8 @@
 """The act step of a poll: performs the plan's actions in Slurm, in the mailbox and in the store.
 
-Within each action, what the next poll must know is committed to the store first, then the files for the trainer are
-written, and the command that lets a job start or stop comes last. So the next poll repairs a crash after any line. An
-action that fails is logged and put off for a while, longer after each failure; an outage of Slurm ends the step.
+Each action first commits to the store what the next poll must know, then writes the files for the trainer, and calls
+Slurm last. So the next poll repairs a crash after any line. An action that fails is logged and put off for a while,
+longer after each failure; an outage of Slurm ends the step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from metasched.slurm.job_requirements import geometry
 from metasched.store import EndCause, Store
 
 SAME_NODE_SECONDS = 3.0
-"""A run whose end was seen longer ago has certainly ended in an earlier second."""
+"""Time after a run's end was seen at which that end certainly lies in an earlier second."""
 DELAY_SECONDS = 1.1
 """Time after which Slurm may start a job that was released with StartTime=now+1."""
 
@@ -80,13 +80,10 @@ def _restarts_on_node_too_soon(job: Job, placement: Placement, now: float) -> bo
 
     slurmd refuses such a start ("Job already killed").
     """
-    if (
-        job.last_placement is None
-        or job.last_ended is None
-        or set(job.last_placement.nodes).isdisjoint(placement.nodes)
-    ):
+    if job.last_placement is None or job.last_ended is None:
         return False
-    return now - job.last_ended < SAME_NODE_SECONDS
+    same_node = not set(job.last_placement.nodes).isdisjoint(placement.nodes)
+    return same_node and now - job.last_ended < SAME_NODE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +112,8 @@ class Actuator:
         self._settings = settings
         self._backoff = Backoff()  # by uid and kind of action
         self._delayed_starts: dict[str, float] = {}  # instant of the release, by uid
-        # An action that was begun and has no outcome may not have reached Slurm. All kinds but a stop are planned again
-        # by themselves, because Slurm still shows what they are to change.
+        # An action without an outcome may not have reached Slurm. A plan repeats every kind but a stop, because Slurm
+        # still shows the state that the action was to change.
         unfinished = store.unfinished_actions()
         self.unsent_stops = {action.uid for action in unfinished if action.kind == ACTION_KINDS[Stop]}
         for action in unfinished:
@@ -124,14 +121,14 @@ class Actuator:
 
     @property
     def start_limit(self) -> float:
-        """Longest time from a release to the start, in seconds: the victims may use their whole grace before it."""
+        """Longest time from a release to the start, seconds: preempted jobs may use their whole grace time before it."""
         return self.config.schedule.grace_seconds + self.config.schedule.start_seconds
 
     def perform(self, actions: Sequence[Action], state: ClusterState, round_facts: RoundFacts) -> int:
         """Perform the actions in order, and return how many succeeded.
 
         Raises:
-            SlurmUnavailableError: slurmctld does not answer in time; the rest is left to the next poll.
+            SlurmUnavailableError: slurmctld does not answer in time; the next poll performs the other actions.
         """
         done = 0
         now = state.snapshot.now
@@ -164,12 +161,12 @@ class Actuator:
         return done
 
     def _back_off(self, action: Action, error: SlurmError | MailboxError, now: float, took: float) -> None:
-        """Put an action that failed off for a while, longer after each failure in a row."""
+        """Put a failed action off for a while, longer after each failure in a row."""
         outage = took + self.config.outage_seconds if isinstance(error, SlurmUnavailableError) else 0.0
         failures = self._backoff.record_failure(action.uid, ACTION_KINDS[type(action)], now, outage)
         if isinstance(action, Stop):
             self.unsent_stops.add(action.uid)
-        if isinstance(action, Start) and failures.count > 1:  # no accident: other jobs may have the GPUs meanwhile
+        if isinstance(action, Start) and failures.count > 1:  # after the second failure other jobs may have the GPUs
             self._store.update_job(action.uid, not_before=now + failures.wait)
             self._store.event(NOT_STARTED, str(error), uid=action.uid, at=now)
 
@@ -238,8 +235,6 @@ class Actuator:
                 self._store.run_resumed(job.uid, job.run, state.snapshot.now)
                 # Slurm gives the job a priority again; the hold keeps it from starting if somebody else requeues it.
                 self._client.hold(job.slurm_job_id)
-            case _:
-                raise NotImplementedError(action)
 
     def _hold(self, job: Job, state: ClusterState) -> None:
         now = state.snapshot.now

@@ -6,7 +6,6 @@ rounds stay pure and can be replayed, however long the computation took.
 
 from __future__ import annotations
 
-import io
 import json
 import multiprocessing
 import pickle
@@ -15,6 +14,7 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
 from typing import Any
 
@@ -29,8 +29,11 @@ LIMIT_SECONDS = 3600.0
 """A computation that takes longer is abandoned: the cluster has changed too much since it began."""
 END_SECONDS = 5.0
 """Time for the process to end after SIGTERM, and again after SIGKILL."""
+BEGUN_AGAIN = "the computation begins again after the next round"
 
 log = structlog.get_logger()
+
+ForkingPickler.register(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # read-only mappings of the model
 
 
 class NotPortableError(MetaschedError):
@@ -38,9 +41,9 @@ class NotPortableError(MetaschedError):
 
     def __init__(self, policy: Policy, error: Exception) -> None:
         super().__init__(
-            f"policy {policy.name!r} works beside the rounds, in another process, and cannot be sent there "
-            f"({type(error).__name__}: {error}): let it keep nothing but its parameters, and define its classes at the "
-            "top of a module"
+            f"policy {policy.name!r} solves in a background process and cannot be sent there "
+            f"({type(error).__name__}: {error}): let its instance hold nothing but its parameters, and define its "
+            "classes at the top of a module"
         )
 
 
@@ -51,7 +54,7 @@ def check_portable(policy: Policy) -> None:
         NotPortableError: it cannot be pickled.
     """
     try:
-        pickle.loads(_pickled(policy))  # noqa: S301  pickled on the line above
+        pickle.loads(ForkingPickler.dumps(policy))  # noqa: S301  pickled on this line
     except Exception as error:  # a policy may be third-party code
         raise NotPortableError(policy, error) from error
 
@@ -78,16 +81,14 @@ class BackgroundSolver:
         if self._busy_since is not None:
             return
         try:
-            task = _pickled((snapshot, policy, state))
+            task = ForkingPickler.dumps((snapshot, policy, state))
         except Exception:  # a policy may be third-party code
-            log.exception(
-                "background_solve_failed", policy=policy.name, effect="it is begun again after the next round"
-            )
+            log.exception("background_solve_failed", policy=policy.name, effect=BEGUN_AGAIN)
             return
         if self._pipe is None:
             context = multiprocessing.get_context("spawn")
             self._pipe, theirs = context.Pipe()
-            self._process = context.Process(target=_serve, args=(theirs,), name="metasched-work", daemon=True)
+            self._process = context.Process(target=_serve, args=(theirs,), name="metasched-solver", daemon=True)
             self._process.start()
             theirs.close()
         try:
@@ -108,11 +109,9 @@ class BackgroundSolver:
             self._lost(error)
             return {}
         self._busy_since = None
-        if "failed" in answer:
-            log.error(
-                "background_solve_failed", error=answer["failed"], effect="it is begun again after the next round"
-            )
-        return answer.get("found") or {}
+        if "error" in answer:
+            log.error("background_solve_failed", error=answer["error"], effect=BEGUN_AGAIN)
+        return answer.get("result") or {}
 
     def close(self) -> None:
         """End the process and its computation, if there is one."""
@@ -128,26 +127,13 @@ class BackgroundSolver:
                 process.join(END_SECONDS)
 
     def _lost(self, error: Exception) -> None:
-        log.warning("background_solver_lost", error=str(error) or "its process has ended", effect="it is begun again")
+        log.warning("background_solver_lost", error=str(error) or "its process has ended", effect=BEGUN_AGAIN)
         self.close()
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles the read-only mappings of the model as dicts."""
-
-    def reducer_override(self, found: Any) -> Any:
-        return (dict, (dict(found),)) if isinstance(found, MappingProxyType) else NotImplemented
-
-
-def _pickled(found: object) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(found)
-    return buffer.getvalue()
 
 
 def _serve(pipe: Connection) -> None:
     """Compute for each task from the pipe until its other end is closed; runs in the other process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the daemon closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; the daemon closes the pipe
     while True:
         try:
             task = pipe.recv_bytes()
@@ -155,7 +141,7 @@ def _serve(pipe: Connection) -> None:
             return
         try:
             snapshot, policy, state = pickle.loads(task)  # noqa: S301  sent by the daemon itself
-            answer = json.dumps({"found": precompute(snapshot, policy, state)})
+            answer = json.dumps({"result": precompute(snapshot, policy, state)})
         except Exception as error:  # noqa: BLE001  a policy may be third-party code, and the next task may succeed
-            answer = json.dumps({"failed": f"{type(error).__name__}: {error}"})
+            answer = json.dumps({"error": f"{type(error).__name__}: {error}"})
         pipe.send_bytes(answer.encode())

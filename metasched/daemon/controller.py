@@ -1,10 +1,10 @@
 """One poll of the daemon: observe, intake, track runs, learn, decide, plan, act, publish.
 
-Slurm and the store are read, new jobs are recorded and held, and runs and reports are recorded. If a round is due, the
-policy decides which jobs run where, and the decision is committed to the store. The plan is the difference between that
-decision and what runs now, as a list of actions; these are performed, and the result is published. Nothing is
-remembered between two polls that the next one could not find again in Slurm or in the store. So the daemon may be
-killed between any two lines, and every step may be repeated.
+A poll reads Slurm and the store, records and holds new jobs, and records runs and reports. If a round is due, the
+policy decides which jobs run where, and the decision is committed to the store. The plan is the list of actions that
+lead from the present allocations to that decision; they are performed, and the result is published. All state that
+the next poll needs is in Slurm or in the store. So the daemon may be killed between any two lines, and every step may
+be repeated.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Controller:
             Seconds until the next poll is due.
 
         Raises:
-            StoreError, LockLostError: the daemon must end; nothing was done to Slurm after it.
+            StoreError, LockLostError: the daemon must end; nothing is written to Slurm after the error.
         """
         now = self._clock()
         self._check_lock()
@@ -198,7 +198,7 @@ class Controller:
         return self._slurm_error
 
     def reason(self, uid: str) -> Reason:
-        """Why a job runs or waits, as the present round sees it."""
+        """Why a job runs or waits, by the present round."""
         return self._reasons.get(uid, NEXT_ROUND)
 
     def current_snapshot(self) -> Snapshot:
@@ -232,14 +232,14 @@ class Controller:
         self._last_poll_at = now
 
     def _note_recovery(self, now: float) -> None:
-        """Begin to watch where Slurm answers again: after its restart what slurmctld lists may be some seconds old."""
+        """Note that Slurm answers again: after a restart, slurmctld's lists may be some seconds old."""
         if self._slurm_error is not None:
             log.info("slurm_is_back", acting_in_seconds=self.config.slurm.settle_seconds)
             self._slurm_error = None
             self._slurm_back_at = now
 
     def _settling_seconds(self, now: float) -> float:
-        """Seconds for which Slurm is only watched after an outage; 0 if the poll may act."""
+        """Seconds until polls may act again after an outage; 0 if this poll may."""
         if self._slurm_back_at is None or not 0 <= now - self._slurm_back_at < self.config.slurm.settle_seconds:
             return 0.0
         return self._slurm_back_at + self.config.slurm.settle_seconds - now
@@ -258,7 +258,7 @@ class Controller:
         blocked = frozenset(job.uid for job in state.snapshot.jobs if is_blocked_from_start(job))
         blocked_targets = blocked & self._targets.keys()
         freed = {uid for uid in self._blocked - blocked if (job := state.snapshot.job.get(uid)) and not job.active}
-        if freed:  # what the last round said of these is no longer true
+        if freed:  # the last round's reasons for these jobs no longer hold
             self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in freed}
         wanted = (
             ((state.arrived or freed) and self.policy.wakes_on_arrival)
@@ -266,7 +266,7 @@ class Controller:
             or accepting != self._accepting
             or not blocked_targets <= self._blocked_targets
         )
-        # What Slurm has refused is tried again in the rounds that come anyway.
+        # A start that Slurm refused is tried again in regular rounds, and so starts none early.
         deferred = {uid for uid in blocked if start_deferral(state.snapshot.job[uid]) is not None}
         self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - deferred
         if state.snapshot.sharing is not self._sharing:
@@ -350,7 +350,7 @@ class Controller:
             log.warning("slurm_unreachable", error=str(error))
             self._store.event("slurm_unreachable", str(error), at=now)
         self._slurm_error = str(error)
-        self._round_wanted = True  # arrivals of a poll that broke off are not reported again
+        self._round_wanted = True  # no later poll reports the arrivals of the interrupted one
         self._publisher.republish(self)
 
 
@@ -371,8 +371,10 @@ def _gpu_sharing_after(policy: Policy, snapshot: Snapshot, result: RoundResult) 
     for uid in result.co_runners:
         if snapshot.job[uid].whole_gpus:
             raise PolicyViolationError(policy.name, uid, "is to share its GPUs, and asked for whole ones")
-    guests = (grant for grant in (*result.decision.grants, *result.decision.fallback) if grant.time_slicing)
-    alternate = [
-        uid for grant in guests for uid in (grant.uid, result.co_runners.get(grant.uid)) if uid in result.co_runners
-    ]
-    return GpuSharing(dict(result.co_runners), frozenset(uid for uid in alternate if uid is not None))
+    alternating = {
+        uid
+        for grant in (*result.decision.grants, *result.decision.fallback)
+        if grant.time_slicing and grant.uid in result.co_runners
+        for uid in (grant.uid, result.co_runners[grant.uid])
+    }
+    return GpuSharing(dict(result.co_runners), frozenset(alternating))

@@ -27,7 +27,7 @@ def read_only_controller(path: Path) -> Iterator[tuple[Controller, Store]]:
     Nothing is written to Slurm, to the daemon's store or to its mailbox.
 
     Args:
-        path: of the configuration file.
+        path: the configuration file's.
 
     Raises:
         MetaschedError: the configuration is wrong, or Slurm cannot be read.
@@ -36,7 +36,7 @@ def read_only_controller(path: Path) -> Iterator[tuple[Controller, Store]]:
     config = load(path, registry)
     configure_logs(config.log.model_copy(update={"level": "error"}))
     client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
-    with tempfile.TemporaryDirectory(prefix="metasched-look-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="metasched-dry-run-") as scratch:
         database = config.paths.state / DATABASE
         with contextlib.suppress(MissingStoreError), Store.open(database, read_only=True) as live:
             live.copy_to(Path(scratch) / DATABASE)
@@ -49,25 +49,22 @@ def read_only_controller(path: Path) -> Iterator[tuple[Controller, Store]]:
 
 
 def planned_actions(path: Path) -> Sequence[str]:
-    """Decide one round and return what the daemon would do, without doing it.
+    """Decide one round and return the actions that the daemon would perform, as lines for people.
 
     Args:
-        path: of the configuration file.
+        path: the configuration file's.
 
     Returns:
-        A line for each action, in order, then one for each job that is left as it is.
+        A line for each action, in order, then a line for each job without an action.
 
     Raises:
         MetaschedError: the configuration is wrong, or Slurm cannot be read.
     """
     with read_only_controller(path) as (controller, _):
         snapshot, actions = controller.decide_and_plan()
-        idle = {job.uid for job in snapshot.jobs} - {action.uid for action in actions}
+        changed = {action.uid for action in actions}
+        unchanged = (job for job in snapshot.jobs if job.uid not in changed)
         return [
             *(describe(action, snapshot) for action in actions),
-            *(
-                f"leave {job.slurm_job_id}: {words(controller.reason(job.uid))}"
-                for job in snapshot.jobs
-                if job.uid in idle
-            ),
+            *(f"leave {job.slurm_job_id}: {words(controller.reason(job.uid))}" for job in unchanged),
         ]

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -34,7 +33,7 @@ log = structlog.get_logger()
 
 
 class CopyError(MetaschedError):
-    """The store's copy cannot be written, read or moved to the store's place."""
+    """The store's copy cannot be written, read or moved to the store's path."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
@@ -49,7 +48,7 @@ class UnusableCopyError(MetaschedError):
     def __init__(self, path: Path, error: StoreError) -> None:
         super().__init__(
             f"the store's copy {path} is newer than this host's store, and cannot be used here ({error}); "
-            "where that does not help, move the copy away: the daemon then goes on from this host's own store"
+            "where that does not help, move the copy away: the daemon then continues from this host's own store"
         )
 
 
@@ -64,7 +63,7 @@ def take_over(local: Path, shared: Path) -> None:
 
     Raises:
         StoreError: the store cannot be read or written; or there is no store, and the copy is no store.
-        CopyError: the copy cannot be read, or not moved to the store's place.
+        CopyError: the copy cannot be read, or not moved to the store's path.
         UnusableCopyError: the copy is to replace the store, and cannot be opened.
     """
     own = _term(local)
@@ -105,7 +104,7 @@ def _term(path: Path) -> int:
 
 
 def _replace(local: Path, copy: Path) -> None:
-    """Move the copy to the store's place, by way of a file on the local disk, where it can be opened safely."""
+    """Move the copy to the store's path, through a file on the local disk, where it can be opened safely."""
     fetched = local.with_name(f"{local.name}.fetched")
     try:
         _remove(fetched)
@@ -153,7 +152,7 @@ def write_copy(local: Path, shared: Path, before_write: Callable[[], None] = lam
 
 
 def _check_space(local: Path) -> None:
-    """Check that the local disk has room for a copy beside the store.
+    """Check that the local disk has space for a copy in the store's directory.
 
     Raises:
         OSError: the disk has too little free space.
@@ -179,7 +178,7 @@ def _remove(database: Path) -> None:
 
 
 class StoreCopier:
-    """Copies the store regularly, in a thread: as the ``with`` block begins, while it lasts, and once at its end.
+    """Copies the store in a thread: at the beginning of the ``with`` block, regularly during it, and once at its end.
 
     The first copy publishes the daemon's term, so that a daemon that takes over begins a later one.
 
@@ -187,10 +186,10 @@ class StoreCopier:
         local: path of the store.
         shared: the directory of copies, made if missing.
         every: seconds between copies; 0 for none.
-        before_write: see write_copy.
+        before_write: see ``write_copy``.
 
     Attributes:
-        every: as above; a reload of the configuration changes it.
+        every: seconds between copies; a reload of the configuration changes it.
     """
 
     def __init__(
@@ -208,9 +207,7 @@ class StoreCopier:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 

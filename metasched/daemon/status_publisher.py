@@ -8,65 +8,39 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from metasched.configuration.config import Config
 from metasched.core.model import Job, Snapshot
-from metasched.core.policy import Policy
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json
 from metasched.daemon.cluster_state import ClusterState
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, StatusError, publish
 from metasched.store import JobRecord, Store
 
+if TYPE_CHECKING:
+    from metasched.daemon.controller import Controller
+
 FINISHED_SHOWN = 50
+"""Ended jobs in the published status, the latest first."""
 
 log = structlog.get_logger()
 
 
-class SchedulerView(Protocol):
-    """The controller as the publisher sees it."""
-
-    config: Config
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that decides at present."""
-
-    @property
-    def round_number(self) -> int:
-        """Number of the present round."""
-
-    @property
-    def round_at(self) -> float | None:
-        """When the present round was decided, unix seconds; None before the first."""
-
-    @property
-    def next_round(self) -> float:
-        """When the next round is due at the latest, unix seconds."""
-
-    @property
-    def slurm_error(self) -> str | None:
-        """Why Slurm could not be read or written in the last poll, in words; None if it could."""
-
-    def reason(self, uid: str) -> Reason:
-        """Why a job runs or waits."""
-
-
 class StatusPublisher:
-    """Writes the status file; a file that cannot be written is a warning, never the end of scheduling."""
+    """Writes the status file. A file that cannot be written is logged once, and scheduling continues."""
 
     def __init__(self, store: Store, shared: Path, cluster: str) -> None:
         self._store = store
         self._shared = shared
         self._cluster = cluster
         self._last: Status | None = None
-        self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._sizes: dict[str, tuple[int, tuple[int, ...]]] = {}  # by uid: key of the runs counted, world sizes
         self._failed = False
 
-    def publish(self, scheduler: SchedulerView, state: ClusterState) -> None:
+    def publish(self, controller: Controller, state: ClusterState) -> None:
         """Publish the state of this poll."""
         snapshot = state.snapshot
         ended = [
@@ -76,29 +50,30 @@ class StatusPublisher:
         self._sizes = {uid: sizes for uid, sizes in self._sizes.items() if uid in shown}
         status = Status(
             published=snapshot.now,
-            poll_seconds=scheduler.config.schedule.poll_seconds,
+            poll_seconds=controller.config.schedule.poll_seconds,
             cluster=self._cluster,
             host=socket.gethostname(),
             pid=os.getpid(),
-            policy=scheduler.policy.name,
-            round=scheduler.round_number,
-            round_at=scheduler.round_at,
-            next_round=scheduler.next_round,
-            slurm=scheduler.slurm_error or "ok",
+            policy=controller.policy.name,
+            round=controller.round_number,
+            round_at=controller.round_at,
+            next_round=controller.next_round,
+            slurm=controller.slurm_error or "ok",
             nodes=_nodes(snapshot),
             jobs=tuple(
-                self._job(job, snapshot, state.jobs[job.uid].record, scheduler.reason(job.uid)) for job in snapshot.jobs
+                self._job(job, snapshot, state.jobs[job.uid].record, controller.reason(job.uid))
+                for job in snapshot.jobs
             ),
             sharing=snapshot.sharing,
-            sharing_note=why_no_sharing(scheduler.config, state),
+            sharing_note=why_no_sharing(controller.config, state),
             finished=tuple(self._ended(record) for record in ended),
         )
         self._write(status)
 
-    def republish(self, scheduler: SchedulerView) -> None:
-        """Publish the last status again, with the error that keeps the daemon from a new one."""
+    def republish(self, controller: Controller) -> None:
+        """Publish the last status again, with Slurm's present error."""
         if self._last is not None:
-            self._write(replace(self._last, published=time.time(), slurm=scheduler.slurm_error or "ok"))
+            self._write(replace(self._last, published=time.time(), slurm=controller.slurm_error or "ok"))
 
     def _write(self, status: Status) -> None:
         self._last = status
@@ -122,7 +97,7 @@ class StatusPublisher:
         return known[1]
 
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: Reason) -> JobStatus:
-        told = job.blocked or reason
+        shown = job.blocked or reason
         placement, now = job.placement, snapshot.now
         partner = snapshot.job.get(job.co_runner or "")
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
@@ -138,8 +113,8 @@ class StatusPublisher:
             min_gpus=job.min_gpus,
             max_gpus=job.max_gpus,
             preempt=job.preempt.value,
-            reason=words(told),
-            **_told(told),
+            reason=words(shown),
+            **_reason_fields(shown),
             nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
             submitted=job.submitted,
@@ -180,7 +155,7 @@ class StatusPublisher:
             max_gpus=int(needed.get("max_gpus", gpus)),
             preempt=str(needed.get("preempt", "checkpoint")),
             reason=words(ended_as),
-            **_told(ended_as),
+            **_reason_fields(ended_as),
             nodes={},
             gpu_type=None,
             submitted=record.submitted,
@@ -201,8 +176,8 @@ class StatusPublisher:
         )
 
 
-def _told(reason: Reason) -> dict[str, Any]:
-    """Return a reason as fields of ``JobStatus``, for programs."""
+def _reason_fields(reason: Reason) -> dict[str, Any]:
+    """Return the fields of ``JobStatus`` that tell a reason to programs."""
     data = to_json(reason)
     return {
         "reason_code": data["code"],

@@ -12,7 +12,7 @@ _HEARTBEAT = "WATCHDOG=1"
 def notify(*assignments: str) -> None:
     """Send a heartbeat for the watchdog, with further assignments (``READY=1``, ``STATUS=...``) if there are any.
 
-    A service manager that does not listen is no error.
+    A service manager that does not listen is not an error.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:

@@ -11,7 +11,6 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from metasched.core.errors import MetaschedError
@@ -21,28 +20,16 @@ _FLOCK = struct.Struct("hhqqi0q")  # struct flock of 64-bit Linux: type, whence,
 
 
 class LockHeldError(MetaschedError):
-    """Another daemon schedules this cluster.
+    """Another process has the lock: a daemon that schedules this cluster, or a process that is no daemon.
 
     Attributes:
-        holder: host, pid and start of the other daemon as it wrote them; "" where it has written nothing yet.
+        holder: host, pid and start of the other daemon as it wrote them ("" where it has written nothing yet), or the
+            process that is no daemon.
     """
 
-    def __init__(self, path: Path, holder: str, advice: str) -> None:
+    def __init__(self, message: str, holder: str) -> None:
         self.holder = holder
-        super().__init__(
-            f"another metasched daemon runs for this cluster ({holder or 'unknown holder'}, lock {path}); {advice}"
-        )
-
-
-class LockBlockedError(LockHeldError):
-    """A process that is no daemon has a read lock; daemons take write locks."""
-
-    def __init__(self, path: Path, pid: int) -> None:
-        where = f"process {pid}" if pid > 0 else "a process of another host"
-        MetaschedError.__init__(
-            self, f"{where}, which is no daemon, keeps {path} locked; end it, or, if no daemon runs, remove that file"
-        )
-        self.holder = f"{where}, which is no daemon"
+        super().__init__(message)
 
 
 class LockLostError(MetaschedError):
@@ -60,14 +47,14 @@ class LockFileError(MetaschedError):
 
 
 class DaemonLock:
-    """A POSIX record lock (they work on NFS as well), released by the kernel however the process ends.
+    """A POSIX record lock, which works on NFS as well; the kernel releases it however the process ends.
 
     Args:
-        path: of the file, in shared storage.
-        advice: the fix to name where another daemon has the lock.
+        path: path of the lock file, in shared storage.
+        advice: the fix that the error names where another daemon has the lock.
 
     Raises:
-        LockHeldError: another process has it.
+        LockHeldError: another process has the lock.
         LockFileError: the file cannot be opened with mode 0600, or its file system has no locks.
     """
 
@@ -128,14 +115,12 @@ class DaemonLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def holder(path: Path) -> str | None:
-    """The daemon that has the lock, as it wrote itself ("" where it has written nothing yet); None if there is none.
+    """Return the daemon that has the lock, as it wrote itself ("" for nothing written yet); None for no daemon.
 
     The call changes nothing and does not block others. The process that has the lock must not call it: POSIX releases
     a process's locks when it closes any descriptor of the file.
@@ -171,11 +156,16 @@ def _try_lock(file: int) -> bool:
 
 def _refusal(path: Path, file: int, advice: str) -> LockHeldError:
     kind, pid = _conflicting_lock(file)
-    return LockBlockedError(path, pid) if kind == fcntl.F_RDLCK else LockHeldError(path, _holder_text(file), advice)
+    if kind == fcntl.F_RDLCK:  # daemons take write locks
+        other = f"{f'process {pid}' if pid > 0 else 'a process of another host'}, which is no daemon"
+        return LockHeldError(f"{other}, keeps {path} locked; end it, or, if no daemon runs, remove that file", other)
+    daemon = _holder_text(file)
+    message = f"another metasched daemon runs for this cluster ({daemon or 'unknown holder'}, lock {path}); {advice}"
+    return LockHeldError(message, daemon)
 
 
 def _conflicting_lock(file: int) -> tuple[int, int]:
-    """The kind of the conflicting lock (F_UNLCK: none), and the pid of its holder (if on this host)."""
+    """Return the kind of the conflicting lock (F_UNLCK: none), and its holder's pid (0 or less: on another host)."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return kind, pid

@@ -42,12 +42,12 @@ class MailboxError(MetaschedError):
 
 
 class NotOursError(MailboxError):
-    """A path of the mailbox is not a directory of the daemon's own."""
+    """A path of the mailbox is not a directory that the daemon's user owns."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"{path}: must be a directory (no link) that only the daemon's user owns and may write to; "
-            "move away what is there, or correct its owner and mode"
+            "move the present file or directory away, or correct its owner and mode"
         )
 
 
@@ -87,7 +87,7 @@ class RequeueMethod(msgspec.Struct, frozen=True):
     """How the job is requeued after a checkpoint.
 
     Attributes:
-        by: who requeues it.
+        by: ``slurm`` (by RequeueExitHold) or ``wrapper`` (``metasched-run``).
         exit_code: the trainer's exit code that asks for it.
     """
 
@@ -153,7 +153,7 @@ class Mailbox:
             shared: [paths] shared; made if missing.
 
         Raises:
-            NotOursError: one of the directories is not the daemon's own.
+            NotOursError: the daemon's user does not own one of the directories.
             MailboxError: a directory cannot be made.
         """
         self.shared = shared
@@ -180,18 +180,17 @@ class Mailbox:
             if path.read_bytes() == content:
                 path.unlink()
 
-    def write_lease(self, lease: Lease) -> bool:
-        """Replace a job's lease atomically; returns whether the new one differs from the old one."""
+    def write_lease(self, lease: Lease) -> None:
+        """Replace a job's lease atomically; an equal lease is not written again."""
         path = self._lease_path(lease.uid)
         with suppress(BadLeaseError):
             if self.read_lease(lease.uid) == lease:
-                return False
+                return
         _own_directory(path.parent, _DIRECTORY_MODE)
         _replace(path, msgspec.json.format(msgspec.json.encode(lease), indent=1) + b"\n")
-        return True
 
     def read_lease(self, uid: str) -> Lease | None:
-        """A job's lease; None if there is none.
+        """Return a job's lease; None if there is none.
 
         Raises:
             BadLeaseError: the file does not have the daemon's format.
@@ -207,7 +206,7 @@ class Mailbox:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadLeaseError(path, str(error)) from None
 
-    def request_stop(self, uid: str, run: int, requested: float, deadline: float, reason: str) -> bool:
+    def request_stop(self, uid: str, run: int, requested: float, deadline: float, reason: str) -> None:
         """Add a request to stop to the lease of a run; a second request never changes the first.
 
         Args:
@@ -215,10 +214,7 @@ class Mailbox:
             run: number of its run.
             requested: unix seconds.
             deadline: when the daemon ends the run from outside, unix seconds.
-            reason: in words.
-
-        Returns:
-            Whether the run was not asked to stop before.
+            reason: why, in words.
 
         Raises:
             NoLeaseError: the job has no lease, or one for another run.
@@ -226,12 +222,11 @@ class Mailbox:
         lease = self.read_lease(uid)
         if lease is None or lease.run != run:
             raise NoLeaseError(self._lease_path(uid), run)
-        if lease.stop is not None and lease.stop.run == run:
-            return False
-        return self.write_lease(msgspec.structs.replace(lease, stop=StopRequest(run, requested, deadline, reason)))
+        if lease.stop is None or lease.stop.run != run:
+            self.write_lease(msgspec.structs.replace(lease, stop=StopRequest(run, requested, deadline, reason)))
 
     def free_reports(self, uid: str, owner: int) -> int | None:
-        """Rename what another user made in the place of a job's reports, so that the job's owner can make them.
+        """Rename a directory that another user made in the place of a job's reports, so that the owner can make it.
 
         The parent directory is sticky: apart from the daemon, only that user can rename it.
 
@@ -280,7 +275,7 @@ def _checked(pattern: re.Pattern[str], name: str) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Turn errors of the file system into MailboxError."""
+    """Turn errors of the file system into a MailboxError that names the path and the fix."""
     try:
         yield
     except OSError as error:
@@ -289,7 +284,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _own_directory(path: Path, mode: int) -> None:
-    """Make a directory, or check that the existing one is the daemon's own."""
+    """Make a directory, or check that the daemon's user owns the existing one."""
     with _naming(path):
         with suppress(FileExistsError):
             path.mkdir(0o700)  # nobody else has access before the mode is set

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from metasched.shared_dir.lock import DaemonLock, LockBlockedError, LockFileError, LockHeldError, LockLostError, holder
+from metasched.shared_dir.lock import DaemonLock, LockFileError, LockHeldError, LockLostError, holder
 
 HOLD = """
 import sys
@@ -78,7 +78,7 @@ def test_who_is_no_daemon_is_named_as_such(path):
     path.write_text("host gone pid 1 since then\n")
     with running(READ, path) as reader:
         reader.stdout.readline()
-        with pytest.raises(LockBlockedError, match=f"process {reader.pid}, which is no daemon"):
+        with pytest.raises(LockHeldError, match=f"process {reader.pid}, which is no daemon"):
             DaemonLock(path)
         assert holder(path) is None
         reader.kill()
