@@ -11,9 +11,9 @@ _EMPTY = "even empty, the nodes that accept jobs"
 
 
 def words(reason: Reason) -> str:
-    """The reason and those that it carries as one sentence without a full stop.
+    """The reason and its further reasons as one sentence without a full stop.
 
-    A code that is not known here is told by its ``text``, or else by its name and facts.
+    A code without words here is rendered as its fact ``text``, or else as its name and facts.
     """
     if not reason.also:
         return _words_of(reason)
@@ -119,43 +119,14 @@ def _exceeds_nodes(gpus: int, gpu_types: Sequence[str], nodes: int | None, cpus:
     return f"{_EMPTY} could not give it {counted(gpus, 'GPU')}{_kind(gpu_types)}"
 
 
-def _exceeds_preemptible(gpus: int, gpu_types: Sequence[str]) -> str:
-    needed = f"{counted(gpus, 'GPU')}{_kind(gpu_types)}"
-    return f"beside jobs that cannot be preempted, the nodes that accept jobs could not give it {needed}"
-
-
 def _reservation_ahead(nodes: int) -> str:
     return f"on {counted(nodes, 'node')} that would suit it a reservation begins before its time limit (--time) is over"
-
-
-def _preempted_for(jobs: Sequence[str], more: int) -> str:
-    return f"makes room for {', '.join(jobs)}{f' and {more} more' if more else ''}"
 
 
 def _shares(shares: Sequence[tuple[str, int]]) -> str:
     if not shares:
         return "it has no share of time now"
     return f"its share of time is {', '.join(f'{percent}% of {kind}' for kind, percent in shares)}"
-
-
-def _time_share_turn(gpu_type: str, shares: Sequence[tuple[str, int]]) -> str:
-    return f"its turn on {gpu_type}: {_shares(shares)}"
-
-
-def _time_share_wait(shares: Sequence[tuple[str, int]]) -> str:
-    return f"not its turn: {_shares(shares)}"
-
-
-def _queue_position(position: int, length: int) -> str:
-    return f"{ordinal(position)} of {length} in line"
-
-
-def _priority_position(position: int, length: int) -> str:
-    return f"{ordinal(position)} of {length} by priority"
-
-
-def _place_lacks_gpus(node: str, gpus: int, free: int) -> str:
-    return f"{node}, where it is to have {counted(gpus, 'GPU')}, has {free} free"
 
 
 WORDS: Mapping[str, str | Callable[..., str]] = {
@@ -183,7 +154,10 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.UNEVEN_SPREAD: _uneven_spread,
     Code.NO_NODE_ACCEPTS: _no_node_accepts,
     Code.EXCEEDS_NODES: _exceeds_nodes,
-    Code.EXCEEDS_PREEMPTIBLE_NODES: _exceeds_preemptible,
+    Code.EXCEEDS_PREEMPTIBLE_NODES: lambda gpus, gpu_types: (
+        "without what non-preemptible jobs hold, the nodes that accept jobs could not give it "
+        f"{counted(gpus, 'GPU')}{_kind(gpu_types)}"
+    ),
     Code.RESERVATION_AHEAD: _reservation_ahead,
     Code.SUSPENDED_RESOURCES_TAKEN: lambda nodes: (
         f"it is suspended on {', '.join(nodes)}, cannot move, and there its resources are taken"
@@ -191,7 +165,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.PLACE_NOT_IN_CLUSTER: "{node}, where it is to be, is not in the cluster",
     Code.PLACE_CLOSED: "{node}, where it is to be, accepts no jobs now",
     Code.PLACE_UNSUITABLE: "{node}, where it is to be, does not suit it",
-    Code.PLACE_LACKS_GPUS: _place_lacks_gpus,
+    Code.PLACE_LACKS_GPUS: lambda node, gpus, free: (
+        f"{node}, where it is to have {counted(gpus, 'GPU')}, has {free} free"
+    ),
     Code.PLACE_LACKS_CPUS: "{node}, where it is to be, has too few free CPUs or too little memory",
     Code.PLACE_TAKEN: "the place where it is to be was taken",
     Code.SHARES_GPUS: "it runs on the same GPUs as job {co_runner}",
@@ -202,8 +178,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.CO_RUNNER_FIXED: "neither it nor job {co_runner} can move",
     Code.DOES_NOT_FIT_WITH_CO_RUNNER: "the nodes of job {co_runner} cannot hold it too",
     Code.NO_NODES_SUIT_PAIR: "no nodes suit both it and job {co_runner}",
-    Code.QUEUE_POSITION: _queue_position,
-    Code.PRIORITY_POSITION: _priority_position,
+    Code.QUEUE_POSITION: lambda position, length: f"{ordinal(position)} of {length} in line",
+    Code.PRIORITY_POSITION: lambda position, length: f"{ordinal(position)} of {length} by priority",
     Code.FAIR_FINISH_POSITION: "number {position} of {length} in line by when jobs would end under fair sharing",
     Code.UNKNOWN_DEMAND_POOL: "in the pool of jobs whose demand is not known, under fair sharing",
     Code.ATTAINED_SERVICE_QUEUE: "in queue {queue} of {queues} by the GPU time it has had",
@@ -219,8 +195,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.EXPLORES: "on GPUs that nobody else can use, to learn how fast it is there",
     Code.CPU_ONLY: "it needs no GPU, and runs where CPUs are free",
     Code.NEXT_ROUND: "it waits for the next round",
-    Code.TIME_SHARE_TURN: _time_share_turn,
-    Code.TIME_SHARE_WAIT: _time_share_wait,
+    Code.TIME_SHARE_TURN: lambda gpu_type, shares: f"its turn on {gpu_type}: {_shares(shares)}",
+    Code.TIME_SHARE_WAIT: lambda shares: f"not its turn: {_shares(shares)}",
     Code.TYPES_IN_TURN_EXCLUDE: "not its turn: types_in_turn names none of its types",
     Code.RUNS_TO_END: "it runs to its end",
     Code.NOT_PREEMPTIBLE: "it runs to its end: it cannot be preempted",
@@ -228,9 +204,9 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.NO_NODE_AGAIN: "it runs on: no node would take it again",
     Code.STARTS: _starts,
     Code.MOVES: lambda **place: f"moves to {_place(**place)}",
-    Code.PREEMPTED_FOR: _preempted_for,
+    Code.PREEMPTED_FOR: lambda jobs, more: f"preempted for {', '.join(jobs)}{f' and {more} more' if more else ''}",
     Code.NOT_ITS_TURN: "it is not its turn",
-    Code.WAS_TO_LEAVE: "it was to leave",
+    Code.WAS_TO_LEAVE: "its earlier stop request is sent again",
     Code.STOP_UNANSWERED: "it did not answer a stop within {seconds:g} s",
     Code.OWNER_COULD_RELEASE: "its owner could release it before its turn",
     Code.RELEASED_BY_OTHERS: "it was released by somebody else",

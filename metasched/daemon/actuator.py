@@ -121,7 +121,7 @@ class Actuator:
 
     @property
     def start_limit(self) -> float:
-        """Longest time from a release to the start, seconds: preempted jobs may use their whole grace time before it."""
+        """Longest time from release to start, seconds: preempted jobs may use their whole grace time before it."""
         return self.config.schedule.grace_seconds + self.config.schedule.start_seconds
 
     def perform(self, actions: Sequence[Action], state: ClusterState, round_facts: RoundFacts) -> int:

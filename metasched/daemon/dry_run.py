@@ -36,7 +36,7 @@ def read_only_controller(path: Path) -> Iterator[tuple[Controller, Store]]:
     config = load(path, registry)
     configure_logs(config.log.model_copy(update={"level": "error"}))
     client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
-    with tempfile.TemporaryDirectory(prefix="metasched-dry-run-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="metasched-look-") as scratch:
         database = config.paths.state / DATABASE
         with contextlib.suppress(MissingStoreError), Store.open(database, read_only=True) as live:
             live.copy_to(Path(scratch) / DATABASE)

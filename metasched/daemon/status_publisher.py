@@ -96,18 +96,23 @@ class StatusPublisher:
             known = self._sizes[record.uid] = (started, sizes)
         return known[1]
 
+    def _recorded(self, record: JobRecord) -> dict[str, Any]:
+        """Return the fields of ``JobStatus`` that the store has alike for live and for ended jobs."""
+        sizes = self._world_sizes(record)
+        names = ("uid", "slurm_job_id", "name", "user", "account", "submitted", "preemptions", "error")
+        progress = ("progress_steps", "total_steps", "loss")
+        return {name: getattr(record, name) for name in (*names, *progress)} | {
+            "runs": len(sizes),
+            "world_sizes": sizes,
+        }
+
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: Reason) -> JobStatus:
         shown = job.blocked or reason
         placement, now = job.placement, snapshot.now
         partner = snapshot.job.get(job.co_runner or "")
         suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
-        sizes = self._world_sizes(record)
         return JobStatus(
-            uid=job.uid,
-            slurm_job_id=job.slurm_job_id,
-            name=job.name,
-            user=job.user,
-            account=job.account,
+            **self._recorded(record),
             status=job.status.value,
             gpus=job.gpus,
             min_gpus=job.min_gpus,
@@ -117,19 +122,11 @@ class StatusPublisher:
             **_reason_fields(shown),
             nodes=dict(placement.node_gpus) if placement is not None else {},
             gpu_type=placement.gpu_type if placement is not None else None,
-            submitted=job.submitted,
             run_started=job.run_started,
-            runs=len(sizes),
-            preemptions=job.preemptions,
             attained_service=job.attained_service,
             ran_seconds=job.ran_seconds,
             waited_seconds=job.waited_seconds(now),
-            progress_steps=record.progress_steps,
-            total_steps=record.total_steps,
             steps_per_second=job.steps_per_second,
-            loss=record.loss,
-            world_sizes=sizes,
-            error=record.error,
             renewals=0 if record.current is None else record.current.renewals,
             co_runner=None if partner is None else partner.slurm_job_id,
             time_slicing=partner is not None and suspended,
@@ -138,17 +135,12 @@ class StatusPublisher:
         )
 
     def _ended(self, record: JobRecord) -> JobStatus:
-        sizes = self._world_sizes(record)
         ended = record.finished or record.submitted
         ended_as = Reason.of(Code.ENDED, state=record.end_state)
         needed = record.requirements
         gpus = int(needed.get("gpus", 0))
         return JobStatus(
-            uid=record.uid,
-            slurm_job_id=record.slurm_job_id,
-            name=record.name,
-            user=record.user,
-            account=record.account,
+            **self._recorded(record),
             status=(record.end_state or "gone").lower(),
             gpus=gpus,
             min_gpus=int(needed.get("min_gpus", gpus)),
@@ -158,20 +150,12 @@ class StatusPublisher:
             **_reason_fields(ended_as),
             nodes={},
             gpu_type=None,
-            submitted=record.submitted,
             run_started=None,
-            runs=len(sizes),
-            preemptions=record.preemptions,
             attained_service=sum(record.attained.values()),
             ran_seconds=record.ran_seconds,
             waited_seconds=max(0.0, ended - record.submitted - record.ran_seconds),
-            progress_steps=record.progress_steps,
-            total_steps=record.total_steps,
             steps_per_second=None,
-            loss=record.loss,
-            world_sizes=sizes,
             finished=record.finished,
-            error=record.error,
             slo_seconds=needed.get("slo_seconds"),
         )
 

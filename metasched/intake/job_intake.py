@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 from pydantic import TypeAdapter
 
-from metasched.core.model import Hold, Preempt
+from metasched.core.model import Hold
 from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, awaits_owner_release
@@ -24,25 +24,10 @@ from metasched.slurm.stamp import Stamp
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 
-# Batch scripts that Slurm is asked for in one poll; the scripts of further new jobs stay unknown.
 SCRIPTS = 20
+"""Most batch scripts that are read from Slurm in one poll; those of further new jobs stay unknown."""
 _REQUIREMENTS = TypeAdapter(Requirements)
-_NOTHING = Requirements(  # of a job with a malformed tag, which is blocked until the tag is fixed
-    gpus=0,
-    min_gpus=0,
-    max_gpus=0,
-    nodes=1,
-    max_nodes=1,
-    gpu_types=(),
-    cpus_per_unit=1,
-    memory_per_unit=0,
-    features=frozenset(),
-    only_nodes=frozenset(),
-    excluded_nodes=frozenset(),
-    weight=1.0,
-    preempt=Preempt.CHECKPOINT,
-    total_steps=None,
-)
+_NO_REQUEST = Requirements(nodes=1, max_nodes=1)  # of a job with a malformed tag, which is blocked until it is fixed
 
 log = structlog.get_logger()
 
@@ -72,7 +57,7 @@ class JobIntake:
         Every step is repeatable: a write that fails is repeated by the next poll.
 
         Returns:
-            Each job of metasched that Slurm lists and the store knows as live, by uid; also those that have just ended.
+            Each job of metasched that Slurm lists and the store has as live, by uid; also those that have just ended.
 
         Raises:
             SlurmUnavailableError: Slurm does not answer.
@@ -121,7 +106,7 @@ class JobIntake:
                 not_before=job.eligible if job.restarts == 0 and job.eligible != OUT_OF_REACH else None,
             )
             self._store.add_job(record)
-            self._store.event("arrived", f"taken in as Slurm job {job.slurm_job_id}", uid=uid, at=now)
+            self._store.event("arrived", f"recorded as Slurm job {job.slurm_job_id}", uid=uid, at=now)
             if error is not None:
                 self._store.event("bad_tag", error, uid=uid, at=now)
         return self._store.require_job(uid)
@@ -135,7 +120,7 @@ class JobIntake:
             except SlurmError as error:
                 log.info("script_not_known", job=number, error=str(error))
                 if isinstance(error, (SlurmUnavailableError, SlurmPermissionError)):
-                    break  # it would not tell of the others either
+                    break  # the other scripts cannot be read either
             else:
                 hashes[number] = sha256(script.encode()).hexdigest()
         found = {uid: hashes.get(job.array_job_id or job.job_id) for uid, job in new.items()}
@@ -159,17 +144,17 @@ class JobIntake:
         if earlier_error is not None and slurm.state is JobState.PENDING:
             record = self._read_tag_again(record, slurm, inventory)
         known = Stamp.read(slurm.admin_comment)
-        words = _as_slurm_keeps(slurm.admin_comment if known is None else known.words)
-        if words == _as_slurm_keeps(earlier_error or ""):
+        words = _as_slurm_stores(slurm.admin_comment if known is None else known.words)
+        if words == _as_slurm_stores(earlier_error or ""):
             words = ""  # no words of an admin: earlier releases wrote the error right behind the stamp
         held = known is not None and known.held
         stamp = str(Stamp(record.uid.partition("_")[0], held, words, record.error))
         waits = slurm.state is JobState.PENDING and not awaits_owner_release(record, slurm)
         # Tasks that are not split off yet share their master's record: written through it, they stay together.
         slurm_job_id = str(slurm.job_id) if slurm.job_id in self._shared_records else slurm.slurm_job_id
-        stamped = slurm.admin_comment == stamp or _as_slurm_keeps(slurm.admin_comment) == _as_slurm_keeps(stamp)
+        stamped = slurm.admin_comment == stamp or _as_slurm_stores(slurm.admin_comment) == _as_slurm_stores(stamp)
         if known is not None and slurm_job_id in self._writes.refused:
-            stamped = True  # by job_submit.lua, which is enough to know the job; its error stands in the status alone
+            stamped = True  # by job_submit.lua, which suffices to identify the job; only the status shows its error
         if not stamped and waits:
             if self._writes.once(slurm_job_id, "adopt", lambda: self._client.adopt(slurm_job_id, stamp)):
                 slurm = replace(slurm, hold=Hold.ADMIN, admin_comment=stamp)
@@ -182,7 +167,7 @@ class JobIntake:
         return RecordedJob(record, slurm)
 
     def _read_tag_again(self, record: JobRecord, job: SlurmJob, inventory: NodeInventory) -> JobRecord:
-        """Update the record of a job whose tag was wrong, where its owner or the cluster's admin has fixed that."""
+        """Update the record of a job whose tag had an error that its owner or the cluster's admin has fixed."""
         needed, error = _requirements(job, inventory)
         if error == record.error:  # the request is still as its user wrote it
             return record
@@ -191,10 +176,10 @@ class JobIntake:
         return self._store.require_job(record.uid)
 
     def requirements_of(self, record: JobRecord) -> Requirements:
-        """Return what the job asked for; an empty request while its tag cannot be read."""
+        """Return the job's requirements; an empty request while its tag cannot be read."""
         if record.error is not None:
-            return _NOTHING
-        stored, needed = self._requirements.get(record.uid, (None, _NOTHING))
+            return _NO_REQUEST
+        stored, needed = self._requirements.get(record.uid, (None, _NO_REQUEST))
         if stored != record.requirements:
             needed = _REQUIREMENTS.validate_python(record.requirements)
             self._requirements[record.uid] = (record.requirements, needed)
@@ -202,9 +187,9 @@ class JobIntake:
 
 
 def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str, Any], str | None]:
-    """Return the job's requirements as JSON-compatible data for the store, and what is wrong with its tag, if anything.
+    """Return the job's requirements as JSON-compatible data for the store, and the error of its tag; None for no error.
 
-    Read it before the job's first update: an update rewrites the request that the user submitted.
+    They are read before the job's first update, which rewrites the request that the user submitted.
     """
     try:
         needed = requirements(job, parse_tag(job.comment) or Tag(), inventory.gpu_types, inventory.shards)
@@ -213,6 +198,6 @@ def _requirements(job: SlurmJob, inventory: NodeInventory) -> tuple[Mapping[str,
     return _REQUIREMENTS.dump_python(needed, mode="json"), None
 
 
-def _as_slurm_keeps(comment: str) -> str:
-    """Return a comment as Slurm keeps it: without quotes and runs of white space."""
+def _as_slurm_stores(comment: str) -> str:
+    """Return a comment as Slurm stores it: without quotes and runs of white space."""
     return " ".join(re.sub(r"[^!-~]+", " ", comment.replace("'", "").replace('"', "")).split())

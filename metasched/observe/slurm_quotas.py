@@ -24,7 +24,7 @@ Owner = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """The counter of a limit: GPUs or running jobs of the jobs that the limit covers.
+    """The counter of a limit: the GPUs of the jobs that the limit covers, or their number while they run.
 
     Attributes:
         whose: the QOS, account or user that defines the limit.
@@ -44,9 +44,9 @@ class _Count:
         return f"{self.whose}: {self.word}{what}{' for ' if self.who else ''}{self.who}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Rules:
-    """The limits of one owner.
+    """The limits of one owner, added in Slurm's order: a limit that is defined first is enforced.
 
     Attributes:
         counted: most GPUs or jobs, by the counter; the owner's jobs count against all of these.
@@ -54,12 +54,43 @@ class _Rules:
         per_job: most GPUs of each job, by type ("" for all types), with the limit's name.
     """
 
-    counted: Mapping[_Count, int]
-    enforced: frozenset[_Count]
-    per_job: Mapping[str, tuple[int, str]]
+    counted: dict[_Count, int] = field(default_factory=dict)
+    enforced: set[_Count] = field(default_factory=set)
+    per_job: dict[str, tuple[int, str]] = field(default_factory=dict)
+    _by_qos: set[tuple[str, str | None]] = field(
+        default_factory=set
+    )  # words and GPU types of limits that a QOS defines
 
+    def add_qos(self, whose: str, qos: Qos, user: str, account: str) -> None:
+        """Add the limits of a QOS, which replace the same limits of what is added later."""
+        found = {
+            **_counts(whose, "GrpTRES", "GrpJobs", qos.group),
+            **_counts(whose, "MaxTRESPerUser", "MaxJobsPerUser", qos.per_user, user),
+            **_counts(whose, "MaxTRESPerAccount", "MaxJobsPerAccount", qos.per_account, account),
+        }
+        self._add(found)
+        self._by_qos |= {(count.word, count.gpu_type) for count in found}
+        self._add_per_job(whose, qos.per_job)
 
-_NO_RULES = _Rules({}, frozenset(), {})
+    def add_association(self, row: Association) -> None:
+        """Add the limits of an association; those that no QOS has defined are enforced, of every association."""
+        whose = f"account {row.account}"
+        whose += f", user {row.user}" if row.user else ""
+        whose += f", partition {row.partition}" if row.partition else ""
+        self._add(_counts(whose, "GrpTRES", "GrpJobs", row.group))
+        of_user = _counts(whose, "", "MaxJobs", UsageLimits(jobs=row.max_jobs))
+        if self._by_qos.isdisjoint({("MaxJobsPerUser", None), ("MaxJobsPerAccount", None)}):
+            self._add(of_user)
+        self.counted |= of_user
+        self._add_per_job(whose, row.per_job)
+
+    def _add(self, found: Mapping[_Count, int]) -> None:
+        self.counted |= found
+        self.enforced |= {count for count in found if (count.word, count.gpu_type) not in self._by_qos}
+
+    def _add_per_job(self, whose: str, quota: UsageLimits) -> None:
+        for count, most in _counts(whose, "MaxTRESPerJob", "", quota).items():
+            self.per_job.setdefault(count.gpu_type or "", (most, count.name(most)))
 
 
 @dataclass(slots=True)
@@ -126,7 +157,7 @@ class SlurmQuotas:
     def _of(self, job: SlurmJob) -> _Rules:
         owner = owner_of(job)
         if owner not in self._rules:
-            self._rules[owner] = _rules(self.associations, owner) if self.associations is not None else _NO_RULES
+            self._rules[owner] = _Rules() if self.associations is None else _rules(self.associations, owner)
         return self._rules[owner]
 
 
@@ -137,54 +168,13 @@ def owner_of(job: SlurmJob) -> Owner:
 
 def _rules(known: Associations, owner: Owner) -> _Rules:
     account, user, partition, qos = owner
-    made = _Collection()
+    rules = _Rules()
     for name in dict.fromkeys((known.partition_qos.get(partition, ""), qos)):
         if (found := known.qos.get(name)) is not None:
-            made.add_qos(f"QOS {name}", found, user, account)
+            rules.add_qos(f"QOS {name}", found, user, account)
     for row in known.chain(account, user, partition):
-        made.add_association(row)
-    return _Rules(made.counted, frozenset(made.enforced), made.per_job)
-
-
-class _Collection:
-    """Collects an owner's limits in Slurm's order: a limit that is defined first is enforced."""
-
-    def __init__(self) -> None:
-        self.counted: dict[_Count, int] = {}
-        self.enforced: set[_Count] = set()
-        self.per_job: dict[str, tuple[int, str]] = {}
-        self._by_qos: set[tuple[str, str | None]] = set()  # words and GPU types of limits that a QOS has defined
-
-    def add_qos(self, whose: str, qos: Qos, user: str, account: str) -> None:
-        """Add the limits of a QOS, which replace the same limits of what is added later."""
-        found = {
-            **_counts(whose, "GrpTRES", "GrpJobs", qos.group),
-            **_counts(whose, "MaxTRESPerUser", "MaxJobsPerUser", qos.per_user, user),
-            **_counts(whose, "MaxTRESPerAccount", "MaxJobsPerAccount", qos.per_account, account),
-        }
-        self._add(found)
-        self._by_qos |= {(count.word, count.gpu_type) for count in found}
-        self._add_per_job(whose, qos.per_job)
-
-    def add_association(self, row: Association) -> None:
-        """Add the limits of an association; those that no QOS has defined are enforced, of every association."""
-        whose = f"account {row.account}"
-        whose += f", user {row.user}" if row.user else ""
-        whose += f", partition {row.partition}" if row.partition else ""
-        self._add(_counts(whose, "GrpTRES", "GrpJobs", row.group))
-        of_user = _counts(whose, "", "MaxJobs", UsageLimits(jobs=row.max_jobs))
-        if self._by_qos.isdisjoint({("MaxJobsPerUser", None), ("MaxJobsPerAccount", None)}):
-            self._add(of_user)
-        self.counted |= of_user
-        self._add_per_job(whose, row.per_job)
-
-    def _add(self, found: Mapping[_Count, int]) -> None:
-        self.counted |= found
-        self.enforced |= {count for count in found if (count.word, count.gpu_type) not in self._by_qos}
-
-    def _add_per_job(self, whose: str, quota: UsageLimits) -> None:
-        for count, most in _counts(whose, "MaxTRESPerJob", "", quota).items():
-            self.per_job.setdefault(count.gpu_type or "", (most, count.name(most)))
+        rules.add_association(row)
+    return rules
 
 
 def _counts(whose: str, gpus: str, jobs: str, quota: UsageLimits, who: str = "") -> dict[_Count, int]:

@@ -30,20 +30,20 @@ class Requirements:
         shards: whether the request is for shards of GPUs, so that another job may get the rest of a GPU.
     """
 
-    gpus: int
-    min_gpus: int
-    max_gpus: int
-    nodes: int | None
-    max_nodes: int | None
-    gpu_types: tuple[str, ...]
-    cpus_per_unit: int
-    memory_per_unit: int
-    features: frozenset[str]
-    only_nodes: frozenset[str]
-    excluded_nodes: frozenset[str]
-    weight: float
-    preempt: Preempt
-    total_steps: int | None
+    gpus: int = 0
+    min_gpus: int = 0
+    max_gpus: int = 0
+    nodes: int | None = None
+    max_nodes: int | None = None
+    gpu_types: tuple[str, ...] = ()
+    cpus_per_unit: int = 1
+    memory_per_unit: int = 0
+    features: frozenset[str] = frozenset()
+    only_nodes: frozenset[str] = frozenset()
+    excluded_nodes: frozenset[str] = frozenset()
+    weight: float = 1.0
+    preempt: Preempt = Preempt.CHECKPOINT
+    total_steps: int | None = None
     gpu_type: str | None = None
     tasks: int | None = None
     slo_seconds: float | None = None

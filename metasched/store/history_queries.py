@@ -73,13 +73,13 @@ class HistoryQueries(Connection):
 
     def recent_events(self, limit: int = 100, uid: str | None = None) -> list[EventRecord]:
         """The latest events, of all jobs and the cluster or of one job."""
-        sql = f"SELECT id, at, uid, kind, text FROM events {_of(uid)} ORDER BY id DESC LIMIT ?"  # noqa: S608  constants
-        rows = self._rows(sql, _with(uid, limit))
+        condition, parameters = _latest(uid, limit)
+        rows = self._rows(f"SELECT id, at, uid, kind, text FROM events {condition}", parameters)  # noqa: S608  constants
         return [EventRecord(*row) for row in rows]
 
     def recent_actions(self, limit: int = 100, uid: str | None = None) -> list[ActionRecord]:
         """The latest actions, of all jobs or of one."""
-        return self._actions(f"{_of(uid)} ORDER BY id DESC LIMIT ?", _with(uid, limit))
+        return self._actions(*_latest(uid, limit))
 
     def unfinished_actions(self) -> list[ActionRecord]:
         """Actions without an outcome: they are in progress, or the daemon died before their end."""
@@ -87,7 +87,7 @@ class HistoryQueries(Connection):
 
     def recent_decisions(self, uid: str, limit: int = 100) -> list[DecisionRecord]:
         """The latest decisions about one job; equal ones of consecutive rounds are one record."""
-        return self._decisions("WHERE uid = ? ORDER BY id DESC LIMIT ?", [uid, limit])
+        return self._decisions(*_latest(uid, limit))
 
     def decisions_of(self, number: int) -> list[DecisionRecord]:
         """The decisions of one round, one for each of its jobs."""
@@ -170,9 +170,7 @@ class HistoryQueries(Connection):
         ]
 
 
-def _of(uid: str | None) -> str:
-    return "" if uid is None else "WHERE uid = ?"
-
-
-def _with(uid: str | None, limit: int) -> list[Any]:
-    return [limit] if uid is None else [uid, limit]
+def _latest(uid: str | None, limit: int) -> tuple[str, list[Any]]:
+    """Return the end of a query for the latest rows, of one job or of all, and its parameters."""
+    of_job, parameters = ("", []) if uid is None else ("WHERE uid = ? ", [uid])
+    return f"{of_job}ORDER BY id DESC LIMIT ?", [*parameters, limit]

@@ -179,4 +179,4 @@ def test_words_of_actions():
     assert words(Reason.of(Code.MOVES, **facts)) == "moves to 3 GPUs of type v100 on n1 (2), n2 (1)"
     alone = {**facts, "gpus": 0, "gpu_type": None, "uneven": ()}
     assert words(Reason.of(Code.STARTS, **alone, co_runner="7")) == "starts on n1, n2, on the same GPUs as job 7"
-    assert words(Reason.of(Code.PREEMPTED_FOR, jobs=("1", "2", "3"), more=2)) == "makes room for 1, 2, 3 and 2 more"
+    assert words(Reason.of(Code.PREEMPTED_FOR, jobs=("1", "2", "3"), more=2)) == "preempted for 1, 2, 3 and 2 more"

@@ -155,7 +155,7 @@ def test_the_successor_is_queued_before_its_victim_is_stopped():
     """Starts come before stops, and the victim is told for whom."""
     actions = missing([job("v", Status.RUNNING, placement=HERE), job("s")], {"s": HERE})
     assert kinds(actions) == [(Start, "s"), (Stop, "v")]
-    assert reason_words.words(actions[1].reason) == "makes room for 1s"
+    assert reason_words.words(actions[1].reason) == "preempted for 1s"
 
 
 def test_more_important_jobs_come_first():

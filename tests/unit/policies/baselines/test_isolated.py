@@ -141,7 +141,7 @@ def test_who_has_no_place_beside_jobs_that_stay_is_told_so(heed_speeds):
     waits = [known_job("gang", gpus=4, nodes=1), known_job("huge", gpus=8, nodes=1)]
     first = run_round(snapshot([*stays, *waits], nodes), policy, None)
     words = "the nodes that accept jobs could not give it"
-    assert reason_words.words(first.reasons["gang"]) == f"beside jobs that cannot be preempted, {words} 4 GPUs"
+    assert reason_words.words(first.reasons["gang"]) == f"without what non-preemptible jobs hold, {words} 4 GPUs"
     assert reason_words.words(first.reasons["huge"]) == f"even empty, {words} 8 GPUs"
     stays = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
     second = run_round(snapshot([*stays, *waits], nodes, now=1.0), policy, first.state)
