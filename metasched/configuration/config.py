@@ -1,4 +1,4 @@
-"""The configuration file: TOML in, a frozen and fully checked record out."""
+"""The configuration file: TOML, read into a frozen and fully checked record."""
 
 from __future__ import annotations
 

@@ -60,19 +60,19 @@ class Speed(Protocol):
         """
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """The same while a job with the speeds ``other`` runs on the same GPUs; None where it is not known."""
+        """Optimizer steps per second while a job with the speeds ``other`` runs on the same GPUs; None if not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node, without what jobs of others hold on it.
+    """One node, without the resources that jobs of others hold there.
 
     Attributes:
         name: Slurm's node name.
-        gpu_type: the type of its GPUs, None for a node without any.
-        gpus: GPUs that our jobs may use (running ones included).
-        cpus: CPUs that our jobs may use.
-        memory: bytes that our jobs may use.
+        gpu_type: the type of its GPUs; None for a node without GPUs.
+        gpus: GPUs that metasched's jobs may use or use now.
+        cpus: CPUs that metasched's jobs may use or use now.
+        memory: bytes that metasched's jobs may use or use now.
         features: Slurm's features.
         partitions: names of the partitions it belongs to.
         accepts: whether a new job may be placed here (up, not drained, not reserved for others).
@@ -104,7 +104,7 @@ class Placement:
     Attributes:
         nodes: names of the nodes.
         gpus_per_node: GPUs on each node; where they differ, the most.
-        gpu_type: their type.
+        gpu_type: the type of the GPUs; None without GPUs.
         uneven: GPUs on each node, in the order of ``nodes``, where they differ; else empty. Only clusters that say so
             (``Snapshot.uneven``) can realise it.
     """
@@ -142,7 +142,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """What the user asked for at submission, and what Slurm's limits leave of it.
+    """The user's request at submission, within Slurm's limits.
 
     The resource unit of a job is one GPU; of a CPU-only job, one node.
 
@@ -208,7 +208,7 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSituation:
-    """What Slurm and the shared directory show of the job now.
+    """The job's present state in Slurm and in the shared directory.
 
     Attributes:
         slurm_job_id: Slurm's present id of the job, or ``array_task``.
@@ -246,7 +246,7 @@ class JobSituation:
 
 @dataclass(frozen=True, kw_only=True)
 class JobHistory:
-    """What the job has received and done so far.
+    """The service that the job has received and its progress so far.
 
     Attributes:
         run: number of times that the daemon released the job.
@@ -269,7 +269,7 @@ class JobHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class JobKnowledge:
-    """What is measured or predicted of the job's speed and service.
+    """Measurements and predictions of the job's speed and service.
 
     Attributes:
         steps_per_second: latest measured speed of the present run, if reported.
@@ -287,7 +287,7 @@ class JobKnowledge:
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most
 class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
-    """One job of metasched: its request, situation and history, and what is known of its speed."""
+    """One job of metasched: its request, situation, history and knowledge."""
 
     def evolve(self, **changes: Any) -> Self:
         """A copy with some fields changed, several times as fast as ``dataclasses.replace``."""
@@ -340,7 +340,7 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return in_partition and self.features <= node.features
 
     def spreads(self, gpus: int) -> tuple[tuple[int, int], ...]:
-        """Even spreads of that many GPUs, as (nodes, GPUs per node), fewest nodes first; a CPU-only job has one."""
+        """Even spreads of a number of GPUs, as (nodes, GPUs per node), fewest nodes first; one for a CPU-only job."""
         if self.gpus == 0:
             return ((self.nodes or 1, 0),) if gpus == 0 else ()
         most = gpus if self.max_nodes is None else min(gpus, self.max_nodes)
@@ -348,22 +348,22 @@ class Job(JobRequest, JobSituation, JobHistory, JobKnowledge):
         return tuple((k, gpus // k) for k in counts if gpus >= k and gpus % k == 0)
 
     def node_cpus(self, gpus_per_node: int) -> int:
-        """CPUs that the job needs on each node at that many GPUs per node (CPU-only: 0)."""
+        """CPUs that the job needs on each node, by its GPUs there (CPU-only: 0)."""
         return self.cpus_per_unit * max(gpus_per_node, 1)
 
     def node_memory(self, gpus_per_node: int) -> int:
-        """Bytes of memory that the job needs on each node at that many GPUs per node (CPU-only: 0)."""
+        """Bytes of memory that the job needs on each node, by its GPUs there (CPU-only: 0)."""
         return self.memory_per_unit * max(gpus_per_node, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A limit on what some of our jobs hold at once, all together, net of what jobs of others use of it.
+    """A limit on the GPUs or running jobs of some of metasched's jobs together, net of the use by other jobs.
 
     Attributes:
         name: the limit as admins know it.
         members: uids of the jobs that count against it.
-        left: GPUs (with ``of_jobs``: running jobs) that are left to them; negative where it is exceeded already.
+        left: GPUs (with ``of_jobs``: running jobs) that the members may have; negative where the limit is exceeded.
         of_jobs: whether running jobs are counted instead of GPUs.
         gpu_type: the only type of GPUs that is counted; None for all types.
     """
@@ -383,12 +383,12 @@ class Snapshot:
         now: unix seconds.
         round: number of the round, from 1.
         round_seconds: regular time from one round to the next.
-        nodes: all nodes that our jobs may use.
-        jobs: our live jobs, ordered by (submitted, uid).
+        nodes: all nodes that metasched's jobs may use.
+        jobs: metasched's live jobs, ordered by (submitted, uid).
         uneven: whether the cluster can realise placements with different numbers of GPUs on each node.
         sharing: whether two jobs can run on the same GPUs.
-        precomputed: result of the policy's ``precompute`` since the last round, JSON-compatible; empty for none yet,
-            None where nobody calls ``precompute``.
+        precomputed: result of the policy's ``precompute`` that arrived since the last round, JSON-compatible; empty
+            for no result, None where ``precompute`` is not called.
         quotas: limits that hold whatever the policy decides.
     """
 
@@ -436,8 +436,8 @@ class Grant:
             as it is, or not at all.
         co_runner: uid of the job, granted before this one, whose GPUs this job gets, too; where the cluster can share.
         max_nodes: most nodes in this round; None for the job's own limit.
-        time_slicing: with ``co_runner``, whether the two take turns there, one being suspended while the other runs,
-            and do not run at once (time slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
+        time_slicing: with ``co_runner``, whether the two jobs alternate, one suspended while the other runs (time
+            slices of Gandiva, OSDI 2018, section 3.1). A simulation runs them at once.
     """
 
     uid: str

@@ -92,14 +92,14 @@ class Policy(ABC):
         """
 
     def precompute(self, snapshot: Snapshot, state: PolicyState) -> Mapping[str, Any] | None:
-        """Compute, from the latest round's snapshot and state, what takes too long for a round.
+        """Compute, from the latest round's snapshot and state, a result that takes too long for a round.
 
         The method is as pure as ``decide``. Where ``solves_in_background`` is set, the daemon calls it in a process of
-        its own and puts the answer into a later round's ``Snapshot.precomputed``. Elsewhere ``precomputed`` is None,
-        and ``decide`` computes the same itself.
+        its own and puts the result into a later round's ``Snapshot.precomputed``. Elsewhere ``precomputed`` is None,
+        and ``decide`` computes the same result itself.
 
         Returns:
-            JSON-compatible data; None where nothing is to be computed.
+            JSON-compatible data; None where there is nothing to compute.
         """
         del snapshot, state
         return None
@@ -142,7 +142,7 @@ class Registry:
         """The policy that is registered under a name.
 
         Raises:
-            UnknownPolicyError: no policy is.
+            UnknownPolicyError: no policy has that name.
         """
         try:
             return self._policies[name]
@@ -153,7 +153,7 @@ class Registry:
 def installed_policies() -> Registry:
     """The policies of all installed packages, found by their entry points.
 
-    A plug-in that cannot be imported is logged and skipped, so that it does not stop the daemon.
+    A plug-in that cannot be imported is logged and skipped; it does not stop the daemon.
     """
     registry = Registry()
     for entry_point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):

@@ -30,7 +30,7 @@ class Code(enum.StrEnum):
         member.meaning = meaning
         return member
 
-    TEXT = "text", "Words without a code of their own: a policy's of another package, or those of an older version."
+    TEXT = "text", "Words without a code, from a policy of another package or an older version."
 
     # The job must not start.
     BAD_TAG = "bad_tag", "The job's tag or request cannot be scheduled."
@@ -107,7 +107,7 @@ class Code(enum.StrEnum):
     TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."
     TYPES_IN_TURN_EXCLUDE = "types_in_turn_exclude", "The parameter types_in_turn names no GPU type of the job."
 
-    # The job keeps what it holds.
+    # The job keeps its allocation.
     RUNS_TO_END = "runs_to_end", "The policy lets the job run to its end."
     NOT_PREEMPTIBLE = "not_preemptible", "The job cannot be preempted, so it runs to its end."
     NODES_CLOSED = "nodes_closed", "The job runs on: its nodes accept no other jobs."
@@ -136,10 +136,10 @@ class Code(enum.StrEnum):
     CO_RUNNER_CANNOT_JOIN = "co_runner_cannot_join", "The co-runner could not be started on the job's GPU."
     HALF_GPU_TAKEN_FOR_PAIR = "half_gpu_taken_for_pair", "Slurm would put one of a new pair on the job's GPU."
     HALF_GPU_TAKEN_FOR_WHOLE = "half_gpu_taken_for_whole", "Slurm would give the job's GPU whole to another job."
-    TIME_SLICING_BEGINS = "time_slicing_begins", "Two jobs begin to take turns; this one is suspended first."
-    TIME_SLICING_ENDS = "time_slicing_ends", "The job no longer takes turns."
-    SLICE_BEGINS = "slice_begins", "The job's turn begins; the co-runner's is over."
-    SLICE_ENDS = "slice_ends", "The job's turn is over; the co-runner's begins."
+    TIME_SLICING_BEGINS = "time_slicing_begins", "Time-slicing of two jobs begins; this one is suspended first."
+    TIME_SLICING_ENDS = "time_slicing_ends", "The job's time-slicing has ended."
+    SLICE_BEGINS = "slice_begins", "The job's time slice begins; the co-runner's is over."
+    SLICE_ENDS = "slice_ends", "The job's time slice is over; the co-runner's begins."
     BOTH_SUSPENDED = "both_suspended", "Both jobs of a pair are suspended, so one is resumed."
 
     ENDED = "ended", "The job has ended."
@@ -150,9 +150,9 @@ class Reason(NamedTuple):
 
     Attributes:
         code: a ``Code``, or a code of a third party's policy.
-        facts: names and values, in a fixed order for each code; no finer than words tell them, since the history keeps
-            a row for every change.
-        also: further reasons, each without any of its own.
+        facts: names and values, in a fixed order for each code; no more precise than their words, since every change
+            is a row of the history.
+        also: further reasons, none of which has further reasons itself.
     """
 
     code: str
@@ -161,7 +161,7 @@ class Reason(NamedTuple):
 
     @classmethod
     def of(cls, code: str, /, **facts: Fact) -> Reason:
-        """The reason with these facts."""
+        """Return the reason with a code and its facts."""
         return cls(code, tuple(facts.items()))
 
     @classmethod
@@ -170,7 +170,7 @@ class Reason(NamedTuple):
         return cls(Code.TEXT, (("text", words),))
 
     def and_also(self, *others: Reason) -> Reason:
-        """This reason, with others after those that it carries."""
+        """Return this reason with more further reasons, after its present ones."""
         more = [part for other in others for part in other.parts]
         return Reason(self.code, self.facts, (*self.also, *more))
 
@@ -191,9 +191,9 @@ def to_json(reason: Reason) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> Reason:
-    """What ``to_json`` was given; anything else becomes a reason of its text."""
+    """Return the reason that ``to_json`` was given; any other data becomes a reason of its text."""
     match data:
-        case {"code": str(code)} if code and _is_ours(data):
+        case {"code": str(code)} if code and _is_reason(data):
             also = tuple(part for other in data.get("also", ()) for part in from_json(other).parts)
             return Reason(code, tuple((name, _fact(value)) for name, value in data.get("facts", {}).items()), also)
         case str():
@@ -211,7 +211,7 @@ def to_text(reason: Reason) -> str:
 
 
 def from_text(text: str) -> Reason:
-    """What ``to_text`` was given; a plain sentence, as older versions stored it, becomes a reason of its text."""
+    """Return the reason that ``to_text`` was given; a plain sentence of older versions becomes a reason of its text."""
     if not text.startswith('{"code":'):
         return Reason.text(text)
     try:
@@ -220,7 +220,7 @@ def from_text(text: str) -> Reason:
         return Reason.text(text)
 
 
-def _is_ours(data: Mapping[str, Any]) -> bool:
+def _is_reason(data: Mapping[str, Any]) -> bool:
     return isinstance(data.get("facts", {}), dict) and isinstance(data.get("also", []), list)
 
 

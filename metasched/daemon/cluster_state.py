@@ -1,4 +1,4 @@
-"""What one poll knows of the cluster once jobs and runs are recorded: the input of decision, plan and status."""
+"""The state of the cluster in one poll, after jobs and runs are recorded: the input of decision, plan and status."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from metasched.observe.observer import Observation
 from metasched.scheduling.gpu_shards import GpuShards
 from metasched.store import Store
 
-# Events of a job that are read, the latest first, to find why Slurm did not start it.
 EVENTS = 20
+"""Latest events of a job that are searched for the reason why Slurm did not start it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ClusterState:
 
 
 class ClusterStateBuilder:
-    """Builds the state of a poll from what was observed and recorded; writes nothing."""
+    """Builds the state of a poll from the observation and the records; writes nothing."""
 
     def __init__(self, store: Store, intake: JobIntake, estimates: JobEstimates) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Trainers' report files into the store, in budgets: users write these files, and a file can be made endless."""
+"""Reading of trainers' report files into the store, in budgets, because users can make such files endless."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from metasched.shared_dir.reports import TrialReport
 from metasched.store import IngestResult, JobRecord, Store, ingest
 
 LAST_READS = 128
-"""Budgets that are read of jobs that have ended: in one poll of all of them together, and in all polls of each."""
+"""Most budgets that are read of ended jobs: of all of them in one poll, and of each in all polls."""
 
 
 class ReportReader:
     """Reads new report lines of jobs, at most one budget of each live job in a poll.
 
     Attributes:
-        heartbeat: called before each budget: no job can make a poll long, but many jobs can, and a service manager
-            expects signs of life meanwhile.
+        heartbeat: called before each budget, for the service manager: the reports of many jobs take long.
         reported: uids of jobs with new reports in this poll.
         trials: reports of profiling runs in this poll, by uid.
     """
@@ -47,7 +46,7 @@ class ReportReader:
         """Read the last reports of a job that has ended, as far as this poll's budgets go.
 
         Returns:
-            Whether the job's reports are read to their end; if not, the next poll has to go on.
+            Whether the reports are read to their end; otherwise the next poll has to read on.
         """
         while self._read(record, now).more:
             self._budgets_read[record.uid] = self._budgets_read.get(record.uid, 0) + 1

@@ -1,8 +1,8 @@
-"""The run tracking step of a poll: each job's runs and reports in the store follow what Slurm and trainers show.
+"""The run tracking step of a poll: each job's runs and reports in the store follow Slurm's lists and the trainers.
 
-For each job its new reports are read first, because they tell how a run ended. Then its run is opened, suspended,
-resumed or closed as Slurm lists the job. A run that failed for no fault of the job is put back into the queue. A job
-that has ended for good is finished in the store once its last reports are read.
+The new reports of a job are read first, because they tell how a run ended. Then its run is opened, suspended, resumed
+or closed as Slurm lists the job. A job whose run failed for no fault of its own is requeued. A job that has ended for
+good is finished in the store once its last reports are read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from metasched.shared_dir.mailbox import Mailbox, MailboxError
 from metasched.slurm.client import JobState, SlurmClient, SlurmJob
 from metasched.store import EndCause, JobRecord, RunRecord, Store
 
-# A suspension by the daemon that Slurm still does not show after this long was never carried out.
 SUSPEND_SECONDS = 10.0
-# A job that Slurm does not list for so long is gone.
+"""Time after which a suspension by the daemon that Slurm does not show counts as never carried out."""
 MISSING_SECONDS = 30.0
-# Slurm's pending reason where it holds a released job itself, since it could never start the job.
+"""Time after which a job that Slurm does not list counts as gone."""
 NEVER_STARTABLE = "BadConstraints"
-KILLED_BY_OLD_RUN = "killed_by_old_run"  # the kind of an event
+"""Slurm's pending reason of a released job that it holds, since it could never start the job."""
+KILLED_BY_OLD_RUN = "killed_by_old_run"
+"""Kind of the event of a run that the srun of an earlier run has killed."""
 
 log = structlog.get_logger()
 
@@ -179,7 +180,7 @@ class RunTracking:
         return True
 
     def _finish(self, record: JobRecord, slurm: SlurmJob, now: float) -> bool:
-        """Finish a job that has ended; False where the next poll has to go on with reading its last reports."""
+        """Finish a job that has ended; return False where the next poll has to read more of its last reports."""
         at = slurm.ended if slurm.ended is not None else now
         run = record.current
         if run is not None:
@@ -195,7 +196,7 @@ class RunTracking:
         return True
 
     def _finish_vanished(self, missing: Sequence[JobRecord], now: float) -> int:
-        """Finish the jobs that Slurm has not listed for a while, and return their number.
+        """Finish the jobs that Slurm has not listed for ``MISSING_SECONDS``, and return their number.
 
         Such a job ended while no daemon ran, or slurmctld crashed and forgot it. One poll is no proof: Slurm's record
         of the job may have been unreadable.

@@ -32,7 +32,7 @@ class ThrottledWrites:
         self._outage_seconds = 0.0
 
     def begin_poll(self, listed: Sequence[SlurmJob], now: float, outage_seconds: float) -> None:
-        """Allow every write again, and drop what is remembered of jobs that Slurm no longer lists.
+        """Allow every write again, and drop refusals and failures of jobs that Slurm no longer lists.
 
         Args:
             listed: every job that Slurm lists.
@@ -41,9 +41,9 @@ class ThrottledWrites:
         """
         self._done.clear()
         self._now, self._outage_seconds = now, outage_seconds
-        there = {slurm_job_id for job in listed for slurm_job_id in (job.slurm_job_id, str(job.job_id))}
-        self.refused &= there
-        self._backoff.retain(lambda slurm_job_id, _: slurm_job_id in there)
+        listed_ids = {slurm_job_id for job in listed for slurm_job_id in (job.slurm_job_id, str(job.job_id))}
+        self.refused &= listed_ids
+        self._backoff.retain(lambda slurm_job_id, _: slurm_job_id in listed_ids)
 
     def is_put_off(self, slurm_job_id: str, what: str) -> bool:
         """Whether this write failed so recently that it is not tried in this poll."""

@@ -1,4 +1,4 @@
-"""The speed and the expected service of each live job, as the daemon has learnt them."""
+"""The measured speed and the predicted service of each live job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metasched.store import JobRecord, Store
 
 
 class JobEstimates:
-    """Adds to jobs what is known of their speed and service, and learns from reports.
+    """Adds measured speeds and predicted service to jobs, and learns from reports.
 
     Args:
         store: of the daemon; holds what was learnt before.
@@ -68,6 +68,6 @@ class JobEstimates:
         self._throughput.learn(jobs, subjects, reported, trials, now)
 
     def forget(self, uid: str) -> None:
-        """Drop what was learnt of one job alone, which has ended."""
+        """Drop the measurements and the prediction of a job that has ended."""
         self._service.forget(uid)
         self._throughput.forget(uid)

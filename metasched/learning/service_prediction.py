@@ -1,4 +1,4 @@
-"""The service that a job will need, predicted from earlier jobs like it.
+"""The service that a job will need, predicted from earlier jobs of the same user and name.
 
 Most training jobs recur (Liu et al., "Ares", 2025, section 2.3).
 """
@@ -16,9 +16,9 @@ HISTORY = 20
 RECENT = 5
 """Past jobs that count, the latest first."""
 MIN_JOBS = 2
-"""With fewer past jobs nothing is predicted."""
+"""Fewest past jobs from which a service is predicted."""
 MAX_RATIO = 4.0
-"""Where the largest service is more than so many times the smallest, nothing is predicted."""
+"""Largest ratio of the largest service to the smallest with which a service is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +63,23 @@ class ServicePrediction:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._expected: dict[str, float | None] = {}  # by uid
-        self._expected_of_alike: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script
+        self._expected_by_kind: dict[tuple[str, str, str | None], float | None] = {}  # by user, name and script
 
     def begin_poll(self) -> None:
         """Read the completed jobs again for jobs that come in this poll."""
-        self._expected_of_alike.clear()
+        self._expected_by_kind.clear()
 
     def expected_service(self, record: JobRecord) -> float | None:
         """Return the GPU-seconds that the job should need in all; None where that is not known."""
         if record.uid not in self._expected:
             key = record.user, record.name, record.script
-            if key not in self._expected_of_alike:  # the tasks of an array come together
+            if key not in self._expected_by_kind:  # the tasks of an array come together
                 past = [
                     PastJob(sum(amount for gpu_type, amount in job.attained.items() if gpu_type), job.script)
                     for job in self._store.completed_jobs(record.user, record.name, HISTORY)
                 ]
-                self._expected_of_alike[key] = expected_service(past, record.script)
-            self._expected[record.uid] = self._expected_of_alike[key]
+                self._expected_by_kind[key] = expected_service(past, record.script)
+            self._expected[record.uid] = self._expected_by_kind[key]
         return self._expected[record.uid]
 
     def forget(self, uid: str) -> None:

@@ -32,7 +32,7 @@ class _Circumstances:
 
 
 def speed_subject(uid: str, user: str, model: str | None) -> str:
-    """Return the subject whose speed a job's is: its user and the model that its tag names, or the job alone."""
+    """Return the subject of a job's speed: its user with the model that its tag names, or the job alone."""
     return uid if model is None else f"{user}/{model}"
 
 
@@ -68,7 +68,7 @@ class ThroughputLearning:
         return self._measured(subject)
 
     def forget(self, uid: str) -> None:
-        """Drop what was learnt of a job that has ended, and of others with it as co-runner; its model's speed stays."""
+        """Drop the speeds of an ended job and of others with it as co-runner; its model's speed remains."""
         self._since.pop(uid, None)
         self._retained_parts.pop(uid, None)
         for subject in self._measured_with.pop(uid, ()):
@@ -92,7 +92,7 @@ class ThroughputLearning:
 
         Args:
             jobs: the live ones.
-            subjects: whose speed each job's is, by uid.
+            subjects: the subject of each job's speed, by uid.
             reported: uids of the jobs with new reports since the last poll.
             trials: new reports of profiling runs, by uid.
             now: unix seconds.

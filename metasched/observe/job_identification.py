@@ -1,4 +1,4 @@
-"""Which of the jobs that Slurm lists are metasched's, and under which uid."""
+"""Identification of metasched's jobs, with their uids, among the jobs that Slurm lists."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def identify(
             base = new_uids.setdefault(job.array_job_id or job.job_id, known or new_uid(now, len(new_uids)))
         uid = base if job.array_task_id is None else f"{base}_{job.array_task_id}"
         rival = ours.get(uid)
-        if rival is not None:  # only an operator can have copied a stamp; the slurm_job_id that the store has wins
+        if rival is not None:  # an operator copied a stamp: the job with the store's Slurm job id keeps the uid
             known_slurm_job_id = records[uid].slurm_job_id if uid in records else None
             loser, winner = (rival, job) if job.slurm_job_id == known_slurm_job_id else (job, rival)
             log.warning("duplicate_stamp", uid=uid, slurm_job_id=loser.slurm_job_id)
             others.append(loser)
-            job = winner  # noqa: PLW2901  the loop goes on with the winner
+            job = winner  # noqa: PLW2901  the winner is the job of this uid
         ours[uid] = job
     return ours, others
 

@@ -14,7 +14,7 @@ from metasched.slurm.client import JobState, SlurmJob, SlurmNode
 
 @dataclass(frozen=True, slots=True)
 class NodeInventory:
-    """What a poll knows of the nodes, as far as the meaning of jobs depends on it.
+    """GPU types, shards and reservations of the nodes in one poll.
 
     Attributes:
         gpu_type: GPU type by node; nodes without GPUs, or with several types of them, are left out.

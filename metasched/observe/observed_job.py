@@ -144,20 +144,20 @@ def start_deferral(job: Job) -> Reason | None:
 
 
 def _blocked(
-    record: JobRecord, seen: SlurmJob, status: Status, reservations: Reservations, now: float
+    record: JobRecord, slurm: SlurmJob, status: Status, reservations: Reservations, now: float
 ) -> Reason | None:
     if record.error is not None:
         return Reason.of(Code.BAD_TAG, error=record.error)
-    if seen.state is JobState.PENDING and Stamp.read(seen.admin_comment) is None:
+    if slurm.state is JobState.PENDING and Stamp.read(slurm.admin_comment) is None:
         return Reason(Code.UNSTAMPED)
-    if awaits_owner_release(record, seen):
+    if awaits_owner_release(record, slurm):
         return Reason(Code.HELD_BY_OWNER)
-    if seen.dependency:
-        return Reason.of(Code.DEPENDENCY, dependency=seen.dependency)
-    waits = status is Status.HELD or not record.run  # else it was started, whatever Slurm answered
+    if slurm.dependency:
+        return Reason.of(Code.DEPENDENCY, dependency=slurm.dependency)
+    waits = status is Status.HELD or not record.run  # else it was started, whether Slurm said so or not
     if waits and record.not_before is not None and record.not_before > now:
         return Reason(Code.START_DEFERRED if record.run else Code.BEGIN_TIME)
-    return reservations.why_waits(seen) if seen.state is JobState.PENDING else None
+    return reservations.why_waits(slurm) if slurm.state is JobState.PENDING else None
 
 
 def _hold(record: JobRecord, slurm: SlurmJob, status: Status) -> Hold:

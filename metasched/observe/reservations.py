@@ -1,4 +1,4 @@
-"""Nodes that Slurm's reservations, active and upcoming, leave open to which jobs, and for how long. Pure."""
+"""Slurm's reservations: to which jobs they leave each node open, and for how long. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class Reservations:
         self._closings = sorted({seconds for seconds in self._open.values() if seconds is not None})
 
     def on(self, node: Node, asked: Collection[str], *, reserved: bool) -> Node:
-        """Return the node with what reservations change: whether it accepts jobs, of which reservation, for how long.
+        """Return the node as reservations restrict it: whether it accepts jobs, of which reservation, for how long.
 
         Args:
             node: without regard to reservations.
-            asked: what the jobs ask for, as in ``asked_by``; a node of a reservation that none asks for accepts no job.
+            asked: the jobs' reservations, as of ``asked_by``; a node of a reservation that is not asked for accepts no
+                job.
             reserved: whether Slurm shows the node as reserved now; without a known reservation it accepts no job.
         """
         ruling, seconds = self._ruling.get(node.name), self._open.get(node.name)
@@ -75,7 +76,7 @@ class Reservations:
     def open_seconds(self, limit: float | None) -> float:
         """Return the seconds for which a node must be open to a job, rounded up to the next begin of a reservation.
 
-        So jobs for which the same nodes are open long enough get the same answer; 0.0 where those are all nodes.
+        Jobs for which the same nodes are open long enough so have the same value; 0.0 where all nodes are.
 
         Args:
             limit: the job's time limit in seconds; None for no limit.

@@ -39,10 +39,10 @@ class JobStatus:
     """One job. Instants are unix seconds, durations seconds; ``nodes`` is GPUs by node name.
 
     ``renewals`` is the number of rounds in which its allocation was renewed, ``co_runner`` the Slurm job id of the job
-    on the same GPUs, ``time_slicing`` whether the two take turns there, ``slo_seconds`` the time from submission within
+    on the same GPUs, ``time_slicing`` whether the two alternate there, ``slo_seconds`` the time from submission within
     which it should finish, ``blocked`` whether it must not start now. ``reason`` is why it runs or waits, in words;
-    ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons that the
-    words tell, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
+    ``reason_code`` and ``reason_facts`` are the same for programs, and ``reason_also`` the further reasons among the
+    words, each an object with ``code`` and ``facts``. The codes are those of ``metasched.core.reasons``.
     """
 
     uid: str
@@ -86,9 +86,9 @@ class JobStatus:
 class Status:
     """The content of the file.
 
-    A new one is published every ``poll_seconds``. ``slurm`` is "ok", or what keeps the daemon from talking to Slurm.
-    ``jobs`` are the live ones, ``finished`` the latest that ended. ``sharing`` says that two jobs can share a GPU, and
-    ``sharing_note`` why they cannot.
+    A new status is published every ``poll_seconds``. ``slurm`` is "ok", or Slurm's present error. ``jobs`` are the live
+    jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
+    why they cannot.
     """
 
     published: float
@@ -129,7 +129,7 @@ def publish(shared: Path, status: Status) -> None:
 
 
 def read(shared: Path) -> Status:
-    """Read what was published last.
+    """Read the status that was published last.
 
     Raises:
         StatusError: there is no published status, or another version's.

@@ -107,8 +107,8 @@ class JobRecord:
     Attributes:
         uid: identity for life.
         slurm_job_id: Slurm's job id now, or ``array_task``.
-        name: hostile text.
-        user: owner.
+        name: the job's name as the user wrote it (hostile text).
+        user: name of the job's owner.
         submitted: first submission.
         account: Slurm's account; None where accounting is off.
         partition: where it was submitted.
@@ -118,7 +118,7 @@ class JobRecord:
         error: why the tag is invalid; None for a valid one.
         total_steps: optimizer steps that it needs (its tag's, or the trainer's latest declaration).
         progress_steps: optimizer steps done, as the latest generation reports.
-        loss: latest reported.
+        loss: the latest reported loss.
         run: number of the latest run; 0 before the first release.
         preemptions: runs that we ended before the job was done.
         attained: service of closed runs, by GPU type.
@@ -126,8 +126,8 @@ class JobRecord:
         last_placement: allocation of the latest closed run that started.
         last_ended: when that run ended.
         finished: when it ended for good; None while it lives.
-        end_state: Slurm's state then.
-        exit_code: then.
+        end_state: Slurm's state at the end.
+        exit_code: its exit code at the end.
         script: the hash of its batch script; None where Slurm did not tell.
         current: the open run (released or running), if there is one.
     """
@@ -216,7 +216,7 @@ class DecisionRecord:
         first_round: the round since which it holds.
         last_round: the last round for which it held; None while it holds.
         granted: where it should run; None if it waits.
-        reason: why.
+        reason: why the job runs or waits.
     """
 
     uid: str
@@ -235,9 +235,9 @@ class ActionRecord:
         round: for which it was done.
         at: when it was begun.
         uid: the job.
-        kind: what.
-        detail: JSON-compatible; ``reason`` is ``metasched.core.reasons.to_json`` of the action's.
-        outcome: ``ok``, or what went wrong; None if the daemon died before it knew.
+        kind: name of the action: hold, start, stop, requeue, suspend or resume.
+        detail: JSON-compatible; ``reason`` is the action's reason as of ``metasched.core.reasons.to_json``.
+        outcome: ``ok``, or the error; None if the daemon died before the action ended.
         latency_seconds: how long it took.
     """
 
@@ -287,9 +287,9 @@ class SpeedRecord:
 
     Attributes:
         subject: a job's uid, or ``user/model`` for all jobs of a user that name that model.
-        gpu_type: where it ran.
+        gpu_type: type of the GPUs.
         spread: GPUs on each node, descending.
-        co_runner: the subject that ran on the same GPUs; None for nobody.
+        co_runner: the subject that ran on the same GPUs; None for no co-runner.
         steps_per_second: the mean of the reports, in which newer ones count more.
         at: unix seconds of the latest.
     """
