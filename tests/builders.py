@@ -1,4 +1,4 @@
-"""Records of the model for tests, with defaults for all that a test does not say."""
+"""Records of the model for tests, with defaults for all fields."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def job(uid="a", gpus=1, low=None, high=None, *, left=None, **fields):
 
 
 def running(one, *names, since=0.0):
-    """The job running on these nodes, its GPUs in equal parts."""
+    """The job, running on these nodes with its GPUs spread evenly."""
     place = Placement(names, one.gpus // len(names), "v100")
     return one.evolve(status=Status.RUNNING, placement=place, run=1, run_started=since)
 
@@ -46,7 +46,7 @@ def node(name="n1", gpus=4, gpu_type="v100", cpus=16, memory=64, **fields):
 
 
 def nodes(count=1, gpus=4, kind="v100"):
-    """Nodes of one GPU type, with CPUs and memory for all that a job may ask for."""
+    """Nodes of one GPU type, with more CPUs and memory than jobs need."""
     return tuple(node(f"{kind}-{i}", gpus, kind, 64, 1 << 40) for i in range(count))
 
 

@@ -59,7 +59,7 @@ def cluster(**gpus):
 
 
 def known_job(uid, model="quick", gpus=1, *, table=None, submitted=0.0, **more):
-    """A job without CPUs; of known speed if a table is given."""
+    """A job without CPUs, whose speed is known if a table is given."""
     speed = None if table is None else TableTraining(table, model, 1.0).known(0.0)
     one = job(uid, gpus, name=model, submitted=submitted, cpus_per_unit=0)
     return one.evolve(speed=speed, **more)

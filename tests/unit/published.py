@@ -9,6 +9,6 @@ DATA = Path(os.environ.get("METASCHED_DATA", "no-such-folder"))
 
 
 def needs(*parts):
-    """A mark that skips a test where that file or folder of the data is not."""
+    """A mark that skips a test where a file or folder of the data is missing."""
     path = DATA.joinpath(*parts)
     return pytest.mark.skipif(not path.exists(), reason=f"METASCHED_DATA names no folder with {'/'.join(parts)}")

@@ -33,7 +33,7 @@ class Rounds:
         return Snapshot(len(self.history) * ROUND, len(self.history), ROUND, self.nodes, tuple(live))
 
     def step(self):
-        """One round."""
+        """Decide one round and let it pass."""
         for job in self.arrivals.get(len(self.history), ()):
             self.jobs[job.uid] = replace(job, submitted=len(self.history) * ROUND)
         result = run_round(self.snapshot(), self.policy, self.state)
@@ -62,7 +62,7 @@ class Rounds:
         )
 
     def run(self, rounds):
-        """Several rounds."""
+        """Decide several rounds, and return the simulator."""
         for _ in range(rounds):
             self.step()
         return self

@@ -1,4 +1,4 @@
-"""The controller on a FakeSlurm: fast, deterministic, and killed wherever a test likes."""
+"""The controller on a FakeSlurm: fast, deterministic, and killed at any write."""
 
 import json
 import os
@@ -36,11 +36,11 @@ WRITES = frozenset(
 
 
 class Killed(BaseException):
-    """The daemon dies here: nothing catches it."""
+    """The daemon is killed here: no code catches the exception."""
 
 
 class DyingClient:
-    """Passes calls on, and dies before or after its n-th write."""
+    """A client that is killed before or after its n-th write."""
 
     def __init__(self, client, at, *, after):
         self._client, self._left, self._after = client, at, after
@@ -63,7 +63,7 @@ class DyingClient:
 
 @dataclass
 class ShimTrainer(Trainer):
-    """A trainer that reports like the shim: it says that it listens, and that it has checkpointed when it stops."""
+    """A trainer that reports like the shim: it says that it is ready, and that it has checkpointed when it stops."""
 
     shared: Path | None = None
     generation: int = 0
@@ -114,18 +114,18 @@ class FakeSite:
         self.parameters = {}
         (base / "state").mkdir(exist_ok=True)
         (base / "shared").mkdir(exist_ok=True)
-        rhythm = {"round_seconds": 10.0, "min_round_seconds": 1.0, "poll_seconds": 1.0, "busy_poll_seconds": 0.5}
+        defaults = {"round_seconds": 10.0, "min_round_seconds": 1.0, "poll_seconds": 1.0, "busy_poll_seconds": 0.5}
         self.config = Config.model_validate(
             {
                 "paths": {"state": str(base / "state"), "shared": str(base / "shared")},
-                "schedule": {**rhythm, "grace_seconds": 20.0, "start_seconds": 20.0, **schedule},
+                "schedule": {**defaults, "grace_seconds": 20.0, "start_seconds": 20.0, **schedule},
             }
         )
         self.store = None
         self.start()
 
     def start(self, client=None):
-        """A new daemon process, as it were."""
+        """Replace the controller and its store, as a restart of the daemon does."""
         if self.store is not None:
             self.store.close()
         self.store = Store.open(self.base / "state" / "metasched.db")
@@ -142,13 +142,13 @@ class FakeSite:
         )
 
     def add(self, *options, tag="", script="#!/bin/bash\n", **trainer):
-        """Submit a tagged job whose trainer is one of ours; held, as the plugin would."""
+        """Submit a tagged job with a trainer of the shim, held as job_submit.lua does; returns its Slurm job id."""
         made = ShimTrainer(shared=self.base / "shared", **trainer)
         comment = f"metasched {tag}".strip()
         return self.slurm.add("--hold", *options, comment=comment, user=ME, trainer=made, script=script)
 
     def run(self, seconds):
-        """Poll as the daemon would, for so long."""
+        """Poll as the daemon does, for some simulated seconds."""
         until = self.slurm.now + seconds
         while self.slurm.now < until:
             self.slurm.tick(max(min(self.controller.poll(), until - self.slurm.now), 0.05))

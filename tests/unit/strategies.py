@@ -23,7 +23,7 @@ def load(job, place, kinds=(1, 1, 1)):
 
 
 def held(job):
-    """What a job holds on each node for as long as nothing is done to it."""
+    """The resources that a job holds on each node."""
     if job.placement is None or not job.active:
         return None
     paused = job.status is Status.SUSPENDED and job.suspended_by_us
@@ -31,7 +31,7 @@ def held(job):
 
 
 def overfull(nodes, holdings):
-    """Names of nodes on which holdings together exceed what there is."""
+    """Names of the nodes whose resources the holdings exceed."""
     used = defaultdict(lambda: (0, 0, 0))
     for holding in holdings:
         for name, amounts in holding.items():
@@ -85,7 +85,7 @@ def jobs(draw, index):
 
 
 def possible_placements(job, cluster, holdings):
-    """Every place where a job fits now beside the holdings: one per spread and GPU type."""
+    """The nodes where a job fits besides the holdings, for each spread and GPU type."""
     found = []
     for gpus in range(job.min_gpus, job.max_gpus + 1):
         for k, g in job.spreads(gpus):
@@ -104,7 +104,7 @@ def possible_placements(job, cluster, holdings):
 
 @st.composite
 def joined(draw, job, cluster, holdings, alone):
-    """The job on the GPUs of one that runs alone, if there is room, else unchanged; both know of each other."""
+    """The job as co-runner of one that runs alone, where it fits, else unchanged."""
     hosts = [
         i
         for i, host in enumerate(alone)
@@ -128,7 +128,7 @@ def joined(draw, job, cluster, holdings, alone):
 
 @st.composite
 def settled(draw, job, cluster, holdings):
-    """The job in some state of its life that the cluster has room for; a new holding is added to ``holdings``."""
+    """The job in any status for which the cluster has resources; a new holding is added to ``holdings``."""
     status = draw(st.sampled_from((*Status, Status.RUNNING, Status.RUNNING, Status.RUNNING)))
     if status in (Status.HELD, Status.FINISHED):
         return job
@@ -158,7 +158,7 @@ def settled(draw, job, cluster, holdings):
 
 @st.composite
 def snapshots(draw, max_nodes=5, max_jobs=8, *, blocked=False, free=False):
-    """A cluster and jobs in all states, no node over capacity; ``free``: it may allow uneven places and sharing."""
+    """A cluster and jobs in all states, no node over capacity; ``free``: it may allow uneven placements and sharing."""
     cluster = tuple(draw(nodes(i)) for i in range(draw(st.integers(1, max_nodes))))
     uneven, sharing = (draw(st.booleans()), draw(st.booleans())) if free else (False, False)
     holdings: list = []
@@ -206,7 +206,7 @@ def grant_for(draw, job):
 
 @st.composite
 def exact_for(draw, view, grant):
-    """The same amount at a prescribed place, wherever that is."""
+    """The grant with an arbitrary exact placement of as many GPUs."""
     job = view.job[grant.uid]
     if job.placement is not None and is_immovable(job):
         return replace(grant, exact=job.placement, gpu_type=job.placement.gpu_type)
@@ -248,7 +248,7 @@ def paired(draw, grants):
 
 
 class FixedPolicy(Policy):
-    """Grants what a function of the view says; all other jobs wait."""
+    """A policy that grants as a function of the snapshot says; all other jobs wait."""
 
     name = "fixed"
 

@@ -18,7 +18,7 @@ from tests import builders
 
 @dataclass(frozen=True)
 class Linear:
-    """So many steps per second on each GPU, by type; less beside another job; in regimes, if ``every`` is given.
+    """A training with a constant speed on each GPU, by type; slower with a co-runner; in regimes of ``every`` steps.
 
     Every other regime is twice as fast.
     """
@@ -31,7 +31,7 @@ class Linear:
     per_gpu: bool = True
 
     def pace(self, done, placement, co_runner=None):
-        """By the GPUs, their type, the regime and the company."""
+        """The pace by GPUs, GPU type, regime and co-runner."""
         gpus = placement.gpus if self.per_gpu else 1
         kind = self.fast if placement.gpu_type == "a100" else 1.0
         regime = int(done // self.every)
@@ -41,7 +41,7 @@ class Linear:
         return Pace(self.rate * gpus * kind * factor * (1 + regime % 2), (regime + 1) * self.every)
 
     def known(self, done):
-        """Nothing."""
+        """No speed is known in advance."""
         del done
 
 
@@ -62,7 +62,7 @@ def submission(uid, gpus=1, submitted=0.0, total=100.0, **more):
 
 
 def workload(*submissions):
-    """Of these."""
+    """The workload of these submissions."""
     return Workload("drawn", tuple(sorted(submissions, key=lambda s: (s.job.submitted, s.job.uid))))
 
 
@@ -70,14 +70,14 @@ class ChaosParameters(PolicyParameters):
     """Parameters of chaos.
 
     Attributes:
-        seed: of its whims.
+        seed: seed of the choices.
     """
 
     seed: int = 0
 
 
 class Chaos(Policy):
-    """Anything that the contract allows, anew in every round, and yet pure: whims are a hash of round and job."""
+    """A pure policy with arbitrary decisions within the contract: its choices are a hash of round and job."""
 
     name = "chaos"
     Parameters = ChaosParameters
@@ -85,21 +85,21 @@ class Chaos(Policy):
     def decide(self, snapshot, state):
         """Grant most jobs any amount in any order, some of them in pairs, and let the others wait."""
 
-        def whim(job, what, choices):
+        def choose(job, what, choices):
             return zlib.crc32(f"{self.parameters.seed} {snapshot.round} {job.uid} {what}".encode()) % choices
 
-        order = sorted(snapshot.jobs, key=lambda job: (whim(job, "turn", 1000), job.uid))
+        order = sorted(snapshot.jobs, key=lambda job: (choose(job, "turn", 1000), job.uid))
         grants, waits, alone = [], {}, []
         for job in order:
-            if whim(job, "wait", 4) == 0 and not is_pinned(job):
-                waits[job.uid] = Reason.text("a whim")
+            if choose(job, "wait", 4) == 0 and not is_pinned(job):
+                waits[job.uid] = Reason.text("arbitrary")
                 continue
-            gpus = job.min_gpus + whim(job, "gpus", job.max_gpus - job.min_gpus + 1)
+            gpus = job.min_gpus + choose(job, "gpus", job.max_gpus - job.min_gpus + 1)
             if is_pinned(job) and job.placement is not None:
                 gpus = job.placement.gpus
-            grant = Grant(job.uid, gpus, Reason.text("a whim"))
+            grant = Grant(job.uid, gpus, Reason.text("arbitrary"))
             host = next((other for other in alone if other.gpus == gpus > 0), None)
-            if snapshot.sharing and host is not None and whim(job, "share", 2):
+            if snapshot.sharing and host is not None and choose(job, "share", 2):
                 alone.remove(host)
                 grant = replace(grant, co_runner=host.uid)
             else:
@@ -110,7 +110,7 @@ class Chaos(Policy):
 
 @st.composite
 def submissions(draw, index, *, sharing=False):
-    """A job of 1 to 8 GPUs, or none, that fits two nodes of four; its speed may depend on place, company and regime."""
+    """A job of 1 to 8 GPUs, or none, that fits two nodes of four; speeds may vary by place, co-runner and regime."""
     gpus = draw(st.sampled_from((0, 1, 1, 2, 2, 4, 8)))
     low = draw(st.integers(1, gpus)) if gpus else 0
     high = draw(st.sampled_from((gpus, 2 * gpus)))
@@ -129,7 +129,7 @@ def submissions(draw, index, *, sharing=False):
 
 @st.composite
 def workloads(draw, *, sharing=False):
-    """Up to ten jobs."""
+    """A workload of up to ten jobs."""
     count = draw(st.integers(1, 10))
     return workload(*(draw(submissions(i, sharing=sharing)) for i in range(count)))
 
@@ -145,7 +145,7 @@ def clusters(draw):
 
 @st.composite
 def settings(draw, *, failures=True, costs=True):
-    """Any behaviour of a cluster under which jobs end in the end."""
+    """Settings of a cluster on which all jobs end."""
     cost = st.sampled_from((0.0, 3.0, 10.0)) if costs else st.just(0.0)
     return Settings(
         round_seconds=draw(st.sampled_from((60.0, 17.3, 0.1 * 300))),

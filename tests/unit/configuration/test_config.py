@@ -49,7 +49,7 @@ def problems(path, registry):
 
 
 def test_the_smallest_file_has_defaults_for_the_rest(write, registry):
-    """Only the two directories and the policy must be said."""
+    """Only the two directories and the policy are required."""
     config = load(write(PATHS + '[policy]\nname = "toy"\n'), registry)
     assert config.schedule.round_seconds > 0
     assert config.policy.parameters == Knobs(speed=1.0)
@@ -88,8 +88,8 @@ def test_a_wrong_key_type_or_name_is_named_with_its_fix(write, registry, text, p
         assert part in problem
 
 
-def test_every_problem_is_told_at_once(write, registry):
-    """An admin mends a file in one go."""
+def test_all_problems_are_in_one_message(write, registry):
+    """An admin corrects the file once."""
     text = '[paths]\nstate = "relative"\nshared = "/s"\n[schedule]\npoll = 1\n[policy]\nname = "nothing"\n'
     found = "\n".join(problems(write(text), registry))
     assert "absolute" in found
@@ -105,13 +105,13 @@ def test_a_file_that_is_not_toml_is_an_error(write, registry, text):
 
 
 def test_a_missing_file_is_an_error(tmp_path, registry):
-    """The message says how to name another."""
+    """The message names the option for another file."""
     (problem,) = problems(tmp_path / "none.toml", registry)
     assert "--config" in problem
 
 
 def test_missing_sections_are_named(write, registry):
-    """`[paths]` has no default."""
+    """The section `[paths]` has no default."""
     assert any("paths" in problem for problem in problems(write('[policy]\nname = "toy"\n'), registry))
 
 
@@ -150,14 +150,14 @@ def test_entities_have_the_weights_of_the_documentation(tmp_path):
     }
 
 
-def test_a_key_outside_of_its_section_is_told_where_it_belongs(write, registry):
-    """The key of that very name comes before names that are like it."""
+def test_the_message_for_a_misplaced_key_names_its_section(write, registry):
+    """A section with the very key comes before keys with similar names."""
     (problem,) = problems(write(f'state = "/x"\n{PATHS}[policy]\nname = "toy"\n'), registry)
     assert problem == "state: no such key; did you mean [paths] state?"
 
 
-def test_a_policy_that_is_not_known_is_told_with_the_nearest(write):
-    """Whatever its case, and all names at most once."""
+def test_an_unknown_policy_is_an_error_with_the_nearest_name(write):
+    """In any case of letters, and with all names at most once."""
     known = installed_policies()
     assert problems(write(PATHS + '[policy]\nname = "LAS"\n'), known) == [
         "[policy] name: no policy is named 'LAS'; did you mean 'las'?"
@@ -177,12 +177,12 @@ def test_a_policy_that_is_not_known_is_told_with_the_nearest(write):
         ("gavel_las", "placement = true\naware = false"),
     ],
 )
-def test_parameters_are_taken_at_their_word(write, name, line):
-    """Wrong types are refused there as everywhere, and so are parameters that would do nothing beside each other."""
+def test_wrong_parameters_are_refused(write, name, line):
+    """Wrong types are errors, and so are parameters without effect in combination."""
     assert problems(write(f'{PATHS}[policy]\nname = "{name}"\n[policy.parameters]\n{line}\n'), installed_policies())
 
 
-def test_what_is_stored_of_parameters_can_be_read_again():
+def test_stored_parameters_can_be_read_again():
     """Of every policy, also the lists that JSON has in place of tuples."""
     known = installed_policies()
     for kind in map(known.get, known.names()):

@@ -42,7 +42,7 @@ def takes(code, names):
 
 
 def check(reason):
-    """A reason is told by the words of its code, from exactly its facts, and survives being stored."""
+    """Check that a reason has words for exactly its facts, and survives the store."""
     for part in reason.parts:
         facts = dict(part.facts)
         assert takes(part.code, facts), part
@@ -54,7 +54,7 @@ def check(reason):
 
 
 def test_every_code_has_a_meaning_words_and_a_user():
-    """The table names no reason that nobody gives."""
+    """No code of the table is unused."""
     assert WORDS.keys() == set(Code)
     assert all(code.meaning.endswith(".") for code in Code)
     used = {
@@ -94,8 +94,8 @@ def test_reasons_are_given_with_the_facts_that_their_words_need(path):
                 assert takes(code, names), f"line {node.lineno}: {code} with {names}"
 
 
-def test_words_are_made_at_the_edge_alone():
-    """Only what people read imports the words."""
+def test_only_the_edge_imports_reason_words():
+    """The CLI, the published status, leases and logs are the edge."""
     importers = {
         str(path.relative_to(ROOT))
         for path in SOURCES
@@ -106,8 +106,8 @@ def test_words_are_made_at_the_edge_alone():
 
 
 @given(st.data())
-def test_every_reason_of_a_round_and_its_plan_is_told_from_its_facts(data):
-    """Whatever the policy: of jobs, placements, and actions."""
+def test_every_reason_of_a_round_and_its_plan_has_words(data):
+    """For any policy: reasons of jobs, placements and actions."""
     shot = data.draw(snapshots(blocked=True, free=True))
     chosen = [*POLICIES, FixedPolicy(lambda view: data.draw(grants_for(view)))]
     result = run_round(shot, data.draw(st.sampled_from(chosen)), None)
@@ -118,7 +118,7 @@ def test_every_reason_of_a_round_and_its_plan_is_told_from_its_facts(data):
 
 
 @given(st.data())
-def test_every_reason_of_a_simulation_is_told_from_its_facts(data):
+def test_every_reason_of_a_simulation_has_words(data):
     """From its first round to its last."""
     found = set()
 
@@ -131,8 +131,8 @@ def test_every_reason_of_a_simulation_is_told_from_its_facts(data):
         check(reason)
 
 
-def test_further_reasons_are_carried_flat():
-    """They are told after the first one, in their order."""
+def test_further_reasons_have_no_further_reasons():
+    """Their words come after those of the first reason, in their order."""
     both = Reason.text("b").and_also(Reason.text("c"))
     assert Reason.text("a").and_also(both).also == (Reason.text("b"), Reason.text("c"))
     assert words(Reason.text("a").and_also(both)) == "a; b; c"
@@ -152,15 +152,15 @@ def test_a_reason_is_json():
 @pytest.mark.parametrize(
     "stored", ["2nd of 5 in line", "", '{"code":', '{"code":7}', '{"code":""}', '{"code":"x","facts":[]}', "[]", "7"]
 )
-def test_what_older_versions_stored_is_a_reason_of_its_text(stored):
-    """A sentence, or whatever else is no stored reason."""
+def test_a_stored_text_of_older_versions_is_a_reason(stored):
+    """Any text that is not a stored reason becomes one of its text."""
     reason = from_text(stored)
     assert reason.code == Code.TEXT
     assert words(reason).replace(" ", "") == stored.replace(" ", "")
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "text"),
     [
         (Reason("auction_lost", (("text", "its bid was too low"),)), "its bid was too low"),
         (Reason("auction_lost", (("bid", 3), ("price", 4))), "auction_lost: bid 3, price 4"),
@@ -168,13 +168,13 @@ def test_what_older_versions_stored_is_a_reason_of_its_text(stored):
         (Reason.of(Code.QUEUE_POSITION, rank=3), "queue_position: rank 3"),
     ],
 )
-def test_a_code_or_facts_that_are_not_known_here_are_told_all_the_same(reason, told):
+def test_unknown_codes_and_facts_have_words(reason, text):
     """A policy of another package has codes of its own; another version has other facts."""
-    assert words(reason) == told
+    assert words(reason) == text
 
 
 def test_words_of_actions():
-    """Placements are told by GPUs, type and nodes."""
+    """Words of placements have GPUs, type and nodes."""
     facts = {"gpus": 3, "gpu_type": "v100", "nodes": ("n1", "n2"), "uneven": (2, 1)}
     assert words(Reason.of(Code.MOVES, **facts)) == "moves to 3 GPUs of type v100 on n1 (2), n2 (1)"
     alone = {**facts, "gpus": 0, "gpu_type": None, "uneven": ()}

@@ -1,4 +1,4 @@
-"""Shares that are made beside the rounds, and what holds in the meantime."""
+"""Time shares of the background solver, and the rounds until they arrive."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def shares(state):
     return {"+".join(who): share for who, share in state.data["ledger"]["shares"]}
 
 
-def waited(beside):
-    """Its next answer that is not empty."""
+def next_result(solver):
+    """The solver's next result that is not empty."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        if found := beside.collect():
+        if found := solver.collect():
             return found
         time.sleep(0.02)
-    raise AssertionError("no answer")
+    raise AssertionError("no result")
 
 
 @pytest.fixture
-def beside():
+def solver():
     made = BackgroundSolver()
     yield made
     made.close()
@@ -51,158 +51,158 @@ JOBS = (rated("a", v100=4.0, k80=1.0), rated("b", v100=1.0, k80=1.0))
 NODES = cluster(v100=1, k80=1)
 
 
-def look(number, jobs=JOBS, **more):
+def shot(number, jobs=JOBS, **more):
     return Snapshot(number * ROUND, number, ROUND, NODES, tuple(jobs), **more)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
-def test_shares_come_into_force_some_rounds_after_the_change(rounds):
-    """Until then, everybody has an equal part of every type: the agnostic shares."""
+def test_time_shares_take_effect_some_rounds_after_a_change(rounds):
+    """Until then, all jobs have equal time shares of every GPU type."""
     policy = las(recompute_rounds=rounds)
     state = None
     for number in range(rounds):
-        state = run_round(look(number), policy, state).state
+        state = run_round(shot(number), policy, state).state
         assert shares(state) == {uid: {"v100": 0.5, "k80": 0.5} for uid in "ab"}
-    state = run_round(look(rounds), policy, state).state
-    at_once = run_round(look(0), las(recompute_rounds=0), None).state
+    state = run_round(shot(rounds), policy, state).state
+    at_once = run_round(shot(0), las(recompute_rounds=0), None).state
     assert shares(state) == shares(at_once)
     assert shares(state)["a"]["v100"] > 0.7
 
 
-def test_in_the_interim_a_new_job_has_an_equal_part_and_the_others_what_they_had():
-    """It runs at once, and is not owed time from before it came."""
+def test_until_a_solution_arrives_a_new_job_has_an_equal_time_share():
+    """The other jobs keep their time shares; the new job runs at once, without a deficit from before its arrival."""
     policy = las()
     state = None
     for number in range(3):
-        state = run_round(look(number), policy, state).state
+        state = run_round(shot(number), policy, state).state
     before = shares(state)
     new = rated("c", submitted=3 * ROUND, v100=2.0, k80=1.0)
     served = [job.evolve(attained={"v100": 2 * ROUND, "k80": 2 * ROUND}) for job in JOBS]
-    result = run_round(look(3, (*served, new)), policy, state)
+    result = run_round(shot(3, (*served, new)), policy, state)
     assert shares(result.state) == {**before, "c": {"v100": pytest.approx(1 / 3), "k80": pytest.approx(1 / 3)}}
     assert "c" in result.targets
-    after = run_round(look(4, (*served, new)), policy, result.state).state
+    after = run_round(shot(4, (*served, new)), policy, result.state).state
     owed = {"+".join(who): times for who, times in after.data["ledger"]["owed"]}
     assert owed["c"] == {kind: pytest.approx(ROUND / 3) for kind in ("v100", "k80")}
 
 
-def test_a_change_while_shares_are_made_is_answered_next():
-    """First the shares for what was then; the next ones are for what is now."""
+def test_a_change_during_a_computation_is_part_of_the_next_one():
+    """The first result is for the jobs of its own snapshot, the next one for the present jobs."""
     policy = las(recompute_rounds=2)
-    state = run_round(look(0), policy, None).state
+    state = run_round(shot(0), policy, None).state
     new = rated("c", submitted=ROUND, v100=2.0, k80=1.0)
     made_for = []
     for number in range(1, 5):
-        state = run_round(look(number, (*JOBS, new)), policy, state).state
+        state = run_round(shot(number, (*JOBS, new)), policy, state).state
         made_for.append(state.data["made_for"] and state.data["made_for"]["jobs"])
     assert made_for == [None, ["a", "b"], ["a", "b"], ["a", "b", "c"]]
     assert "coming" not in state.data
 
 
-def test_jobs_that_end_meanwhile_have_no_part_in_the_new_shares():
-    """Shares that come name only who is there."""
+def test_jobs_that_end_during_a_computation_get_no_time_shares():
+    """A result that arrives is restricted to the live jobs."""
     policy = las()
-    state = run_round(look(0), policy, None).state
-    state = run_round(look(1, JOBS[1:]), policy, state).state
+    state = run_round(shot(0), policy, None).state
+    state = run_round(shot(1, JOBS[1:]), policy, state).state
     assert shares(state).keys() == {"b"}
 
 
-def test_where_work_is_done_beside_the_rounds_a_round_makes_no_shares(monkeypatch):
-    """It takes those that arrive; without any, the earlier ones or equal parts hold."""
+def test_rounds_compute_no_time_shares_where_the_background_solver_does(monkeypatch):
+    """Rounds use the results that arrive, and before the first one equal time shares."""
     policy = las()
-    first = run_round(look(0, precomputed={}), policy, None)
-    found = json.loads(json.dumps(precompute(look(0), policy, first.state)))
+    first = run_round(shot(0, precomputed={}), policy, None)
+    found = json.loads(json.dumps(precompute(shot(0), policy, first.state)))
     monkeypatch.setattr(GavelLas, "time_shares", None)
-    later = run_round(look(1, precomputed={}), policy, first.state)
+    later = run_round(shot(1, precomputed={}), policy, first.state)
     assert shares(later.state) == {uid: {"v100": 0.5, "k80": 0.5} for uid in "ab"}
-    arrived = run_round(look(2, precomputed=found), policy, later.state)
+    arrived = run_round(shot(2, precomputed=found), policy, later.state)
     assert shares(arrived.state)["a"]["v100"] > 0.7
-    assert precompute(look(2), policy, arrived.state) is None
+    assert precompute(shot(2), policy, arrived.state) is None
 
 
-def test_shares_that_arrive_early_wait_for_their_round():
-    """They are kept in the state, and nothing else is worked on."""
+def test_a_result_that_arrives_early_waits_for_its_round():
+    """The policy's state holds it, and nothing else is computed meanwhile."""
     policy = las(recompute_rounds=3)
-    first = run_round(look(0, precomputed={}), policy, None)
-    found = precompute(look(0), policy, first.state)
-    early = run_round(look(1, precomputed=found), policy, first.state)
+    first = run_round(shot(0, precomputed={}), policy, None)
+    found = precompute(shot(0), policy, first.state)
+    early = run_round(shot(1, precomputed=found), policy, first.state)
     assert shares(early.state)["a"] == {"v100": 0.5, "k80": 0.5}
-    assert precompute(look(1), policy, early.state) is None
-    on_time = run_round(look(3, precomputed={}), policy, run_round(look(2, precomputed={}), policy, early.state).state)
+    assert precompute(shot(1), policy, early.state) is None
+    on_time = run_round(shot(3, precomputed={}), policy, run_round(shot(2, precomputed={}), policy, early.state).state)
     assert shares(on_time.state)["a"]["v100"] > 0.7
 
 
-def test_with_late_shares_everybody_still_gets_its_part():
-    """Over many rounds, jobs of equal claims have had equal time."""
+def test_equal_jobs_get_equal_time_with_late_results():
+    """The time is counted over many rounds."""
     jobs = {0: [rated(uid, v100=1.0) for uid in "ab"], 5: [rated("c", v100=1.0)]}
     rounds = Rounds(las(recompute_rounds=2), cluster(v100=1), jobs).run(35)
     had = {uid: sum(rounds.gpus(uid)[8:]) for uid in "abc"}
     assert set(had.values()) == {9}
 
 
-def test_another_process_gives_the_same_answer(beside):
-    """As the policy's own work in this process."""
+def test_the_background_process_computes_the_same_result(solver):
+    """The policy's ``precompute`` in this process is the reference."""
     policy = las()
-    state = run_round(look(0, precomputed={}), policy, None).state
-    beside.begin(look(0), policy, state)
-    beside.begin(look(1), policy, state)  # it is busy
-    assert waited(beside) == json.loads(json.dumps(precompute(look(0), policy, state)))
-    assert beside.collect() == {}
+    state = run_round(shot(0, precomputed={}), policy, None).state
+    solver.begin(shot(0), policy, state)
+    solver.begin(shot(1), policy, state)  # it is busy
+    assert next_result(solver) == json.loads(json.dumps(precompute(shot(0), policy, state)))
+    assert solver.collect() == {}
 
 
 class Broken(GavelLas):
-    """Fails at its work."""
+    """A policy whose ``precompute`` raises."""
 
     def precompute(self, snapshot, state):
         raise ValueError("no")
 
 
 class Absent(GavelLas):
-    """The other process cannot make it."""
+    """A policy that the background process cannot unpickle."""
 
     def __reduce__(self):
         return eval, ("absent",)
 
 
 class Stuck(GavelLas):
-    """Cannot be sent to another process."""
+    """A policy that cannot be pickled."""
 
     def __reduce__(self):
         raise TypeError("no")
 
 
-def test_work_that_fails_is_no_answer_and_the_next_goes_on(beside):
-    """The process goes on, and so do we."""
+def test_a_failed_computation_gives_no_result_and_the_next_one_succeeds(solver):
+    """The background process survives the failure."""
     state = PolicyState()
-    beside.begin(look(0), Stuck(GavelLasParameters(recompute_rounds=1)), state)
-    beside.begin(look(0), Absent(GavelLasParameters(recompute_rounds=1)), state)
-    process = beside._process
+    solver.begin(shot(0), Stuck(GavelLasParameters(recompute_rounds=1)), state)
+    solver.begin(shot(0), Absent(GavelLasParameters(recompute_rounds=1)), state)
+    process = solver._process
     until = time.monotonic() + SECONDS
-    while beside._busy_since is not None and time.monotonic() < until:
-        assert beside.collect() == {}
+    while solver._busy_since is not None and time.monotonic() < until:
+        assert solver.collect() == {}
         time.sleep(0.02)
-    beside.begin(look(0), Broken(GavelLasParameters(recompute_rounds=1)), state)
+    solver.begin(shot(0), Broken(GavelLasParameters(recompute_rounds=1)), state)
     until = time.monotonic() + SECONDS
-    while not (found := beside.collect()) and time.monotonic() < until:
-        beside.begin(look(1), las(), state)
+    while not (found := solver.collect()) and time.monotonic() < until:
+        solver.begin(shot(1), las(), state)
         time.sleep(0.02)
     assert found["round"] == 1
-    assert beside._process is process
+    assert solver._process is process
 
 
-def test_a_process_that_is_gone_is_begun_again(beside):
-    """As after an out-of-memory kill."""
+def test_a_killed_background_process_is_started_again(solver):
+    """An out-of-memory kill ends a process like this."""
     state = PolicyState()
-    beside.begin(look(0), las(), state)
-    beside._process.kill()
-    beside._process.join(SECONDS)
-    assert beside.collect() == {}
-    beside.begin(look(1), las(), state)
-    assert waited(beside)["round"] == 1
+    solver.begin(shot(0), las(), state)
+    solver._process.kill()
+    solver._process.join(SECONDS)
+    assert solver.collect() == {}
+    solver.begin(shot(1), las(), state)
+    assert next_result(solver)["round"] == 1
 
 
-def test_the_daemon_makes_shares_beside_its_rounds_and_replays_them(tmp_path, monkeypatch):
-    """No round of its own makes any; what arrived is kept with the round, so that it is decided alike again."""
+def test_the_daemon_stores_background_results_with_their_rounds_for_replay(tmp_path, monkeypatch):
+    """No round computes time shares itself, and a replay decides the same."""
     monkeypatch.setitem(sites.POLICIES, "gavel_las", GavelLas)
     site = sites.FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="gavel_las")
     try:

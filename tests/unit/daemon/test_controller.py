@@ -21,12 +21,12 @@ def site(tmp_path):
     made.close()
 
 
-def done(site, *addresses):
-    """Whether the daemon has seen all of them complete."""
+def done(site, *job_ids):
+    """A function that returns whether the daemon has recorded all these jobs as completed."""
 
     def seen():
         ended = {record.slurm_job_id for record in site.store.recent_jobs(100) if record.end_state == "COMPLETED"}
-        return ended >= set(addresses)
+        return ended >= set(job_ids)
 
     return seen
 
@@ -40,7 +40,7 @@ def kinds(site, slurm_job_id):
 
 
 def test_a_held_job_is_stamped_admin_held_and_run(site):
-    """Intake stamps a uid that the owner cannot change, and holds so that the owner cannot release."""
+    """Intake stamps a uid that the owner cannot change, and sets a hold that the owner cannot release."""
     blocker = site.add("--gres=gpu:4", "-N4", seconds=60, tag="preempt=no")
     site.run(5)
     job = site.add("--gres=gpu:1", seconds=5)
@@ -55,7 +55,7 @@ def test_a_held_job_is_stamped_admin_held_and_run(site):
 
 
 def test_a_job_that_nobody_held_is_held_by_the_daemon(site):
-    """Without the job_submit plugin a tagged job that pends unheld is held, and then runs by the plan."""
+    """Without the job_submit plugin the daemon holds a tagged job that pends unheld, and the plan starts it."""
     other = site.slurm.add("--gres=gpu:4", "-N4", user="somebody")
     site.slurm.tick(1)
     job = site.slurm.add("--gres=gpu:1", comment="metasched", user=ME)
@@ -66,7 +66,7 @@ def test_a_job_that_nobody_held_is_held_by_the_daemon(site):
 
 
 def test_an_untagged_job_is_never_written_to(site):
-    """No call of ours ever names a job that is not ours; its GPUs count as taken."""
+    """No call to Slurm names a job without a tag; its GPUs count as taken."""
     other = site.slurm.add("--gres=gpu:4", "-N4", user="somebody")
     held = site.slurm.add("--hold", "--gres=gpu:1", user="somebody", comment="not metasched")
     job = site.add("--gres=gpu:1")
@@ -76,8 +76,8 @@ def test_an_untagged_job_is_never_written_to(site):
     assert site.slurm.job(held).hold is Hold.USER
 
 
-def test_partitions_and_qos_of_the_config_are_ours(tmp_path):
-    """Where the admin names a partition, its jobs are scheduled without any tag."""
+def test_jobs_of_configured_partitions_are_scheduled_without_a_tag(tmp_path):
+    """The section [intake] names the partition."""
     site = FakeSite(tmp_path)
     site.config = site.config.model_copy(
         update={"intake": site.config.intake.model_copy(update={"partitions": ("main",)})}
@@ -88,8 +88,8 @@ def test_partitions_and_qos_of_the_config_are_ours(tmp_path):
     site.close()
 
 
-def test_a_preempted_job_checkpoints_waits_and_goes_on(tmp_path):
-    """LAS takes the GPUs of a job that has had more; asked by signal and mailbox, it stops, and goes on later."""
+def test_a_preempted_job_checkpoints_waits_and_resumes(tmp_path):
+    """LAS preempts the job with more service by signal and mailbox; it completes in a second run."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
     site.parameters = LAS
     site.start()
@@ -119,7 +119,7 @@ def test_the_successor_is_queued_before_the_victim_is_stopped(tmp_path):
 
 
 def test_a_trainer_that_is_not_ready_is_requeued_by_slurm(tmp_path):
-    """A trainer that has not said that it listens is ended by Slurm's requeue: our signal would kill the script."""
+    """The preemption signal would kill a script that has not reported to handle it, so Slurm requeues the job."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
     site.parameters = LAS
     site.start()
@@ -132,25 +132,25 @@ def test_a_trainer_that_is_not_ready_is_requeued_by_slurm(tmp_path):
     site.close()
 
 
-def test_a_deaf_trainer_is_requeued_after_its_grace(tmp_path):
-    """A trainer that ignores the request is ended from outside, and its run is recorded as deaf."""
+def test_an_unresponsive_trainer_is_requeued_after_its_grace_time(tmp_path):
+    """A run whose trainer ignores the stop request ends with the cause UNRESPONSIVE."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),), kill_wait=5.0), policy="las")
     site.parameters = LAS
     site.start()
-    deaf = site.add("--gres=gpu:4", seconds=100, stop_seconds=None)
+    unresponsive = site.add("--gres=gpu:4", seconds=100, stop_seconds=None)
     site.run(40)
     second = site.add("--gres=gpu:4", seconds=5)
     asked = site.slurm.now
     site.run_until(done(site, second))
     assert site.slurm.now >= asked + site.config.schedule.grace_seconds
-    assert causes(site, deaf)[0] is EndCause.UNRESPONSIVE
-    site.run_until(done(site, deaf))
+    assert causes(site, unresponsive)[0] is EndCause.UNRESPONSIVE
+    site.run_until(done(site, unresponsive))
     site.close()
 
 
 @pytest.mark.parametrize("code", [1, 137])
-def test_a_job_that_fails_when_it_is_asked_to_stop_is_put_back(tmp_path, code):
-    """A stop must not cost a job its life: a run that fails on our request is requeued and goes on."""
+def test_a_job_that_fails_on_a_stop_request_is_requeued(tmp_path, code):
+    """A run that fails on the daemon's request does not make the job fail."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
     site.parameters = LAS
     site.start()
@@ -162,7 +162,7 @@ def test_a_job_that_fails_when_it_is_asked_to_stop_is_put_back(tmp_path, code):
     site.close()
 
 
-def test_an_elastic_job_grows_when_others_leave_and_shrinks_when_they_come(tmp_path):
+def test_an_elastic_job_grows_when_others_end_and_shrinks_when_they_arrive(tmp_path):
     """A resize is a stop, an update and a start at another size; each run has the placement that was decided."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)))
     blocker = site.add("--gres=gpu:3", tag="preempt=no", seconds=30)
@@ -177,8 +177,8 @@ def test_an_elastic_job_grows_when_others_leave_and_shrinks_when_they_come(tmp_p
     site.close()
 
 
-def test_cpu_only_jobs_take_turns_by_suspension(tmp_path):
-    """Suspension frees CPUs: the other runs meanwhile, and the first goes on in the same run."""
+def test_a_cpu_only_job_is_suspended_while_another_runs(tmp_path):
+    """Suspension frees CPUs: the other job runs meanwhile, and the first one completes in the same run."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpus=0),)), policy="las")
     site.parameters = LAS
     site.start()
@@ -192,8 +192,8 @@ def test_cpu_only_jobs_take_turns_by_suspension(tmp_path):
     site.close()
 
 
-def test_a_suspension_by_an_admin_is_left_alone(site):
-    """What an admin suspended is the admin's to resume."""
+def test_a_job_that_an_admin_suspended_is_not_resumed(site):
+    """Only the admin resumes the job."""
     job = site.add("--gres=gpu:1", seconds=30)
     site.run(5)
     site.slurm.suspend(job)
@@ -203,8 +203,8 @@ def test_a_suspension_by_an_admin_is_left_alone(site):
     site.run_until(done(site, job))
 
 
-def test_an_owner_who_requeues_is_answered(site):
-    """A run that its owner requeued is recorded as lost; the job is held again and started by the plan, not twice."""
+def test_a_run_that_its_owner_requeues_is_recorded_as_lost(site):
+    """The job is held again, and the plan starts it once more."""
     job = site.add("--gres=gpu:1", seconds=30)
     site.run(10)
     site.slurm.owner_requeue(job)
@@ -213,8 +213,8 @@ def test_an_owner_who_requeues_is_answered(site):
     assert len(site.slurm.trainer(job).starts) == 2
 
 
-def test_a_lost_node_costs_its_jobs_nothing_but_time(site):
-    """Jobs of a node that goes down are started elsewhere at once, without Slurm's delay of two minutes."""
+def test_jobs_of_a_lost_node_start_elsewhere_at_once(site):
+    """Slurm's own requeue would delay them by two minutes."""
     job = site.add("--gres=gpu:4", seconds=60)
     site.run(10)
     (node,) = site.slurm.job(job).allocated
@@ -226,8 +226,8 @@ def test_a_lost_node_costs_its_jobs_nothing_but_time(site):
     site.run_until(done(site, job))
 
 
-def test_what_others_wrote_into_admin_comment_stays_there(site):
-    """Behind the stamp, and before what is wrong with the tag, which comes and goes."""
+def test_words_of_an_admin_in_admin_comment_are_kept(site):
+    """They come after the stamp, and before the error of the tag while there is one."""
     job = site.slurm.add("--hold", "--gres=gpu:1", comment="metasched min_gpus=x", user=ME)
     site.slurm.stamp(job, "cost centre 7")
     site.run(5)
@@ -239,8 +239,8 @@ def test_what_others_wrote_into_admin_comment_stays_there(site):
 
 
 @pytest.mark.parametrize("earlier", [False, True], ids=["present", "earlier"])
-def test_a_malformed_tag_is_told_and_mended(site, earlier):
-    """The reason is in status and AdminComment, also as earlier releases wrote it; once it is mended, the job runs."""
+def test_a_job_with_a_malformed_tag_runs_once_the_tag_is_corrected(site, earlier):
+    """Status and AdminComment have the error, also in the form of earlier releases."""
     job = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5)
     site.run(30)
     assert site.state(job) is JobState.PENDING
@@ -256,8 +256,8 @@ def test_a_malformed_tag_is_told_and_mended(site, earlier):
     assert site.slurm.job(job).admin_comment == f"metasched:{site.record(job).uid}"
 
 
-def test_a_dependency_is_waited_for(site):
-    """A job whose dependency is not met is not released, and says what it waits for."""
+def test_a_job_is_not_released_before_its_dependency_is_met(site):
+    """The status names the dependency."""
     job = site.add("--gres=gpu:1", "--dependency=afterok:99")
     site.run(15)
     assert ("release", job) not in site.slurm.calls
@@ -266,10 +266,7 @@ def test_a_dependency_is_waited_for(site):
 
 @pytest.mark.parametrize("freed", [False, True])
 def test_a_job_starts_once_its_dependency_is_met(site, freed):
-    """Slurm follows dependencies of jobs that it could start only: it is held again, then released for its place.
-
-    Also where somebody has given it another begin time meanwhile.
-    """
+    """Slurm updates dependencies of unheld jobs only: the job is held again, then released for its placement."""
     first = site.add("--gres=gpu:4", seconds=30)
     second = site.add("--gres=gpu:4", f"--dependency=afterok:{first}", seconds=5)
     site.run(10)
@@ -282,8 +279,8 @@ def test_a_job_starts_once_its_dependency_is_met(site, freed):
     assert "started_without_us" not in {event.kind for event in site.store.recent_events()}
 
 
-def test_a_begin_time_is_kept(site):
-    """--begin is the user's wish: no release before it."""
+def test_a_job_is_not_released_before_its_begin_time(site):
+    """The user's option --begin sets that time."""
     job = site.add("--gres=gpu:1", "--begin=now+100", seconds=5)
     submitted = site.slurm.now
     site.run_until(done(site, job))
@@ -292,7 +289,7 @@ def test_a_begin_time_is_kept(site):
 
 @pytest.mark.parametrize("kept_by", ["dependency", "begin", "hold"])
 def test_a_job_that_has_become_startable_brings_a_round_forward(tmp_path, kept_by):
-    """As an arrival does; until that round, it is not said to wait for what is over."""
+    """An early round starts as for an arrival; until then, the status no longer has the former obstacle."""
     site = FakeSite(tmp_path, policy="las", round_seconds=360.0, min_round_seconds=60.0)
     first = site.slurm.add("--gres=gpu:1", user="somebody", trainer=Trainer(seconds=40))
     options = {"dependency": [f"--dependency=afterok:{first}"], "begin": ["--begin=now+40"], "hold": []}[kept_by]
@@ -313,15 +310,15 @@ def test_a_job_that_has_become_startable_brings_a_round_forward(tmp_path, kept_b
 
 
 def test_a_run_of_less_than_a_second_counts(site):
-    """Its start and its end are the same second to Slurm."""
+    """Slurm lists the same second as its start and its end."""
     job = site.add("--gres=gpu:1", seconds=0)
     site.run_until(done(site, job))
     assert causes(site, job) == [EndCause.FINISHED]
     assert published_status.read(site.base / "shared").finished[0].runs == 1
 
 
-def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
-    """A released job that does not start in time is held again, its reason is kept, and its GPUs go to others."""
+def test_a_released_job_that_slurm_does_not_start_gives_way_to_others(tmp_path):
+    """It is held again after its start time, Slurm's reason is recorded, and other jobs get its GPUs."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), grace_seconds=5.0, start_seconds=5.0)
     stuck = site.add("--gres=gpu:4", seconds=5)
     site.slurm.node_down("n1")
@@ -337,8 +334,8 @@ def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
     site.close()
 
 
-def test_an_outage_is_waited_out_and_acted_on_only_after_a_pause(site):
-    """While the controller is away nothing is decided; when it is back, we watch for a while before acting."""
+def test_the_daemon_acts_only_some_time_after_an_outage(site):
+    """During the outage nothing is decided; afterwards the daemon only observes for the settling time."""
     job = site.add("--gres=gpu:1", seconds=20)
     with site.slurm.outage():
         site.run(20)
@@ -349,8 +346,8 @@ def test_an_outage_is_waited_out_and_acted_on_only_after_a_pause(site):
     site.run_until(done(site, job))
 
 
-def test_what_was_over_long_ago_is_forgotten(site):
-    """Poll by poll, as old as the configuration says; the job and its runs stay."""
+def test_details_of_old_jobs_and_rounds_are_deleted_at_each_poll(site):
+    """The configured age decides; the job and its runs remain."""
     history = site.config.history.model_copy(update={"days": 30 / 86400})
     site.config = site.config.model_copy(update={"history": history})
     site.start()
@@ -363,8 +360,8 @@ def test_what_was_over_long_ago_is_forgotten(site):
     assert causes(site, job) == [EndCause.FINISHED]
 
 
-def test_a_job_id_that_slurm_gives_again_is_another_job(site):
-    """After a controller crash ids are reused: the new job is taken in afresh, the forgotten one ends as gone."""
+def test_a_reused_slurm_job_id_is_a_new_job(site):
+    """After a controller crash the new job is recorded under its own uid, and the forgotten one ends as gone."""
     lost = site.add("--hold", "--gres=gpu:1", "--begin=now+1000")
     site.run(2)
     uid = site.record(lost).uid
@@ -379,7 +376,7 @@ def test_a_job_id_that_slurm_gives_again_is_another_job(site):
 
 
 def test_array_tasks_are_jobs_of_their_own(site):
-    """Each task runs by itself; all carry the array's stamp and their own uid."""
+    """Each task has its own uid and runs; all carry the array's stamp."""
     array = site.add("--array=0-3", "--gres=gpu:4", seconds=5)
     tasks = [f"{array}_{task}" for task in range(4)]
     site.run_until(done(site, *tasks))
@@ -389,7 +386,7 @@ def test_array_tasks_are_jobs_of_their_own(site):
 
 
 def test_leases_are_renewed_without_a_restart(site):
-    """A job that keeps its placement keeps running over many rounds; its lease names the present round."""
+    """A job that keeps its placement runs on over many rounds; its lease names the present round."""
     job = site.add("--gres=gpu:1", seconds=100)
     site.run(5)
     lease = site.base / "shared" / "mailbox" / site.record(job).uid / "lease.json"
@@ -401,7 +398,7 @@ def test_leases_are_renewed_without_a_restart(site):
 
 
 def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
-    """Third-party code that raises must not stop jobs that run, nor the daemon."""
+    """An exception of third-party code ends neither the running jobs nor the daemon."""
     job = site.add("--gres=gpu:1", seconds=60)
     site.run(5)
 
@@ -414,8 +411,8 @@ def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
 
 
-def test_a_stop_that_died_on_its_way_is_sent_again(tmp_path):
-    """Killed between noting a stop and sending it, the daemon does not make others wait for a whole grace."""
+def test_a_stop_request_is_sent_again_after_a_crash_before_its_signal(tmp_path):
+    """A daemon killed between the record of a stop and its signal delays the successor by less than a grace time."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las", grace_seconds=1000.0)
     site.parameters = LAS
     site.start()
@@ -440,7 +437,7 @@ def test_a_stop_that_died_on_its_way_is_sent_again(tmp_path):
 
 
 def scenario(site):
-    """Three jobs on one node with a preemption and a resize; yields their addresses."""
+    """Three jobs on one node with a preemption and a resize; returns their Slurm job ids."""
     site.parameters = LAS
     site.start()
     return [
@@ -450,13 +447,13 @@ def scenario(site):
     ]
 
 
-MOST_WRITES = 40  # a little more than the scenario has: beyond its last write nobody dies
+MOST_WRITES = 40  # a few more than the scenario has; with a later one nothing is killed
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_daemon_may_die_before_or_after_any_write(tmp_path_factory, data):
-    """Killed around any write to Slurm and started again, it goes on: every job finishes, none starts too often."""
+def test_all_jobs_complete_wherever_the_daemon_is_killed(tmp_path_factory, data):
+    """The daemon is killed before or after any write to Slurm and started again: every job completes."""
     base = tmp_path_factory.mktemp("died")
     at = data.draw(st.integers(1, MOST_WRITES), label="write")
     after = data.draw(st.booleans(), label="after it")

@@ -1,4 +1,4 @@
-"""What goes wrong around the daemon, and must not cost a job its life or the daemon its own."""
+"""Faults around the daemon that must end neither a job nor the daemon."""
 
 import datetime as dt
 import errno
@@ -48,7 +48,7 @@ def site(tmp_path):
 
 @pytest.fixture
 def las(tmp_path):
-    """One node under LAS, where a newcomer preempts a job that has had 100 GPU-seconds."""
+    """One node under LAS, where a new job preempts one with 100 GPU-seconds of service."""
     made = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), policy="las")
     made.parameters = LAS
     made.start()
@@ -56,9 +56,9 @@ def las(tmp_path):
     made.close()
 
 
-def completed(site, *addresses):
+def completed(site, *job_ids):
     def seen():
-        return set(addresses) <= {r.slurm_job_id for r in site.store.recent_jobs(100) if r.end_state == "COMPLETED"}
+        return set(job_ids) <= {r.slurm_job_id for r in site.store.recent_jobs(100) if r.end_state == "COMPLETED"}
 
     return seen
 
@@ -72,7 +72,7 @@ def lease_of(site, slurm_job_id):
 
 
 class Failing:
-    """A client one of whose methods raises as often as told."""
+    """A client one of whose methods raises at its first calls."""
 
     def __init__(self, client, name, error, times=1):
         self._client, self._name, self._error, self.left = client, name, error, times
@@ -88,7 +88,7 @@ class Failing:
 
 
 def test_a_torn_lease_is_written_again(site):
-    """A lease that a power failure left empty ends neither the daemon nor the job: the next round replaces it."""
+    """A lease that a power failure left empty is replaced in the next round; the daemon and the job continue."""
     job = site.add("--gres=gpu:1", seconds=60)
     site.run(5)
     lease_of(site, job).write_bytes(b"")
@@ -98,8 +98,8 @@ def test_a_torn_lease_is_written_again(site):
     assert len(runs(site, job)) == 1
 
 
-def test_a_stop_whose_lease_cannot_be_read_is_slurms_requeue(las):
-    """Nobody can be asked through a torn lease: the job is put back by Slurm, and its heirs do not wait."""
+def test_a_job_with_an_unreadable_lease_is_stopped_by_slurms_requeue(las):
+    """No stop request reaches the trainer through a torn lease, so Slurm requeues the job and its successor starts."""
     first = las.add("--gres=gpu:4", seconds=100)
     las.run(30)
     lease_of(las, first).write_bytes(b"torn")
@@ -110,7 +110,7 @@ def test_a_stop_whose_lease_cannot_be_read_is_slurms_requeue(las):
 
 
 def test_a_full_shared_disk_ends_neither_daemon_nor_jobs(site, monkeypatch):
-    """While nothing can be written there jobs that run go on, others wait; afterwards everything goes on."""
+    """While nothing can be written there, running jobs continue and others wait; afterwards all complete."""
     running = site.add("--gres=gpu:1", seconds=30)
     site.run(5)
 
@@ -124,8 +124,8 @@ def test_a_full_shared_disk_ends_neither_daemon_nor_jobs(site, monkeypatch):
     site.run_until(completed(site, running, waiting))
 
 
-def test_a_stop_reaches_a_trainer_though_the_disk_is_full(las, monkeypatch):
-    """Where the stop request cannot be written, the signal alone is enough."""
+def test_a_stop_reaches_the_trainer_when_the_shared_disk_is_full(las, monkeypatch):
+    """Where the stop request cannot be written, the signal alone suffices."""
     first = las.add("--gres=gpu:4", seconds=100)
     las.run(30)
     second = las.add("--gres=gpu:4", seconds=5)
@@ -138,8 +138,8 @@ def test_a_stop_reaches_a_trainer_though_the_disk_is_full(las, monkeypatch):
     assert [name for _, name in las.slurm.trainer(first).signals] == ["SIGUSR2"]
 
 
-def test_a_mailbox_that_cannot_be_cleared_ends_nothing(site, monkeypatch):
-    """A job that ended is ended, whatever the shared file system says."""
+def test_a_job_completes_when_its_mailbox_cannot_be_cleared(site, monkeypatch):
+    """An error of the shared file system does not keep an ended job from being finished in the store."""
     job = site.add("--gres=gpu:1", seconds=5)
     site.run(3)
 
@@ -150,8 +150,8 @@ def test_a_mailbox_that_cannot_be_cleared_ends_nothing(site, monkeypatch):
     site.run_until(completed(site, job))
 
 
-def test_a_forgotten_job_leaves_the_next_one_its_address(site):
-    """When the old job of a reused id ends as gone, the slurm_job_id still names the new one."""
+def test_a_job_that_slurm_forgot_does_not_remove_a_reused_job_id_from_the_index(site):
+    """When the old job ends as gone, the index entry of its reused Slurm job id still names the new job."""
     lost = site.add("--hold", "--gres=gpu:1", "--begin=now+1000")
     site.run(2)
     site.slurm.crash()
@@ -162,8 +162,8 @@ def test_a_forgotten_job_leaves_the_next_one_its_address(site):
     assert (site.base / "shared" / "mailbox" / "address" / again).read_text().strip() == uid
 
 
-def test_a_running_trainer_is_asked_by_the_signal_that_it_knows(las):
-    """After a reload with another signal, jobs that started before still get the one that they listen for."""
+def test_a_running_trainer_gets_the_signal_of_its_lease(las):
+    """After a reload with another signal, runs that began before it still get the signal that their trainers handle."""
     first = las.add("--gres=gpu:4", seconds=100)
     las.run(30)
     slurm = las.config.slurm.model_copy(update={"signal": "SIGUSR1", "exit_code": 86})
@@ -176,8 +176,8 @@ def test_a_running_trainer_is_asked_by_the_signal_that_it_knows(las):
     assert runs(las, first)[0].cause is EndCause.PREEMPTED
 
 
-def test_who_requeues_follows_the_exit_code_of_a_reload(site):
-    """A new exit code that Slurm does not requeue by itself is the wrapper's to requeue."""
+def test_the_requeue_method_of_a_lease_follows_the_reloaded_exit_code(site):
+    """The wrapper requeues for an exit code that Slurm does not requeue by itself."""
     slurm = site.config.slurm.model_copy(update={"exit_code": 86})
     site.controller.reconfigure(site.config.model_copy(update={"slurm": slurm}), site.controller.policy)
     job = site.add("--gres=gpu:1")
@@ -189,8 +189,8 @@ def test_who_requeues_follows_the_exit_code_of_a_reload(site):
 
 
 @pytest.mark.parametrize("error", [SlurmTimeoutError, SlurmUnavailableError])
-def test_a_rescue_that_slurm_does_not_answer_is_tried_again(las, error):
-    """A run that failed on our stop is not given up because the controller was away for a moment."""
+def test_a_requeue_of_a_failed_run_is_retried_when_slurm_does_not_answer(las, error):
+    """A run that failed on the daemon's stop is requeued although the controller was away for a moment."""
     clumsy = las.add("--gres=gpu:4", seconds=100, stop_exit_code=1)
     las.run(40)
     las.start(Failing(las.slurm, "requeue_hold", error("away"), times=3))
@@ -198,8 +198,8 @@ def test_a_rescue_that_slurm_does_not_answer_is_tried_again(las, error):
     las.run_until(completed(las, second, clumsy))
 
 
-def test_whole_nodes_are_kept_not_stopped_and_started_again_and_again(las):
-    """A job that Slurm gives more GPUs than it asked for (--exclusive) runs to its end in one run."""
+def test_a_job_on_whole_nodes_is_not_restarted(las):
+    """A job that Slurm gives more GPUs than it asked for (--exclusive) completes in one run."""
     job = las.add("--exclusive", "--gres=gpu:2", seconds=60)
     other = las.add("--gres=gpu:2", seconds=5)
     las.run_until(completed(las, job, other))
@@ -207,7 +207,7 @@ def test_whole_nodes_are_kept_not_stopped_and_started_again_and_again(las):
 
 
 def test_untyped_gpus_are_scheduled(tmp_path):
-    """On a cluster whose GPUs have no type, a job that runs where it should is left alone."""
+    """On a cluster whose GPUs have no type, jobs are not restarted."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1", gpu_type=""), FakeNode("n2", gpu_type=""))))
     jobs = [site.add("--gres=gpu:4", seconds=40) for _ in range(3)]
     elastic = site.add("--gres=gpu:1", tag="min_gpus=1 max_gpus=4", seconds=40)
@@ -216,8 +216,8 @@ def test_untyped_gpus_are_scheduled(tmp_path):
     site.close()
 
 
-def test_what_slurm_can_never_start_is_not_released_again_at_once(site):
-    """Slurm holds a job with bad constraints: it is tried again a round later, with the reason kept."""
+def test_a_job_with_bad_constraints_is_released_again_a_round_later(site):
+    """Slurm holds a job with bad constraints; its reason is recorded."""
     job = site.add("--gres=gpu:1")
     release = site.slurm.release
 
@@ -232,8 +232,8 @@ def test_what_slurm_can_never_start_is_not_released_again_at_once(site):
     assert "BadConstraints" in events["not_started"]
 
 
-def test_a_dead_controller_is_asked_once_not_for_every_new_job(site):
-    """When Slurm goes away during intake, the look ends there: each further call would wait for its timeout."""
+def test_intake_ends_at_the_first_call_that_slurm_does_not_answer(site):
+    """Each further call of the same poll would wait for its timeout, too."""
     for _ in range(20):
         site.add("--gres=gpu:1")
     client = Failing(site.slurm, "adopt", SlurmTimeoutError("away"), times=1000)
@@ -244,8 +244,8 @@ def test_a_dead_controller_is_asked_once_not_for_every_new_job(site):
     site.run_until(lambda: all(job.admin_comment for job in site.slurm.jobs()))
 
 
-def test_arrivals_during_an_outage_wake_a_round(tmp_path):
-    """What came while Slurm settled after an outage does not wait for a whole round."""
+def test_arrivals_during_an_outage_start_an_early_round(tmp_path):
+    """A job that arrives while Slurm settles after an outage does not wait for a regular round."""
     site = FakeSite(tmp_path, round_seconds=1000.0)
     site.run(5)
     with site.slurm.outage():
@@ -256,8 +256,8 @@ def test_arrivals_during_an_outage_wake_a_round(tmp_path):
     site.close()
 
 
-def test_a_restart_decides_anew(tmp_path):
-    """A daemon that starts does not act for a whole round on what one before it decided."""
+def test_a_restarted_daemon_decides_a_round_at_once(tmp_path):
+    """A daemon that starts does not act for a whole round on the last decision of an earlier daemon."""
     site = FakeSite(tmp_path, round_seconds=1000.0)
     site.run(5)
     job = site.add("--gres=gpu:1")
@@ -267,8 +267,8 @@ def test_a_restart_decides_anew(tmp_path):
     site.close()
 
 
-def test_a_lost_node_wakes_a_round(tmp_path):
-    """Jobs of a node that goes down are placed elsewhere at once, not on the same node until the round ends."""
+def test_a_lost_node_starts_an_early_round(tmp_path):
+    """Jobs of a node that goes down are placed on other nodes before the regular round."""
     site = FakeSite(tmp_path, round_seconds=1000.0)
     job = site.add("--gres=gpu:4", seconds=60)
     site.run(10)
@@ -279,8 +279,8 @@ def test_a_lost_node_wakes_a_round(tmp_path):
     site.close()
 
 
-def test_a_draining_node_keeps_its_jobs(site):
-    """A job on a node that is drained runs on where it is."""
+def test_a_job_on_a_draining_node_runs_to_its_end_there(site):
+    """A drained node accepts no new jobs, and its job is not restarted."""
     job = site.add("--gres=gpu:4", seconds=60)
     site.run(10)
     (node,) = site.slurm.job(job).allocated
@@ -289,8 +289,8 @@ def test_a_draining_node_keeps_its_jobs(site):
     assert len(site.slurm.trainer(job).starts) == 1
 
 
-def test_a_run_that_nobody_saw_counts(site):
-    """A job that started and ended while the daemon was away has had its run and its service."""
+def test_a_run_between_two_polls_is_recorded(site):
+    """A job that started and ended while the daemon was away has its run and its service."""
     job = site.add("--gres=gpu:2", seconds=50)
     site.run_until(lambda: ("release", job) in site.slurm.calls)
     site.store.close()
@@ -303,8 +303,8 @@ def test_a_run_that_nobody_saw_counts(site):
     assert site.record(job).attained == {"v100": pytest.approx(100, abs=2)}
 
 
-def test_a_job_cancelled_while_it_pends_had_no_run(site):
-    """A released job that is cancelled before it started is withdrawn."""
+def test_a_released_job_that_is_cancelled_before_its_start_is_withdrawn(site):
+    """Its only run ends with the cause WITHDRAWN."""
     blocker = site.slurm.add("--gres=gpu:4", "-N4", user="somebody")
     site.slurm.tick(1)
     site.slurm.node_drain("n1")
@@ -318,8 +318,8 @@ def test_a_job_cancelled_while_it_pends_had_no_run(site):
     assert [run.cause for run in runs(site, job)] == [EndCause.WITHDRAWN]
 
 
-def test_a_cluster_that_gets_the_gpu_type_mends_the_job(site):
-    """A type that no node has is an error until a node has it; the user need not edit anything."""
+def test_a_job_with_an_unknown_gpu_type_runs_once_a_node_has_the_type(site):
+    """The tag's error ends without an edit by the user."""
     job = site.add("--gres=gpu:1", tag="gpu_types=a100", seconds=5)
     site.run(5)
     assert site.record(job).error
@@ -328,7 +328,7 @@ def test_a_cluster_that_gets_the_gpu_type_mends_the_job(site):
 
 
 def test_the_last_task_of_an_array_is_held_alone(site):
-    """That task has the array's own id, by which Slurm would hold the others too."""
+    """The last task has the array's own job id, by which Slurm would hold the other tasks, too."""
     array = site.add("--array=0-1", "--gres=gpu:4", seconds=30)
     site.run_until(lambda: site.state(f"{array}_0") is JobState.RUNNING)
     assert site.slurm.job(f"{array}_0").job_id == int(array)
@@ -338,16 +338,16 @@ def test_the_last_task_of_an_array_is_held_alone(site):
 
 
 class Refusing:
-    """A client that raises for one job, whatever is done to it by some methods."""
+    """A client some of whose methods raise for one job."""
 
     def __init__(self, client, slurm_job_id, error, *names):
-        self._client, self._address, self._error, self.refuses = client, slurm_job_id, error, names
+        self._client, self._slurm_job_id, self._error, self.refuses = client, slurm_job_id, error, names
 
     def __getattr__(self, name):
         method = getattr(self._client, name)
 
         def call(slurm_job_id, *arguments):
-            if slurm_job_id == self._address:
+            if slurm_job_id == self._slurm_job_id:
                 raise self._error
             return method(slurm_job_id, *arguments)
 
@@ -355,7 +355,7 @@ class Refusing:
 
 
 def test_a_job_that_slurm_refuses_to_start_waits_longer_each_time(site):
-    """Others have its GPUs meanwhile, it says why, and its attempts cost few rows; then it starts after all."""
+    """Other jobs get its GPUs meanwhile, the status has the error, attempts are few, and it starts in the end."""
     stuck = site.add("--gres=gpu:4", "-N4", seconds=5)
     site.start(Refusing(site.slurm, stuck, SlurmCommandError("no such licence"), "update"))
     site.run(5)
@@ -371,15 +371,15 @@ def test_a_job_that_slurm_refuses_to_start_waits_longer_each_time(site):
 
 
 def test_a_job_whose_commands_time_out_does_not_keep_others_waiting(site):
-    """After each outage that it makes it is the others' turn."""
+    """After each outage that the job's commands cause, other jobs are started."""
     stuck = site.add("--gres=gpu:1")
     site.start(Refusing(site.slurm, stuck, SlurmTimeoutError("no answer"), "update"))
     other = site.add("--gres=gpu:1", seconds=5)
     site.run_until(completed(site, other), 100)
 
 
-def test_a_job_that_cannot_be_taken_in_does_not_keep_others_waiting(site):
-    """Slurm never answers its adoption: looks go on without it, and it is taken in once Slurm does answer."""
+def test_a_job_that_cannot_be_stamped_does_not_keep_others_waiting(site):
+    """Slurm does not answer the write for a new job: polls continue without it, and it runs once Slurm answers."""
     stuck = site.add("--gres=gpu:1", seconds=5)
     client = Refusing(site.slurm, stuck, SlurmTimeoutError("no answer"), "adopt")
     site.start(client)
@@ -389,8 +389,8 @@ def test_a_job_that_cannot_be_taken_in_does_not_keep_others_waiting(site):
     site.run_until(completed(site, stuck))
 
 
-def test_a_job_that_cannot_be_rescued_does_not_keep_others_waiting(las):
-    """Slurm never answers its requeue: looks go on, and it has not ended before it could be put back."""
+def test_a_failed_run_that_cannot_be_requeued_does_not_keep_others_waiting(las):
+    """Slurm does not answer the requeue: polls continue, and the job stays live until it is requeued."""
     clumsy = las.add("--gres=gpu:4", seconds=35, stop_exit_code=1)
     las.run(30)
     client = Refusing(las.slurm, clumsy, SlurmTimeoutError("no answer"), "requeue_hold")
@@ -404,7 +404,7 @@ def test_a_job_that_cannot_be_rescued_does_not_keep_others_waiting(las):
 
 
 class Forgetful:
-    """A client that does not learn how its releases went; the first of them does not reach Slurm either."""
+    """A client whose first releases get no answer; the very first does not reach Slurm either."""
 
     def __init__(self, client, times):
         self._client, self._times, self._calls = client, times, 0
@@ -420,10 +420,10 @@ class Forgetful:
             raise SlurmTimeoutError("no answer")
 
 
-def test_a_start_whose_answer_was_lost_is_no_failure(site):
-    """A job that runs is not put off; nor is it when it comes back, and what failed before it ran counts no more."""
+def test_a_start_whose_answer_was_lost_is_not_counted_as_a_failure(site):
+    """A job that runs is not deferred, neither now nor after a requeue."""
 
-    def told():
+    def deferrals():
         return [event.kind for event in site.store.recent_events(1000, uid)].count("not_started")
 
     site.start(Forgetful(site.slurm, times=3))
@@ -433,25 +433,25 @@ def test_a_start_whose_answer_was_lost_is_no_failure(site):
     site.run_until(lambda: site.state(job) is JobState.RUNNING)
     site.run(1)
     assert site.controller.current_snapshot().job[uid].blocked is None
-    assert (told(), site.record(job).not_before) == (1, None)
+    assert (deferrals(), site.record(job).not_before) == (1, None)
     site.run(20)
     site.slurm.requeue_hold(job)
     site.run_until(lambda: site.record(job).run > 2 and site.state(job) is JobState.RUNNING, 60)
     site.run(1)
     assert site.controller.current_snapshot().job[uid].blocked is None
-    assert told() == 1
+    assert deferrals() == 1
 
 
-def test_what_keeps_us_from_acting_is_published(site):
-    """Though the look before it went well."""
+def test_an_outage_during_the_actions_is_published(site):
+    """The observe step of the same poll succeeded."""
     site.add("--gres=gpu:1")
     site.start(Failing(site.slurm, "update", SlurmUnavailableError("away")))
     site.run(1)
     assert read_status(site.base / "shared").slurm == "away"
 
 
-def test_a_stop_that_was_not_sent_is_sent_again(las):
-    """Its grace lasts: nobody need be ended from outside because Slurm refused once."""
+def test_a_stop_that_slurm_refused_is_sent_again(las):
+    """The signal is repeated within the grace time, so that no requeue is needed."""
     first = las.add("--gres=gpu:4", seconds=100)
     las.run(40)
     las.start(Failing(las.slurm, "signal", SlurmCommandError("not now")))
@@ -460,8 +460,8 @@ def test_a_stop_that_was_not_sent_is_sent_again(las):
     assert [name for _, name in las.slurm.trainer(first).signals] == ["SIGUSR2"]
 
 
-def test_a_reminder_that_slurm_refuses_concerns_nobody_else(site, monkeypatch):
-    """The look goes on, and the job is left to Slurm."""
+def test_a_refused_second_release_does_not_end_the_poll(site, monkeypatch):
+    """The poll continues, and Slurm starts the job in a later cycle."""
     job = site.add("--gres=gpu:1")
     monkeypatch.setattr(site.slurm, "_nodes_for", lambda _: None)
     site.run_until(lambda: ("release", job) in site.slurm.calls)
@@ -473,8 +473,8 @@ def test_a_reminder_that_slurm_refuses_concerns_nobody_else(site, monkeypatch):
     assert site.controller.slurm_error is None
 
 
-def test_gpus_of_two_types_are_their_jobs_until_it_ends(site):
-    """No plan can ask for them again, so a job of ours that has them is not moved about."""
+def test_a_job_on_gpus_of_two_types_keeps_them_until_it_ends(site):
+    """No plan can ask for such an allocation again, so the job is not restarted."""
     job = site.slurm.add("--gres=gpu:4", "-N2", user=ME, comment="metasched", trainer=Trainer(seconds=60))
     site.slurm.tick(1)
     site.slurm._show(site.slurm._one(job), allocated_gpu_type=None, gpu_type=None, gpu_types=("k80", "v100"))
@@ -487,21 +487,21 @@ def test_gpus_of_two_types_are_their_jobs_until_it_ends(site):
 # -- clock
 
 
-def test_patience_begins_anew_when_the_clock_is_set_back(las):
-    """A trainer that is deaf is not waited for until the clock is as late again."""
-    deaf = las.add("--gres=gpu:4", seconds=1000, stop_seconds=None)
+def test_the_grace_time_begins_anew_when_the_clock_is_set_back(las):
+    """An unresponsive trainer does not get an hour more when the clock is set back by an hour."""
+    unresponsive = las.add("--gres=gpu:4", seconds=1000, stop_seconds=None)
     las.run(40)
     las.add("--gres=gpu:4", seconds=5)
-    las.run_until(lambda: las.slurm.trainer(deaf).signals)
+    las.run_until(lambda: las.slurm.trainer(unresponsive).signals)
     las.run(5)
     las.slurm.now -= 3600
     las.run(15)
-    assert ("requeue_hold", deaf) not in las.slurm.calls
+    assert ("requeue_hold", unresponsive) not in las.slurm.calls
     las.run(10)
-    assert ("requeue_hold", deaf) in las.slurm.calls
+    assert ("requeue_hold", unresponsive) in las.slurm.calls
 
 
-def test_rounds_go_on_when_the_clock_is_set_back(site):
+def test_rounds_continue_when_the_clock_is_set_back(site):
     """A clock that was an hour ahead does not keep new jobs waiting for an hour."""
     site.run(5)
     site.slurm.now -= 3600
@@ -529,8 +529,8 @@ def test_the_daemon_ticks_on_when_the_clock_is_set_back():
 # -- policies
 
 
-def test_a_state_that_cannot_be_stored_is_the_policys_failure(site, monkeypatch):
-    """NaN in a policy's state leaves the last round in force, and the daemon alive."""
+def test_a_policy_state_that_cannot_be_stored_is_a_failure_of_the_policy(site, monkeypatch):
+    """NaN in a policy's state leaves the last round in force, and the daemon continues."""
     job = site.add("--gres=gpu:1", seconds=60)
     site.run(5)
     decide = site.controller.policy.decide
@@ -544,8 +544,8 @@ def test_a_state_that_cannot_be_stored_is_the_policys_failure(site, monkeypatch)
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
 
 
-def test_an_absurd_request_does_not_stall_the_round():
-    """A hundred thousand GPUs, asked for elastically, are offered as many as there are."""
+def test_a_huge_elastic_request_does_not_stall_the_round():
+    """A job that could use a hundred thousand GPUs is offered at most the GPUs of the cluster."""
     nodes = tuple(Node(f"n{i}", "v100", 4, 16, 64000, partitions=frozenset({"main"})) for i in range(4))
     jobs = [
         builders.job(uid, gpus, least, memory_per_unit=1)
@@ -560,7 +560,7 @@ def test_an_absurd_request_does_not_stall_the_round():
 
 
 def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
-    """What users' sparse files pretend to hold is read to a limit when their jobs end, with signs of life."""
+    """Users' sparse files are read to a limit when their jobs end, with a heartbeat for each read."""
     jobs = [site.add("--gres=gpu:1", seconds=5) for _ in range(4)]
     site.run(3)
     for job in jobs:
@@ -580,7 +580,7 @@ def test_an_endless_report_file_does_not_stall_the_daemon(site, monkeypatch):
 
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_the_last_reports_of_many_jobs_are_read_over_several_polls(site, monkeypatch, forgotten):
-    """After an outage no job is finished before what it reported is read, whether Slurm still shows it or not."""
+    """After an outage no job is finished before its reports are read, whether Slurm still lists the job or not."""
     jobs = [site.add("--gres=gpu:1", seconds=30) for _ in range(3)]
     site.run(3)
     left = {site.record(job).uid: 4 for job in jobs}
@@ -606,8 +606,8 @@ def test_the_last_reports_of_many_jobs_are_read_over_several_polls(site, monkeyp
     assert max(reads) <= 5 + len(jobs)
 
 
-def test_reports_that_cannot_be_freed_are_told_once(site, monkeypatch):
-    """A shared directory that refuses the daemon for good is one event of each job, not a line in each poll."""
+def test_report_directories_that_cannot_be_freed_are_one_event_of_each_job(site, monkeypatch):
+    """A shared directory that refuses the rename at each poll does not fill the log."""
 
     def refuse(_mailbox, uid, _owner):
         raise mailboxes.MailboxError(f"reports/{uid}: Operation not permitted")
@@ -622,8 +622,8 @@ def test_reports_that_cannot_be_freed_are_told_once(site, monkeypatch):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_who_takes_a_jobs_reports_is_moved_aside(site):
-    """Another user made the job's directory first: its owner can make it again, and reports; an event names who."""
+def test_a_report_directory_of_another_user_is_moved_aside(site):
+    """The owner can make the directory and report in it; an event has the other user's id."""
     job = site.add("--gres=gpu:1", seconds=60)
     site.run(3)
     uid = site.record(job).uid
@@ -640,8 +640,8 @@ def test_who_takes_a_jobs_reports_is_moved_aside(site):
     assert site.record(job).progress_steps == 7
 
 
-def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
-    """An unknown user is not remembered as unknown: reports are read as soon as the name is found."""
+def test_an_unknown_user_is_looked_up_again(site, monkeypatch):
+    """Reports are read as soon as the user's name is found."""
     report_reading._user_id.cache_clear()
     numbers = pwd.getpwnam
     asked = []
@@ -663,7 +663,7 @@ def test_a_user_directory_that_fails_once_is_asked_again(site, monkeypatch):
 
 
 def test_nothing_is_decided_once_the_lock_is_lost(site, tmp_path, monkeypatch):
-    """Even intake asks the lock first, and Slurm may take so long to answer that another daemon takes over."""
+    """The lock is checked before intake, and again after Slurm's answers, which may take long."""
     with DaemonLock(tmp_path / "lock") as lock:
         controller = Controller(
             site.config,
@@ -676,8 +676,8 @@ def test_nothing_is_decided_once_the_lock_is_lost(site, tmp_path, monkeypatch):
             clock=lambda: site.slurm.now,
         )
         site.add("--gres=gpu:1")
-        look = site.slurm.nodes
-        monkeypatch.setattr(site.slurm, "nodes", lambda: (tmp_path / "lock").unlink() or look())
+        list_nodes = site.slurm.nodes
+        monkeypatch.setattr(site.slurm, "nodes", lambda: (tmp_path / "lock").unlink() or list_nodes())
         with pytest.raises(LockLostError):
             controller.poll()
         assert controller.round_number == 0
@@ -687,8 +687,8 @@ def test_nothing_is_decided_once_the_lock_is_lost(site, tmp_path, monkeypatch):
         assert len(site.slurm.calls) == before
 
 
-def test_the_daemons_client_asks_for_the_lock_before_each_write(tmp_path, monkeypatch):
-    """Between the look at the lock and the command there may be a whole night."""
+def test_the_client_checks_the_lock_before_each_write(tmp_path, monkeypatch):
+    """Much time may pass between a poll's check of the lock and a command."""
     config = tmp_path / "metasched.toml"
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nshared = "{tmp_path}/shared"\n[policy]\nname = "fifo"\n')
 
@@ -701,8 +701,8 @@ def test_the_daemons_client_asks_for_the_lock_before_each_write(tmp_path, monkey
         process.run(config)
 
 
-def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
-    """ENOLCK is no other daemon."""
+def test_a_file_system_without_locks_is_a_lock_file_error(tmp_path, monkeypatch):
+    """ENOLCK does not mean that another daemon has the lock."""
 
     def refuse(*_arguments):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

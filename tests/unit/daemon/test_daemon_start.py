@@ -1,4 +1,4 @@
-"""The daemon refuses to start where it could do harm: one message, no traceback, nothing half-done."""
+"""The daemon refuses to start where it could do harm, with one message and no traceback."""
 
 import os
 import sqlite3
@@ -23,7 +23,7 @@ def site(tmp_path):
 
 
 def refused(site):
-    """What a daemon that must not start says."""
+    """Standard error of a daemon that must not start."""
     done = subprocess.run(
         [sys.executable, "-m", "metasched", "--config", str(site / "metasched.toml"), "daemon"],
         env={**os.environ, "PATH": str(site)},  # no Slurm command is needed to refuse
@@ -39,13 +39,13 @@ def refused(site):
 
 
 def content(path):
-    """All that a database holds."""
+    """All rows of a database, as SQL."""
     with closing(sqlite3.connect(path)) as db:
         return list(db.iterdump())
 
 
-def test_a_wrong_configuration(site):
-    """The file, the key and the nearest valid name are told."""
+def test_a_wrong_configuration_is_refused(site):
+    """The message has the file, the key and the nearest valid name."""
     with (site / "metasched.toml").open("a") as file:
         file.write("[schedule]\nround_second = 3\n")
     said = refused(site)
@@ -53,8 +53,8 @@ def test_a_wrong_configuration(site):
         assert part in said
 
 
-def test_an_unknown_policy(site):
-    """The known ones are told."""
+def test_an_unknown_policy_is_refused(site):
+    """The message has the known policies."""
     text = (site / "metasched.toml").read_text()
     (site / "metasched.toml").write_text(text.replace('"fifo"', '"fife"'))
     said = refused(site)
@@ -62,8 +62,8 @@ def test_an_unknown_policy(site):
     assert "fifo" in said
 
 
-def test_a_database_from_a_newer_version(site):
-    """It is named and left as it is."""
+def test_a_database_of_a_newer_version_is_refused_unchanged(site):
+    """The message names the database."""
     path = site / "state" / "metasched.db"
     Store.open(path).close()
     with closing(sqlite3.connect(path)) as db, db:
@@ -82,8 +82,8 @@ def test_a_database_from_a_newer_version(site):
     assert content(path) == before
 
 
-def test_a_database_that_is_none(site):
-    """A file of something else is named, and not overwritten."""
+def test_a_file_that_is_not_a_database_is_refused_unchanged(site):
+    """The message names the file."""
     path = site / "state" / "metasched.db"
     path.write_text("my thesis")
     assert "metasched.db" in refused(site)
@@ -91,8 +91,8 @@ def test_a_database_that_is_none(site):
 
 
 @pytest.mark.parametrize("key", ["state", "shared"])
-def test_a_directory_that_cannot_be_made(site, key):
-    """The key of the configuration is told."""
+def test_a_directory_that_cannot_be_made_is_an_error(site, key):
+    """The message has the key of the configuration."""
     text = (site / "metasched.toml").read_text()
     (site / "file").write_text("")
     (site / "metasched.toml").write_text(text.replace(f"{site}/{key}", f"{site}/file/{key}"))
@@ -101,7 +101,7 @@ def test_a_directory_that_cannot_be_made(site, key):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_state_directory_that_is_read_only(site):
-    """The directory is told."""
+def test_a_read_only_state_directory_is_an_error(site):
+    """The message names the directory."""
     (site / "state").chmod(0o500)
     assert f"{site}/state" in refused(site)

@@ -46,8 +46,8 @@ def test_the_first_daemon_of_a_cluster_begins_the_first_term(local, shared):
     assert term(local) == 1
 
 
-def test_a_daemon_that_comes_back_goes_on_with_its_own_store(local, shared):
-    """Its store is newer than the copy that was made of it."""
+def test_a_restarted_daemon_uses_its_local_store(local, shared):
+    """The local store is newer than its copy."""
     take_over(local, shared)
     write_copy(local, shared)
     note(local, "after the copy")
@@ -56,8 +56,8 @@ def test_a_daemon_that_comes_back_goes_on_with_its_own_store(local, shared):
     assert term(local) == 2
 
 
-def test_another_host_goes_on_from_the_copy(local, shared, tmp_path):
-    """Everything up to the copy is there, and the term is the next one."""
+def test_a_daemon_on_another_host_starts_from_the_copy(local, shared, tmp_path):
+    """The copy's history is there, and the term is the next one."""
     take_over(local, shared)
     note(local, "before the copy")
     write_copy(local, shared)
@@ -67,8 +67,8 @@ def test_another_host_goes_on_from_the_copy(local, shared, tmp_path):
     assert term(other) == 2
 
 
-def test_a_copy_that_is_no_store_stops_only_who_has_no_store(local, shared, tmp_path):
-    """A daemon with a store of its own goes on; another one names the copy, not a file that it makes itself."""
+def test_a_copy_that_is_not_a_store_stops_only_a_daemon_without_a_store(local, shared, tmp_path):
+    """A daemon with a local store starts; another one names the copy in its error."""
     take_over(local, shared)
     write_copy(local, shared)
     (shared / DATABASE).write_text("garbage")
@@ -78,8 +78,8 @@ def test_a_copy_that_is_no_store_stops_only_who_has_no_store(local, shared, tmp_
         take_over(tmp_path / "other" / "metasched.db", shared)
 
 
-def test_a_later_copy_that_cannot_be_opened_is_named(local, shared, tmp_path):
-    """What it replaces stays in place."""
+def test_a_later_copy_that_cannot_be_opened_is_an_error(local, shared, tmp_path):
+    """The local store that it would replace remains."""
     take_over(local, shared)
     other = tmp_path / "other" / "metasched.db"
     write_copy(local, shared)
@@ -93,8 +93,8 @@ def test_a_later_copy_that_cannot_be_opened_is_named(local, shared, tmp_path):
     assert term(local) == 1
 
 
-def test_a_copy_leaves_the_disk_to_the_store(local, shared, monkeypatch):
-    """Where both do not fit, none is made, and the error says so."""
+def test_no_copy_is_made_where_the_disk_has_too_little_space(local, shared, monkeypatch):
+    """The error says how much space is missing."""
     take_over(local, shared)
     monkeypatch.setattr("metasched.daemon.failover.SPARE_BYTES", 2**62)
     with Store.open(local), pytest.raises(CopyError, match="MiB are free in"):
@@ -102,8 +102,8 @@ def test_a_copy_leaves_the_disk_to_the_store(local, shared, monkeypatch):
     assert list(local.parent.iterdir()) == [local]
 
 
-def test_a_copy_needs_no_room_for_what_it_leaves_out(local, shared, monkeypatch):
-    """Snapshots and free pages."""
+def test_snapshots_and_free_pages_do_not_count_as_space_of_a_copy(local, shared, monkeypatch):
+    """A copy leaves both out."""
     take_over(local, shared)
     with Store.open(local) as store, store.transaction():
         store._write("INSERT INTO snapshots (round, data) VALUES (1, zeroblob(1000000)), (2, zeroblob(1000000))")
@@ -115,7 +115,7 @@ def test_a_copy_needs_no_room_for_what_it_leaves_out(local, shared, monkeypatch)
 
 
 def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path):
-    """The second one's history counts, and the first one's own is kept beside it."""
+    """The second host's history replaces the first one's, which is kept as ``.superseded``."""
     take_over(local, shared)
     write_copy(local, shared)
     note(local, "never copied")
@@ -129,8 +129,8 @@ def test_the_first_host_takes_over_again_from_the_second(local, shared, tmp_path
     assert term(local) == 3
 
 
-def test_copies_are_for_the_daemon_alone(local, shared):
-    """They hold every user's jobs."""
+def test_only_the_daemons_user_can_read_copies(local, shared):
+    """Copies hold the jobs of all users."""
     take_over(local, shared)
     write_copy(local, shared)
     assert stat.S_IMODE(shared.stat().st_mode) == 0o700
@@ -138,7 +138,7 @@ def test_copies_are_for_the_daemon_alone(local, shared):
 
 
 def test_a_copy_is_made_while_the_daemon_writes(local, shared):
-    """What is committed is in it, what is not yet is not, and neither waits for the other."""
+    """The copy has the committed rows and no others, and neither side waits."""
     take_over(local, shared)
     with Store.open(local) as store:
         store.event("noted", "committed", at=1.0)
@@ -152,7 +152,7 @@ def test_a_copy_is_made_while_the_daemon_writes(local, shared):
 
 
 def test_a_copy_is_one_file(local, shared):
-    """A journal beside it would be lost, or useless on a network file system."""
+    """A separate journal would be lost or useless on a network file system."""
     take_over(local, shared)
     write_copy(local, shared)
     assert [path.name for path in shared.iterdir()] == [DATABASE]
@@ -160,7 +160,7 @@ def test_a_copy_is_one_file(local, shared):
 
 
 def test_a_directory_that_cannot_be_written_leaves_the_last_copy(local, shared):
-    """The error names the copy and what to look at."""
+    """The error names the copy and the fix."""
     take_over(local, shared)
     write_copy(local, shared)
     before = (shared / DATABASE).read_bytes()
@@ -170,16 +170,16 @@ def test_a_directory_that_cannot_be_written_leaves_the_last_copy(local, shared):
     assert (shared / DATABASE).read_bytes() == before
 
 
-def test_the_last_copy_is_made_at_the_end(local, shared):
-    """A daemon that is stopped in order leaves nothing behind that its successor does not know."""
+def test_a_copy_is_made_when_the_daemon_stops(local, shared):
+    """The copy of a daemon that stops in order has all its rows."""
     take_over(local, shared)
     with StoreCopier(local, shared, every=3600.0):
         note(local, "late")
     assert notes(shared / DATABASE) == ["late"]
 
 
-def test_the_first_copy_is_made_at_once(local, shared, tmp_path):
-    """A daemon that dies soon has begun a term all the same: what its successor writes is later, also for itself."""
+def test_a_copy_is_made_when_the_daemon_starts(local, shared, tmp_path):
+    """Even a daemon that dies soon publishes its term, so that its successor begins a later one."""
     take_over(local, shared)
     write_copy(local, shared)
     other = tmp_path / "other" / "metasched.db"
@@ -195,8 +195,8 @@ def test_the_first_copy_is_made_at_once(local, shared, tmp_path):
     assert notes(other) == []
 
 
-def test_who_has_lost_the_lock_leaves_the_copy_of_its_successor(local, shared):
-    """A frozen daemon may wake up in the middle of a copy."""
+def test_a_daemon_that_lost_the_lock_does_not_replace_the_copy(local, shared):
+    """A frozen daemon may wake up in the middle of a copy while its successor writes copies."""
     take_over(local, shared)
     write_copy(local, shared)
     note(local, "of one that was superseded")
@@ -209,8 +209,8 @@ def test_who_has_lost_the_lock_leaves_the_copy_of_its_successor(local, shared):
     assert notes(shared / DATABASE) == []
 
 
-def test_no_copies_where_none_are_wanted(local, shared):
-    """0 seconds stand for none."""
+def test_no_copies_are_made_with_an_interval_of_0_seconds(local, shared):
+    """The configuration's 0 switches copies off."""
     take_over(local, shared)
     with StoreCopier(local, shared, every=0.0):
         pass

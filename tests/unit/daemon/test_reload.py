@@ -1,4 +1,4 @@
-"""What the daemon does with a configuration that it reads again, or cannot use."""
+"""Reloads of the configuration, and configurations that cannot be used."""
 
 from types import SimpleNamespace
 
@@ -56,8 +56,8 @@ def write(tmp_path):
     ("policy", "error", "said"),
     [("broken", PolicyStartError, "'broken'.*no profile"), ("local", NotPortableError, "'local'.*top of a module")],
 )
-def test_a_policy_that_cannot_be_used_is_named_at_the_start(registry, write, policy, error, said):
-    """Whatever its own code raises, or if it cannot be sent to the process that does its work."""
+def test_an_unusable_policy_is_an_error_at_the_start(registry, write, policy, error, said):
+    """The policy's own code raises, or the policy cannot be sent to the background process."""
     with pytest.raises(error, match=said):
         make_policy(load(write(policy), registry), registry)
 
@@ -73,8 +73,8 @@ def test_a_policy_that_cannot_be_used_is_named_at_the_start(registry, write, pol
         (("gone",), "no policy is named 'gone'"),
     ],
 )
-def test_a_reload_is_done_whole_or_refused_with_the_reason(registry, write, monkeypatch, change, refused):
-    """What only a restart changes, and what cannot be used, leaves the old configuration in force."""
+def test_a_reload_is_applied_whole_or_refused_with_the_reason(registry, write, monkeypatch, change, refused):
+    """The old configuration stays in force where a key needs a restart, or the new one cannot be used."""
     monkeypatch.setattr(process, "configure_logs", lambda _: None)
     path, done = write(), []
     controller = SimpleNamespace(reconfigure=lambda config, policy: done.append(policy))

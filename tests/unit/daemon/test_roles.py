@@ -1,4 +1,4 @@
-"""A daemon whose account is an operator in Slurm: it may do all but write AdminComments."""
+"""A daemon whose account is an operator in Slurm, and may write everything but AdminComment."""
 
 import pytest
 
@@ -13,7 +13,7 @@ UID = "6b022f1c0014049b"
 
 
 class OperatorSlurm(FakeSlurm):
-    """Refuses what takes an administrator."""
+    """A Slurm that refuses the writes for which an account must be administrator."""
 
     asked = 0
 
@@ -33,12 +33,12 @@ def site(tmp_path):
 
 
 def stamped(site, slurm_job_id, uid=UID):
-    """As job_submit.lua does."""
+    """Stamp the job as job_submit.lua does."""
     FakeSlurm.stamp(site.slurm, slurm_job_id, f"metasched:{uid}")
 
 
-def test_a_job_that_was_stamped_as_it_was_submitted_runs(site):
-    """It is known by that stamp, and held by the daemon before its turn: neither takes an administrator."""
+def test_a_job_stamped_at_submission_runs(site):
+    """The stamp identifies the job, and the daemon holds it: neither takes an administrator."""
     slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
     stamped(site, slurm_job_id)
     site.run_until(lambda: site.state(slurm_job_id) is JobState.COMPLETED)
@@ -47,7 +47,7 @@ def test_a_job_that_was_stamped_as_it_was_submitted_runs(site):
 
 
 def test_a_job_that_was_submitted_held_waits_for_its_owner(site):
-    """job_submit.lua notes that in the stamp, and turns the owner's release into a begin time that never comes."""
+    """job_submit.lua notes the hold in the stamp, and turns the owner's release into an unreachable begin time."""
     slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
     FakeSlurm.stamp(site.slurm, slurm_job_id, f"metasched:{UID}:held")
     site.run(60)
@@ -58,15 +58,15 @@ def test_a_job_that_was_submitted_held_waits_for_its_owner(site):
 
 
 def test_a_job_without_a_stamp_is_never_started(site):
-    """Without its identity it could not be preempted: it stays held, with a reason that says what is missing."""
+    """Without an identity the job could not be preempted: it stays held, with a reason that names the fix."""
     slurm_job_id = site.add("--gres=gpu:1", seconds=5.0)
     site.run(60)
     assert site.state(slurm_job_id) is JobState.PENDING
     assert "job_submit.lua" in reason_words.words(site.controller.reason(site.record(slurm_job_id).uid))
 
 
-def test_a_wrong_tag_of_a_stamped_job_is_written_once_and_then_left(site):
-    """Its error cannot be written into AdminComment; that is not tried again at each poll."""
+def test_an_error_that_cannot_be_written_to_admin_comment_is_tried_once(site):
+    """The operator may not write AdminComment; later polls do not repeat the write."""
     slurm_job_id = site.add("--gres=gpu:1", tag="min_gpu=1", seconds=5.0)
     stamped(site, slurm_job_id)
     site.run(60)

@@ -16,14 +16,14 @@ def manager(request, tmp_path, monkeypatch):
         yield channel
 
 
-def test_words_are_a_sign_of_life_as_well(manager):
+def test_a_status_is_sent_with_a_heartbeat(manager):
     """One datagram carries both."""
     notify("READY=1", "STATUS=schedules")
     assert manager.recv(1000).decode().split("\n") == ["READY=1", "STATUS=schedules", "WATCHDOG=1"]
 
 
-def test_nobody_listens(monkeypatch, tmp_path):
-    """Without a service manager, or with one that is gone, nothing happens."""
+def test_a_missing_service_manager_is_no_error(monkeypatch, tmp_path):
+    """NOTIFY_SOCKET is not set, or nothing listens there."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "gone"))
     notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")

@@ -37,25 +37,25 @@ def elastic(speed=None, least=1):
         (3, 4, (1, 2, 4, 8)),
     ],
 )
-def test_powers_of_two_below_the_run_are_tried(nodes, each, tried):
-    """As far as they fill whole nodes of its place."""
+def test_powers_of_two_below_the_run_are_profiled(nodes, each, tried):
+    """They fill whole nodes of the placement."""
     assert world_sizes_to_profile(elastic(), place(nodes, each)) == tried
 
 
-def test_what_is_known_is_not_tried_again():
-    """Whether from a run or from a trial."""
+def test_known_speeds_are_not_profiled():
+    """The speed comes from a run or from a profiling run."""
     speed = MeasuredSpeed("a").after(("v100", (2,)), None, 3.0)
     assert world_sizes_to_profile(elastic(speed), place(1, 8)) == (1, 4)
 
 
-def test_a_job_is_not_tried_below_its_least():
+def test_a_job_is_not_profiled_below_its_min_gpus():
     """It may not fit there."""
     assert world_sizes_to_profile(elastic(least=2), place(1, 8)) == (2, 4)
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 64))
-def test_a_part_has_as_many_gpus_as_it_says(nodes, each, gpus):
-    """And no node has more than the place has there."""
+def test_the_spread_of_a_world_size_has_its_gpus(nodes, each, gpus):
+    """No node has more GPUs than the placement has there."""
     spread = gpus_by_node(place(nodes, each), gpus)
     if spread is not None:
         assert sum(spread) == gpus
@@ -64,19 +64,19 @@ def test_a_part_has_as_many_gpus_as_it_says(nodes, each, gpus):
 
 
 @pytest.mark.parametrize(("text", "meant"), [("trials=yes", True), ("trials=no", False), ("", False)])
-def test_the_tag_says_whether_a_script_can_be_tried(text, meant):
-    """Only the user knows whether it uses the shim."""
+def test_the_tag_allows_profiling_runs(text, meant):
+    """Only the user knows whether the script uses the shim."""
     assert parse_tag(f"metasched {text}").trials is meant
 
 
-def test_another_word_is_refused():
-    """With what can be said."""
+def test_another_value_of_trials_is_refused():
+    """The message has the allowed values."""
     with pytest.raises(TagError, match="write yes or no"):
         parse_tag("metasched trials=maybe")
 
 
 def test_a_lease_keeps_its_trials(tmp_path):
-    """Also when a later round renews it."""
+    """A later round that renews the lease keeps them, too."""
     box = Mailbox(tmp_path)
     lease = Lease(
         uid="0123456789abcdef",
@@ -96,13 +96,13 @@ def test_a_lease_keeps_its_trials(tmp_path):
 
 
 def test_a_trials_line_is_read():
-    """World size, steps and seconds are what counts."""
+    """The report has world size, steps and seconds."""
     line = b'{"v": 1, "t": 1700000000, "kind": "trial", "world_size": 2, "steps": 10, "samples": 80, "seconds": 2.5}'
     assert parse_line(line, NOW) == TrialReport(NOW, world_size=2, steps=10, seconds=2.5)
 
 
-def test_trials_become_speeds_by_place(tmp_path):
-    """On the GPU type of the run, and on as many nodes as the trial was on."""
+def test_trials_become_speeds_by_placement(tmp_path):
+    """They count for the GPU type of the run, and for the nodes of the trial."""
     with Store.open(tmp_path / "m.db") as store:
         learning = ThroughputLearning(store, None)
         trials = [TrialReport(NOW, world, 10, seconds) for world, seconds in ((1, 10.0), (4, 2.0))]

@@ -17,26 +17,26 @@ def past(*services, script=None):
     return [PastJob(service, script) for service in services]
 
 
-def test_the_median_of_the_latest_is_expected():
-    """Older ones than the latest few do not count."""
+def test_the_median_of_the_latest_jobs_is_predicted():
+    """Older jobs do not count."""
     assert expected_service(past(90.0, 100.0, 130.0)) == 100.0
     assert expected_service(past(*[100.0] * RECENT, 300.0, 300.0, 300.0, 300.0, 300.0, 300.0)) == 100.0
 
 
 @pytest.mark.parametrize("services", [(), (100.0,), (100.0, 0.0)])
-def test_what_has_not_recurred_is_not_expected(services):
-    """One job, or one that never ran, is no history."""
+def test_one_job_predicts_nothing(services):
+    """Neither does a job that never ran."""
     assert expected_service(past(*services)) is None
 
 
-def test_jobs_too_far_apart_tell_nothing():
-    """Up to a factor they do."""
+def test_jobs_of_very_different_service_predict_nothing():
+    """Up to a ratio they do."""
     assert expected_service(past(100.0, 100.0 * MAX_RATIO)) is not None
     assert expected_service(past(100.0, 100.0 * MAX_RATIO + 1, 100.0)) is None
 
 
-def test_the_same_script_counts_for_more_than_the_same_name():
-    """Others count where no script is known, and those of another script never."""
+def test_jobs_of_the_same_script_come_first():
+    """Jobs of unknown scripts count where these are too few, jobs of other scripts never."""
     mixed = [*past(10.0, 10.0, script="b"), *past(100.0, 100.0, script="a"), *past(40.0, 40.0)]
     assert expected_service(mixed, "a") == 100.0
     assert expected_service(mixed, "c") == 40.0
@@ -45,14 +45,14 @@ def test_the_same_script_counts_for_more_than_the_same_name():
 
 
 @given(st.lists(st.floats(1.0, 1e9), max_size=12))
-def test_it_lies_within_what_was_seen(services):
-    """Among the latest."""
+def test_a_prediction_lies_within_the_latest_services(services):
+    """For any list of past services."""
     found = expected_service(past(*services))
     assert found is None or min(services[:RECENT]) <= found <= max(services[:RECENT])
 
 
-def test_the_store_tells_who_was_done(tmp_path):
-    """Of a user and a name, the latest first; those that failed or live are left out."""
+def test_the_store_lists_completed_jobs(tmp_path):
+    """Of a user and a name, the latest first, without failed and live jobs."""
     with Store.open(tmp_path / "store.sqlite") as store:
         for number, (user, name, state) in enumerate(
             [
@@ -76,8 +76,8 @@ def test_the_store_tells_who_was_done(tmp_path):
         assert [record.attained["v100"] for record in store.completed_jobs("ann", "train", 1)] == [4]
 
 
-def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypatch):
-    """Of jobs of the same user and name that were done; Ares then has it in line, and the first ones in its pool."""
+def test_the_daemon_predicts_service_from_completed_jobs(tmp_path, monkeypatch):
+    """Ares queues a job with a prediction, and has the first jobs of that name in its pool."""
     monkeypatch.setitem(site.POLICIES, "ares", Ares)
     cluster = site.FakeSite(tmp_path, policy="ares")
     try:
@@ -98,8 +98,8 @@ def test_the_daemon_expects_of_a_new_job_what_its_like_needed(tmp_path, monkeypa
         cluster.close()
 
 
-def test_the_daemon_knows_recurring_jobs_by_their_script(tmp_path):
-    """Of the same user and name, those of another script do not count."""
+def test_the_daemon_matches_recurring_jobs_by_script(tmp_path):
+    """Jobs of the same user and name with another script do not count."""
     cluster = site.FakeSite(tmp_path)
     try:
         for script, seconds in (("long", 300), ("long", 300), ("short", 30), ("short", 30)):
@@ -116,8 +116,8 @@ def test_the_daemon_knows_recurring_jobs_by_their_script(tmp_path):
         cluster.close()
 
 
-def test_a_script_that_slurm_does_not_tell_costs_nothing_but_itself(tmp_path, monkeypatch):
-    """The job is scheduled; and of many that come at once, Slurm is asked for a few scripts only."""
+def test_a_job_is_scheduled_when_its_script_cannot_be_read(tmp_path, monkeypatch):
+    """Of many jobs that arrive at once, Slurm is asked for a few scripts only."""
     cluster = site.FakeSite(tmp_path)
 
     def refuse(slurm_job_id):

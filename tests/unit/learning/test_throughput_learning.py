@@ -1,4 +1,4 @@
-"""What trainers' reports tell of speeds."""
+"""Speeds learnt from trainers' reports."""
 
 import pytest
 
@@ -42,8 +42,8 @@ def poll(learning, now, *jobs, reported=(), subjects=None):
     learning.learn(jobs, subjects or {job.uid: job.uid for job in jobs}, reported, {}, now)
 
 
-def test_a_speed_is_that_of_the_place(store):
-    """Alone it is known where the job ran, and nowhere else; a daemon that starts anew knows it, too."""
+def test_a_speed_is_known_where_the_job_ran(store):
+    """It is unknown elsewhere; a restarted daemon knows it, too."""
     learning = ThroughputLearning(store, 0.6)
     poll(learning, 10.0, running("a"))
     report(store, "a", 15.0, 4.0, 20)
@@ -54,8 +54,8 @@ def test_a_speed_is_that_of_the_place(store):
         assert speed.steps_per_second("k80", (1,)) is None
 
 
-def test_what_is_known_of_one_job_alone_ends_with_it(store):
-    """What is known of a model stays."""
+def test_the_speed_of_a_job_without_a_model_is_dropped_at_its_end(store):
+    """The speed of a model stays."""
     learning = ThroughputLearning(store, 0.6)
     pair, subjects = (running("a"), running("b", K80)), {"a": "a", "b": "ann/net"}
     poll(learning, 10.0, *pair, subjects=subjects)
@@ -69,7 +69,7 @@ def test_what_is_known_of_one_job_alone_ends_with_it(store):
     assert learning.speed("a").alone == {}
 
 
-def test_subjects_without_jobs_of_which_nothing_is_known_are_forgotten(store):
+def test_subjects_without_jobs_and_measurements_are_dropped(store):
     """Users may name ever new models."""
     learning = ThroughputLearning(store, 0.6)
     for number in range(3):
@@ -79,8 +79,8 @@ def test_subjects_without_jobs_of_which_nothing_is_known_are_forgotten(store):
 
 
 @pytest.mark.parametrize("before", [{"place": K80}, {"co_runner": "b"}, None])
-def test_a_report_that_began_before_things_changed_tells_nothing(store, before):
-    """It would mix two places, or the time alone with that beside another; or nobody saw how it began."""
+def test_a_report_that_began_before_a_change_is_not_counted(store, before):
+    """Its steps ran in two placements, or with and without a co-runner, or began before the first poll."""
     learning = ThroughputLearning(store, 0.6)
     if before is not None:
         poll(learning, 10.0, running("a", **before), running("b"))
@@ -90,8 +90,8 @@ def test_a_report_that_began_before_things_changed_tells_nothing(store, before):
     assert learning.speed("a").steps_per_second("v100", (1,)) is None
 
 
-def test_beside_another_it_is_known_by_that_ones_model(store):
-    """And one with whom it never ran is expected to cost a part of the speed alone."""
+def test_a_speed_with_a_co_runner_is_known_by_the_co_runners_model(store):
+    """An unmeasured co-runner is expected to leave a fixed fraction of the speed."""
     learning = ThroughputLearning(store, 0.6)
     subjects = {"a": "ann/gpt", "b": "ann/bert"}
     pair = (running("a", co_runner="b"), running("b", co_runner="a"))
@@ -104,8 +104,8 @@ def test_beside_another_it_is_known_by_that_ones_model(store):
     assert gpt.after(("v100", (1,)), None, 5.0).steps_per_second_with(MeasuredSpeed("else"), "v100", (1,)) == 3.0
 
 
-def test_while_its_partner_rests_a_job_is_alone(store):
-    """In turns, nobody computes beside it."""
+def test_a_job_with_a_suspended_co_runner_counts_as_alone(store):
+    """In time-slicing only one of the two computes."""
     learning = ThroughputLearning(store, 0.6)
     pair = (running("a", co_runner="b"), running("b", co_runner="a").evolve(status=Status.SUSPENDED))
     poll(learning, 10.0, *pair)
@@ -115,7 +115,7 @@ def test_while_its_partner_rests_a_job_is_alone(store):
 
 
 def test_newer_reports_change_the_mean_a_little(store):
-    """One odd report does not turn a policy's shares over."""
+    """One deviating report does not overturn a policy's time shares."""
     learning = ThroughputLearning(store, 0.6)
     poll(learning, 10.0, running("a"))
     for at, steps in ((15.0, 20), (20.0, 40)):

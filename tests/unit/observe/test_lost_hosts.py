@@ -1,4 +1,4 @@
-"""What a host that was lost does to its job's next run when it comes back."""
+"""Runs that are killed when the lost host of an earlier run comes back."""
 
 import pytest
 
@@ -27,8 +27,8 @@ def lose_host(site, slurm_job_id):
 
 
 @pytest.mark.parametrize(("exit_code", "runs_on"), [(137, True), (1, False)])
-def test_a_run_that_is_killed_after_its_host_was_lost_is_put_back(site, exit_code, runs_on):
-    """The old run's srun ends its step by number; any other failure is the job's own."""
+def test_a_run_killed_after_a_lost_host_is_requeued(site, exit_code, runs_on):
+    """The earlier run's srun ends the present step by its number; any other failure is the job's own."""
     slurm_job_id = site.add("--gres=gpu:1")
     lose_host(site, slurm_job_id)
     site.slurm.exit(slurm_job_id, exit_code)
@@ -36,7 +36,7 @@ def test_a_run_that_is_killed_after_its_host_was_lost_is_put_back(site, exit_cod
     assert site.state(slurm_job_id) is (JobState.RUNNING if runs_on else JobState.FAILED)
 
 
-def test_that_is_believed_once(site):
+def test_one_lost_host_explains_one_kill(site):
     """A job that is killed again and again fails."""
     slurm_job_id = site.add("--gres=gpu:1")
     lose_host(site, slurm_job_id)
@@ -48,8 +48,8 @@ def test_that_is_believed_once(site):
     assert site.state(slurm_job_id) is JobState.FAILED
 
 
-def test_a_job_that_never_lost_a_host_is_not_put_back(site):
-    """What kills it is its own affair."""
+def test_a_killed_job_without_a_lost_host_is_not_requeued(site):
+    """The job fails."""
     slurm_job_id = site.add("--gres=gpu:1")
     site.run_until(lambda: site.state(slurm_job_id) is JobState.RUNNING)
     site.slurm.exit(slurm_job_id, 137)

@@ -5,7 +5,7 @@ from tests.unit.site import WRITES, FakeSite
 
 
 def test_observing_writes_nothing(tmp_path):
-    """A new job is found, and neither Slurm nor the store hears of it before intake."""
+    """A new job is found, and neither Slurm nor the store is changed before intake."""
     site = FakeSite(tmp_path)
     running = site.add("--gres=gpu:1", seconds=1000)
     site.run(5)

@@ -1,4 +1,4 @@
-"""Reservations: who may start where, in the mathematics, in placement, and under the daemon on a fake Slurm."""
+"""Reservations: which jobs may start on which nodes, computed, placed, and under the daemon on a fake Slurm."""
 
 from math import inf
 
@@ -55,14 +55,14 @@ def asking(reservation, time_limit=None):
         ([reserved("o", flags=frozenset({"OVERLAP"})), reserved("m", begins=9, flags=frozenset({"MAINT"}))], "o", 9.0),
     ],
 )
-def test_a_node_belongs_to_the_reservation_that_rules_there(listed, holder, open_seconds):
-    """Maintenance before overlapping ones before others; what is to come ends what may start now."""
+def test_the_reservation_of_the_highest_rank_rules_a_node(listed, holder, open_seconds):
+    """Maintenance ranks before overlapping reservations, and these before others; upcoming ones limit the open time."""
     found = Reservations(listed, NOW).on(node(), {"", "a", "b", "m", "o"}, reserved=bool(holder))
     assert (found.reservation, found.open_seconds, found.accepts) == (holder, open_seconds, True)
 
 
-def test_a_node_that_is_reserved_for_others_or_for_nobody_knows_whom_accepts_none_of_ours():
-    """So policies do not count on its GPUs."""
+def test_a_node_of_an_unasked_or_unknown_reservation_accepts_no_job():
+    """So policies do not count its GPUs."""
     assert not Reservations([reserved("a")], NOW).on(node(), {"", "b"}, reserved=True).accepts
     assert not Reservations([], NOW).on(node(), {""}, reserved=True).accepts
     assert Reservations([reserved("a")], NOW).on(node(), {"b,a"}, reserved=True).accepts
@@ -82,8 +82,8 @@ def test_a_node_that_is_reserved_for_others_or_for_nobody_knows_whom_accepts_non
         ("licence", "", None),
     ],
 )
-def test_a_job_may_use_what_it_asks_for_while_that_holds_and_admits_it(asks, allowed, why):
-    """And is told what is missing; a flexible one admits its jobs elsewhere too, one without nodes binds to none."""
+def test_a_job_may_use_active_reservations_that_admit_it(asks, allowed, why):
+    """Otherwise it has the reason. A flexible one allows other nodes, too; one without nodes restricts nothing."""
     known = Reservations(
         [
             reserved("now", users=frozenset({"ann"})),
@@ -101,7 +101,7 @@ def test_a_job_may_use_what_it_asks_for_while_that_holds_and_admits_it(asks, all
     assert waits is None if why is None else why in reason_words.words(waits)
 
 
-def test_jobs_that_can_last_on_the_same_nodes_are_alike():
+def test_time_limits_with_the_same_open_nodes_are_equal():
     """However many time limits there are, jobs differ only by the nodes that close too soon for them."""
     known = Reservations([reserved("a", begins=60), reserved("b", "n2", begins=600)], NOW)
     assert [known.open_seconds(limit) for limit in (10, 60, 61, 600, 601, None)] == [0.0, 0.0, 600.0, 600.0, inf, inf]
@@ -123,7 +123,7 @@ NODES = (node("n1", reservation="r"), node("n2", open_seconds=60.0), node("n3"))
     ],
 )
 def test_a_job_is_placed_only_where_its_reservation_and_its_limit_allow(more, where):
-    """Three alike ask for a node each: as many run as there are nodes for them."""
+    """Of three equal jobs as many run as there are such nodes."""
     jobs = tuple(job(uid, **more) for uid in "abc")
     placed = place(Snapshot(NOW, 1, 60.0, NODES, jobs), [Grant(uid, 4, Reason.text("because")) for uid in "abc"]).placed
     assert {name for found in placed.values() for name in found.nodes} == where
@@ -133,8 +133,8 @@ def test_a_job_is_placed_only_where_its_reservation_and_its_limit_allow(more, wh
 @pytest.mark.parametrize(
     "there", [{"open_seconds": 50.0}, {"reservation": "a"}, {"accepts": False}], ids=["closing", "reserved", "drained"]
 )
-def test_a_job_runs_on_where_it_could_not_start_again(name, there):
-    """Whatever the policy: its nodes will be reserved before another whole run of it could end, are, or are drained."""
+def test_a_job_keeps_nodes_on_which_it_could_not_start(name, there):
+    """Under any policy: the nodes are drained, reserved, or reserved before another run could end."""
     place = Placement(("n1",), 4, "v100")
     runs = job("j", open_seconds=60.0, status=Status.RUNNING, placement=place, run=1, run_started=NOW - 60)
     policy = installed_policies().get(name)
@@ -142,12 +142,12 @@ def test_a_job_runs_on_where_it_could_not_start_again(name, there):
     assert run_round(shot, policy(policy.Parameters()), None).targets == {"j": place}
 
 
-def test_a_job_that_waits_for_its_limit_is_told_so():
-    """Whether the policy sees that no node would do, or placement finds none."""
+def test_a_job_that_waits_for_its_time_limit_has_that_reason():
+    """Either the policy sees that no node suits, or placement finds none."""
     nodes = tuple(node(name, open_seconds=60.0) for name in ("n1", "n2"))
     shot = Snapshot(NOW, 1, 60.0, nodes, (job("a", open_seconds=inf),))
-    told = reason_words.words(run_round(shot, Fifo(FifoParameters()), None).reasons["a"])
-    assert "on 2 nodes that would suit it a reservation begins" in told
+    text = reason_words.words(run_round(shot, Fifo(FifoParameters()), None).reasons["a"])
+    assert "on 2 nodes that would suit it a reservation begins" in text
 
 
 @pytest.fixture
@@ -161,12 +161,12 @@ def nodes_of(site, slurm_job_id):
     return set(site.slurm.job(slurm_job_id).allocated)
 
 
-def runs(site, *addresses):
-    return lambda: all(site.state(slurm_job_id) is JobState.RUNNING for slurm_job_id in addresses)
+def runs(site, *job_ids):
+    return lambda: all(site.state(slurm_job_id) is JobState.RUNNING for slurm_job_id in job_ids)
 
 
 def test_the_daemon_keeps_to_reservations(site):
-    """Members on reserved nodes alone, others never there; who runs there already stays."""
+    """Members start on reserved nodes alone, others never there; jobs that run there stay."""
     early = site.add("--gres=gpu:4", "-w", "n1")
     site.run_until(runs(site, early))
     now = site.slurm.now
@@ -192,7 +192,7 @@ def test_the_daemon_keeps_to_reservations(site):
 
 
 def test_a_job_whose_reservation_does_not_admit_it_is_not_released(site):
-    """It waits with the reason."""
+    """Its status has the reason."""
     now = site.slurm.now
     site.slurm.reserve(Reservation("bens", now, now + 300, frozenset({"n1"}), frozenset({"ben"})))
     job = site.add("--gres=gpu:1", "--reservation=bens")

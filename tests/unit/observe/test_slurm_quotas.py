@@ -1,4 +1,4 @@
-"""Slurm's associations: read, made into shares and limits of our jobs, and heeded by the daemon."""
+"""Slurm's associations: parsed, applied as shares and limits, and enforced by the daemon."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PARTITIONS = "PartitionName=main AllowQos=ALL QoS=idle Nodes=n[1-4]\nPartitionNa
 
 
 @pytest.mark.parametrize("qos", [QOS_22, QOS_26], ids=["22.05", "26.05"])
-def test_what_slurm_prints_is_read(qos):
-    """Shares, parents and limits, whoever else's words are in the lines; what is no limit of ours is left out."""
+def test_associations_and_qos_are_parsed(qos):
+    """Shares, parents and limits are read among any words of others; other limits are left out."""
     found = parse(ROWS + qos, PARTITIONS)
     speech, bob = found.chain("speech", "bob", "main")[1], found.chain("speech", "bob", "main")[0]
     assert (speech.account, speech.parent, speech.shares, speech.max_jobs) == ("speech", "root", 1, None)
@@ -55,15 +55,15 @@ def test_what_slurm_prints_is_read(qos):
     assert found.shares == pytest.approx({"root": 1.0, "speech": 0.2, "vision": 0.6, "sub": 0.3})
 
 
-def test_who_may_not_see_all_sees_nothing():
-    """Without the root account, what is shown is but our own."""
+def test_associations_without_the_root_account_are_unknown():
+    """Slurm then lists the user's own associations only."""
     own = [line for line in ROWS.splitlines() if "Account=root" not in line or "Comment" in line]
     assert parse("\n".join(own)) is None
     assert parse("Current Association Manager state\n") is None
 
 
-def test_an_account_with_its_parents_shares_is_no_level_of_its_own():
-    """Slurm's fairshare=parent: what is below it divides the parent's."""
+def test_an_account_with_fairshare_parent_is_no_level():
+    """The accounts below it divide its parent's share."""
     rows = [("root", "", 1), ("a", "root", 1), ("b", "root", 3), ("p", "b", None), ("c", "p", 1), ("d", "b", 1)]
     found = Associations(tuple(Association(name, parent=parent, shares=shares) for name, parent, shares in rows))
     assert found.shares == pytest.approx({"root": 1, "a": 0.25, "b": 0.75, "p": 0.75, "c": 0.375, "d": 0.375})
@@ -101,8 +101,8 @@ GROUP = ("account science: GrpTRES gres/gpu=6", "account science: GrpTRES gres/g
 MAX_JOBS = "account science, user ann: MaxJobs=2"
 
 
-def test_what_others_use_is_taken_off():
-    """Running jobs that are not ours count, by account and user; ours do not, nor do those of another account."""
+def test_quotas_are_net_of_other_jobs():
+    """Running jobs of others count, by account and user; metasched's and those of other accounts do not."""
     ours = [seen("a", runs=True), seen("b"), seen("c", user="bob"), seen("d", account="arts")]
     others = [seen("x", user="bob", gpus=1, runs=True), seen("y", gpus=3), seen("z", account="arts", runs=True)]
     assert limits(ours, others) == {(GROUP[0], "abc", 5), (GROUP[1], "abc", 3)}
@@ -114,8 +114,8 @@ def test_what_others_use_is_taken_off():
     assert limits(ours, others, limited=False) == set()
 
 
-def test_a_qos_is_heeded_before_associations():
-    """What it defines, associations do not; they go on to count its jobs. A partition's QOS comes first."""
+def test_limits_of_a_qos_replace_those_of_associations():
+    """Associations still count its jobs. The QOS of the partition comes first."""
     wide = Qos(group=UsageLimits({"": 10}), per_user=UsageLimits(jobs=1))
     ours = [seen("a", qos="wide", runs=True), seen("b", qos="wide"), seen("c")]
     expected = {
@@ -135,8 +135,8 @@ def test_a_qos_is_heeded_before_associations():
     }
 
 
-def test_each_job_is_no_larger_than_each_may_be():
-    """It is cut, keeps what it holds, or is blocked; one of a single type is a limit of its own."""
+def test_limits_per_job_cut_or_block_jobs():
+    """A job keeps the GPUs that it holds; a limit on a single type is a quota of its own."""
     known = SlurmQuotas(Associations((*ACCOUNTS[:2], replace(ACCOUNTS[2], per_job=UsageLimits({"": 3})), ACCOUNTS[3])))
     cut, kept, blocked, other = (
         known.apply(*seen("a", gpus=4)),
@@ -153,8 +153,8 @@ def test_each_job_is_no_larger_than_each_may_be():
     assert one == {("QOS q: MaxTRESPerJob gres/gpu:v100=3", "a", 3)}
 
 
-def test_the_daemon_heeds_limits_and_reads_them_again(tmp_path):
-    """A job waits on a limit by its name, and runs once an admin has raised it; then nobody is asked too often."""
+def test_the_daemon_enforces_limits_and_reads_them_again(tmp_path):
+    """A job waits for a limit, with its name, and runs once an admin has raised it; reads have their interval."""
     site = FakeSite(tmp_path)
     site.slurm.accounting = Associations((ROOT, Association("x", parent="root", group=UsageLimits({"": 4}))))
     first, second = (site.add("--gres=gpu:4", "-A", "x") for _ in range(2))

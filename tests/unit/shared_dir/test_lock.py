@@ -44,8 +44,8 @@ def other(path):
         process.kill()
 
 
-def test_a_second_daemon_is_told_who_holds_the_lock(path, other):
-    """The error names the holder's pid; so does who only asks, and leaves the holder what it has."""
+def test_a_second_daemon_is_refused_with_the_holders_name(path, other):
+    """A process that only asks for the holder gets the same name, and the holder keeps the lock."""
     with pytest.raises(LockHeldError, match=f"pid {other.pid}"):
         DaemonLock(path)
     words = path.read_bytes()
@@ -56,7 +56,7 @@ def test_a_second_daemon_is_told_who_holds_the_lock(path, other):
 
 
 def test_a_killed_daemon_leaves_no_lock(path, other):
-    """The kernel gives the lock back, however its holder ends."""
+    """The kernel releases the lock."""
     other.kill()
     other.wait()
     assert holder(path) is None
@@ -65,16 +65,16 @@ def test_a_killed_daemon_leaves_no_lock(path, other):
 
 
 @pytest.mark.parametrize("before", ["nothing", "a file that all may read"])
-def test_nobody_else_may_open_the_lock(path, before):
-    """A lock for reading needs no more than that, and would keep every daemon out."""
+def test_other_users_cannot_open_the_lock_file(path, before):
+    """Another user's read lock would refuse every daemon."""
     if before != "nothing":
         path.touch(mode=0o644)
     with DaemonLock(path):
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_who_is_no_daemon_is_named_as_such(path):
-    """Somebody who could open an older release's lock file may have it now; the message says who it is."""
+def test_a_read_lock_of_another_process_is_named(path):
+    """A user who could open an older release's lock file may have a read lock; the message has the process."""
     path.write_text("host gone pid 1 since then\n")
     with running(READ, path) as reader:
         reader.stdout.readline()
@@ -85,7 +85,7 @@ def test_who_is_no_daemon_is_named_as_such(path):
 
 
 def test_asking_for_the_holder_takes_no_lock(path, monkeypatch):
-    """A daemon that starts while somebody asks is not refused, and nothing is written into its file."""
+    """A daemon that starts meanwhile is not refused, and its file is not changed."""
     path.write_text("host gone pid 1 since then\n")
     monkeypatch.setattr(fcntl, "lockf", lambda *_: pytest.fail("it was taken"))
     assert holder(path) is None
@@ -94,8 +94,8 @@ def test_asking_for_the_holder_takes_no_lock(path, monkeypatch):
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])
-def test_a_lock_file_that_was_taken_away_is_noticed(path, change):
-    """A daemon whose lock file is gone or another's must not write any more."""
+def test_a_removed_or_replaced_lock_file_is_a_lost_lock(path, change):
+    """A daemon without its lock file must not write any more."""
     with DaemonLock(path) as lock:
         lock.check()
         path.unlink()
@@ -105,14 +105,14 @@ def test_a_lock_file_that_was_taken_away_is_noticed(path, change):
             lock.check()
 
 
-def test_a_directory_that_is_missing_is_an_error_with_its_fix(tmp_path):
+def test_a_missing_directory_is_an_error_with_its_fix(tmp_path):
     """The message names the file and the key of the configuration."""
     with pytest.raises(LockFileError, match="shared"):
         DaemonLock(tmp_path / "none" / "daemon.lock")
 
 
 def test_a_planted_link_is_not_followed(path, tmp_path):
-    """A symbolic link in place of the lock could make us truncate another file."""
+    """Through a symbolic link in place of the lock file, the daemon would truncate another file."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     path.symlink_to(victim)
@@ -122,8 +122,8 @@ def test_a_planted_link_is_not_followed(path, tmp_path):
     assert path.is_symlink()
 
 
-def test_a_lock_that_another_host_was_given_is_noticed(path):
-    """A network file system gives a lock away when its holder is cut off; the new holder writes its name."""
+def test_a_lock_that_another_host_got_is_a_lost_lock(path):
+    """A network file system gives the lock away when its holder is cut off; the new holder writes its name."""
     with DaemonLock(path) as lock:
         path.write_text("host other pid 1 since then\n")
         with pytest.raises(LockLostError, match="no longer ours"):
@@ -131,7 +131,7 @@ def test_a_lock_that_another_host_was_given_is_noticed(path):
 
 
 def test_a_standby_gets_the_lock_when_its_holder_ends(path, other):
-    """It hears whom it waits for at every look."""
+    """Each attempt calls the standby's function with the holder."""
     heard = []
 
     def waiting(words):

@@ -51,8 +51,8 @@ def shared(mailbox, tmp_path):
     return tmp_path / "shared"
 
 
-def test_trees_have_the_modes_of_the_protocol(mailbox, shared):
-    """Whatever the umask: jobs can read the mailbox, and add to the reports without touching each other's."""
+def test_directories_have_the_modes_of_the_protocol(mailbox, shared):
+    """Under any umask jobs can read the mailbox, and make report directories that other users cannot change."""
     mailbox.index_job("123_4", UID)
     mailbox.write_lease(LEASE)
     assert mode(shared / "mailbox") == mode(shared / "mailbox" / "address") == mode(shared / "mailbox" / UID) == 0o755
@@ -63,8 +63,8 @@ def test_trees_have_the_modes_of_the_protocol(mailbox, shared):
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "link", "nothing"])
-def test_anothers_reports_are_moved_aside(mailbox, tmp_path, kind):
-    """What another user put in the place of a job's reports is there under another name; what is its owner's stays."""
+def test_report_directories_of_other_users_are_moved_aside(mailbox, tmp_path, kind):
+    """They get another name; the owner's own directory stays."""
     path, me = mailbox.reports / UID, os.geteuid()
     make = {"directory": path.mkdir, "file": path.touch, "link": lambda: path.symlink_to(tmp_path)}
     make.get(kind, bool)()
@@ -76,22 +76,22 @@ def test_anothers_reports_are_moved_aside(mailbox, tmp_path, kind):
 
 
 def test_reports_that_their_owner_made_in_between_are_put_back(mailbox, monkeypatch):
-    """Who takes away what they had put there, just as it is moved aside, does not have the owner's moved instead."""
+    """Another user's directory may be replaced by the owner's during the rename."""
     path, me = mailbox.reports / UID, os.geteuid()
-    look = Path.lstat
+    lstat = Path.lstat
     path.mkdir()
     (path / "incarnation-1.jsonl").touch()
 
     def late(self):
-        return SimpleNamespace(st_uid=me + 1) if self == path else look(self)
+        return SimpleNamespace(st_uid=me + 1) if self == path else lstat(self)
 
     monkeypatch.setattr(Path, "lstat", late)
     assert mailbox.free_reports(UID, me) is None
     assert (path / "incarnation-1.jsonl").exists()
 
 
-def test_lease_is_what_the_protocol_says(mailbox, shared):
-    """The file has the protocol's keys, and reads back as the record."""
+def test_a_lease_has_the_protocols_keys(mailbox, shared):
+    """The file reads back as the record."""
     mailbox.write_lease(LEASE)
     assert json.loads((shared / "mailbox" / UID / "lease.json").read_text()) == {
         "format": 1,
@@ -112,8 +112,8 @@ def test_lease_is_what_the_protocol_says(mailbox, shared):
     assert mailbox.read_lease("f" * 16) is None
 
 
-def test_equal_lease_is_not_written_again(mailbox, shared):
-    """A lease that says the same costs no write; a renewed one replaces the file at once and leaves nothing behind."""
+def test_an_equal_lease_is_not_written_again(mailbox, shared):
+    """A renewed lease replaces the file at once and leaves no other file."""
     path = shared / "mailbox" / UID / "lease.json"
     mailbox.write_lease(LEASE)
     first = path.stat().st_ino
@@ -125,8 +125,8 @@ def test_equal_lease_is_not_written_again(mailbox, shared):
     assert [file.name for file in path.parent.iterdir()] == ["lease.json"]
 
 
-def test_stop_is_for_one_run_and_said_once(mailbox):
-    """A stop keeps the rest of the lease, and a second request for the run changes nothing."""
+def test_a_stop_request_is_written_once(mailbox):
+    """It keeps the rest of the lease; a second request for the run changes nothing."""
     mailbox.write_lease(LEASE)
     mailbox.request_stop(UID, 2, 100.0, 160.0, "others wait")
     mailbox.request_stop(UID, 2, 130.0, 190.0, "again")
@@ -140,8 +140,8 @@ def test_stop_is_for_one_run_and_said_once(mailbox):
     assert replace(lease, stop=None) == LEASE
 
 
-def test_stop_without_a_lease_is_an_error(mailbox):
-    """A stop for a run that the lease is not about is not written."""
+def test_a_stop_request_needs_the_lease_of_its_run(mailbox):
+    """A missing lease and the lease of another run are errors."""
     with pytest.raises(NoLeaseError, match=UID):
         mailbox.request_stop(UID, 2, 100.0, 160.0, "others wait")
     mailbox.write_lease(LEASE)
@@ -150,8 +150,8 @@ def test_stop_without_a_lease_is_an_error(mailbox):
     assert mailbox.read_lease(UID) == LEASE
 
 
-def test_addresses_are_written_replaced_and_removed(mailbox, shared):
-    """An slurm_job_id names the job that has it now, and only that job takes it away."""
+def test_the_index_of_job_ids_is_written_replaced_and_cleared(mailbox, shared):
+    """An entry names the job that has the Slurm job id now, and only that job removes it."""
     path = shared / "mailbox" / "address" / "123"
     mailbox.index_job("123", "f" * 16)
     mailbox.index_job("123", f"{UID}_4")
@@ -163,8 +163,8 @@ def test_addresses_are_written_replaced_and_removed(mailbox, shared):
     assert not path.exists()
 
 
-def test_clear_removes_a_job(mailbox, shared):
-    """A cleared job has no lease and no directory, half-written files included; clearing again is no error."""
+def test_clear_removes_a_jobs_directory(mailbox, shared):
+    """Unfinished files are removed, too; a second call is no error."""
     mailbox.write_lease(LEASE)
     (shared / "mailbox" / UID / ".lease.json.new").write_text("{")
     mailbox.clear(UID)
@@ -172,8 +172,8 @@ def test_clear_removes_a_job(mailbox, shared):
     assert not (shared / "mailbox" / UID).exists()
 
 
-def test_half_written_file_of_a_crash_does_no_harm(mailbox, shared):
-    """What a killed daemon left beside a lease is overwritten by the next write."""
+def test_an_unfinished_file_of_a_crash_is_overwritten(mailbox, shared):
+    """The next write of the lease replaces it."""
     mailbox.write_lease(LEASE)
     (shared / "mailbox" / UID / ".lease.json.new").write_text("{" * 10_000)
     mailbox.write_lease(replace(LEASE, run=3))
@@ -181,8 +181,8 @@ def test_half_written_file_of_a_crash_does_no_harm(mailbox, shared):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": 2}', '{"format": 1, "stop": 3}'])
-def test_bad_lease_is_named_and_replaced(mailbox, shared, content):
-    """A lease that the daemon cannot have written is an error to read, and the next write replaces it."""
+def test_a_malformed_lease_is_an_error_and_replaced(mailbox, shared, content):
+    """Reading it is an error that names the file, and the next write replaces it."""
     mailbox.write_lease(LEASE)
     (shared / "mailbox" / UID / "lease.json").write_text(content)
     with pytest.raises(BadLeaseError, match=r"lease\.json"):
@@ -192,8 +192,8 @@ def test_bad_lease_is_named_and_replaced(mailbox, shared, content):
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "x", "ABCDEF0123456789", f"{UID}/..", f"{UID}\n", "."])
-def test_no_name_leaves_the_tree(mailbox, name):
-    """What is no uid and no slurm_job_id never becomes a path."""
+def test_only_uids_and_job_ids_become_paths(mailbox, name):
+    """Other texts are refused."""
     for call in (mailbox.read_lease, mailbox.clear):
         with pytest.raises(BadNameError):
             call(name)
@@ -204,8 +204,8 @@ def test_no_name_leaves_the_tree(mailbox, name):
 
 
 @pytest.mark.parametrize("name", ["mailbox", "mailbox/address", "reports"])
-def test_planted_link_is_refused(tmp_path, name):
-    """A link in place of one of the trees is named, and nothing is made where it leads."""
+def test_a_link_in_place_of_a_directory_is_refused(tmp_path, name):
+    """The error names it, and nothing is made in its target."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     planted = tmp_path / "shared" / name
@@ -217,8 +217,8 @@ def test_planted_link_is_refused(tmp_path, name):
     assert mode(elsewhere) == 0o700
 
 
-def test_planted_link_for_a_job_is_refused(mailbox, shared, tmp_path):
-    """A link in place of a job's directory, or of the file being written, is not followed."""
+def test_a_link_in_place_of_a_jobs_files_is_refused(mailbox, shared, tmp_path):
+    """Neither the job's directory nor the file being written may be a link."""
     (shared / "mailbox" / UID).symlink_to(tmp_path)
     with pytest.raises(NotOursError):
         mailbox.write_lease(LEASE)
@@ -234,8 +234,8 @@ def test_planted_link_for_a_job_is_refused(mailbox, shared, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_tree_of_another_user_is_refused(tmp_path):
-    """A reports directory that belongs to somebody else is not trusted."""
+def test_a_directory_of_another_user_is_refused(tmp_path):
+    """The reports directory must be the daemon's."""
     (tmp_path / "reports").mkdir()
     os.chown(tmp_path / "reports", 65534, 65534)
     with pytest.raises(NotOursError, match="reports"):
@@ -245,8 +245,8 @@ def test_tree_of_another_user_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("number", "fix"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "mount it writable"), (errno.EIO, "check")]
 )
-def test_what_the_file_system_refuses_is_named(mailbox, monkeypatch, number, fix):
-    """A full or read-only tree is an error with path and fix, and the lease before it stays whole."""
+def test_an_error_of_the_file_system_has_path_and_fix(mailbox, monkeypatch, number, fix):
+    """The lease before it stays whole."""
     mailbox.write_lease(LEASE)
 
     def fail(*_):
@@ -259,8 +259,8 @@ def test_what_the_file_system_refuses_is_named(mailbox, monkeypatch, number, fix
     assert mailbox.read_lease(UID) == LEASE
 
 
-def test_shared_root_that_cannot_be_made(tmp_path):
-    """A root below a file is an error that names it."""
+def test_a_shared_directory_that_cannot_be_made_is_an_error(tmp_path):
+    """The error names the path below a file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(MailboxError, match="file/shared"):
         Mailbox(tmp_path / "file" / "shared")

@@ -1,4 +1,4 @@
-"""Report lines: what the protocol says is taken, everything else is refused."""
+"""Report lines: lines of the protocol are accepted, all others refused."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def test_every_kind_is_read():
 
 
 def test_optional_keys_are_read():
-    """What a trainer may say besides is read where it is there."""
+    """A line without them is accepted, too."""
     steps = parse_line(line("steps", data_seconds=0.25, sync_seconds=0, peak_bytes=2**30), NOW)
     assert steps == StepsReport(NOW, 110, 10, 640, 1.25, 0.5, 4, 64, 8, 2, 0.25, 0.0, 2**30)
     assert parse_line(line("steps", data_seconds=None), NOW) == parse_line(line("steps"), NOW)
@@ -75,7 +75,7 @@ def test_optional_keys_are_read():
 
 
 def test_unknown_kinds_and_keys_are_ignored():
-    """A newer shim may say more than this daemon knows."""
+    """A newer shim may report more than this daemon reads."""
     assert parse_line(b'{"v": 1, "t": 1732118400, "kind": "gradient", "noise": 3}', NOW) is None
     assert parse_line(line("end", note="hello"), NOW) == parse_line(line("end"), NOW)
 
@@ -155,8 +155,8 @@ def test_an_implausible_value_is_refused(kind, changes):
         b'{"v": 1, "pad": "' + b"x" * MAX_LINE_BYTES + b'"}',
     ],
 )
-def test_what_is_no_report_is_refused(text):
-    """Text that is not one JSON object of bounded size is refused, never an exception of the parser."""
+def test_text_that_is_not_a_report_is_refused(text):
+    """Text that is not one JSON object of bounded size is a RefusedLineError, never an exception of the parser."""
     with pytest.raises(RefusedLineError):
         parse_line(text, NOW)
 
@@ -193,8 +193,8 @@ JSON = st.recursive(
 
 
 @given(kind=st.sampled_from(sorted(LINES)), key=st.data(), value=JSON)
-def test_any_value_is_taken_or_refused(kind, key, value):
-    """Whatever stands in a key, the line is read into finite numbers or refused."""
+def test_any_value_is_accepted_or_refused(kind, key, value):
+    """A line with any value of a key becomes finite numbers or a RefusedLineError."""
     name = key.draw(st.sampled_from(["v", "t", "kind", *sorted(LINES[kind])]))
     try:
         report = parse_line(line(kind, **{name: value}), NOW)
@@ -206,7 +206,7 @@ def test_any_value_is_taken_or_refused(kind, key, value):
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_taken_or_refused(text):
-    """Bytes of any kind never raise anything but a refusal."""
+def test_any_bytes_are_accepted_or_refused(text):
+    """Bytes of any kind raise nothing but RefusedLineError."""
     with suppress(RefusedLineError):
         assert parse_line(text, NOW) is None

@@ -1,4 +1,4 @@
-"""Reports into the store: every line once, whatever happens; nothing that is not the owner's."""
+"""Ingest of reports: every line once, and only files of the job's owner."""
 
 import errno
 import json
@@ -87,15 +87,15 @@ def tree(tmp_path):
     made.store.close()
 
 
-def test_job_without_reports_has_none(tree):
-    """A job whose trainer has not written yet is no error and no event."""
+def test_a_missing_report_directory_is_no_error(tree):
+    """A job whose trainer has not written yet has no event either."""
     tree.directory.rmdir()
     assert tree.poll() == IngestResult()
     assert tree.events() == []
 
 
 def test_reports_become_rows(tree):
-    """Start, steps, checkpoint, stop and end are where queries look for them."""
+    """Queries find the values of start, steps, checkpoint, stop and end lines."""
     tree.append(
         start(1)
         + text("declare", total_samples=641, global_batch=64)
@@ -119,7 +119,7 @@ def test_reports_become_rows(tree):
     assert (job.progress_steps, job.loss) == (25, 0.25)
 
 
-def test_only_whole_lines_are_taken(tree):
+def test_only_whole_lines_are_read(tree):
     """A line that is still being written waits for its newline."""
     line = steps(10)
     tree.append(line[:30])
@@ -131,7 +131,7 @@ def test_only_whole_lines_are_taken(tree):
 
 
 def test_nothing_is_read_twice(tree):
-    """Reading again, also with a store opened anew, brings what was appended and no more."""
+    """A second call, also with a store opened anew, reads only what was appended."""
     tree.append(start(1) + steps(10))
     tree.poll()
     assert tree.poll() == IngestResult()
@@ -143,8 +143,8 @@ def test_nothing_is_read_twice(tree):
     assert tree.store.recent_throughput(UID)[0].run == 1
 
 
-def test_progress_follows_the_latest_incarnation(tree):
-    """A restart from an earlier checkpoint sets the progress back; a superseded trainer no longer moves it."""
+def test_progress_follows_the_latest_generation(tree):
+    """A restart from an earlier checkpoint sets the progress back; a superseded trainer no longer changes it."""
     tree.append(start(1) + steps(50))
     tree.poll()
     tree.append(start(2, step=30), 2)
@@ -158,8 +158,8 @@ def test_progress_follows_the_latest_incarnation(tree):
     assert tree.steps() == [50, 90]
 
 
-def test_run_that_never_was_is_not_believed(tree):
-    """A start line may name only a run that the job had."""
+def test_a_start_line_of_an_unknown_run_is_ignored(tree):
+    """Its report file is tied to no run."""
     tree.append(start(1, run=7) + steps(10))
     tree.poll()
     assert tree.refused() == {1: 0}
@@ -167,8 +167,8 @@ def test_run_that_never_was_is_not_believed(tree):
     assert tree.store.job(UID).current.generation is None
 
 
-def test_corrupt_lines_are_counted_and_told_once(tree):
-    """Bad lines cost themselves only: the good ones around them count, and one event says so."""
+def test_corrupt_lines_are_counted_and_one_event(tree):
+    """The lines around them are accepted."""
     tree.append(b"garbage\n" + steps(10) + b"\xff\n\n" + start(9) + steps(20))
     assert tree.poll() == IngestResult(lines=2)
     assert tree.refused() == {1: 4}
@@ -180,8 +180,8 @@ def test_corrupt_lines_are_counted_and_told_once(tree):
     assert len(tree.events()) == 1
 
 
-def test_endless_line_is_skipped(tree):
-    """A line longer than any report is refused once, in bounded steps, and the next line counts."""
+def test_an_endless_line_is_skipped(tree):
+    """A line longer than any report is refused once, in bounded reads, and the next line is accepted."""
     tree.append(b"x" * (POLL_BYTES + 100))
     assert tree.poll().more
     assert tree.refused() == {1: 1}
@@ -193,8 +193,8 @@ def test_endless_line_is_skipped(tree):
     assert tree.steps() == [10]
 
 
-def test_a_poll_has_a_budget(tree):
-    """Much to read is read in several calls, all of it once."""
+def test_a_call_reads_one_budget(tree):
+    """Several calls read all lines once."""
     lines = [steps(number) for number in range(1, 2 * POLL_LINES + 1)]
     tree.append(b"".join(lines[:-100]))
     tree.append(b"".join(lines[-100:]), 2)
@@ -203,8 +203,8 @@ def test_a_poll_has_a_budget(tree):
     assert tree.steps() == list(range(1, 2 * POLL_LINES + 1))
 
 
-def test_store_keeps_the_latest_rows(tree, monkeypatch):
-    """A trainer that never stops reporting cannot fill the disk."""
+def test_the_store_keeps_the_latest_rows_of_a_job(tree, monkeypatch):
+    """A trainer that reports for ever cannot fill the disk."""
     monkeypatch.setattr(report_rows, "MAX_THROUGHPUT_ROWS", 3)
     for first in (1, 5):
         tree.append(b"".join(steps(first + offset) for offset in range(4)))
@@ -213,8 +213,8 @@ def test_store_keeps_the_latest_rows(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("torn", [False, True])
-def test_shortened_file_is_never_counted_twice(tree, torn):
-    """What a truncated or replaced file holds is skipped and told; what is appended later counts."""
+def test_lines_of_a_shortened_file_are_not_counted_twice(tree, torn):
+    """The content of a truncated or replaced file is skipped, with an event; lines appended later are accepted."""
     tree.append(steps(10) + steps(20) + steps(30))
     tree.poll()
     kept = steps(10) + (steps(20)[:40] if torn else b"")
@@ -228,7 +228,7 @@ def test_shortened_file_is_never_counted_twice(tree, torn):
 
 
 def test_links_pipes_and_directories_are_not_followed(tree, tmp_path):
-    """Whatever is no plain file in a report's place is left alone, without waiting for it; an event names the first."""
+    """What is no plain file in a report's place is not waited for; an event names the first."""
     secret = tmp_path / "secret"
     secret.write_bytes(steps(10))
     tree.file(1).symlink_to(secret)
@@ -243,7 +243,7 @@ def test_links_pipes_and_directories_are_not_followed(tree, tmp_path):
     assert [event.split(".")[0] for event in tree.events()] == ["incarnation-1"]
 
 
-def test_linked_directory_is_not_followed(tree, tmp_path):
+def test_a_linked_directory_is_not_followed(tree, tmp_path):
     """A link in place of a job's directory is refused."""
     elsewhere = tmp_path / "elsewhere"
     tree.directory.rename(elsewhere)
@@ -254,8 +254,8 @@ def test_linked_directory_is_not_followed(tree, tmp_path):
     assert len(tree.events()) == 1
 
 
-def test_one_trouble_hides_no_other(tree, monkeypatch):
-    """What a file system fails at once, bad lines, a file and a directory that are links: each is told."""
+def test_each_kind_of_failure_is_an_event(tree, monkeypatch):
+    """An input/output error, bad lines, and a file and a directory that are links."""
 
     def stale(_directory):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
@@ -275,7 +275,7 @@ def test_one_trouble_hides_no_other(tree, monkeypatch):
     assert kinds == ["reports-unreadable", "reports-lines-refused", "reports-file-refused", "reports-refused"]
 
 
-def test_somebody_elses_reports_are_refused(tree):
+def test_a_directory_of_another_user_is_refused(tree):
     """Directory and files must be the job owner's."""
     tree.append(steps(10))
     assert tree.poll(owner=ME + 1) == IngestResult()
@@ -284,15 +284,15 @@ def test_somebody_elses_reports_are_refused(tree):
 
 
 @pytest.mark.skipif(ME != 0, reason="only root can give a file away")
-def test_somebody_elses_file_is_refused(tree):
-    """A file of another user in the owner's directory is refused."""
+def test_a_file_of_another_user_is_refused(tree):
+    """It lies in the owner's directory."""
     tree.append(steps(10))
     os.chown(tree.file(), 65534, 65534)
     assert tree.poll() == IngestResult()
     assert "incarnation-1.jsonl" in tree.events()[0]
 
 
-def test_other_names_are_ignored(tree):
+def test_files_with_other_names_are_ignored(tree):
     """Only the names of the protocol are read."""
     for name in (
         "notes.txt",
@@ -306,7 +306,7 @@ def test_other_names_are_ignored(tree):
 
 
 def test_a_file_of_refused_lines_is_given_up(tree, monkeypatch):
-    """A mebibyte of newlines costs a bounded number of lines once, and no look at the file thereafter."""
+    """A mebibyte of newlines costs a bounded number of lines once, and no read thereafter."""
     tree.append(b"\n" * POLL_BYTES)
     tree.append(steps(10), 2)
     parsed = counted(monkeypatch, report_ingest, "parse_line")
@@ -319,8 +319,8 @@ def test_a_file_of_refused_lines_is_given_up(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["links", "renamed"])
-def test_many_names_cost_little(tree, monkeypatch, how):
-    """Few of many files are looked at, and leave few rows, also when they have other names at each poll."""
+def test_many_report_files_cost_little(tree, monkeypatch, how):
+    """Few of them are opened and leave rows, also when they have other names at each poll."""
     tree.append(steps(10))
     tree.poll()
     opened = counted(monkeypatch, os, "open")
@@ -346,7 +346,7 @@ def test_many_names_cost_little(tree, monkeypatch, how):
 
 
 def test_a_crowded_directory_is_not_read(tree, monkeypatch):
-    """There is no end to what can be in a directory; an event says why nothing of it is read."""
+    """A directory can have any number of entries; an event has the reason."""
     monkeypatch.setattr(report_ingest, "MAX_ENTRIES", 3)
     for generation in range(1, 5):
         tree.append(steps(10), generation)
@@ -355,14 +355,14 @@ def test_a_crowded_directory_is_not_read(tree, monkeypatch):
 
 
 def counted(monkeypatch, module, name):
-    """The arguments of each call of a function from now on."""
+    """The list to which each later call of a function adds its arguments."""
     function, calls = getattr(module, name), []
     monkeypatch.setattr(module, name, lambda *a, **k: calls.append(a) or function(*a, **k))
     return calls
 
 
 class Killed(BaseException):
-    """The daemon dies here."""
+    """The daemon is killed here."""
 
 
 CHUNKS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 25), st.sampled_from([1, 2])), min_size=1, max_size=10)
@@ -370,8 +370,8 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 25), st.sampled_
 
 @settings(max_examples=60, deadline=None)
 @given(chunks=CHUNKS, corrupt=st.sets(st.integers(1, 12)))
-def test_every_line_once_wherever_writer_and_daemon_stop(chunks, corrupt):
-    """Whole lines count once each, in order, however the bytes arrive and at whatever statement the daemon dies."""
+def test_every_line_counts_once_wherever_the_daemon_is_killed(chunks, corrupt):
+    """Whole lines count once each, in order, in whatever pieces they are written."""
     lines = {
         generation: [b"garbage\n" if number in corrupt else steps(number) for number in range(1, 13)]
         for generation in (1, 2)

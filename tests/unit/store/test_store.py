@@ -36,7 +36,7 @@ def commit(store, number, targets=None, reasons=None, state=None, *, at=None, po
         parameters={"a": 1},
         state=state or PolicyState(),
         targets=targets or {},
-        reasons={uid: Reason.text(told) for uid, told in (reasons or {}).items()},
+        reasons={uid: Reason.text(text) for uid, text in (reasons or {}).items()},
         decide_seconds=0.5,
         summary={"jobs": len(reasons or {})},
         snapshot=snapshot,
@@ -81,8 +81,8 @@ def test_live_jobs_are_ordered_and_without_finished_ones(store):
     assert [job.uid for job in store.recent_jobs()] == [uid_of(3)]
 
 
-def test_update_changes_what_it_names(store):
-    """An update leaves the rest alone, refuses other fields, and names a job that is not there."""
+def test_update_changes_the_named_fields_only(store):
+    """An update refuses fields that intake does not set, and an unknown job is an error."""
     store.add_job(a_job(partition="gpu"))
     store.update_job(UID, slurm_job_id="13", requirements={"gpus": 2}, error=None)
     job = store.job(UID)
@@ -93,8 +93,8 @@ def test_update_changes_what_it_names(store):
         store.update_job("f" * 16, status="held")
 
 
-def test_find_jobs_by_uid_address_array_and_name(store):
-    """A person may name a job by uid, slurm_job_id, array id or the beginning of its name; live ones come first."""
+def test_find_jobs_by_uid_job_id_array_and_name(store):
+    """A job is found by uid, Slurm job id, array id or the beginning of its name; live ones come first."""
     store.add_job(a_job(uid_of(1), slurm_job_id="12_1", submitted=1.0))
     store.add_job(a_job(uid_of(2), slurm_job_id="12_2", submitted=2.0))
     store.add_job(a_job(uid_of(3), slurm_job_id="123", name="50%_off", submitted=3.0))
@@ -126,8 +126,8 @@ def test_transaction_is_all_or_nothing(store):
     assert len(store.recent_events()) == 1
 
 
-def test_store_belongs_to_its_thread(store):
-    """A call from another thread is refused, loudly."""
+def test_a_store_refuses_calls_of_other_threads(store):
+    """SQLite raises ProgrammingError."""
     failures = []
 
     def use():
@@ -143,7 +143,7 @@ def test_store_belongs_to_its_thread(store):
 
 
 def test_round_is_committed_whole(store):
-    """A round's policy, state, targets and reasons are there together, targets in their order."""
+    """Policy, state, targets and reasons of a round are there together, targets in their order."""
     for number in (1, 2, 3):
         store.add_job(a_job(uid_of(number)))
     assert store.last_round() is None
@@ -162,8 +162,8 @@ def test_round_is_committed_whole(store):
     }
 
 
-def test_failed_round_leaves_the_one_before(store):
-    """A round that names a job nobody took in changes nothing, not even its number."""
+def test_a_round_that_fails_changes_nothing(store):
+    """A round with an unknown job leaves the last round in force, and its own number unused."""
     store.add_job(a_job())
     commit(store, 1, {UID: TWO}, {UID: "runs"}, PolicyState(1, {"n": 1}))
     with pytest.raises(sqlite3.IntegrityError):
@@ -181,7 +181,7 @@ def test_round_numbers_only_grow(store):
 
 
 def test_equal_decisions_are_one_row(store):
-    """A decision costs a row only when target or reason change, and says from which round to which it held."""
+    """A decision is a row only where target or reason change, with the first and the last round of the decision."""
     store.add_job(a_job())
     for number, target, reason in ((1, None, "wait"), (2, None, "wait"), (5, TWO, "run"), (6, TWO, "run longer")):
         commit(store, number, {UID: target} if target else {}, {UID: reason})
@@ -200,7 +200,7 @@ def test_equal_decisions_are_one_row(store):
 
 
 def test_policy_states_are_kept_for_replays(store):
-    """A replay of any snapshot that is kept finds the state of the round before; policies do not share theirs."""
+    """For each stored snapshot the state of the round before is stored, too; policies do not share states."""
     for number, (value, policy) in enumerate([(1, "fifo"), (1, "fifo"), (3, "fifo"), (9, "las")], start=1):
         commit(store, number, state=PolicyState(1, {"n": value}), policy=policy, snapshot=b"seen", kept=1000)
     assert store.policy_state("fifo").data == {"n": 3}
@@ -210,8 +210,8 @@ def test_policy_states_are_kept_for_replays(store):
     assert store.table_sizes()["policy_state"] == 3
 
 
-def test_policy_states_that_no_replay_needs_go(store, tmp_path):
-    """They are part of the snapshots' bytes; without snapshots, and in a copy, each policy has its newest alone."""
+def test_policy_states_that_no_replay_needs_are_deleted(store, tmp_path):
+    """States count as bytes of the snapshots; without snapshots, and in a copy, each policy has its newest only."""
     commit(store, 1, state=PolicyState(1, {"other": 1}), policy="las")
     for number in range(2, 12):
         commit(store, number, state=PolicyState(1, {"n": number}), snapshot=b"seen", kept=4 * len('seen{"n":1}'))
@@ -228,8 +228,8 @@ def test_policy_states_that_no_replay_needs_go(store, tmp_path):
     assert store.table_sizes()["policy_state"] == 2
 
 
-def test_action_without_outcome_is_visible(store):
-    """An action that was begun stays among the unfinished ones until its outcome is recorded, across a restart."""
+def test_an_action_without_outcome_is_unfinished(store):
+    """It stays so until its outcome is recorded, across a restart."""
     store.add_job(a_job())
     first = store.begin_action(UID, "start", {"nodes": ["n1"]}, 1, 10.0)
     second = store.begin_action(UID, "stop", {}, 1, 11.0)
@@ -240,8 +240,8 @@ def test_action_without_outcome_is_visible(store):
     assert (done.kind, done.detail, done.outcome, done.latency_seconds) == ("start", {"nodes": ["n1"]}, "ok", 0.25)
 
 
-def test_events_are_told_newest_first(store):
-    """Events of one job, or of everything."""
+def test_events_are_listed_newest_first(store):
+    """Of one job, or of all jobs and the cluster."""
     store.add_job(a_job())
     store.event("daemon", "started", at=1.0)
     store.event("job", "taken in", UID, at=2.0)
@@ -250,7 +250,7 @@ def test_events_are_told_newest_first(store):
     assert store.recent_events(1)[0].at == 2.0
 
 
-def test_event_is_said_once(store):
+def test_a_repeated_event_is_recorded_once(store):
     """Of a kind that a job's owner may cause again and again, the first event is kept."""
     store.add_job(a_job())
     for kind, text in (("k", "a"), ("k", "b"), ("j", "c")):
@@ -258,8 +258,8 @@ def test_event_is_said_once(store):
     assert [event.text for event in store.recent_events()] == ["c", "a"]
 
 
-def test_copy_is_a_store_of_its_own(store, tmp_path):
-    """A reader copies the store whole, and what happens to the copy does not touch the original."""
+def test_a_copy_is_independent_of_its_original(store, tmp_path):
+    """A reader copies the store whole, and writes to the copy leave the original unchanged."""
     store.add_job(a_job())
     commit(store, 1, {UID: TWO}, {UID: "runs"})
     with Store.open(store.path, read_only=True) as reader:
@@ -270,8 +270,8 @@ def test_copy_is_a_store_of_its_own(store, tmp_path):
     assert store.last_round().round == 1
 
 
-def test_job_that_comes_back_lives_again(store):
-    """A finished job that is requeued keeps its history and is live."""
+def test_a_requeued_job_is_live_again(store):
+    """A finished job that is requeued keeps its history."""
     store.add_job(a_job(total_steps=9))
     store.release(UID, 1, TWO, 110.0)
     store.run_started(UID, 1, 110.0, TWO)
@@ -284,8 +284,8 @@ def test_job_that_comes_back_lives_again(store):
         store.revive_job("f" * 16)
 
 
-def test_reasons_in_force_are_told(store):
-    """The reasons of the latest round are there for a daemon that starts anew, without those of finished jobs."""
+def test_current_reasons_are_those_of_the_latest_round(store):
+    """A restarted daemon reads them, without those of finished jobs."""
     other = uid_of(2)
     for uid in (UID, other):
         store.add_job(a_job(uid))
@@ -296,8 +296,8 @@ def test_reasons_in_force_are_told(store):
     assert store.current_reasons() == {UID: Reason.text("waits")}
 
 
-def test_prune_forgets_what_is_over(store):
-    """What finished before the instant goes, what lives and the last round stay, and rounds go on from there."""
+def test_prune_deletes_details_before_an_instant(store):
+    """Details of jobs that finished before it are deleted; live jobs and the last round remain, and rounds continue."""
     done, live = uid_of(1), uid_of(2)
     for uid in (done, live):
         store.add_job(a_job(uid))
@@ -326,8 +326,8 @@ def test_prune_forgets_what_is_over(store):
     assert store.last_round().round == 4
 
 
-def test_details_are_forgotten_in_small_steps(store):
-    """Each deletes a few rows of a table, all of them what `prune` would; live and younger jobs, jobs and runs stay."""
+def test_prune_some_deletes_a_few_rows_of_each_table(store):
+    """All steps together delete what `prune` does; live and younger jobs, jobs and runs remain."""
     for number in range(1, 5):
         store.add_job(a_job(uid_of(number)))
         store.release(uid_of(number), 1, TWO, 500.0)
@@ -349,8 +349,8 @@ def test_details_are_forgotten_in_small_steps(store):
     assert not any(store.prune(3500.0).values())
 
 
-def test_forgetting_goes_on_where_it_was(store):
-    """Jobs without details are passed in numbers, and once: not again after a restart, unless they lived again."""
+def test_prune_some_continues_after_jobs_without_details(store):
+    """Such jobs are marked, so that a restart does not read them again; a job that is live again is unmarked."""
     for number in range(1, 5):
         store.add_job(a_job(uid_of(number)))
         store.finish_job(uid_of(number), 100.0 + number, "COMPLETED", 0)
@@ -367,8 +367,8 @@ def test_forgetting_goes_on_where_it_was(store):
 
 
 @pytest.mark.parametrize("forget", [Store.prune, Store.prune_some])
-def test_snapshots_go_with_their_rounds(store, forget):
-    """With the policy states before them; what that freed is there for others."""
+def test_snapshots_are_deleted_with_their_rounds(store, forget):
+    """Policy states before them are deleted, too, and newer snapshots may use the bytes."""
     for number in range(1, 5):
         commit(store, number, state=PolicyState(1, {"n": number}), snapshot=b"seen", kept=1000)
     forget(store, 3500.0)
@@ -378,8 +378,8 @@ def test_snapshots_go_with_their_rounds(store, forget):
     assert [number for number in range(1, 6) if store.snapshot(number)] == [4, 5]
 
 
-def test_times_in_the_future_hold_nothing_up(store):
-    """Rounds and events of a clock that was ahead stay, and those after them go."""
+def test_rows_of_a_clock_that_was_ahead_do_not_stop_pruning(store):
+    """Rounds and events with future instants remain, and older ones after them are deleted."""
     store.event("k", "ahead", at=9e9)
     commit(store, 1, at=9e9)
     for number in range(2, 5):
@@ -391,8 +391,8 @@ def test_times_in_the_future_hold_nothing_up(store):
     assert [event.text for event in store.recent_events()] == ["ahead"]
 
 
-def test_sizes_are_told(store):
-    """The store says how many rows and bytes it has."""
+def test_the_store_counts_its_rows_and_bytes(store):
+    """By table, and of the whole file."""
     store.add_job(a_job())
     sizes = store.table_sizes()
     assert sizes["jobs"] == 1

@@ -1,4 +1,4 @@
-"""The store's file: versions, and everything that can be wrong with it."""
+"""The store's file: versions, and errors of file and file system."""
 
 import os
 import sqlite3
@@ -37,15 +37,15 @@ def path(tmp_path):
     return tmp_path / "store.sqlite"
 
 
-def test_database_is_walled_and_checked(path):
-    """The file is in WAL mode, foreign keys hold, and a busy one is waited for."""
+def test_a_store_uses_wal_and_foreign_keys(path):
+    """A writer waits for a busy database."""
     with Store.open(path) as store:
         pragmas = [store._rows(f"PRAGMA {name}")[0][0] for name in ("journal_mode", "foreign_keys", "busy_timeout")]
     assert pragmas == ["wal", 1, 10_000]
 
 
 def test_newer_database_is_refused_unchanged(path):
-    """A store with a migration that we do not know names file and versions, and no byte of it changes."""
+    """The error for an unknown migration names the file and both versions."""
     with Store.open(path) as store, store.transaction():
         sql = "INSERT INTO _sqlite_migrations (migration_set, name, applied_at) VALUES ('metasched', '9999_future', '')"
         store._write(sql)
@@ -116,8 +116,8 @@ def test_store_of_version_6_is_migrated_with_its_rows(former):
         assert store._rows("SELECT generation, size FROM checkpoints") == [(3, 99)]
 
 
-def test_migrations_go_on_from_where_a_failed_one_stopped(path, monkeypatch):
-    """A migration that fails leaves the version before it whole; a repaired one is applied at the next opening."""
+def test_a_failed_migration_is_retried_at_the_next_opening(path, monkeypatch):
+    """The failure leaves the version before it whole."""
     with Store.open(path) as store:
         store.add_job(JOB)
     failing = True
@@ -145,16 +145,16 @@ def test_migrations_go_on_from_where_a_failed_one_stopped(path, monkeypatch):
         assert store.job(UID).name == "changed"
 
 
-def test_file_that_is_no_database_is_refused_unchanged(path):
-    """A file of something else is named and left alone."""
+def test_a_file_that_is_not_a_database_is_refused_unchanged(path):
+    """The error names the file."""
     path.write_text("my thesis, do not delete\n" * 100)
     with pytest.raises(NotAStoreError, match=r"store\.sqlite"):
         Store.open(path)
     assert path.read_text().startswith("my thesis")
 
 
-def test_database_of_something_else_is_refused_unchanged(path):
-    """An SQLite database that is not ours gets no table of ours."""
+def test_a_database_of_another_application_is_refused_unchanged(path):
+    """Its file gets no table of metasched."""
     with sqlite3.connect(path) as raw:
         raw.execute("CREATE TABLE recipes (name TEXT)")
     raw.close()
@@ -164,15 +164,15 @@ def test_database_of_something_else_is_refused_unchanged(path):
     assert path.read_bytes() == before
 
 
-def test_reader_needs_a_store(path):
-    """A reader of a store that is not there says so and makes none."""
+def test_a_reader_does_not_make_a_missing_store(path):
+    """The error names the file."""
     with pytest.raises(MissingStoreError, match=r"store\.sqlite"):
         Store.open(path, read_only=True)
     assert not path.exists()
 
 
-def test_reader_cannot_write(path):
-    """A read-only store refuses to write, and reads beside the writer."""
+def test_a_read_only_store_refuses_writes(path):
+    """It reads while another connection writes."""
     with Store.open(path) as writer, Store.open(path, read_only=True) as reader:
         with pytest.raises(UnusableStoreError, match=r"store\.sqlite: cannot be written"):
             reader.add_job(JOB)
@@ -180,28 +180,28 @@ def test_reader_cannot_write(path):
         assert reader.job(UID) == JOB
 
 
-def test_directory_that_cannot_be_made(tmp_path):
-    """A state directory below a file is an error that names the path."""
+def test_a_state_directory_that_cannot_be_made_is_an_error(tmp_path):
+    """The error names the path below a file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UnusableStoreError, match=r"file/state/store\.sqlite: cannot be written"):
         Store.open(tmp_path / "file" / "state" / "store.sqlite")
 
 
-def test_path_that_cannot_be_looked_at(tmp_path):
-    """A reader is told so, with a name that no file has as behind a directory that is closed to them."""
+def test_a_path_that_cannot_be_opened_is_an_error(tmp_path):
+    """A name that is too long stands for a directory that is closed to the reader."""
     with pytest.raises(UnusableStoreError, match=r"cannot be opened \(File name too long"):
         Store.open(tmp_path / ("x" * 300), read_only=True)
 
 
-def test_path_that_is_a_directory(tmp_path):
-    """A directory in the file's place is an error that names it."""
+def test_a_directory_in_place_of_the_store_is_an_error(tmp_path):
+    """The error names the directory."""
     with pytest.raises(UnusableStoreError, match=f"{tmp_path.name}: cannot be opened"):
         Store.open(tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not write")
-def test_state_directory_that_others_own():
-    """Without write access: a writer gets a typed error, a reader reads what a stopped daemon left."""
+def test_a_store_of_another_user_can_be_read_only():
+    """A writer gets a typed error, a reader the rows of a stopped daemon."""
     with tempfile.TemporaryDirectory() as directory:  # pytest's own directories are closed to others
         Path(directory).chmod(0o755)
         _check_without_write_access(Path(directory) / "store.sqlite")
@@ -225,8 +225,8 @@ def _check_without_write_access(path):
     assert str(path) in result.stdout, result.stderr
 
 
-def test_full_disk_loses_nothing_that_was_committed(path):
-    """When no space is left the round fails whole, typed, and the store goes on once there is space."""
+def test_a_full_disk_loses_no_committed_row(path):
+    """The round fails whole, with a typed error, and can be committed once there is space."""
     with Store.open(path) as store:
         store.add_job(JOB)
         pages = store._rows("PRAGMA page_count")[0][0]
@@ -242,8 +242,8 @@ def test_full_disk_loses_nothing_that_was_committed(path):
         assert store.policy_state("fifo") == big
 
 
-def test_damaged_file_is_named(path):
-    """A file that is damaged inside is a typed error that says so."""
+def test_a_damaged_file_is_an_error(path):
+    """The error names the file."""
     with Store.open(path) as store, store.transaction():
         store.add_job(JOB)
     data = bytearray(path.read_bytes())
@@ -253,8 +253,8 @@ def test_damaged_file_is_named(path):
         store.live_jobs()
 
 
-def test_second_writer_is_told(path, monkeypatch):
-    """A writer that finds the database locked says that only one may write."""
+def test_a_second_writer_is_refused(path, monkeypatch):
+    """The error says that only one daemon may write."""
     monkeypatch.setattr("metasched.store.connection.BUSY_SECONDS", 0.01)
     with Store.open(path) as first, Store.open(path) as second, first.transaction():
         first.add_job(JOB)
@@ -262,15 +262,15 @@ def test_second_writer_is_told(path, monkeypatch):
             second.event("k", "t", at=1.0)
 
 
-def test_bugs_are_not_dressed_up():
-    """An SQL error that is a caller's bug has no typed error."""
+def test_an_sql_error_of_the_code_is_no_store_error():
+    """Only errors about the file become a StoreError."""
     with sqlite3.connect(":memory:") as raw, pytest.raises(sqlite3.OperationalError) as caught:
         raw.execute("SELECT * FROM nowhere")
     assert translated(None, caught.value) is None
 
 
 def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
-    """A process killed between any two steps of a round leaves the round before it, or the round itself."""
+    """After a kill between any two statements of a round, the store has that round whole or the one before."""
     path = tmp_path / "store.sqlite"
     script = (
         "import os, sys; from pathlib import Path; from metasched.core.policy import PolicyState;"
@@ -311,6 +311,6 @@ def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
 
 
 def test_every_error_is_a_store_error():
-    """Whoever catches StoreError catches them all."""
+    """So ``except StoreError`` handles every error of the store."""
     for kind in (NewerStoreError, NotAStoreError, UnusableStoreError, MissingStoreError):
         assert issubclass(kind, StoreError)

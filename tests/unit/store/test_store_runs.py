@@ -1,4 +1,4 @@
-"""Runs: their order, and the folding of what they received into the job, exactly once."""
+"""Runs: their order, and the sum of their service in the job, exactly once."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def run(store, number, placement, times, cause):
 
 
 def test_release_opens_the_run(store):
-    """A released job shows its open run; when the run ends, it has none and knows where it was."""
+    """A released job has an open run; after the run's end it has none, and a last placement."""
     store.release(UID, 1, TWO, 110.0)
     job = store.job(UID)
     assert (job.run, job.current.released, job.current.released_at, job.current.started) == (1, TWO, 110.0, None)
@@ -50,8 +50,8 @@ def test_release_opens_the_run(store):
     assert (job.last_placement, job.last_ended) == (FOUR, 121.0)
 
 
-def test_nothing_was_asked_of_a_run_later_than_now(store):
-    """When the clock is set back, what is waited for counts from now; a user's own begin time stays."""
+def test_a_clock_set_back_lowers_future_instants(store):
+    """Waiting times count from now; a user's own begin time stays."""
     store.add_job(JobRecord(uid="new", slurm_job_id="13", name="train", user="ann", submitted=100.0, not_before=400.0))
     store.release(UID, 1, TWO, 110.0)
     store.run_started(UID, 1, 111.0, TWO)
@@ -63,8 +63,8 @@ def test_nothing_was_asked_of_a_run_later_than_now(store):
     assert (job.not_before, store.job("new").not_before) == (200.0, 400.0)
 
 
-def test_service_is_folded_by_type(store):
-    """GPU-seconds add up by GPU type, node-seconds under the empty type, and only our preemptions are counted."""
+def test_service_adds_up_by_gpu_type(store):
+    """GPU-seconds add up by GPU type, node-seconds under the empty type, only the daemon's stops are preemptions."""
     run(store, 1, TWO, (110.0, 120.0), EndCause.PREEMPTED)
     run(store, 2, FOUR, (130.0, 140.0), EndCause.RESIZED)
     run(store, 3, TWO, (150.0, 155.0), EndCause.LOST)
@@ -77,7 +77,7 @@ def test_service_is_folded_by_type(store):
 
 
 def test_ending_twice_changes_nothing(store):
-    """The second end of a run, or the end of a run that never was, is no news."""
+    """The second end of a run, or the end of an unknown run, returns False."""
     assert run(store, 1, TWO, (110.0, 120.0), EndCause.PREEMPTED)
     before = store.job(UID)
     assert not store.run_ended(UID, 1, 500.0, EndCause.FAILED)
@@ -88,7 +88,7 @@ def test_ending_twice_changes_nothing(store):
 
 
 def test_open_run_counts_until_now(store):
-    """A job's service until now includes its open run, and a first report of a start is not replaced by a second."""
+    """A job's service until now includes its open run, and a second start of the run changes nothing."""
     run(store, 1, TWO, (110.0, 120.0), EndCause.PREEMPTED)
     store.release(UID, 2, TWO, 130.0)
     assert store.job(UID).ran_at(200.0) == 10.0
@@ -100,7 +100,7 @@ def test_open_run_counts_until_now(store):
     assert job.ran_at(100.0) == 10.0
 
 
-def test_suspensions_are_left_out(store):
+def test_suspended_time_is_not_counted(store):
     """Time in suspension, ended or not, is neither service nor run time."""
     store.release(UID, 1, CPU, 100.0)
     assert not store.run_suspended(UID, 1, 100.0, by_us=True)
@@ -120,7 +120,7 @@ def test_suspensions_are_left_out(store):
 
 
 def test_release_before_the_start_may_be_repeated(store):
-    """A crash between the store and Slurm is mended by releasing the same run again, elsewhere if need be."""
+    """After a crash before the call to Slurm, the same run is released again, perhaps on other nodes."""
     store.release(UID, 1, TWO, 110.0)
     store.release(UID, 1, FOUR, 115.0)
     assert store.job(UID).current.released == FOUR
@@ -137,7 +137,7 @@ def test_release_that_never_started_is_withdrawn_by_the_next(store):
 
 
 def test_runs_are_in_order(store):
-    """No run begins while another goes on, none has a number that was used, none belongs to nobody."""
+    """A run cannot begin while another is open, with a used number, or for an unknown job."""
     store.release(UID, 1, TWO, 110.0)
     store.run_started(UID, 1, 111.0, TWO)
     for number in (0, 1, 2):
@@ -154,7 +154,7 @@ def test_runs_are_in_order(store):
 
 
 def test_start_without_release_is_a_run(store):
-    """A start that nobody here asked for is kept as a run and counts as service."""
+    """A run that the daemon did not release is recorded and counts as service."""
     assert store.run_started(UID, 1, 110.0, TWO)
     assert store.job(UID).current.released is None
     store.run_ended(UID, 1, 120.0, EndCause.UNRESPONSIVE)
@@ -170,7 +170,7 @@ def test_start_without_release_is_a_run(store):
     ],
 )
 def test_finishing_ends_the_open_run(store, started, state, cause):
-    """A job that finishes closes its run with it, once."""
+    """A second end of the job changes nothing."""
     store.release(UID, 1, TWO, 110.0)
     if started:
         store.run_started(UID, 1, 110.0, TWO)
@@ -195,7 +195,7 @@ RUNS = st.lists(
 
 @given(history=RUNS)
 def test_any_history_adds_up(tmp_path_factory, history):
-    """However often each step is told, the job has received the sum of its runs, by type."""
+    """However often each step is recorded, the job's service is the sum of its runs, by GPU type."""
     expected: dict[str, float] = {}
     with Store.open(tmp_path_factory.mktemp("runs") / "store.sqlite") as store:
         store.add_job(JobRecord(uid=UID, slurm_job_id="12", name="train", user="ann", submitted=0.0))
@@ -216,7 +216,7 @@ def test_any_history_adds_up(tmp_path_factory, history):
     )
 
 
-def test_run_without_a_type_is_counted(store):
-    """GPUs without a type count under the empty one."""
+def test_untyped_gpus_count_under_the_empty_type(store):
+    """Slurm may give GPUs no type."""
     run(store, 1, replace(TWO, gpu_type=None), (110.0, 120.0), EndCause.LOST)
     assert store.job(UID).attained == {"": 20.0}
