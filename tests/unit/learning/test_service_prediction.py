@@ -102,9 +102,9 @@ def test_the_daemon_matches_recurring_jobs_by_script(tmp_path):
     """Jobs of the same user and name with another script do not count."""
     cluster = site.FakeSite(tmp_path)
     try:
-        for script, seconds in (("long", 300), ("long", 300), ("short", 30), ("short", 30)):
+        for script, seconds in (("long", 60), ("long", 60), ("short", 6), ("short", 6)):
             cluster.add("--gres=gpu:2", "--job-name=nightly", script=script, seconds=seconds)
-            cluster.run(400)
+            cluster.run(80)
         services = [record.attained["v100"] for record in cluster.store.recent_jobs(4)]
         for script, expected in (("long", services[2:]), ("short", services[:2]), ("new", None)):
             slurm_job_id = cluster.add("--gres=gpu:2", "--job-name=nightly", script=script)

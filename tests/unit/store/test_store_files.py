@@ -269,39 +269,35 @@ def test_an_sql_error_of_the_code_is_no_store_error():
     assert translated(None, caught.value) is None
 
 
-def test_commit_killed_at_any_write_is_whole_or_absent(tmp_path):
+def _round(number):
+    values = {"state": PolicyState(1, {"n": number}), "reasons": {UID: Reason.text(str(number))}, "targets": {}}
+    return {"at": 1.0, "policy": "p", "parameters": {}, "decide_seconds": 0.0, **values}
+
+
+def _commit_round_in_a_process_that_dies(path, statements):
+    """Commit the next round in another process that is killed after some statements; returns its exit code."""
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        store = Store.open(path)
+        left = iter(range(statements))
+        store._db.conn.set_trace_callback(lambda _: os._exit(9) if next(left, None) is None else None)
+        number = store.last_round().round + 1
+        store.commit_round(number, **_round(number))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def test_commit_killed_at_any_write_is_whole_or_absent(path):
     """After a kill between any two statements of a round, the store has that round whole or the one before."""
-    path = tmp_path / "store.sqlite"
-    script = (
-        "import os, sys; from pathlib import Path; from metasched.core.policy import PolicyState;"
-        "from metasched.core.reasons import Reason\n"
-        "from metasched.store import JobRecord, Store; s = Store.open(Path(sys.argv[1])); left = int(sys.argv[2])\n"
-        "plain = s._db.conn\n"
-        "def spend(sql):\n"
-        "    global left\n"
-        "    left -= 1\n"
-        "    if left < 0: os._exit(9)\n"
-        "plain.set_trace_callback(spend)\n"
-        "n = s.last_round().round + 1\n"
-        "s.commit_round(n, at=1.0, policy='p', parameters={}, state=PolicyState(1, {'n': n}), targets={},"
-        f"reasons={{'{UID}': Reason.text(str(n))}}, decide_seconds=0.0)\n"
-    )
     with Store.open(path) as store:
         store.add_job(JOB)
-        store.commit_round(
-            1,
-            at=1.0,
-            policy="p",
-            parameters={},
-            state=PolicyState(1, {"n": 1}),
-            targets={},
-            reasons={UID: Reason.text("1")},
-            decide_seconds=0.0,
-        )
+        store.commit_round(1, **_round(1))
     codes = set()
-    for steps in range(0, 16, 2):
-        result = subprocess.run([sys.executable, "-c", script, str(path), str(steps)], timeout=60, check=False)
-        codes.add(result.returncode)
+    for statements in range(16):
+        codes.add(_commit_round_in_a_process_that_dies(path, statements))
         with Store.open(path) as store:
             number = store.last_round().round
             assert store.policy_state("p").data == {"n": number}
