@@ -1,4 +1,4 @@
-"""Hypothesis profiles, and what several files need.
+"""Hypothesis profiles, log format, and fixtures of several files.
 
 Profile ``ci`` is small and the same on every run; ``thorough`` is for a developer with time.
 """
@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -14,6 +15,9 @@ settings.register_profile(
 )
 settings.register_profile("thorough", max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# structlog's default renders tracebacks with all local variables, which takes most of the time of some tests
+structlog.configure(processors=[structlog.processors.format_exc_info, structlog.processors.KeyValueRenderer()])
 
 
 @pytest.fixture
