@@ -54,11 +54,11 @@ class Paths(_Section):
 
 
 class Intake(_Section):
-    """Which jobs metasched takes in besides those whose comment begins with ``metasched``.
+    """Jobs that metasched schedules in addition to those whose comment begins with ``metasched``.
 
     Attributes:
-        partitions: metasched takes in every job of these partitions.
-        qos: metasched takes in every job of these QOS.
+        partitions: metasched schedules every job of these partitions.
+        qos: metasched schedules every job of these QOS.
     """
 
     partitions: _Names = ()

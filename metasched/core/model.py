@@ -389,7 +389,7 @@ class Snapshot:
         sharing: whether two jobs can run on the same GPUs.
         precomputed: result of the policy's ``precompute`` that arrived since the last round, JSON-compatible; empty
             for no result, None where ``precompute`` is not called.
-        quotas: limits that hold whatever the policy decides.
+        quotas: limits that hold under every policy.
     """
 
     now: float
@@ -481,7 +481,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class HoldJob(Action):
-    """Put a pending job under an admin hold, whatever its hold is now."""
+    """Put a pending job under an admin hold, in place of any other hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def is_non_preemptible(job: Job) -> bool:
 
 
 def consumes_quota_regardless(job: Job) -> bool:
-    """Whether the job uses up quotas in this round whatever the policy decides.
+    """Whether the job uses up quotas in this round under every decision of the policy.
 
     The predicate differs from ``is_non_preemptible`` in three cases. It is true for a suspended job without GPUs (its
     running job counts), and for a blocked run (the policy is not asked). It is false for a run that is stopping.

@@ -41,7 +41,7 @@ from metasched.slurm.job_requirements import geometry
 from metasched.store import EndCause, Store
 
 SAME_NODE_SECONDS = 3.0
-"""Time after a run's end was seen at which that end certainly lies in an earlier second."""
+"""Time after the recorded end of a run from which that end certainly lies in an earlier second."""
 DELAY_SECONDS = 1.1
 """Time after which Slurm may start a job that was released with StartTime=now+1."""
 

@@ -303,6 +303,6 @@ def _replace(path: Path, data: bytes) -> None:
             temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE
         )
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(descriptor, _FILE_MODE)  # whatever the umask
+            os.fchmod(descriptor, _FILE_MODE)  # under any umask
             file.write(data)
         temporary.replace(path)

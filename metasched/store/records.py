@@ -18,12 +18,12 @@ from metasched.core.reasons import Reason
 class EndCause(enum.StrEnum):
     """The cause of a run's end, as stored."""
 
-    PREEMPTED = "preempted"  # we asked it to stop, for others
-    RESIZED = "resized"  # we asked it to stop, to restart it elsewhere or at another size
-    UNRESPONSIVE = "deaf"  # we asked it to stop, it did not, and was ended from outside
+    PREEMPTED = "preempted"  # the daemon stopped it, for other jobs
+    RESIZED = "resized"  # the daemon stopped it, to restart it elsewhere or at another size
+    UNRESPONSIVE = "deaf"  # it did not answer a stop request, and was ended from outside
     FINISHED = "finished"  # it was done
     FAILED = "failed"  # it ended for good without being done (failed, cancelled, out of time)
-    LOST = "lost"  # it ended without our asking and the job goes on (a node lost, requeued by its owner)
+    LOST = "lost"  # it ended without a stop request and the job lives on (a node lost, requeued by its owner)
     WITHDRAWN = "withdrawn"  # it was released and held again before it started
 
 
@@ -114,13 +114,13 @@ class JobRecord:
         partition: where it was submitted.
         requirements: parsed tag and request; JSON-compatible, opaque to the store.
         not_before: the user's own begin time.
-        status: as last seen, for people.
+        status: the last recorded status, for people.
         error: why the tag is invalid; None for a valid one.
         total_steps: optimizer steps that it needs (its tag's, or the trainer's latest declaration).
         progress_steps: optimizer steps done, as the latest generation reports.
         loss: the latest reported loss.
         run: number of the latest run; 0 before the first release.
-        preemptions: runs that we ended before the job was done.
+        preemptions: runs that the daemon ended before the job was done.
         attained: service of closed runs, by GPU type.
         ran_seconds: wall time of closed runs, without suspensions.
         last_placement: allocation of the latest closed run that started.

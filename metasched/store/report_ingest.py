@@ -32,7 +32,7 @@ POLL_BYTES = 1024 * 1024
 POLL_LINES = 2_000
 """Most lines read of one job in one call; a trainer writes about one a second."""
 MAX_REFUSED = 1_000
-"""A file with so many refused lines is read no further."""
+"""Number of refused lines from which a file is read no further."""
 MAX_ENTRIES = 10_000
 """A directory with more entries is not read."""
 
@@ -203,7 +203,7 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Bu
         with store.transaction():
             text = f"{name}: became shorter than what was read of it; what it held then is skipped"
             store.event_once("reports-truncated", text, file.uid, at=now)
-            # go on at a line's beginning: the rest of a torn line is skipped too
+            # continue at the beginning of a line: the rest of a torn line is skipped, too
             store.commit_reports(replace(file, offset=read.size, skipping=read.torn), (), latest=False)
         return IngestResult()
     after, reports = _parse(file, read.data, now, budget)

@@ -141,7 +141,7 @@ class ReportRows(Connection):
         )
 
     def _progress(self, uid: str, reports: Sequence[Report]) -> None:
-        # A checkpoint is written while training goes on: its line may come after those of later steps.
+        # A checkpoint is written while training continues: its line may come after those of later steps.
         step = _last(r.step for r in reports if not isinstance(r, DeclareReport | TrialReport | CheckpointReport))
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
