@@ -31,7 +31,17 @@ def problem(rates, capacity, *, counts=None, scale=None):
         ones if scale is None else np.array(scale, dtype=float),
         np.array(capacity, dtype=float),
         Pairs.none(len(capacity)),
+        Pools.none(len(capacity)),
     )
+
+
+def fractions(made, x):
+    """Fraction of the time of one job of each class alone on each type, shape (M, J), from the variables."""
+    combination, gpu_type = made.columns
+    alone = combination < len(made.rates)
+    found = np.zeros(made.rates.shape)
+    found[combination[alone], gpu_type[alone]] = x[alone]
+    return found / made.counts[:, None]
 
 
 @st.composite
@@ -59,7 +69,7 @@ def problems(draw, *, pairs=False):
     first, second = (np.array([row[i] for row in found], dtype=np.int64) for i in (0, 1))
     part = np.array([row[2] for row in found]).reshape(-1, 1)
     sharing = Pairs(first, second, made.rates[first] * part, made.rates[second] * part)
-    return Problem(made.rates, made.counts, made.scale, made.capacity, sharing)
+    return replace(made, pairs=sharing)
 
 
 @st.composite
@@ -109,7 +119,8 @@ every_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRA
 
 
 def without_pairs(made):
-    return Problem(made.rates, made.counts, made.scale, made.capacity, Pairs.none(len(made.capacity)))
+    types = len(made.capacity)
+    return replace(made, pairs=Pairs.none(types), pools=Pools.none(types))
 
 
 def valid(made, x):
@@ -125,7 +136,7 @@ def least(made, x, weights):
 def test_the_example_of_section_4_1():
     """Three jobs on a V100 and a K80 get the fractions that the paper prints."""
     made = problem([[40, 10], [12, 4], [100, 50]], [1, 1])
-    found = made.fractions(max_min_fairness(made, np.ones(3)))
+    found = fractions(made, max_min_fairness(made, np.ones(3)))
     assert found == pytest.approx(np.array([[0.45, 0.0], [0.45, 0.09], [0.09, 0.91]]), abs=0.006)
     gain = (made.throughput @ max_min_fairness(made, np.ones(3))) / made.isolated
     assert gain == pytest.approx(np.full(3, 1.09), abs=0.01)
@@ -231,10 +242,10 @@ def test_rooms_limit_whom_they_name():
     """Two jobs whose GPUs fit on one node only: the second has to be apart, at half the speed."""
     rates = [[2.0, 1.0], [2.0, 1.0]]
     made = replace(problem(rates, [8], scale=[4, 4]), source=(0,), node_limits=(NodeLimit(0, np.ones(2), 1.0),))
-    found = made.fractions(max_min_fairness(made, np.ones(2)))
+    found = fractions(made, max_min_fairness(made, np.ones(2)))
     assert found == pytest.approx(np.full((2, 2), 0.5), abs=CLOSE)
     alike = replace(made, node_limits=())
-    assert alike.fractions(max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
+    assert fractions(alike, max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
 
 
 @given(problems(pairs=True))
@@ -333,7 +344,7 @@ def test_of_a_thousand_alike_the_first_go_first():
 def test_classes_are_as_good_as_single_jobs(made):
     """Jobs that are alike, counted as one class, have the same least share as on their own."""
     each = np.repeat(np.arange(len(made.counts)), made.counts.astype(int))
-    single = Problem(made.rates[each], np.ones(len(each)), made.scale[each], made.capacity, made.pairs)
+    single = replace(made, rates=made.rates[each], counts=np.ones(len(each)), scale=made.scale[each])
     one, other = np.ones(len(made.counts)), np.ones(len(each))
     assert least(made, max_min_fairness(made, one), one) == pytest.approx(
         least(single, max_min_fairness(single, other), other), rel=CLOSE
@@ -345,7 +356,7 @@ def test_classes_are_as_good_as_single_jobs(made):
 def test_on_one_type_it_is_weighted_max_min(weights, gpus):
     """On a homogeneous cluster the shares of time are those of weighted max-min fairness by filling."""
     made = problem(np.full((len(weights), 1), 7.0), [gpus])
-    found = made.fractions(water_filling(made, lambda growing: np.array(weights) * growing))[:, 0]
+    found = fractions(made, water_filling(made, lambda growing: np.array(weights) * growing))[:, 0]
     left, full, share = float(gpus), set(), {}
     while len(full) < len(weights):
         rest = [i for i in range(len(weights)) if i not in full]
@@ -396,13 +407,13 @@ def test_spreading_over_types_keeps_everybodys_time(made):
     x = max_min_fairness(made, np.ones(len(made.rates)))
     found = made.spread_evenly(x)
     assert valid(made, found)
-    assert made.fractions(found).sum(axis=1) == pytest.approx(made.fractions(x).sum(axis=1), abs=0.02)
+    assert fractions(made, found).sum(axis=1) == pytest.approx(fractions(made, x).sum(axis=1), abs=0.02)
 
 
 def test_time_is_spread_over_types_as_their_gpus():
     """Where nothing restricts it, a type with three times the GPUs has three times the time."""
     made = problem([[1.0, 1.0], [1.0, 1.0]], [3, 1])
-    assert made.fractions(made.spread_evenly(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(
+    assert fractions(made, made.spread_evenly(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(
         np.array([[0.75, 0.25]] * 2)
     )
 
@@ -410,14 +421,14 @@ def test_time_is_spread_over_types_as_their_gpus():
 def test_fifo_serves_the_first_on_its_fastest_type():
     """The first job has all its time on the fastest type, the second what is left."""
     made = problem([[10, 1], [10, 1], [10, 1]], [1, 1])
-    found = made.fractions(in_order(made, np.array([1.0, 0.0, 2.0])))
+    found = fractions(made, in_order(made, np.array([1.0, 0.0, 2.0])))
     assert found == pytest.approx(np.array([[0, 1], [1, 0], [0, 0]]), abs=CLOSE)
 
 
 def test_a_large_job_does_not_wait_for_small_ones_that_came_later():
     """Eight GPUs for one job count as much as for eight jobs, so the place in the queue decides."""
     made = problem(np.ones((9, 1)), [8], scale=[8] + [1] * 8)
-    found = made.fractions(in_order(made, np.arange(9.0)))[:, 0]
+    found = fractions(made, in_order(made, np.arange(9.0)))[:, 0]
     assert found == pytest.approx([1.0] + [0.0] * 8, abs=CLOSE)
 
 
@@ -425,7 +436,7 @@ def test_cost():
     """A slow job takes the cheap type unless its SLO needs the fast one; what is not possible is let off."""
     made = problem([[3.0, 2.0]], [1, 1])
     cheap, _ = least_cost(made, np.array([3.0, 1.0]), np.array([0.0]))
-    assert made.fractions(cheap)[0, 0] == pytest.approx(0.0, abs=CLOSE)
+    assert fractions(made, cheap)[0, 0] == pytest.approx(0.0, abs=CLOSE)
     fast, met = least_cost(made, np.array([3.0, 1.0]), np.array([2.5]))
     assert made.throughput @ fast == pytest.approx([2.5], rel=CLOSE)
     assert met == pytest.approx([2.5])
