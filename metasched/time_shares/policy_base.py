@@ -266,7 +266,7 @@ def _interim_shares(
     new = [job.uid for job in inputs.jobs if job.uid not in served and job.uid not in no_share]
     if not new:
         return {}
-    shares = equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs])
+    shares = equal_shares(inputs)
     return alone({uid: shares[uid,] for uid in new})
 
 

@@ -354,6 +354,12 @@ def jobs_with_shares(data: Mapping[str, Any]) -> Collection[str] | None:
     return frozenset(data[COMPUTED_FOR]["jobs"]) if COMPUTED_FOR in data else None
 
 
+def by_arrival(one: Job, other: Job) -> Combination:
+    """The pair of two jobs, first the job that was submitted first."""
+    first, second = sorted((one, other), key=lambda job: (job.submitted, job.uid))
+    return first.uid, second.uid
+
+
 def of_present_jobs(shares: TimeShares, jobs: Iterable[Job]) -> TimeShares:
     """The time shares of combinations of which every job is among ``jobs``."""
     return _present(shares, {job.uid: job for job in jobs})

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Snapshot
 from metasched.scheduling.engine import run_round
-from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters, fair
+from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters, divide
 from tests.unit.gavel_tables import cluster, known_job
 from tests.unit.rounds import ROUND, Rounds
 from tests.unit.strategies import snapshots
@@ -82,7 +82,7 @@ def test_over_time_gpu_time_goes_by_tickets():
 def test_fair_amounts_are_in_proportion_or_at_their_most(total, parts):
     """Nobody has more than the most; all is given out if it can be; those below their most have equal per ticket."""
     tickets, most = zip(*parts, strict=True)
-    found = fair(total, tickets, most)
+    found = divide(total, tickets, most)
     assert all(amount <= limit * (1 + 1e-9) for amount, limit in zip(found, most, strict=True))
     assert sum(found) == pytest.approx(min(total, sum(most)))
     rates = [found[i] / tickets[i] for i in range(len(found))]
