@@ -68,7 +68,7 @@ class Scaling:
             gpus = max(gpus // 2, self.job.min_gpus) if gpus > self.job.min_gpus else 0
 
     def between(self, given: Size, most: int) -> Size | None:
-        """The largest faster and efficient size up to ``most`` GPUs, below the next doubling; None where there is none."""
+        """The largest faster and efficient size up to ``most`` GPUs, below the next doubling; None for none."""
         job, shape = self.job, self.shape
         asked = self.speed(given.gpu_type, job.gpus)
         if not asked or not given.speed:

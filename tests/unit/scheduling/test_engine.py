@@ -152,10 +152,12 @@ def test_a_pinned_job_cannot_be_granted_another_amount():
 UNEVEN = Placement(("n1", "n2"), 0, "v100", (2, 1))
 PLACED = replace(ONE, gpu_type="v100", exact=ON_N1)
 WRONG_PLACES = {
-    "is granted 2 GPUs of type v100, and a place with 3 of v100": replace(PLACED, exact=UNEVEN),
-    "is granted 2 GPUs of type None, and a place with 2 of v100": replace(PLACED, gpu_type=None),
-    "is granted a place with a node twice, or without GPUs": replace(PLACED, exact=Placement(("n1", "n1"), 1, "v100")),
-    "is granted a place on 2 nodes, it takes 1": replace(PLACED, exact=Placement(("n1", "n2"), 1, "v100")),
+    "is granted 2 GPUs of type v100, and a placement with 3 of v100": replace(PLACED, exact=UNEVEN),
+    "is granted 2 GPUs of type None, and a placement with 2 of v100": replace(PLACED, gpu_type=None),
+    "is granted a placement with a node twice, or without GPUs": replace(
+        PLACED, exact=Placement(("n1", "n1"), 1, "v100")
+    ),
+    "is granted a placement on 2 nodes, it takes 1": replace(PLACED, exact=Placement(("n1", "n2"), 1, "v100")),
     "is to share the GPUs of job b, which is not granted the same 2 GPUs": replace(ONE, co_runner="b"),
 }
 
@@ -172,7 +174,7 @@ def test_a_prescribed_place_or_partner_that_contradicts_the_grant_is_refused(rul
 def test_what_the_cluster_cannot_realise_is_refused():
     """Uneven places and shared GPUs are for clusters that say they can."""
     wide = replace(PLACED, gpus=3, exact=UNEVEN)
-    with pytest.raises(PolicyViolationError, match="uneven place, which this cluster cannot realise"):
+    with pytest.raises(PolicyViolationError, match="uneven placement, which this cluster cannot realise"):
         run_round(snapshot(job("a", 3)), Says(Decision((wide,))), None)
     assert run_round(snapshot(job("a", 3), uneven=True), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
     pair = Decision((ONE, Grant("b", 2, Reason.text("its turn"), co_runner="a")))
