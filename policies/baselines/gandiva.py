@@ -64,7 +64,7 @@ class Gandiva(TimeSharePolicy):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
             one, other = rng.sample(single, 2)
-            if one.gpus == other.gpus and _common_types(inputs, one, other):
+            if one.gpus == other.gpus and inputs.common_types(one, other):
                 single.remove(one)
                 single.remove(other)
                 pairs.append(by_arrival(one, other))
@@ -74,7 +74,7 @@ class Gandiva(TimeSharePolicy):
     def _gains(self, inputs: AllocationInputs, one: Job, other: Job) -> bool:
         """Whether a pair reaches ``least_gain``; speeds that are not known count as time-slicing."""
         gains = []
-        for gpu_type in _common_types(inputs, one, other):
+        for gpu_type in inputs.common_types(one, other):
             for job, co_runner in ((one, other), (other, one)):
                 colocated, isolated = inputs.colocated_speed(job, co_runner, gpu_type), inputs.speed(job, gpu_type)
                 if colocated == 0.0:
@@ -83,8 +83,3 @@ class Gandiva(TimeSharePolicy):
                     return True
                 gains.append(colocated / isolated if colocated is not None and isolated else 0.5)
         return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
-
-
-def _common_types(inputs: AllocationInputs, one: Job, other: Job) -> list[str]:
-    """GPU types on which either job can run; whether both run there co-located is found by trial."""
-    return [gpu_type for gpu_type in inputs.gpus_per_node[one.uid] if gpu_type in inputs.gpus_per_node[other.uid]]
