@@ -13,7 +13,7 @@ from tests.unit.policies.baselines.test_isolated import shares, snapshot
 
 
 def test_gpus_go_where_they_make_the_most_steps():
-    """The quick job has the V100, on which it gains most; the steady one the K80."""
+    """The quick job gets the V100, on which it gains most; the steady one the K80."""
     table = small_table()
     jobs = [known_job("a", "steady", table=table), known_job("b", "quick", table=table)]
     assert shares(MaxSumThroughput(), jobs, cluster(v100=1, k80=1)) == {
@@ -29,8 +29,8 @@ def test_jobs_that_are_alike_have_equal_shares():
     assert found == {"a": {"v100": 0.5}, "b": {"v100": 0.5}}
 
 
-def test_a_job_without_a_share_runs_on_what_is_left():
-    """A slow job starves while fast ones can use the GPUs, and not longer."""
+def test_a_job_without_a_time_share_runs_on_remaining_gpus():
+    """A slow job starves while fast ones can use the GPUs, and no longer."""
     table = small_table()
     jobs = [known_job("a", "steady", table=table), known_job("b", "quick", table=table)]
     assert run_round(snapshot(jobs, cluster(v100=1)), MaxSumThroughput(), None).targets.keys() == {"b"}
@@ -38,7 +38,7 @@ def test_a_job_without_a_share_runs_on_what_is_left():
 
 
 def test_a_job_of_unknown_speed_counts_as_an_average_one():
-    """It is preferred to one that is slower than the mean, and not to one that is faster."""
+    """It precedes a job that is slower than the mean, but not a faster one."""
     table = small_table()
     slow, fast = known_job("slow", "steady", table=table), known_job("fast", "quick", table=table)
     found = shares(MaxSumThroughput(), [slow, fast, known_job("new")], cluster(v100=2))
