@@ -166,14 +166,14 @@ def test_every_job_finishes(workload, knob):
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from((1.0, 4.0)))
 def test_no_job_starves_under_an_endless_stream(gpus, stream, knob):
     """While new short jobs fill the cluster at all times, a promoted long job keeps running regularly."""
-    count = 4 // stream
-    arrivals = {n: [job(f"s{n:03}{i}", stream) for i in range(count)] for n in range(1, 90)}
+    count, all_rounds = 4 // stream, 45
+    arrivals = {n: [job(f"s{n:03}{i}", stream) for i in range(count)] for n in range(1, all_rounds)}
     arrivals[0] = [job("long", gpus)]
-    work = {one.uid: one.gpus * ROUND for n in range(1, 90) for one in arrivals[n]}
+    work = {one.uid: one.gpus * ROUND for n in range(1, all_rounds) for one in arrivals[n]}
     policy = las(queue_thresholds_gpu_seconds=(gpus * ROUND,), promote_knob=knob)
-    rounds = Rounds(policy, nodes(), arrivals, work).run(90)
+    rounds = Rounds(policy, nodes(), arrivals, work).run(all_rounds)
     ran = [n for n, runs_then in enumerate(runs(rounds, "long")) if runs_then]
-    gaps = [after - before for before, after in zip(ran, [*ran[1:], 90], strict=True)]
+    gaps = [after - before for before, after in zip(ran, [*ran[1:], all_rounds], strict=True)]
     assert max(gaps) <= 2 * knob + 2
 
 
