@@ -59,7 +59,7 @@ def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None]
     spreads = job.spreads(gpus)
     if not spreads and not uneven:
         return Reason.of(Code.UNEVEN_SPREAD, gpus=gpus, nodes=job.nodes, max_nodes=job.max_nodes)
-    gpu_types = tuple(kind for kind in types if kind) if job.gpu_types or len(types) == 1 else ()
+    gpu_types = tuple(name for name in types if name) if job.gpu_types or len(types) == 1 else ()
     left = sum(max(free.gpus[i], 0) for i in numbers)
     if left < gpus:
         return Reason.of(Code.WAITS_FOR_GPUS, gpus=gpus, gpu_types=gpu_types, free=left)

@@ -189,7 +189,7 @@ class _Placer:
         if not job.gpus:
             return True
         assignments = self.assignments
-        total = sum([assignments.free.total.get(kind, 0) for kind in self.search.gpu_types(grant, job)])
+        total = sum([assignments.free.total.get(gpu_type, 0) for gpu_type in self.search.gpu_types(grant, job)])
         if total < gpus and rank < self.order.granted:
             assignments.index_preemptible()
             for later in reversed(assignments.preemptible_ranks):

@@ -23,7 +23,7 @@ class GavelFifoParameters(TimeShareParameters):
 
     Attributes:
         aware: whether each job gets its fastest GPU type with enough free GPUs, and moves to a faster type when that
-            has enough; without, it gets a random type and stays there.
+            has enough; without, it gets a random type and keeps it.
         as_published: without ``aware``, whether types are chosen with a defect of the public code: a job gets the last
             type by name of those listed as not full, while a type drawn at random is removed from the list; the
             successor of an ended job ignores which other jobs have its type. Types are then given to too many jobs,

@@ -273,7 +273,7 @@ class GavelCost(GavelPolicy):
     def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
         """Maximise throughput per cost, deadlines met where possible."""
         del memory
-        prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in classes.types])
+        prices = np.array([self.parameters.prices.get(gpu_type, 1.0) for gpu_type in classes.types])
         time = classes.each(lambda job: self._seconds_to_deadline(job, classes.inputs.now))
         urgent = self.steps(classes) * inverse(np.where(np.isfinite(time), time, 0.0))
         # A deadline too near for the whole reserve can still be met.

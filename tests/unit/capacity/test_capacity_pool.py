@@ -15,8 +15,8 @@ from policies.baselines.slurm import Slurm, SlurmParameters
 from policies.baselines.srtf import Srtf
 from tests.builders import ByGpus, job, linear, running, snapshot
 
-POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares gives it more only when all are served
-NOT_KNOWN = ByGpus(((1, 1.0),))  # and this one only to learn
+POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares grows such a job only when all jobs are served
+NOT_KNOWN = ByGpus(((1, 1.0),))  # Ares grows such a job only to explore
 GROWING = [(policy, POOR) for policy in (Fifo(), Las(), Srtf(), Optimus(), Ares(AresParameters(leftovers="faster")))]
 GROWING.append((Ares(), NOT_KNOWN))
 MAIN = {"partitions": frozenset({"main"})}

@@ -21,16 +21,16 @@ def references():
     push = {name: chance.uniform(0.1, 0.9) for name in NAMES}
     suffer = {name: chance.uniform(0.2, 0.9) for name in NAMES}
     alone = {
-        kind: {(name, 1): speed * (i + 1) for i, name in enumerate(NAMES)}
-        for kind, speed in (("v100", 4.0), ("k80", 1.0))
+        gpu_type: {(name, 1): speed * (i + 1) for i, name in enumerate(NAMES)}
+        for gpu_type, speed in (("v100", 4.0), ("k80", 1.0))
     }
-    beside = {
-        kind: {
+    colocated = {
+        gpu_type: {
             (one, 1): {(other, 1): cells[one, 1] * (1 - suffer[one] * push[other]) for other in NAMES} for one in NAMES
         }
-        for kind, cells in alone.items()
+        for gpu_type, cells in alone.items()
     }
-    return Table(alone, beside)
+    return Table(alone, colocated)
 
 
 def masked(row, fraction, seed):
@@ -44,11 +44,14 @@ def without(table, model):
     """The table without a model, which is then a new one."""
 
     def keep(rows):
-        return {kind: cells for kind, cells in rows.items() if kind[0] != model}
+        return {gpu_type: cells for gpu_type, cells in rows.items() if gpu_type[0] != model}
 
     return Table(
         {sheet: keep(rows) for sheet, rows in table.alone.items()},
-        {sheet: {kind: keep(cells) for kind, cells in keep(rows).items()} for sheet, rows in table.colocated.items()},
+        {
+            sheet: {gpu_type: keep(cells) for gpu_type, cells in keep(rows).items()}
+            for sheet, rows in table.colocated.items()
+        },
     )
 
 
@@ -57,11 +60,11 @@ def errors(table, fraction):
     by_completion, by_reference, by_average = [], [], []
     for number, model in enumerate(Estimator(table).models):
         rest = Estimator(without(table, model))
-        alone = {kind: table.speed(model, kind, (1,)) for kind in table.types}
+        alone = {gpu_type: table.speed(model, gpu_type, (1,)) for gpu_type in table.types}
         truth = np.array(
             [
-                (table.speed(model, kind, (1,), other) or 0.0) / alone[kind] if alone[kind] else np.nan
-                for kind in table.types
+                (table.speed(model, gpu_type, (1,), other) or 0.0) / alone[gpu_type] if alone[gpu_type] else np.nan
+                for gpu_type in table.types
                 for other in rest.models
             ]
         )

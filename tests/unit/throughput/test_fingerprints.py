@@ -1,4 +1,4 @@
-"""Speeds beside others that were never measured, estimated from those that were."""
+"""Co-located speeds that were not measured, estimated from measured ones."""
 
 import json
 import zlib
@@ -29,7 +29,7 @@ _CHANCE = np.random.default_rng(1)
 _SUFFERS, _PUSHES = ({name: _CHANCE.uniform(0.1, 0.9) for name in NAMES} for _ in range(2))
 ALONE = {name: number + 1.0 for number, name in enumerate(NAMES)}
 TOGETHER = [(a, b) for i, a in enumerate(NAMES[:-1]) for b in NAMES[: i + 1] if _CHANCE.random() < 0.5]
-"""Pairs that have shared a GPU: half of them, and the last subject with nobody."""
+"""Pairs that have shared a GPU: half of all, and none with the last subject."""
 MEASURED = {pair for a, b in TOGETHER for pair in ((a, b), (b, a))}
 
 

@@ -29,8 +29,8 @@ def profile(**more):
     return Profile("app", placed, scaled, {8: HALF, 16: FULL}, epochs=3, gpu_type="t4", **more)
 
 
-def place(*spread, kind="t4"):
-    return Placement(tuple(f"n{i}" for i in range(len(spread))), max(spread), kind, uneven=spread)
+def place(*spread, gpu_type="t4"):
+    return Placement(tuple(f"n{i}" for i in range(len(spread))), max(spread), gpu_type, uneven=spread)
 
 
 def test_step_times_are_linear_between_measured_batches():
@@ -120,7 +120,7 @@ def test_a_co_located_job_has_half_of_its_speed():
 def test_without_measurements_the_pace_is_0_and_the_speed_unknown():
     """On another GPU type, or on a placement outside of all measured sizes."""
     training = ProfileTraining(profile(), 8)
-    assert training.pace(0.0, place(1, kind="v100")).steps_per_second == 0.0
+    assert training.pace(0.0, place(1, gpu_type="v100")).steps_per_second == 0.0
     assert training.known(0.0).steps_per_second("v100", (1,)) is None
     assert training.known(0.0).steps_per_second("t4", (4, 4)) is None
 

@@ -12,8 +12,8 @@ from policies.gavel.policies import GavelLas
 from tests.unit.gavel_tables import cluster, known_job
 
 
-def place(gpus, kind="a100"):
-    return Placement(("n0",), gpus, kind)
+def place(gpus, gpu_type="a100"):
+    return Placement(("n0",), gpus, gpu_type)
 
 
 def test_a_curve_is_linear_between_two_sizes_at_which_the_job_runs():

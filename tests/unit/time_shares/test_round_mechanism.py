@@ -199,8 +199,8 @@ def test_time_of_an_unconsolidated_grant_is_received_on_that_worker_type():
 
 def test_a_gang_that_does_not_fit_consolidated_runs_unconsolidated_or_not_at_all():
     """Of three gangs of four, two fit on nodes of six; the third has an unconsolidated round grant, or none."""
-    kinds = ("v100", "v100 unconsolidated")
-    gangs = [Candidate((uid,), 4, kinds, consolidated={"v100": (4,)}) for uid in "abc"]
+    gpu_types = ("v100", "v100 unconsolidated")
+    gangs = [Candidate((uid,), 4, gpu_types, consolidated={"v100": (4,)}) for uid in "abc"]
     accounts = accounts_of(alone({uid: {"v100": 1.0} for uid in "abc"}))
     round_grants = choose(accounts, gangs, {"v100": 12}, nodes={"v100": (6, 6)})
     assert [(grant.combination[0], grant.unconsolidated) for grant in round_grants] == [
@@ -243,5 +243,5 @@ def test_received_time_approaches_the_time_shares(weights_a, weights_b, gpus):
         for grant in round_grants:
             received[grant.combination[0]][grant.gpu_type] += ROUND
     for uid, share in shares.items():
-        for kind, part in share.items():
-            assert received[uid][kind] / (rounds * ROUND) >= part - 0.05
+        for gpu_type, part in share.items():
+            assert received[uid][gpu_type] / (rounds * ROUND) >= part - 0.05

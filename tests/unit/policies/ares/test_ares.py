@@ -400,25 +400,25 @@ def test_gpus_that_the_pool_does_not_use_go_to_the_queue():
 
 def run_rounds(gpus, jobs, rounds, seconds=600.0):
     """GPU-seconds that each job receives in that many rounds without restart costs; no job ends."""
-    had = dict.fromkeys((one.uid for one in jobs), 0.0)
+    attained = dict.fromkeys((one.uid for one in jobs), 0.0)
     state = None
     for number in range(rounds):
         now = number * seconds
         result = run_round(snapshot(jobs, nodes(1, gpus), now=now), Ares(), state)
         state = PolicyState(result.state.version, json.loads(json.dumps(dict(result.state.data))))
         for uid, place in result.targets.items():
-            had[uid] += place.gpus * seconds
+            attained[uid] += place.gpus * seconds
         jobs = [
             replace(
                 one,
                 status=Status.RUNNING if one.uid in result.targets else Status.HELD,
                 placement=result.targets.get(one.uid),
                 run_started=now if one.placement is None else one.run_started,
-                attained={"v100": had[one.uid]},
+                attained={"v100": attained[one.uid]},
             )
             for one in jobs
         ]
-    return had
+    return attained
 
 
 @pytest.mark.parametrize("known", [0, 1, 3])
@@ -426,8 +426,8 @@ def test_gangs_of_unknown_demand_alternate_and_have_equal_service(known):
     """Wide or narrow; where other jobs can use the rest, as much as under fair sharing."""
     jobs = [job("u0", 4), job("u1", 4), job("u2", 2)]
     jobs += [job(f"k{i}", 1, high=4, left=1e12, speed=linear(1.0)) for i in range(known)]
-    had = run_rounds(4, jobs, 600)
-    unknown = [had[uid] for uid in ("u0", "u1", "u2")]
+    attained = run_rounds(4, jobs, 600)
+    unknown = [attained[uid] for uid in ("u0", "u1", "u2")]
     assert max(unknown) <= 1.1 * min(unknown)
     if known:
         assert unknown == pytest.approx([600 * 600.0 * 4 / len(jobs)] * 3, rel=0.1)
@@ -442,8 +442,8 @@ def test_a_pinned_job_of_unknown_demand_does_not_block_the_pool():
 
 def test_a_narrow_job_of_unknown_demand_does_not_block_a_gang():
     """It can never use its fair part, so it always has a deficit; the gang runs all the same."""
-    had = run_rounds(4, [job("narrow", 1), job("gang", 4, submitted=1.0)], 600)
-    assert min(had.values()) > 0.9 * max(had.values())
+    attained = run_rounds(4, [job("narrow", 1), job("gang", 4, submitted=1.0)], 600)
+    assert min(attained.values()) > 0.9 * max(attained.values())
 
 
 def test_a_job_whose_speed_becomes_known_enters_the_queue_as_if_known_from_the_start():
@@ -511,14 +511,14 @@ def test_a_job_of_an_earlier_versions_state_leaves_the_reference_system():
     assert [uid for _, uid, _ in state.data["gps"]["active"]] == ["b"]
 
 
-@pytest.mark.parametrize(("had", "stays"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
-def test_remaining_demand_without_reported_progress_falls_by_service(had, stays):
+@pytest.mark.parametrize(("attained", "remaining"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
+def test_remaining_demand_without_reported_progress_falls_by_service(attained, remaining):
     """The job declared its total, and counts as ended once it has received that."""
     silent = job("a", 1, total_steps=1e5, speed=linear(1.0))
     state = decided([silent]).state
-    state = decided([silent.evolve(attained={"v100": had})], now=10.0, state=state).state
+    state = decided([silent.evolve(attained={"v100": attained})], now=10.0, state=state).state
     state = decided([], now=20.0, state=state).state
-    assert [uid for _, uid, _ in state.data["gps"]["active"]] == stays
+    assert [uid for _, uid, _ in state.data["gps"]["active"]] == remaining
 
 
 def test_a_job_that_returns_with_little_remaining_demand_is_there_once():

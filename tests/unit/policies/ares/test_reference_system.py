@@ -20,12 +20,12 @@ def jobs_of(drawn):
     return [(f"j{i:02}", float(at), float(work), weight) for i, (at, work, weight) in enumerate(sorted(drawn))]
 
 
-def ends_of(jobs, gpus, looks=()):
+def ends_of(jobs, gpus, instants=()):
     """Ends of jobs in the reference system, which is advanced to further instants in between."""
     reference = ReferenceSystem(gpus, 0.0)
     ends = {}
     for at, uid, work, weight in sorted(
-        [(at, uid, work, w) for uid, at, work, w in jobs] + [(t, *"---") for t in looks]
+        [(at, uid, work, w) for uid, at, work, w in jobs] + [(t, *"---") for t in instants]
     ):
         ends |= dict(reference.advance(at))
         if uid != "-":
@@ -41,10 +41,10 @@ def test_jobs_end_when_they_would_under_processor_sharing(drawn, gpus):
 
 
 @given(ARRIVALS, st.integers(1, 8), st.lists(st.integers(0, 300), max_size=20))
-def test_ends_do_not_depend_on_how_often_time_is_advanced(drawn, gpus, looks):
+def test_ends_do_not_depend_on_how_often_time_is_advanced(drawn, gpus, instants):
     """Time may be advanced in one step or in many."""
     jobs = jobs_of(drawn)
-    assert ends_of(jobs, gpus, map(float, looks)) == pytest.approx(ends_of(jobs, gpus))
+    assert ends_of(jobs, gpus, map(float, instants)) == pytest.approx(ends_of(jobs, gpus))
 
 
 @given(ARRIVALS, st.integers(1, 8))
@@ -69,7 +69,7 @@ def test_virtual_time_is_the_service_of_one_job():
     """It grows by M/N: Equation 2."""
     reference = ReferenceSystem(8, 0.0)
     reference.advance(5.0)
-    assert reference.virtual == 0  # nobody is there
+    assert reference.virtual == 0  # no job is there
     reference.arrive("a", 1000.0)
     reference.advance(15.0)
     assert reference.virtual == 80

@@ -20,7 +20,9 @@ TABLE = small_table()
 def started(policy, jobs, nodes):
     """By uid of the jobs with all of the time, their GPU type."""
     result = run_round(Snapshot(0.0, 1, ROUND, nodes, tuple(jobs)), policy, None)
-    return {"+".join(who): max(share, key=share.get) for who, share in result.state.data["ledger"]["shares"]}
+    return {
+        "+".join(combination): max(share, key=share.get) for combination, share in result.state.data["ledger"]["shares"]
+    }
 
 
 def known(uid, steps, model="quick", gpus=1, **more):
@@ -104,7 +106,7 @@ def test_as_published_a_gang_takes_one_machine_and_a_part_of_the_time():
     result = run_round(
         Snapshot(0.0, 1, ROUND, cluster(v100=4), tuple(jobs)), AlloX(AlloXParameters(as_published=True)), None
     )
-    found = {who[0]: share["v100"] for who, share in result.state.data["ledger"]["shares"]}
+    found = {combination[0]: share["v100"] for combination, share in result.state.data["ledger"]["shares"]}
     assert found == {"a": 0.5, "b": 1.0, "c": 1.0, "d": 1.0}
 
 

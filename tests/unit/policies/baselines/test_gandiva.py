@@ -27,8 +27,8 @@ def test_jobs_with_equal_numbers_of_gpus_are_paired_when_not_all_fit():
     jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
     found = shares(Gandiva(GandivaParameters(seed=1)), jobs, cluster(v100=2), sharing=True)
     assert found in ({"a+c": {"v100": 1.0}, "b": {"v100": 0.5}}, {uid: pytest.approx({"v100": 2 / 3}) for uid in "ac"})
-    everybody = [shares(Gandiva(GandivaParameters(seed=s)), jobs, cluster(v100=2), sharing=True) for s in range(20)]
-    assert {"a+c": {"v100": 1.0}, "b": {"v100": 0.5}} in everybody
+    by_seed = [shares(Gandiva(GandivaParameters(seed=s)), jobs, cluster(v100=2), sharing=True) for s in range(20)]
+    assert {"a+c": {"v100": 1.0}, "b": {"v100": 0.5}} in by_seed
 
 
 def test_a_pair_runs_on_the_same_gpus():
@@ -80,10 +80,10 @@ def test_a_job_whose_co_runner_ended_has_an_interim_share():
     assert [[pair[1]], {"v100": 0.5}] in state.data["ledger"]["shares"]
 
 
-def trial(beside, least_gain=1.0, seed=2):
+def trial(colocated, least_gain=1.0, seed=2):
     """Pairs of four jobs, and pairs after a fifth arrived, with this co-located speed where the isolated one is 10."""
     alone = {("m", 1): 10.0}
-    table = Table({"v100": alone}, {"v100": {("m", 1): {("m", 1): beside}}})
+    table = Table({"v100": alone}, {"v100": {("m", 1): {("m", 1): colocated}}})
     policy = Gandiva(GandivaParameters(seed=seed, least_gain=least_gain))
     jobs = [known_job(uid, "m", table=table) for uid in "abcd"]
     first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), policy, None)
@@ -113,11 +113,11 @@ def test_a_pair_of_unknown_speed_stays_together():
     assert second.state.data["memory"]["pairs"] == first.state.data["memory"]["pairs"] == [["a", "b"]]
 
 
-@pytest.mark.parametrize(("beside", "since"), [(5.0, 0.0), (5.2, 0.0), (1.0, 60.0)])
-def test_shares_are_recomputed_when_the_co_located_speed_of_a_pair_changes(beside, since):
+@pytest.mark.parametrize(("colocated", "since"), [(5.0, 0.0), (5.2, 0.0), (1.0, 60.0)])
+def test_shares_are_recomputed_when_the_co_located_speed_of_a_pair_changes(colocated, since):
     """A change of more than 5 % counts, even if no job arrives or ends."""
     results = []
-    for speed in (5.0, beside):
+    for speed in (5.0, colocated):
         table = Table({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): speed}}})
         jobs = [known_job(uid, "m", table=table) for uid in "ab"]
         state = results[-1].state if results else None

@@ -15,7 +15,7 @@ from tests.unit.strategies import snapshots
 def shares(policy, jobs, nodes):
     """The time shares that a policy computes, by uid."""
     result = run_round(Snapshot(0.0, 1, ROUND, nodes, tuple(jobs)), policy, None)
-    return {"+".join(who): share for who, share in result.state.data["ledger"]["shares"]}
+    return {"+".join(combination): share for combination, share in result.state.data["ledger"]["shares"]}
 
 
 def test_users_have_equal_shares_however_many_jobs_they_have():

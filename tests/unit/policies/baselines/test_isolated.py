@@ -37,7 +37,7 @@ def snapshot(jobs, nodes, now=0.0, **more):
 def shares(policy, jobs, nodes, **more):
     """The time shares that a policy computes, by uid."""
     result = run_round(snapshot(jobs, nodes, **more), policy, None)
-    return {"+".join(who): share for who, share in result.state.data["ledger"]["shares"]}
+    return {"+".join(combination): share for combination, share in result.state.data["ledger"]["shares"]}
 
 
 def test_each_job_has_an_equal_share_of_every_type():
@@ -106,9 +106,9 @@ def test_a_pinned_job_keeps_its_gpus_and_the_others_share_the_rest():
     assert run_round(snapshot(jobs, cluster(v100=2)), Isolated(), None).targets["a"] == held
 
 
-def held(uid, *nodes, gpus=1, kind="v100", **more):
+def held(uid, *nodes, gpus=1, gpu_type="v100", **more):
     """A job that runs on these nodes, with that many GPUs on each."""
-    place = Placement(nodes, gpus, kind)
+    place = Placement(nodes, gpus, gpu_type)
     return known_job(uid, gpus=place.gpus, status=Status.RUNNING, placement=place, **more)
 
 
@@ -127,8 +127,8 @@ ROOMY = Node("k80", "k80", 4, 32, 2**35)
 @pytest.mark.parametrize("name", ["isolated", "max_sum_throughput", "gandiva", "gavel_fifo", "agnostic"])
 def test_a_gang_has_no_share_of_a_type_on_whose_nodes_it_cannot_be_placed(name, fast, more):
     """For lack of CPUs, memory, or GPUs that retained jobs leave on each node: it runs on the other type at once."""
-    stays = [held(f"p{number}", f"n{number}", preempt=Preempt.NO) for number in (1, 2)] if len(fast) > 1 else []
-    view = snapshot([*stays, known_job("gang", gpus=4, **more)], (*fast, ROOMY))
+    retained = [held(f"p{number}", f"n{number}", preempt=Preempt.NO) for number in (1, 2)] if len(fast) > 1 else []
+    view = snapshot([*retained, known_job("gang", gpus=4, **more)], (*fast, ROOMY))
     assert run_round(view, POLICIES[name], None).targets["gang"].gpu_type == "k80"
 
 
@@ -137,14 +137,14 @@ def test_a_job_without_nodes_because_of_retained_jobs_has_a_reason_of_its_own(he
     """It has a time share as soon as retained jobs leave it nodes, even if they hold as many GPUs as before."""
     policy = GavelFifo(GavelFifoParameters(heed_speeds=heed_speeds))
     nodes = tuple(Node(name, "v100", 4, 0, 0) for name in ("n1", "n2"))
-    stays = [held("p", "n1", preempt=Preempt.NO), held("q", "n2", preempt=Preempt.NO)]
+    retained = [held("p", "n1", preempt=Preempt.NO), held("q", "n2", preempt=Preempt.NO)]
     waits = [known_job("gang", gpus=4, nodes=1), known_job("huge", gpus=8, nodes=1)]
-    first = run_round(snapshot([*stays, *waits], nodes), policy, None)
+    first = run_round(snapshot([*retained, *waits], nodes), policy, None)
     words = "the nodes that accept jobs could not give it"
     assert reason_words.words(first.reasons["gang"]) == f"beside jobs that cannot be preempted, {words} 4 GPUs"
     assert reason_words.words(first.reasons["huge"]) == f"even empty, {words} 8 GPUs"
-    stays = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
-    second = run_round(snapshot([*stays, *waits], nodes, now=1.0), policy, first.state)
+    retained = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
+    second = run_round(snapshot([*retained, *waits], nodes, now=1.0), policy, first.state)
     assert second.targets["gang"].nodes == ("n2",)
 
 
@@ -171,7 +171,7 @@ def test_a_job_on_closed_nodes_continues_and_reduces_no_other_share(name, sharin
         "b": ("v100",),
     }
     assert reason_words.words(result.reasons["a"]) == "it runs on: its nodes accept no other jobs now"
-    assert not any("a" in who or "c" in who for who, _ in result.state.data["ledger"]["shares"])
+    assert not any("a" in combination or "c" in combination for combination, _ in result.state.data["ledger"]["shares"])
 
 
 @pytest.mark.parametrize("submitted", [0.0, 2.0])

@@ -70,22 +70,22 @@ def test_no_valid_shares_make_more_steps(jobs, v100, k80):
     for job in made:
         share = found.get(job.uid, {})
         assert sum(share.values()) <= 1 + 1e-9
-        for kind, part in share.items():
+        for gpu_type, part in share.items():
             assert 0 <= part <= 1
-            used[kind] += part * job.gpus
-            total += part * TableTraining(table, job.name, 1.0).known(0).steps_per_second(kind, (job.gpus,))
-    assert all(used[kind] <= capacity[kind] + 1e-9 for kind in capacity)
+            used[gpu_type] += part * job.gpus
+            total += part * TableTraining(table, job.name, 1.0).known(0).steps_per_second(gpu_type, (job.gpus,))
+    assert all(used[gpu_type] <= capacity[gpu_type] + 1e-9 for gpu_type in capacity)
     cells = [
-        (i, kind, speed, gpus)
+        (i, gpu_type, speed, gpus)
         for i, (*speeds, gpus) in enumerate(jobs)
-        for kind, speed in zip(("v100", "k80"), speeds, strict=True)
-        if capacity[kind] >= gpus
+        for gpu_type, speed in zip(("v100", "k80"), speeds, strict=True)
+        if capacity[gpu_type] >= gpus
     ]
     if not cells:
         assert total == 0.0
         return
     rows = [[float(c[0] == i) for c in cells] for i in range(len(jobs))]
-    rows += [[float(c[3]) * (c[1] == kind) for c in cells] for kind in capacity]
+    rows += [[float(c[3]) * (c[1] == gpu_type) for c in cells] for gpu_type in capacity]
     limits = [*([1.0] * len(jobs)), *map(float, capacity.values())]
     best = -linprog([-c[2] for c in cells], A_ub=rows, b_ub=limits).fun
     assert total == pytest.approx(best, abs=1e-6)

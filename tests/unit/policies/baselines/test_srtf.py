@@ -22,7 +22,7 @@ def test_the_job_that_is_soonest_done_runs_first():
 
 
 def test_a_newcomer_that_is_sooner_done_preempts():
-    """A running job goes on only while nobody shorter wants its GPUs."""
+    """A running job continues only while no shorter job needs its GPUs."""
     long = running(job("long", 4, left=100, speed=linear(1.0)), "v100-0")
     short = job("short", 4, left=10, speed=linear(1.0), submitted=5.0)
     assert runs([long, short]) == ["short"]

@@ -50,7 +50,7 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class Rates:
-    """Steps per second by type; None where it is not known; beside others a part of that."""
+    """Steps per second by type, None where not known; co-located a fraction of that."""
 
     known: tuple[tuple[str, float], ...]
     part: float = 0.0
@@ -73,7 +73,7 @@ def rated(uid, gpus=1, part=0.0, submitted=0.0, left=None, **rates):
 
 def speed_of(found, job):
     """Effective throughput of a job that is never in a pair."""
-    return sum(part * dict(job.speed.known)[kind] for kind, part in found.get(job.uid, {}).items())
+    return sum(part * dict(job.speed.known)[gpu_type] for gpu_type, part in found.get(job.uid, {}).items())
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
@@ -93,25 +93,25 @@ def test_a_round_has_the_time_shares_of_the_example_of_section_4_1():
     """The time shares of a whole round are those that the paper prints."""
     jobs = [rated("a", v100=40.0, k80=10.0), rated("b", v100=12.0, k80=4.0), rated("c", v100=100.0, k80=50.0)]
     found = shares(GavelLas(), jobs, cluster(v100=1, k80=1))
-    table = [[found[uid].get(kind, 0.0) for kind in ("v100", "k80")] for uid in "abc"]
+    table = [[found[uid].get(gpu_type, 0.0) for gpu_type in ("v100", "k80")] for uid in "abc"]
     assert table == [pytest.approx(row, abs=0.006) for row in ([0.45, 0.0], [0.45, 0.09], [0.09, 0.91])]
 
 
 def test_the_rounds_of_figure_5():
     """X_example, one GPU of each type: after five rounds each job has received exactly its fractions of them."""
     table = {"0": (0.6, 0.4, 0.0), "1": (0.2, 0.6, 0.2), "2": (0.2, 0.0, 0.8)}
-    kinds = ("v100", "p100", "k80")
-    book = TimeAccounts().renew(alone({uid: dict(zip(kinds, row, strict=True)) for uid, row in table.items()}), 0.0)
-    had = {uid: dict.fromkeys(kinds, 0) for uid in table}
+    gpu_types = ("v100", "p100", "k80")
+    book = TimeAccounts().renew(alone({uid: dict(zip(gpu_types, row, strict=True)) for uid, row in table.items()}), 0.0)
+    had = {uid: dict.fromkeys(gpu_types, 0) for uid in table}
     for _ in range(5):
         book = book.record_received(
             [known_job(uid).evolve(attained={k: 60.0 * n for k, n in had[uid].items()}) for uid in had]
         )
         for turn in choose(
-            book, [Candidate((uid,), 1, kinds) for uid in had], dict.fromkeys(kinds, 1), priorities(book, 60.0)
+            book, [Candidate((uid,), 1, gpu_types) for uid in had], dict.fromkeys(gpu_types, 1), priorities(book, 60.0)
         ):
             had[turn.combination[0]][turn.gpu_type] += 1
-    assert {uid: tuple(had[uid][kind] / 5 for kind in kinds) for uid in had} == table
+    assert {uid: tuple(had[uid][gpu_type] / 5 for gpu_type in gpu_types) for uid in had} == table
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
@@ -133,22 +133,22 @@ def test_every_policy_gives_valid_shares_whatever_is_known(policy, aware, sharin
     gpus = {job.uid: job.gpus for job in jobs}
     time = dict.fromkeys(gpus, 0.0)
     used = {"v100": 0.0, "k80": 0.0}
-    for who, share in found.items():
-        for uid in who.split("+"):
+    for combination, share in found.items():
+        for uid in combination.split("+"):
             time[uid] += sum(share.values())
-        for kind, part in share.items():
-            used[kind] += part * gpus[who.split("+")[0]]
+        for gpu_type, part in share.items():
+            used[gpu_type] += part * gpus[combination.split("+")[0]]
     assert found
     assert max(time.values()) <= 1 + CLOSE
     assert all(count <= 2 + CLOSE for count in used.values())
     assert time["f"] == 0.0
-    assert sharing or not any("+" in who for who in found)
+    assert sharing or not any("+" in combination for combination in found)
 
 
-def held(uid, kind, gpus=1):
+def held(uid, gpu_type, gpus=1):
     """A job that retains its GPUs."""
-    place = Placement((kind,), gpus, kind)
-    return rated(uid, gpus, **{kind: 1.0}).evolve(status=Status.RUNNING, placement=place, preempt=Preempt.NO)
+    place = Placement((gpu_type,), gpus, gpu_type)
+    return rated(uid, gpus, **{gpu_type: 1.0}).evolve(status=Status.RUNNING, placement=place, preempt=Preempt.NO)
 
 
 FILL = GavelLas(GavelLasParameters(fill=True)), GavelLas(GavelLasParameters(fill=True, aware=False))
@@ -234,8 +234,10 @@ def test_the_time_of_two_classes_together_is_divided_among_their_jobs(first, sec
     assert sum(parts.values()) == pytest.approx(total)
     for mine in (ones, others):
         for job in mine:
-            assert sum(part for who, part in parts.items() if job.uid in who) == pytest.approx(total / len(mine))
-    assert all(arrived[who[0]] < arrived[who[1]] for who in parts)
+            assert sum(part for combination, part in parts.items() if job.uid in combination) == pytest.approx(
+                total / len(mine)
+            )
+    assert all(arrived[combination[0]] < arrived[combination[1]] for combination in parts)
 
 
 @given(st.integers(2, 7), st.floats(0.01, 1.0))
@@ -245,8 +247,10 @@ def test_the_time_of_a_class_with_itself_is_divided_among_its_jobs(size, total):
     parts = dict(divide_pair(jobs, jobs, total))
     assert sum(parts.values()) == pytest.approx(total)
     for job in jobs:
-        assert sum(part for who, part in parts.items() if job.uid in who) == pytest.approx(2 * total / size)
-    assert all(who[0] != who[1] for who in parts)
+        assert sum(part for combination, part in parts.items() if job.uid in combination) == pytest.approx(
+            2 * total / size
+        )
+    assert all(combination[0] != combination[1] for combination in parts)
 
 
 parts = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
@@ -259,8 +263,8 @@ def line(name, lengths):
 def time_of(found):
     """By uid, the time alone and in pairs."""
     total = {}
-    for who, share in found:
-        for uid in who:
+    for combination, share in found:
+        for uid in combination:
             total[uid] = total.get(uid, 0.0) + share
     return total
 
@@ -280,9 +284,9 @@ def test_halves_of_a_sequence_pair_each_job_with_others(lengths):
     jobs = line("a", lengths)
     found = list(pair_off(*split_in_halves(jobs)))
     assert time_of(found) == {job.uid: pytest.approx(share) for job, share in jobs}
-    alone_for = sum(share for who, share in found if len(who) == 1)
+    alone_for = sum(share for combination, share in found if len(combination) == 1)
     assert alone_for == pytest.approx(max(2 * max(lengths) - sum(lengths), 0.0), abs=CLOSE)
-    assert all(who[0] != who[1] for who, _ in found if len(who) > 1)
+    assert all(combination[0] != combination[1] for combination, _ in found if len(combination) > 1)
 
 
 @pytest.mark.parametrize("policy", [GavelMakespan, GavelFinishTimeFairness, GavelFirstCome, GavelShortestFirst])
@@ -296,8 +300,11 @@ def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
         classes = JobClasses.of(inputs, aware=True, class_key=made.class_key())
         times, _ = made.time_shares(inputs, {})
         assert sum(part for share in times.values() for part in share.values()) <= 2 + CLOSE
-        assert max(time_of((who, sum(share.values())) for who, share in times.items()).values()) <= 1 + CLOSE
-        assert any(len(who) > 1 for who in times)
+        assert (
+            max(time_of((combination, sum(share.values())) for combination, share in times.items()).values())
+            <= 1 + CLOSE
+        )
+        assert any(len(combination) > 1 for combination in times)
         return len(classes.problem.columns[0])
 
     assert variables(40) == 2 * 40 + 1
@@ -311,8 +318,8 @@ def test_a_job_that_needs_whole_gpus_is_in_no_pair(policy):
     jobs[2] = jobs[2].evolve(whole_gpus=True)
     found = shares(policy(), jobs, cluster(v100=2), sharing=True)
     assert "2" in found
-    assert not [who for who in found if "+" in who and "2" in who]
-    assert [who for who in found if "+" in who]
+    assert not [combination for combination in found if "+" in combination and "2" in combination]
+    assert [combination for combination in found if "+" in combination]
 
 
 @dataclass(frozen=True)
@@ -346,7 +353,7 @@ def test_consolidated_and_unconsolidated_gpus_are_two_worker_types():
     speeds = [4 * together[uid] + 2 * apart[uid] for uid in "abc"]
     assert speeds == pytest.approx([10 / 3] * 3, abs=CLOSE)
     plain = shares(GavelLas(), jobs, nodes_of(6, 6))
-    assert {kind for share in plain.values() for kind in share} == {"v100"}
+    assert {gpu_type for share in plain.values() for gpu_type in share} == {"v100"}
 
 
 def test_rounds_honour_worker_types():

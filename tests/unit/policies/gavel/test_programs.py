@@ -380,9 +380,9 @@ def test_finish_time_fairness_is_the_least_possible(made, data):
     ideal = elapsed + steps / made.isolated
     found = made.throughput @ finish_time_fairness(made, steps, elapsed, elapsed)
     rho = float(np.max((elapsed + steps / found) / ideal))
-    room = rho * (1 - 1e-3) * ideal - elapsed
-    if (room > 0).all():
-        needs = steps / room
+    seconds = rho * (1 - 1e-3) * ideal - elapsed
+    if (seconds > 0).all():
+        needs = steps / seconds
         assert maximise(np.zeros(made.throughput.shape[1]), made.limits, (made.throughput, needs)) is None
 
 
