@@ -29,8 +29,8 @@ from metasched.simulator.metrics import Metrics, measure
 from metasched.simulator.records import Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from metasched.throughput.goodput_profile import COLOCATED_FRACTION, Profile, ProfileTraining
-from metasched.throughput.training import Pace, Training
+from metasched.throughput.goodput_profile import Profile, ProfileTraining
+from metasched.throughput.training import COLOCATED_FRACTION, Pace, Training
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.allox import AlloX
 from policies.baselines.las import Las, LasParameters

@@ -33,9 +33,9 @@ UNKNOWN_TYPE = "gpu"
 
 _TIMEOUT_SECONDS = 600.0
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
-_EITHER = frozenset({"PREEMPTED", "NODE_FAIL"})  # may end a job, or a run that was requeued
-_REQUEUED = _EITHER | {"REQUEUED"}
-_ENDED = _EITHER | {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
+_ENDED_OR_REQUEUED = frozenset({"PREEMPTED", "NODE_FAIL"})  # the state of an ended job, or of a run before a requeue
+_REQUEUED = _ENDED_OR_REQUEUED | {"REQUEUED"}
+_ENDED = _ENDED_OR_REQUEUED | {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 _NO_TIME = ("", "Unknown", "None")
 
 
@@ -72,7 +72,7 @@ def ask_sacct(
     Args:
         since: beginning of the period, in local time.
         until: end of the period; None for now.
-        env: the environment that sacct's is made from.
+        env: the daemon's or user's environment; variables that change sacct's output are not passed on.
 
     Returns:
         The file's path and the delimiter between its columns.
@@ -163,7 +163,7 @@ def _by_job(rows: Iterable[Row], result: Imported) -> Iterator[list[Row]]:
 
 
 def _import(store: Store, rows: Sequence[Row]) -> str | None:
-    """Import one job from its rows; None, or why the job is left out."""
+    """Import one job from its rows; return why the job is left out, or None."""
     last = rows[-1]
     slurm_job_id = last.text("JobID")
     if _state(last) not in _ENDED or last.values["End"].strip() in _NO_TIME:
@@ -182,8 +182,8 @@ def _import(store: Store, rows: Sequence[Row]) -> str | None:
     runs = [_run(uid, number, row, more=row is not last) for number, row in enumerate(ran, start=1)]
     attained: dict[str, float] = {}
     for row in ran:
-        kind = gpu_type_of(row) or UNKNOWN_TYPE
-        attained[kind] = attained.get(kind, 0.0) + gpus_of(row) * row.number("ElapsedRaw")
+        gpu_type = gpu_type_of(row) or UNKNOWN_TYPE
+        attained[gpu_type] = attained.get(gpu_type, 0.0) + gpus_of(row) * row.number("ElapsedRaw")
     job = JobRecord(
         uid=uid,
         slurm_job_id=slurm_job_id,
@@ -215,8 +215,8 @@ def _is_ours(store: Store, row: Row, slurm_job_id: str) -> bool:
 
 
 def _run(uid: str, number: int, row: Row, *, more: bool) -> RunRecord:
-    """Return the record of one run; ``more`` is whether another run came after it."""
-    done = EndCause.FINISHED if _state(row) == "COMPLETED" else EndCause.FAILED
+    """The record of one run; ``more`` is whether another run came after it."""
+    ended = EndCause.FINISHED if _state(row) == "COMPLETED" else EndCause.FAILED
     placement = _placement(row)
     started = instant(row, "Start")
     return RunRecord(
@@ -225,12 +225,12 @@ def _run(uid: str, number: int, row: Row, *, more: bool) -> RunRecord:
         placement=placement,
         started=started,
         ended=started + row.number("ElapsedRaw"),
-        cause=EndCause.LOST if more else done,
+        cause=EndCause.LOST if more else ended,
     )
 
 
 def _placement(row: Row) -> Placement | None:
-    """Return the allocation of a run; None where it was uneven, because accounting records no GPUs by node."""
+    """The allocation of a run; None where it was uneven, because accounting records no GPUs by node."""
     try:
         nodes = tuple(hostlist.expand(row.values["NodeList"].strip()))
     except ValueError:
@@ -242,5 +242,5 @@ def _placement(row: Row) -> Placement | None:
 
 
 def _state(row: Row) -> str:
-    """Return the state of a row without additions, such as CANCELLED of ``CANCELLED by 1000``."""
+    """The state of a row without additions, such as CANCELLED of ``CANCELLED by 1000``."""
     return next(iter(row.values["State"].split()), "").rstrip("+")

@@ -1,11 +1,11 @@
 """The GPUs and CPUs that a policy can still assign in a round: counted by sets of nodes, without choosing nodes.
 
-Nodes that no job tells apart form one group, and the groups that suit a job are its node set. An amount that is
-assigned to a job is charged to the job's node set as a whole: the placement chooses the nodes later. For a job, the
-unassigned amount is the least over its node set and all known supersets, where each set is charged for the jobs whose
-node sets lie within it. The count is exact where any two node sets are nested or disjoint (Hall's theorem on
-matchings). Where they overlap in another way, the pool may seem larger than it is, and the placement finds out; the
-pool never seems smaller.
+Nodes that no job's constraints distinguish form one group, and the groups that suit a job are its node set. An amount
+that is assigned to a job is charged to the job's node set as a whole: the placement chooses the nodes later. For a job,
+the unassigned amount is the least over its node set and all known supersets, where each set is charged for the jobs
+whose node sets lie within it. The count is exact where any two node sets are nested or disjoint (Hall's theorem on
+matchings). Where they overlap otherwise, the count may be too high, and the placement finds no nodes; it is never too
+low.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _ResourceCounter:
         self._amounts = amounts
         self._charged: dict[NodeSet, int] = {}
         self._unassigned: dict[NodeSet, int] = {}  # net of what is charged to the node set and its subsets
-        self._supersets: dict[NodeSet, list[NodeSet]] = {}  # those asked for so far, the node set itself included
+        self._supersets: dict[NodeSet, list[NodeSet]] = {}  # registered so far, the node set itself included
 
     def unassigned(self, node_set: NodeSet) -> int:
         """The amount that can be assigned to a job of this node set.
@@ -73,7 +73,7 @@ class _ResourceCounter:
 
 
 class CapacityPool:
-    """GPUs and CPUs of the nodes that accept jobs, and what of them is assigned to which job.
+    """GPUs and CPUs of the nodes that accept jobs, assigned and unassigned.
 
     Attributes:
         assigned: by uid, the amount assigned to a job. Retained jobs have theirs from the beginning.
@@ -84,7 +84,7 @@ class CapacityPool:
 
         Args:
             snapshot: the round's jobs and nodes.
-            is_retained: whether a job keeps its allocation in this round, or what it is released for.
+            is_retained: whether a job keeps its allocation in this round, or the placement that it is released for.
         """
         self._snapshot = snapshot
         self._is_retained = is_retained
@@ -132,11 +132,11 @@ class CapacityPool:
         return all(self._gpus.unassigned(node_set) <= 0 for node_set in self._types)
 
     def fits(self, job: Job, amount: GpuAmount) -> bool:
-        """Whether the amount could be assigned to the job instead of what is assigned to it now."""
+        """Whether the amount could be assigned to the job instead of its present amount."""
         return self._fits(job, self.costs(job, amount))
 
     def assign(self, job: Job, amount: GpuAmount, reserved: NodeSet = 0) -> bool:
-        """Assign the amount to the job, instead of what is assigned to it now, if it fits.
+        """Assign the amount to the job, instead of its present amount, if it fits.
 
         Args:
             job: the job.
@@ -153,7 +153,7 @@ class CapacityPool:
         return fits
 
     def costs(self, job: Job, amount: GpuAmount, reserved: NodeSet = 0) -> Sequence[CapacityCost]:
-        """What the amount would be charged for. What the job holds on nodes that accept no jobs is free of charge."""
+        """The costs of an amount for a job. GPUs that the job holds on nodes that accept no jobs cost nothing."""
         node_set = self.node_set(job, amount.gpu_type)
         held = job.placement if job.active else None
         if held is not None and held.gpus == amount.gpus and (held.gpu_type or CPU_ONLY) == amount.gpu_type:
@@ -167,11 +167,11 @@ class CapacityPool:
         return (CapacityCost(node_set & ~reserved, amount.gpus, units * job.cpus_per_unit),)
 
     def assigned_costs(self, job: Job) -> Sequence[CapacityCost]:
-        """What the amount that is assigned to the job is charged for; empty where nothing is assigned."""
+        """The costs of the amount that is assigned to the job; empty where nothing is assigned."""
         return self._costs.get(job.uid, ())
 
     def _retained_costs(self, job: Job, place: Placement, free: dict[str, tuple[int, int]]) -> Sequence[CapacityCost]:
-        """What a retained job is charged for on each of its nodes: no more than is ``free`` there, which is reduced."""
+        """The costs of a retained job's placement: on each node no more than is ``free`` there, which is reduced."""
         counts_gpus = not self._counted_with_co_runner(job, place)
         costs = []
         for name, gpus in place.node_gpus:

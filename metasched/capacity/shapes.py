@@ -1,4 +1,4 @@
-"""Which amounts of GPUs a set of nodes can hold for a job, by the job's shape: what it needs of each node.
+"""The amounts of GPUs that a set of nodes can hold for a job, by the job's shape: its needs on each node.
 
 A *unit* is one GPU with the CPUs and memory that the job needs for it; of a CPU-only job, one node.
 """
@@ -89,7 +89,7 @@ class ShapeCapacity:
 
 
 class ClusterShapes:
-    """The nodes that accept jobs, in groups of interchangeable ones, and what they hold of each shape of job.
+    """The nodes that accept jobs, in groups of interchangeable ones, and their capacity for each shape of job.
 
     Attributes:
         groups: interchangeable nodes; the key is the group's bit.
@@ -100,7 +100,7 @@ class ClusterShapes:
 
         Args:
             nodes: nodes; those that accept no jobs are left out.
-            jobs: all jobs that will be asked about.
+            jobs: all jobs for which ``of`` will be called.
             uneven: whether the cluster can realise different numbers of GPUs on the nodes of one job.
         """
         groups = interchangeable_nodes(nodes, nodes_named_by(jobs))
@@ -121,7 +121,7 @@ class ClusterShapes:
 
 
 def shape_of(job: Job) -> Hashable:
-    """What decides which nodes hold how many units of the job: jobs with equal shapes have the same options."""
+    """The fields on which the job's units on each node depend: jobs with equal shapes have equal capacity."""
     return job.gpus > 0, job.constraints, job.cpus_per_unit, job.memory_per_unit, job.nodes, job.max_nodes
 
 
@@ -158,7 +158,7 @@ def nodes_named_by(jobs: Iterable[Job]) -> frozenset[str]:
 
 
 def interchangeable_nodes(nodes: Iterable[Node], named: AbstractSet[str]) -> list[list[Node]]:
-    """Nodes that accept jobs, in groups that no job can tell apart by its constraints.
+    """Nodes that accept jobs, in groups of nodes that suit the same jobs.
 
     Args:
         nodes: any nodes.
@@ -174,9 +174,9 @@ def interchangeable_nodes(nodes: Iterable[Node], named: AbstractSet[str]) -> lis
 
 
 def without_allocations(nodes: Iterable[Node], jobs: Iterable[Job]) -> tuple[Node, ...]:
-    """The nodes without what some jobs hold there, never below zero.
+    """The nodes, reduced by the allocations of some jobs, never below zero.
 
-    GPUs that two of the jobs share are taken off once. A suspension by the daemon frees CPUs, and nothing else.
+    GPUs that two of the jobs share are subtracted once. A suspension by the daemon frees CPUs, but no GPUs or memory.
     """
     remaining = {node.name: node for node in nodes}
     counted: set[str] = set()

@@ -5,15 +5,15 @@
     for each other grant, most important first:
         search free nodes: fewest nodes, then the nodes of the previous run, then the fewest racks, then best fit,
             then node name; for the full amount first, then for fewer GPUs down to ``at_least``
-        if there are none: preempt placed jobs (``preemption.py``), first those after the grant, then those before it,
-            if each of these finds other nodes at once
+        where no nodes are found: preempt placed jobs (``preemption.py``), first less important jobs, then more
+            important ones, if each of these finds other nodes at once
     for each fallback, in order: search free nodes
 
 A later grant never costs an earlier one its placement, and no job moves without need. Where the cluster allows it, an
-amount that has no even placement is spread unevenly. A placement that the policy prescribes is realised as it is.
+amount that has no even placement is spread unevenly. A placement that the policy prescribes is used unchanged.
 
-Two jobs that are to share GPUs are placed as one job that needs the CPUs and memory of both. Where no nodes hold both,
-the host is placed alone.
+Two jobs that are to share GPUs, a *host* and its *guest*, are placed as one job that needs the CPUs and memory of both.
+Where no nodes hold both, the host is placed alone.
 
 The GPUs of running jobs without a grant, and of stopping jobs, count as free: a successor queues on them.
 """

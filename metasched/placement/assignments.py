@@ -21,10 +21,10 @@ class Assignments:
         free: the free resources of each node.
         placed: placements by uid.
         pinned: uids of placed jobs that cannot be preempted: pinned jobs, and their co-runners.
-        settled: uids of jobs that need no further search, as they hold all that was granted.
+        settled: uids of jobs that need no search, because they hold all GPUs that were granted.
         retained: by uid, the kinds of resources (1; others 0) that a job holds even if it does not run.
         preemptible_ranks: ranks of placed jobs that could be preempted, ascending; valid after ``index_preemptible``.
-        preemptible_loads: for each node, by uid, what those jobs take there; valid after ``index_preemptible``.
+        preemptible_loads: for each node, by uid, the load of those jobs there; valid after ``index_preemptible``.
     """
 
     def __init__(self, order: RequestOrder, node_index: NodeIndex, named: frozenset[str]) -> None:
@@ -89,7 +89,7 @@ class Assignments:
         self.retained[job.uid] = kinds
 
     def assign_present(self, grant: Grant, job: Job) -> bool:
-        """Assign the placement that the job holds, is vacating or was released for, if it satisfies the grant and fits.
+        """Assign the placement that the job holds, or was released for, if the placement satisfies the grant and fits.
 
         Returns:
             whether it was assigned.
@@ -104,7 +104,7 @@ class Assignments:
         return True
 
     def loses_co_runner(self, job: Job) -> bool:
-        """Whether the job's GPUs are assigned to its present co-runner, with which it is to share them no more."""
+        """Whether the job's GPUs are assigned to its present co-runner alone, as the two are to share them no more."""
         return job.co_runner is not None and self.placed.get(job.co_runner) == job.placement
 
     def is_assignable(self, job: Job, place: Placement) -> bool:
@@ -118,13 +118,13 @@ class Assignments:
         return gpu_types == {place.gpu_type} and all(node.accepts and job.matches(node) for node in nodes)
 
     def fits(self, job: Job, place: Placement) -> bool:
-        """Whether all nodes of the placement exist, and what is free on them now suffices for the job."""
+        """Whether all nodes of the placement exist, and their free resources suffice for the job."""
         loads = self.additional_loads(job, place)
         fits = self.free.fits
         return len(loads) == len(place.nodes) and all(fits(i, load) for i, load in loads)
 
     def loads(self, job: Job, place: Placement, kinds: Resources = ALL_KINDS) -> list[tuple[int, Resources]]:
-        """What the job takes of each node of a placement, of some kinds of resources; missing nodes are left out.
+        """The resources of some kinds that the job takes of each node of a placement; missing nodes are left out.
 
         Returns:
             node numbers with loads.
@@ -142,7 +142,7 @@ class Assignments:
         return [(number[name], load) for name in place.nodes if name in number]
 
     def additional_loads(self, job: Job, place: Placement) -> list[tuple[int, Resources]]:
-        """The same ``loads``, without the kinds of resources that the job holds in any case."""
+        """``loads`` without the kinds of resources that the job retains in any case."""
         held = self.retained.get(job.uid)
         if held is None:
             return self.loads(job, place)

@@ -17,10 +17,10 @@ class Pair:
 
     Attributes:
         host: the job that is granted first.
-        guest: the job that gets the host's GPUs, too.
+        guest: the job that gets the same GPUs.
         host_grant: the host's own grant.
         joint_job: the host with the CPUs and memory of both jobs, on nodes that suit both.
-        joint_grant: what both grants allow.
+        joint_grant: the GPUs and types that both grants allow.
     """
 
     host: Job
@@ -29,30 +29,14 @@ class Pair:
     joint_job: Job
     joint_grant: Grant
 
-    @property
-    def colocated(self) -> bool:
-        """Whether the two jobs hold the same GPUs already."""
-        return are_colocated(self.host, self.guest)
-
 
 def are_colocated(one: Job, other: Job) -> bool:
     """Whether two jobs hold the same GPUs now, as co-runners."""
     return one.co_runner == other.uid and one.placement is not None and one.placement == other.placement
 
 
-def joint_request(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Sequence[Node]) -> Pair | None:
-    """The pair with its joint request.
-
-    Args:
-        host: the job that is granted first.
-        guest: its co-runner.
-        grant: the host's grant.
-        guests: the guest's grant.
-        nodes: all nodes.
-
-    Returns:
-        None where no placement could suit both.
-    """
+def joint_request(host: Job, guest: Job, host_grant: Grant, guest_grant: Grant, nodes: Sequence[Node]) -> Pair | None:
+    """The pair with its joint request; None where no placement could suit both jobs."""
     only = host.only_nodes
     if host.constraints != guest.constraints:
         only = frozenset(node.name for node in nodes if host.matches(node) and guest.matches(node))
@@ -67,17 +51,17 @@ def joint_request(host: Job, guest: Job, grant: Grant, guests: Grant, nodes: Seq
         nodes=guest.nodes if host.nodes is None else host.nodes,
         max_nodes=min((most for most in (host.max_nodes, guest.max_nodes) if most is not None), default=None),
     )
-    runs = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
-    if runs is not None and not are_colocated(host, guest):
-        # One of the two runs: its nodes are to the pair what the nodes of its release are to a queued job.
-        job = job.evolve(status=Status.QUEUED, placement=None, released=runs.placement)
-    both = replace(
-        grant,
-        at_least=max(least_gpus(grant), least_gpus(guests)),
-        gpu_type=guests.gpu_type if grant.gpu_type is None else grant.gpu_type,
-        exact=guests.exact if grant.exact is None else grant.exact,
+    running = next((each for each in (host, guest) if each.status is Status.RUNNING), None)
+    if running is not None and not are_colocated(host, guest):
+        # The nodes of the running job are preferred for the pair, as those of its release are for a queued job.
+        job = job.evolve(status=Status.QUEUED, placement=None, released=running.placement)
+    joint_grant = replace(
+        host_grant,
+        at_least=max(least_gpus(host_grant), least_gpus(guest_grant)),
+        gpu_type=guest_grant.gpu_type if host_grant.gpu_type is None else host_grant.gpu_type,
+        exact=guest_grant.exact if host_grant.exact is None else host_grant.exact,
     )
-    return Pair(host, guest, grant, job, both)
+    return Pair(host, guest, host_grant, job, joint_grant)
 
 
 class CoRunnerPairs:
@@ -86,8 +70,8 @@ class CoRunnerPairs:
     Attributes:
         pairs: pairs of which neither job is pinned, by the host's uid.
         pinned_hosts: by uid of a job, the uid of the pinned job whose GPUs it is to share.
-        unpaired: by uid of a guest that may stay without its host's GPUs, the reason.
-        guests: uids of the jobs for which no placement of their own is searched.
+        unpaired: by uid of a guest, the reason if it does not get its host's GPUs.
+        guests: uids of the jobs for which no nodes are searched, because they can only get their host's.
     """
 
     def __init__(self, order: RequestOrder, nodes: Sequence[Node]) -> None:
@@ -104,12 +88,12 @@ class CoRunnerPairs:
         )
 
     def _pair(self, order: RequestOrder, nodes: Sequence[Node], host: Job, guest: Job, grant: Grant) -> Reason | None:
-        """Record that two jobs are to share GPUs; return why they cannot, or may not find it possible, else None."""
+        """Record that two jobs are to share GPUs; return why they cannot, or None."""
         if any(job.status is Status.SUSPENDED and not is_pinned(job) for job in (host, guest)):
             return Reason.of(Code.CO_RUNNER_SUSPENDED, co_runner=host.slurm_job_id)
         if is_pinned(host) and is_pinned(guest):
-            fixed = Reason.of(Code.CO_RUNNER_FIXED, co_runner=host.slurm_job_id)
-            return None if are_colocated(host, guest) else fixed
+            pinned = Reason.of(Code.CO_RUNNER_FIXED, co_runner=host.slurm_job_id)
+            return None if are_colocated(host, guest) else pinned
         pair = joint_request(host, guest, order.grants[order.rank[host.uid]], grant, nodes)
         if pair is None:
             return Reason.of(Code.NO_NODES_SUIT_PAIR, co_runner=host.slurm_job_id)
@@ -120,6 +104,6 @@ class CoRunnerPairs:
             self.pinned_hosts[host.uid] = guest.uid
         else:
             self.pairs[host.uid] = pair
-            if pair.colocated or not host.active:
+            if are_colocated(host, guest) or not host.active:
                 order.replace_request(pair.joint_job, pair.joint_grant)
         return None

@@ -1,4 +1,4 @@
-"""Why a grant has no placement."""
+"""The reasons of grants without a placement, and of jobs that a coming reservation keeps from nodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from metasched.core.reasons import Code, Reason
 from metasched.placement.free_resources import FreeResources, Resources
 
 
-def suspended(place: Placement) -> Reason:
-    """The reason for a suspended job, which can be resumed only where it is."""
-    return Reason.of(Code.SUSPENDED_RESOURCES_TAKEN, nodes=place.nodes)
-
-
 def exact(free: FreeResources, job: Job, place: Placement) -> Reason:
-    """The reason for a job whose placement is prescribed: which node lacks what."""
+    """The reason for a job whose placement is prescribed: the first node that does not suit the job, and why."""
     for name, gpus in place.node_gpus:
         i, load = free.number.get(name), Resources.of(job, gpus)
         if i is None:
@@ -33,7 +28,15 @@ def exact(free: FreeResources, job: Job, place: Placement) -> Reason:
 
 
 def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None], *, uneven: bool) -> Reason:
-    """The reason for any other job: what it needs, what is free, and what is missing."""
+    """The reason for a job whose nodes were searched: the request, the free resources, and which of them is too few.
+
+    Args:
+        free: the free resources when the search ended.
+        job: the job.
+        gpus: the fewest GPUs that would satisfy the grant.
+        types: the GPU types that the grant accepts; None for a CPU-only job.
+        uneven: whether the cluster can realise uneven placements.
+    """
     groups = [group for group in free.matching(job) if not job.gpus or group.gpu_type in types]
     if not groups:
         return Reason.of(
@@ -56,7 +59,7 @@ def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None]
     spreads = job.spreads(gpus)
     if not spreads and not uneven:
         return Reason.of(Code.UNEVEN_SPREAD, gpus=gpus, nodes=job.nodes, max_nodes=job.max_nodes)
-    gpu_types = tuple(kind for kind in types if kind) if job.gpu_types or len(types) == 1 else ()
+    gpu_types = tuple(name for name in types if name) if job.gpu_types or len(types) == 1 else ()
     left = sum(max(free.gpus[i], 0) for i in numbers)
     if left < gpus:
         return Reason.of(Code.WAITS_FOR_GPUS, gpus=gpus, gpu_types=gpu_types, free=left)
@@ -67,15 +70,15 @@ def search(free: FreeResources, job: Job, gpus: int, types: Sequence[str | None]
 
 def closing(jobs: Iterable[Job], nodes: Sequence[Node]) -> Mapping[str, Reason]:
     """By uid, the reason for each job whose time limit keeps it from nodes that will be reserved."""
-    found: dict[object, int] = {}
-    told = {}
+    closed: dict[object, int] = {}  # number of such nodes, by the jobs' constraints
+    reasons = {}
     for job in jobs:
         if not job.open_seconds:
             continue
-        kind = (job.gpus > 0, job.constraints)
-        if kind not in found:
-            short = job.evolve(open_seconds=0.0)
-            found[kind] = sum(node.accepts and short.matches(node) and not job.matches(node) for node in nodes)
-        if found[kind]:
-            told[job.uid] = Reason.of(Code.RESERVATION_AHEAD, nodes=found[kind])
-    return told
+        key = (job.gpus > 0, job.constraints)
+        if key not in closed:
+            unlimited = job.evolve(open_seconds=0.0)
+            closed[key] = sum(node.accepts and unlimited.matches(node) and not job.matches(node) for node in nodes)
+        if closed[key]:
+            reasons[job.uid] = Reason.of(Code.RESERVATION_AHEAD, nodes=closed[key])
+    return reasons

@@ -37,7 +37,7 @@ class NodeIndex:
     Attributes:
         nodes: nodes by number.
         number: node numbers by name.
-        gpus, cpus, memory: what each node has for our jobs, by number.
+        gpus, cpus, memory: resources of each node for our jobs, by number.
         widest: by GPU type, the most GPUs on one node.
         types: GPU types, sorted.
         has_racks: whether the rack of any node is known.
@@ -58,7 +58,7 @@ class NodeIndex:
         self._without_names = self._group(frozenset())
 
     def groups(self, named: frozenset[str]) -> list[list[int]]:
-        """Numbers of the nodes that accept jobs, in groups of interchangeable ones; ``named`` are those jobs name."""
+        """Numbers of the nodes that accept jobs, in groups of interchangeable ones; ``named``: nodes that jobs name."""
         return self._group(named) if named else self._without_names
 
     def _group(self, named: frozenset[str]) -> list[list[int]]:
@@ -66,7 +66,7 @@ class NodeIndex:
 
 
 class NodeGroup:
-    """Interchangeable nodes that accept jobs, sorted by what is free on them.
+    """Interchangeable nodes that accept jobs, sorted by their free resources.
 
     Attributes:
         example: any node of the group.
@@ -92,7 +92,7 @@ class FreeResources:
     Attributes:
         nodes: nodes by number.
         number: node numbers by name.
-        gpus, cpus, memory: what is free on each node; negative where more is held than the node has.
+        gpus, cpus, memory: free resources of each node; negative where jobs hold more than the node has.
         groups: groups of interchangeable nodes that accept jobs.
         group: the group of each node; None for a node that accepts no jobs.
     """
@@ -133,15 +133,15 @@ class FreeResources:
         return found
 
     def fits(self, i: int, load: Resources) -> bool:
-        """Whether what is free on node i suffices for a load."""
+        """Whether the free resources of node i suffice for a load."""
         return self.gpus[i] >= load.gpus and self.cpus[i] >= load.cpus and self.memory[i] >= load.memory
 
     def units(self, i: int, job: Job) -> int:
-        """Free GPUs of node i for which the free CPUs and memory suffice, too, by what the job needs for each GPU."""
+        """Free GPUs of node i for which its free CPUs and memory suffice, too, by the job's needs for each GPU."""
         return units_within(job, self.gpus[i], self.cpus[i], self.memory[i])
 
     def take_all(self, holders: Iterable[tuple[Job, Placement]]) -> None:
-        """Take what running jobs hold, before the first search, while no sorted lists have to be kept up to date.
+        """Take the resources of running jobs, before the first search, while there are no sorted lists to update.
 
         Args:
             holders: jobs with their placements, none of them uneven; nodes that no longer exist are ignored.

@@ -45,7 +45,7 @@ def place(snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]
 
 
 class _LastNodeIndex:
-    """The index of the latest cluster: a simulation passes the same tuple of nodes round after round."""
+    """The node index of the last call: a simulation passes the same tuple of nodes in every round."""
 
     def __init__(self) -> None:
         self._last: tuple[tuple[Node, ...], NodeIndex] | None = None
@@ -80,8 +80,8 @@ class _Placer:
         self._assign_retained()
         self._assign_present()
         job, placed, settled = self.order.job, self.assignments.placed, self.assignments.settled
-        of_pairs = self.co_runner_pairs
-        pairs, pinned_hosts, guests = of_pairs.pairs, of_pairs.pinned_hosts, of_pairs.guests
+        pairs, pinned_hosts = self.co_runner_pairs.pairs, self.co_runner_pairs.pinned_hosts
+        guests = self.co_runner_pairs.guests
         for rank, grant in enumerate(self.order.grants):
             uid = grant.uid
             if uid in guests or uid in settled:
@@ -107,7 +107,7 @@ class _Placer:
     # -- present allocations ------------------------------------------------------------------------------------------
 
     def _assign_retained(self) -> None:
-        """Assign what no decision of this round can free: pinned jobs, and retained resources of suspended jobs."""
+        """Assign the resources that no decision of this round can free, those of pinned and of suspended jobs."""
         assignments = self.assignments
         for job in sorted(self.retained_jobs, key=lambda job: (job.submitted, job.uid)):
             place = job.placement
@@ -132,19 +132,19 @@ class _Placer:
                 self._assign_colocated(job, place, host)
 
     def _assign_present(self) -> None:
-        """Assign granted jobs their present placements: running jobs as a fact, others if they fit."""
+        """Assign granted jobs their present placements: running jobs without a check, others if they fit."""
         running, queued = [], []
         assignments, jobs = self.assignments, self.order.job
         placed, settled = assignments.placed, assignments.settled
         others = placed.keys() | self.co_runner_pairs.guests | self.co_runner_pairs.pinned_hosts.keys()
-        runs, waits = Status.RUNNING, (Status.QUEUED, Status.SUSPENDED)
+        is_running, may_fit = Status.RUNNING, (Status.QUEUED, Status.SUSPENDED)
         for grant in self.order.grants:
             uid = grant.uid
             job = jobs[uid]
             place, status = job.placement, job.status
             if uid in others:
                 continue
-            if status is runs:
+            if status is is_running:
                 if place is None or not satisfies(grant, place) or (job.co_runner and assignments.loses_co_runner(job)):
                     continue
                 settled.add(uid)
@@ -153,7 +153,7 @@ class _Placer:
                 else:
                     placed[uid] = place
                     running.append((job, place))
-            elif status in waits:
+            elif status in may_fit:
                 queued.append((grant, job))
         assignments.free.take_all(running)
         for grant, job in queued:
@@ -185,11 +185,11 @@ class _Placer:
             self.preemption.place_any_amount(rank, grant, job, low)
 
     def _may_be_enough(self, rank: int, grant: Grant, job: Job, gpus: int) -> bool:
-        """Whether the free GPUs and those of later jobs add up to enough for a grant; never wrongly False."""
+        """Whether the free GPUs and those of less important jobs are at least as many as given; never wrongly False."""
         if not job.gpus:
             return True
         assignments = self.assignments
-        total = sum([assignments.free.total.get(kind, 0) for kind in self.search.gpu_types(grant, job)])
+        total = sum([assignments.free.total.get(gpu_type, 0) for gpu_type in self.search.gpu_types(grant, job)])
         if total < gpus and rank < self.order.granted:
             assignments.index_preemptible()
             for later in reversed(assignments.preemptible_ranks):
@@ -199,22 +199,21 @@ class _Placer:
         return total >= gpus
 
     def _grow(self, grant: Grant) -> None:
-        """Move a job that is placed on its present GPUs to more, where its grant asks for more and they are free."""
+        """Place a job that is assigned its present GPUs on more of them, where its grant allows and nodes have them."""
         job = self.order.job[grant.uid]
         if grant.uid in self.assignments.pinned or grant.uid in self.assignments.retained:
             return
-        # What was infeasible may fit on the job's own nodes.
+        # Requests that were infeasible may fit on the job's own nodes.
         before, infeasible = self.assignments.release(grant.uid), self.search.clear_infeasible()
-        if not self.search.place_amount(grant, job, grant.gpus) and not self.search.place_fewer(
-            grant, job, before.gpus + 1
-        ):
-            self.assignments.assign(job, before)
-            self.search.known_infeasible = infeasible
+        if self.search.place_amount(grant, job, grant.gpus) or self.search.place_fewer(grant, job, before.gpus + 1):
+            return
+        self.assignments.assign(job, before)
+        self.search.known_infeasible = infeasible
 
-    # -- two on the same GPUs ------------------------------------------------------------------------------------
+    # -- pairs ----------------------------------------------------------------------------------------------------
 
     def _place_pair(self, rank: int, pair: Pair) -> None:
-        """Place a pair that is not placed together yet, or else the host alone."""
+        """Place a pair that is not placed together yet, or otherwise the host alone."""
         uid = pair.host.uid
         before, infeasible = None, self.search.known_infeasible
         if uid in self.assignments.placed:
@@ -257,7 +256,7 @@ class _Placer:
             code = Code.CO_RUNNER_DOES_NOT_FIT if host.uid in self.assignments.placed else Code.CO_RUNNER_UNPLACED
             return self.co_runner_pairs.unpaired.get(job.uid) or Reason.of(code, co_runner=host.slurm_job_id)
         if job.uid in self.assignments.retained and job.placement is not None:
-            return explanations.suspended(job.placement)
+            return Reason.of(Code.SUSPENDED_RESOURCES_TAKEN, nodes=job.placement.nodes)
         if grant.exact is not None:
             return explanations.exact(free, job, grant.exact)
         gpus = least_gpus(grant)

@@ -2,19 +2,19 @@
 
     place_evenly, for each spread (k nodes x g GPUs) and GPU type:
         candidates: the nodes of preemptible jobs, the least important jobs first
-        minimal victims of a node: take the least important jobs off it until the load fits, then put back the most
-            important ones that fit beside it
+        minimal victims of a node: take the least important jobs off the node until the load fits, then put back the
+            most important victims that fit in addition to the load
         choose the k candidates with the fewest victims
-        release the victims, assign the nodes to the job, and place the victims that come before it again
-        restore all of it if one of these finds no nodes; victims after the job are placed in their own turn
+        release the victims, assign the nodes to the job, and place the more important victims again
+        restore everything if one of these finds no nodes; less important victims are placed when it is their turn
 
-Only jobs above a rank may be victims: first fallbacks, then all jobs after the one that is placed, at last any job.
-Each attempt that fails is counted, since it looks at every node.
+Only jobs of ranks above a bound may be victims: first fallbacks, then all less important jobs, at last any job.
+Failed attempts are counted, because each one searches all nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from metasched.core.model import Grant, Job, Placement
 from metasched.placement.assignments import Assignments
@@ -22,7 +22,7 @@ from metasched.placement.free_resources import NodeGroup, Resources
 from metasched.placement.requests import RequestOrder, satisfies
 from metasched.placement.search import NodeSearch
 
-# A search for victims looks at every node: after this many failed attempts the rest of the round does without.
+# A failed attempt has searched all nodes: after this many, no further job of the round is placed by preemption.
 MAX_FAILED_ATTEMPTS = 32
 
 
@@ -46,9 +46,8 @@ class PreemptionSearch:
             return
         self._assignments.index_preemptible()
         for above in (self._order.granted - 1, rank, -1):
-            victims = [self._minimal_victims(i, load, above) for i, load in loads]
-            preempted = set[str]().union(*(some for some in victims if some is not None))
-            if None not in victims and self._preempt_and_place(rank, job, place, preempted):
+            victims = [found for i, load in loads if (found := self._minimal_victims(i, load, above)) is not None]
+            if len(victims) == len(loads) and self._preempt_and_place(rank, job, place, set().union(*victims)):
                 return
         self._failed_attempts += 1
 
@@ -69,20 +68,16 @@ class PreemptionSearch:
             types = self._search.preferred_gpu_types(self._order.grants[rank], job)
             for k, g in spreads:
                 for gpu_type in types:
-                    found = self._cheapest_nodes(job, k, g, self._in_groups(self._free.matching(job, gpu_type)), above)
+                    found = self._cheapest_nodes(job, k, g, self._free.matching(job, gpu_type), above)
                     if found is not None:
-                        numbers, preempted = found
-                        if self._preempt_and_place(
-                            rank, job, Placement(self._free.names(numbers), g, gpu_type), preempted
-                        ):
+                        numbers, victims = found
+                        place = Placement(self._free.names(numbers), g, gpu_type)
+                        if self._preempt_and_place(rank, job, place, victims):
                             return True
         return False
 
     def place_any_amount(self, rank: int, grant: Grant, job: Job, low: int) -> None:
-        """Place the job on all of its GPUs or on ``low``, whichever jobs lose their placements for it.
-
-        After too many failed attempts nothing is tried.
-        """
+        """Place the job on all of its GPUs or on ``low`` by preempting any jobs; not after too many failures."""
         if self._failed_attempts >= MAX_FAILED_ATTEMPTS:
             return
         served = any(
@@ -93,7 +88,7 @@ class PreemptionSearch:
         self._failed_attempts += not (served or (self._search.uneven and self._place_unevenly(rank, grant, job, low)))
 
     def _place_unevenly(self, rank: int, grant: Grant, job: Job, low: int) -> bool:
-        """Place the job on what becomes free as later jobs are preempted one by one, the least important first.
+        """Place the job on GPUs that become free as later jobs are preempted one by one, the least important first.
 
         Victims that still fit afterwards are put back.
         """
@@ -113,16 +108,13 @@ class PreemptionSearch:
             self._search.known_infeasible = infeasible
         return found
 
-    def _in_groups(self, groups: list[NodeGroup]) -> Callable[[int], bool]:
-        return lambda i: self._free.group[i] in groups
-
     def _cheapest_nodes(
-        self, job: Job, k: int, g: int, suits: Callable[[int], bool], above: int
+        self, job: Job, k: int, g: int, groups: list[NodeGroup], above: int
     ) -> tuple[list[int], set[str]] | None:
-        """The k nodes on which g GPUs become free by preempting the fewest jobs of rank above a bound.
+        """The k nodes of some groups on which g GPUs become free by preempting the fewest jobs of rank above a bound.
 
-        The nodes of the least important jobs are looked at first, and no further ones once k nodes are found that
-        cost at most one job each.
+        The nodes of the least important jobs come first. The search ends once k nodes are found that cost at most one
+        job each.
 
         Returns:
             the node numbers, and the uids of the jobs to preempt; None if there are too few such nodes.
@@ -132,7 +124,7 @@ class PreemptionSearch:
         victims: dict[int, set[str]] = {}
         cheap = 0
         for i in self._candidate_nodes(load, above):
-            if i in victims or not suits(i):
+            if i in victims or self._free.group[i] not in groups:
                 continue
             victims[i] = set()
             needed = self._minimal_victims(i, load, above)
@@ -148,7 +140,10 @@ class PreemptionSearch:
         return chosen, set().union(*(victims[i] for i in chosen))
 
     def _candidate_nodes(self, load: Resources, above: int) -> Iterator[int]:
-        """Nodes on which the load fits as it is, then nodes of placed jobs, the least important first, repeatedly."""
+        """Nodes on which the load fits without preemption, then the nodes of placed jobs, the least important first.
+
+        A node may come several times.
+        """
         yield from (i for i in self._free.candidates(self._free.groups, load) if self._free.fits(i, load))
         for rank in reversed(self._assignments.preemptible_ranks):
             if rank <= above:
@@ -170,38 +165,42 @@ class PreemptionSearch:
             gpus, cpus, memory = gpus + held.gpus, cpus + held.cpus, memory + held.memory
         if gpus < 0 or cpus < 0 or memory < 0:
             return None
-        needed = set()
+        victims = set()
         for uid, held in reversed(taken):  # put back the most important that fit
             if gpus >= held.gpus and cpus >= held.cpus and memory >= held.memory:
                 gpus, cpus, memory = gpus - held.gpus, cpus - held.cpus, memory - held.memory
             else:
-                needed.add(uid)
-        return needed
+                victims.add(uid)
+        return victims
 
-    def _preempt_and_place(self, rank: int, job: Job, place: Placement, preempted: set[str]) -> bool:
-        """Assign the placement to the job, and other placements to preempted jobs before it; all of it or nothing."""
-        before = {uid: self._assignments.release(uid) for uid in preempted}
+    def _preempt_and_place(self, rank: int, job: Job, place: Placement, victims: set[str]) -> bool:
+        """Assign the placement to the job, and other placements to its more important victims; everything or nothing.
+
+        Returns:
+            whether that was done.
+        """
+        before = {uid: self._assignments.release(uid) for uid in victims}
         infeasible = self._search.clear_infeasible()
         self._assignments.assign(job, place)
-        moved = []
-        for uid in sorted((uid for uid in preempted if self._order.rank[uid] < rank), key=self._order.rank.__getitem__):
+        tried = []
+        for uid in sorted((uid for uid in victims if self._order.rank[uid] < rank), key=self._order.rank.__getitem__):
             grant, other = self._order.grants[self._order.rank[uid]], self._order.job[uid]
-            moved.append(uid)
+            tried.append(uid)
             if not self._place_again(grant, other, before[uid].gpus):
                 break
         else:
             return True
-        for uid in (*moved, job.uid):
+        for uid in (*tried, job.uid):
             if uid in self._assignments.placed:
                 self._assignments.release(uid)
-        for uid, there in before.items():
-            self._assignments.assign(self._order.job[uid], there)
+        for uid, earlier in before.items():
+            self._assignments.assign(self._order.job[uid], earlier)
         self._search.known_infeasible = infeasible
         return False
 
     def _place_again(self, grant: Grant, job: Job, gpus: int) -> bool:
-        """Place a preempted job where it was, or on other nodes with that many GPUs; return whether it was placed."""
+        """Place a victim on its present nodes, or on others with that many GPUs; return whether it was placed."""
         if self._assignments.assign_present(grant, job):
             return True
-        held = job.uid in self._assignments.retained
-        return not held and grant.exact is None and self._search.place_amount(grant, job, gpus)
+        movable = job.uid not in self._assignments.retained and grant.exact is None
+        return movable and self._search.place_amount(grant, job, gpus)

@@ -14,7 +14,7 @@ class RequestOrder:
         grants: the grants, then the fallbacks.
         granted: the number of grants among them.
         rank: by uid, the position of the job's request in ``grants``.
-        job: jobs by uid; a host may stand for itself and its guest.
+        job: jobs by uid; a host may be replaced by the joint job of a pair.
     """
 
     def __init__(self, snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]) -> None:
@@ -39,7 +39,7 @@ def least_gpus(grant: Grant) -> int:
 
 
 def satisfies(grant: Grant, place: Placement) -> bool:
-    """Whether a placement is one of those that the grant allows, by GPUs, GPU type and number of nodes."""
+    """Whether the grant allows a placement, by GPUs, GPU type and number of nodes."""
     if grant.exact is not None:
         return place == grant.exact
     if grant.gpu_type is not None and grant.gpu_type != place.gpu_type:

@@ -33,16 +33,16 @@ class NodeSearch:
         widest = self._node_index.widest
         if grant.gpu_type is not None:
             return [grant.gpu_type] if grant.gpu_type in widest else []
-        return [kind for kind in job.gpu_types if kind in widest] if job.gpu_types else self._node_index.types
+        return [name for name in job.gpu_types if name in widest] if job.gpu_types else self._node_index.types
 
     def preferred_gpu_types(self, grant: Grant, job: Job) -> Sequence[str | None]:
-        """The same, that of the present or previous run first; the only type of a CPU-only job is None."""
+        """``gpu_types``, that of the present or previous run first; the only type of a CPU-only job is None."""
         if not job.gpus:
             return (None,)
-        kinds, before = self.gpu_types(grant, job), _latest_placement(job)
-        if before is None or len(kinds) == 1:
-            return kinds
-        return sorted(kinds, key=lambda kind: kind != before.gpu_type)
+        types, before = self.gpu_types(grant, job), _latest_placement(job)
+        if before is None or len(types) == 1:
+            return types
+        return sorted(types, key=lambda gpu_type: gpu_type != before.gpu_type)
 
     def place_amount(self, grant: Grant, job: Job, gpus: int) -> bool:
         """Place the job on that many free GPUs, evenly if possible; return whether it was placed."""
@@ -51,39 +51,36 @@ class NodeSearch:
         if not (self.uneven and gpus) or grant.exact is not None:
             return False
         for gpu_type in self.preferred_gpu_types(grant, job):
-            shares = self._uneven_parts(job, gpus, gpu_type)
-            if shares is not None:
-                names = self._free.names(i for i, _ in shares)
-                self._assign(job, Placement(names, 0, gpu_type, tuple(g for _, g in shares)))
+            parts = self._uneven_parts(job, gpus, gpu_type)
+            if parts is not None:
+                names = self._free.names(i for i, _ in parts)
+                self._assign(job, Placement(names, 0, gpu_type, tuple(g for _, g in parts)))
                 return True
         return False
 
     def place_fewer(self, grant: Grant, job: Job, low: int) -> bool:
         """Place the job on the most GPUs that are fewer than its grant's and at least ``low``, if the grant allows it.
 
-        Spread evenly, every amount above the grant's least must be on the fewest nodes that can hold it: seven nodes x
+        Spread evenly, each amount above the grant's least must be on the fewest nodes that can hold it: seven nodes x
         one GPU are no gain over one node x four.
 
         Returns:
-            whether it was placed.
+            whether the job was placed.
         """
         if grant.at_least is None or grant.at_least >= grant.gpus:
             return False
         low = max(low, grant.at_least)
         if self.uneven:
-            most = max((self._most_uneven(job, kind) for kind in self.gpu_types(grant, job)), default=0)
+            most = max((self._most_uneven(job, gpu_type) for gpu_type in self.gpu_types(grant, job)), default=0)
             return any(self.place_amount(grant, job, gpus) for gpus in range(min(grant.gpus - 1, most), low - 1, -1))
-        widest = max([self._node_index.widest[kind] for kind in self.gpu_types(grant, job)], default=0)
-        return self.place_first(
-            grant,
-            job,
-            (
-                (k, g)
-                for gpus in range(grant.gpus - 1, low - 1, -1)
-                for k, g in job.spreads(gpus)
-                if gpus == grant.at_least or k == job.nodes or (k - 1) * widest < gpus
-            ),
+        widest = max([self._node_index.widest[gpu_type] for gpu_type in self.gpu_types(grant, job)], default=0)
+        spreads = (
+            (k, g)
+            for gpus in range(grant.gpus - 1, low - 1, -1)
+            for k, g in job.spreads(gpus)
+            if gpus == grant.at_least or k == job.nodes or (k - 1) * widest < gpus
         )
+        return self.place_first(grant, job, spreads)
 
     def place_first(self, grant: Grant, job: Job, spreads: Iterable[tuple[int, int]]) -> bool:
         """Place the job on the first of some spreads for which there are nodes; return whether it was placed."""
@@ -123,7 +120,10 @@ class NodeSearch:
         return chosen
 
     def _on_fewest_racks(self, chosen: list[int], fitting: list[int], k: int) -> list[int]:
-        """K node numbers, the chosen and some that fit (tightest first), on the fewest racks; of equals the fullest."""
+        """K node numbers, the chosen and some of those that fit (tightest first), on the fewest racks.
+
+        Of racks that have enough nodes, that with the fewest is taken; otherwise the rack with the most.
+        """
         nodes, racks = self._free.nodes, dict[str | None, list[int]]()
         for i in fitting:
             racks.setdefault(nodes[i].rack, []).append(i)
@@ -144,10 +144,10 @@ class NodeSearch:
         return sum(units[: job.max_nodes if job.nodes is None else job.nodes])
 
     def _uneven_parts(self, job: Job, gpus: int, gpu_type: str | None) -> list[tuple[int, int]] | None:
-        """Node numbers, and GPUs on each: the freest nodes, until the rest fits on one, and of such nodes the tightest.
+        """Node numbers with GPUs on each: nodes with the most free GPUs, until the rest fits on one, the tightest.
 
         Returns:
-            None where the nodes cannot hold so many GPUs.
+            None where the nodes cannot hold that many GPUs.
         """
         free = self._free
         groups = free.matching(job, gpu_type)
@@ -157,20 +157,20 @@ class NodeSearch:
         )
         most = len(units) if job.max_nodes is None else job.max_nodes
         exactly = job.nodes
-        shares: list[tuple[int, int]] = []
+        parts: list[tuple[int, int]] = []
         left = gpus
-        while units and left and len(shares) < (most if exactly is None else exactly):
+        while units and left and len(parts) < (most if exactly is None else exactly):
             # Where the number of nodes is fixed, each of the others gets at least one GPU.
-            want = left if exactly is None else left - (exactly - len(shares) - 1)
+            want = left if exactly is None else left - (exactly - len(parts) - 1)
             if want < 1:
                 return None
             enough = [unit for unit in units if unit[0] >= want]
             unit = enough[-1] if enough else units[0]
             best = max((u for u in units if u[0] == unit[0]), key=lambda u: u[1])
             units.remove(best)
-            shares.append((-best[1], min(want, best[0])))
-            left -= shares[-1][1]
-        return shares if not left and exactly in (None, len(shares)) else None
+            parts.append((-best[1], min(want, best[0])))
+            left -= parts[-1][1]
+        return parts if not left and exactly in (None, len(parts)) else None
 
 
 def _latest_placement(job: Job) -> Placement | None:

@@ -83,15 +83,12 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
     for record, data in reversed(recorded):
         snapshot = decode(data)
         if other is None:
-            found = registry.get(record.policy)
-            policy = found(_parameters(found, record))
+            policy_class = registry.get(record.policy)
+            policy = policy_class(_parameters(policy_class, record))
             state = store.policy_state(record.policy, record.round - 1)
         else:
-            policy, state, snapshot = (
-                other,
-                carried,
-                replace(snapshot, precomputed=None),
-            )  # computed for the recorded policy
+            policy, state = other, carried
+            snapshot = replace(snapshot, precomputed=None)  # it was computed for the recorded policy
         result = run_round(snapshot, policy, state)
         carried = result.state
         stored = {d.uid: d.granted for d in store.decisions_of(record.round)}
@@ -100,7 +97,7 @@ def replay(store: Store, registry: Registry, limit: int, other: Policy | None = 
 
 def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
     try:
-        # Stored as JSON: tuples and sets of the parameters are lists there.
+        # In strict mode, only JSON input may have lists for the tuples and sets of the parameters.
         return policy.Parameters.model_validate_json(json.dumps(dict(record.parameters)))
     except ValidationError as error:
         raise OtherParametersError(record, "; ".join(explain(error, policy.Parameters))) from None
@@ -109,6 +106,8 @@ def _parameters(policy: type[Policy], record: RoundRecord) -> PolicyParameters:
 def _differences(
     stored: Mapping[str, Placement | None], targets: Mapping[str, Placement], reasons: Mapping[str, Reason]
 ) -> tuple[Difference, ...]:
-    uids = sorted(stored.keys() | reasons.keys())
-    pairs = ((uid, stored.get(uid), targets.get(uid)) for uid in uids)
-    return tuple(Difference(uid, was, now, reasons.get(uid)) for uid, was, now in pairs if was != now)
+    return tuple(
+        Difference(uid, stored.get(uid), targets.get(uid), reasons.get(uid))
+        for uid in sorted(stored.keys() | reasons.keys())
+        if stored.get(uid) != targets.get(uid)
+    )

@@ -1,4 +1,4 @@
-"""A snapshot as bytes: the input of one recorded round, kept in the store so that ``replay`` can decide it again.
+"""Snapshots as bytes: the input of each recorded round is kept in the store, so that ``replay`` can decide it again.
 
 Only fields that differ from their default are written, so that snapshots stay readable when fields with defaults are
 added. ``Job.speed`` is written where it is measured (``MeasuredSpeed``); a simulation's own speeds are left out.
@@ -22,7 +22,7 @@ from metasched.throughput.online_speed import MeasuredSpeed
 
 FORMAT = 2
 _SNAPSHOT_NAMES = {"limits": "quotas", "worked": "precomputed"}
-"""Names of snapshot fields in format 1, and today's."""
+"""Today's names of snapshot fields, by their names in format 1."""
 _JOB_NAMES = {
     "address": "slurm_job_id",
     "share": "fair_share",
@@ -31,7 +31,7 @@ _JOB_NAMES = {
     "learns": "learns_speed",
     "trials": "profiled",
 }
-"""Names of job fields in format 1, and today's."""
+"""Today's names of job fields, by their names in format 1."""
 
 
 class CodecError(MetaschedError):
@@ -44,9 +44,8 @@ def encode(snapshot: Snapshot) -> bytes:
     facts["nodes"] = [_changed_fields(node) for node in snapshot.nodes]
     facts["jobs"] = [_changed_fields(job) for job in snapshot.jobs]
     facts["quotas"] = [_changed_fields(quota) for quota in snapshot.quotas]
-    _write_speeds_once(facts["jobs"])
-    _write_reasons(facts["jobs"])
-    # The json module writes what msgspec cannot: infinite time limits, and a policy's integers beyond 64 bits.
+    _write_speeds_and_reasons(facts["jobs"])
+    # The json module, unlike msgspec, writes infinite time limits, and a policy's integers beyond 64 bits.
     text = json.dumps({"format": FORMAT, "snapshot": facts}, default=_as_json, separators=(",", ":"))
     return zlib.compress(text.encode(), level=1)
 
@@ -55,7 +54,7 @@ def decode(data: bytes) -> Snapshot:
     """The snapshot that ``encode`` was given, in this version or (format 1) in the one before.
 
     Raises:
-        CodecError: the bytes are something else, or a newer version's.
+        CodecError: the bytes are not a snapshot, or one of a newer version.
     """
     try:
         content = json.loads(zlib.decompress(data))
@@ -65,8 +64,7 @@ def decode(data: bytes) -> Snapshot:
         if content["format"] == 1:
             facts = _renamed(facts, _SNAPSHOT_NAMES)
             facts["jobs"] = [_renamed(job, _JOB_NAMES) for job in facts["jobs"]]
-        speeds = _read_speeds(facts["jobs"])
-        _read_reasons(facts["jobs"])
+        speeds = _read_speeds_and_reasons(facts["jobs"])
         snapshot = msgspec.convert(facts, Snapshot)
     except (msgspec.MsgspecError, ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
         raise CodecError(f"a stored snapshot cannot be read: {error!r}") from error
@@ -86,14 +84,16 @@ def _changed_fields(record: Any) -> dict[str, Any]:
     return found
 
 
-def _write_speeds_once(jobs: list[dict[str, Any]]) -> None:
-    """Replace each job's speed by its JSON, or by its subject where an earlier job has the same one."""
+def _write_speeds_and_reasons(jobs: list[dict[str, Any]]) -> None:
+    """Replace each job's speed and reason by their JSON; a speed by its subject where an earlier job has the same."""
     written: set[str] = set()
     for facts in jobs:
         speed = facts.pop("speed", None)
         if isinstance(speed, MeasuredSpeed):
             facts["speed"] = speed.subject if speed.subject in written else speed.to_json()
             written.add(speed.subject)
+        if "blocked" in facts:
+            facts["blocked"] = to_json(facts["blocked"])
 
 
 def _as_json(value: object) -> Any:
@@ -108,8 +108,11 @@ def _as_json(value: object) -> Any:
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 
 
-def _read_speeds(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
-    """Take each job's speed out of its JSON; jobs that had the same speed object share one again."""
+def _read_speeds_and_reasons(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
+    """Take each job's speed out of its JSON, one object for each subject, and read its reason.
+
+    Older versions wrote reasons as sentences.
+    """
     known: dict[str, MeasuredSpeed] = {}
     speeds = []
     for facts in jobs:
@@ -119,21 +122,9 @@ def _read_speeds(jobs: list[dict[str, Any]]) -> list[MeasuredSpeed | None]:
         elif speed is not None:
             speed = known[speed]
         speeds.append(speed)
-    return speeds
-
-
-def _write_reasons(jobs: list[dict[str, Any]]) -> None:
-    """Replace the reason of each blocked job by its JSON."""
-    for facts in jobs:
-        if facts.get("blocked") is not None:
-            facts["blocked"] = to_json(facts["blocked"])
-
-
-def _read_reasons(jobs: list[dict[str, Any]]) -> None:
-    """Replace the JSON of each blocked job's reason by the reason; older versions wrote a sentence."""
-    for facts in jobs:
         if facts.get("blocked") is not None:
             facts["blocked"] = from_json(facts["blocked"])
+    return speeds
 
 
 def _with_speed(job: Job, speed: MeasuredSpeed | None) -> Job:

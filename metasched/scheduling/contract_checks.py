@@ -97,29 +97,29 @@ def _check_pairs(policy: str, grants: Iterable[Grant]) -> None:
 
 def _broken_amount(job: Job, grant: Grant) -> str | None:
     """The broken rule about amounts and types in a grant, in words; None where the grant breaks none."""
-    gpus, kind, fewest, low = grant.gpus, grant.gpu_type, job.min_gpus, grant.at_least
+    gpus, gpu_type, fewest, low = grant.gpus, grant.gpu_type, job.min_gpus, grant.at_least
     if (wrong := _wrong_reason(grant.reason)) is not None:
         return f"is granted without a reason: {wrong}"
     if not fewest <= gpus <= job.max_gpus:
         return f"is granted {gpus} GPUs, it takes {fewest} to {job.max_gpus}"
     if low is not None and not fewest <= low <= gpus:
         return f"is granted at least {low} GPUs, it takes {fewest} to {gpus}"
-    if kind is not None and (not job.gpus or (job.gpu_types and kind not in job.gpu_types)):
-        return f"is granted GPUs of type {kind}, it accepts {', '.join(job.gpu_types) or 'none'}"
+    if gpu_type is not None and (not job.gpus or (job.gpu_types and gpu_type not in job.gpu_types)):
+        return f"is granted GPUs of type {gpu_type}, it accepts {', '.join(job.gpu_types) or 'none'}"
     if grant.max_nodes is not None and grant.max_nodes < (job.nodes or 1):
         return f"is granted at most {grant.max_nodes} nodes, it takes {job.nodes or 'at least 1'}"
     return None
 
 
 def _wrong_reason(reason: object) -> str | None:
-    """Why a policy's reason is none, in words; None where it is one."""
+    """Why a policy's answer is not a valid ``Reason``, in words; None where it is one."""
     if not isinstance(reason, Reason):
         return f"it has a {type(reason).__name__}, and a Reason is needed (Reason.text(...) makes one of words)"
     return None if reason.code else "its Reason has an empty code"
 
 
 def _broken_retention(job: Job, grant: Grant) -> str | None:
-    """The broken rule where an immovable job is granted anything but its present placement; None for no such rule."""
+    """The broken rule about an immovable job's present placement, in words; None where the grant breaks none."""
     held = job.placement
     if held is None or not is_immovable(job):
         return None
@@ -127,7 +127,7 @@ def _broken_retention(job: Job, grant: Grant) -> str | None:
     if not least <= held.gpus <= grant.gpus or grant.gpu_type not in (None, held.gpu_type):
         return f"is granted other than the {held.gpus} GPUs that it must keep"
     if grant.exact not in (None, held):
-        return "is granted another place than the one that it must keep"
+        return "is granted another placement than the one that it must keep"
     return None
 
 
@@ -137,18 +137,16 @@ def _broken_placement(snapshot: Snapshot, grant: Grant) -> str | None:
     if exact is None:
         return None
     if (exact.gpus, exact.gpu_type) != (grant.gpus, grant.gpu_type) or grant.at_least not in (None, grant.gpus):
-        return (
-            f"is granted {grant.gpus} GPUs of type {grant.gpu_type}, and a place with {exact.gpus} of {exact.gpu_type}"
-        )
+        granted, placed = f"{grant.gpus} GPUs of type {grant.gpu_type}", f"{exact.gpus} of {exact.gpu_type}"
+        return f"is granted {granted}, and a placement with {placed}"
     if len(set(exact.nodes)) < len(exact.nodes) or (job.gpus and min(exact.spread, default=0) < 1):
-        return "is granted a place with a node twice, or without GPUs"
+        return "is granted a placement with a node twice, or without GPUs"
     if exact.uneven and not snapshot.uneven:
-        return "is granted an uneven place, which this cluster cannot realise"
+        return "is granted an uneven placement, which this cluster cannot realise"
     k, asked = len(exact.nodes), job.nodes if job.gpus else job.nodes or 1
     if asked not in (None, k) or (job.max_nodes is not None and k > job.max_nodes):
-        return (
-            f"is granted a place on {k} nodes, it takes {'at most ' if asked is None else ''}{asked or job.max_nodes}"
-        )
+        takes = f"at most {job.max_nodes}" if asked is None else asked
+        return f"is granted a placement on {k} nodes, it takes {takes}"
     return None
 
 
@@ -161,7 +159,7 @@ def _broken_sharing(snapshot: Snapshot, grant: Grant, granted: Mapping[str, Gran
         return "is to share GPUs, which this cluster cannot realise"
     if not grant.gpus or host is None or host.gpus != grant.gpus:
         return f"is to share the GPUs of job {grant.co_runner}, which is not granted the same {grant.gpus} GPUs"
-    kinds, places = {grant.gpu_type, host.gpu_type} - {None}, {grant.exact, host.exact} - {None}
-    if len(kinds) > 1 or len(places) > 1:
-        return f"is to share the GPUs of job {grant.co_runner}, which is granted others"
+    types, placements = {grant.gpu_type, host.gpu_type} - {None}, {grant.exact, host.exact} - {None}
+    if len(types) > 1 or len(placements) > 1:
+        return f"is to share the GPUs of job {grant.co_runner}, which is granted other GPUs"
     return None

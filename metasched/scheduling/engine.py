@@ -106,11 +106,7 @@ def _decide(
 
 
 def precompute(snapshot: Snapshot, policy: Policy, state: PolicyState) -> Mapping[str, Any] | None:
-    """The result of the policy's long computation between rounds, on the schedulable snapshot; None for none.
-
-    Returns:
-        JSON-compatible data for ``Snapshot.precomputed`` of a later round.
-    """
+    """The result of the policy's ``precompute`` on the schedulable snapshot, for a later round's ``precomputed``."""
     return policy.precompute(_schedulable_snapshot(snapshot)[0], state)
 
 

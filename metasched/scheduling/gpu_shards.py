@@ -22,8 +22,8 @@ class GpuShards:
         unsettled: names of nodes where jobs are giving GPUs back: Slurm does not tell which GPUs.
         overlapping: uids of our jobs that have a half of a GPU which another job has whole.
         assigns_half_free: whether Slurm counts a GPU as free as soon as the first of two jobs on it has ended, and
-            assigns it to the next job that asks for whole GPUs (observed in 22.05, corrected in 23.02). Its count of
-            shards remains right.
+            assigns it to the next job that requests whole GPUs (observed in 22.05, corrected in 23.02). Slurm's count
+            of shards remains right.
     """
 
     per_gpu: int
@@ -47,7 +47,10 @@ class GpuShards:
         return self.free[node][gpu] == self.per_gpu
 
     def next_whole(self, node: str, gpus: int) -> tuple[int, ...]:
-        """The indices of the GPUs that Slurm would assign to a job that asks for whole ones, as many as there are."""
+        """The indices of the GPUs that Slurm would assign to a job that requests this number of whole GPUs.
+
+        Where fewer are free, all of them.
+        """
         free = (self.per_gpu, self.half) if self.assigns_half_free else (self.per_gpu,)
         return tuple(gpu for gpu, shards in enumerate(self.free.get(node, ())) if shards in free)[:gpus]
 

@@ -4,7 +4,7 @@ Slurm chooses the GPU itself (``gpu_shards.py``), so a pair gets onto one GPU in
 
     both jobs wait: start them in one poll, where the next half that Slurm assigns is of an empty GPU
     one job runs on half GPUs: start the other where the next half is the other half of those GPUs
-    neither is possible: a job restarts that is in the way, or that its co-runner cannot get to
+    neither is possible: restart the job that holds the wrong GPUs
 
 A job whose co-runner ends or changes keeps its GPUs. Pairs in time slices (Gandiva, OSDI 2018, section 3.1):
 
@@ -41,7 +41,7 @@ class GpuSharing:
 
 
 class GpuSharingPlan:
-    """The part of one poll's plan that is due to GPU sharing.
+    """The part of one poll's plan that GPU sharing requires.
 
     Args:
         snapshot: jobs and nodes as observed.
@@ -92,34 +92,34 @@ class GpuSharingPlan:
         nodes = set(place.nodes)
         if nodes & (self._starting_nodes | shards.unsettled):
             return False
-        if any(self._comes_or_goes(job, nodes, pair) for job in self._snapshot.jobs if job.half_gpus):
+        if any(self._changes_shards(job, nodes, pair) for job in self._snapshot.jobs if job.half_gpus):
             return False
         if other.active:
-            ready = self._holds_half(other, place) and self._lands_on_gpu_of(shards, other.uid)
+            ready = self._holds_half(other, place) and self._next_halves_are_of(shards, other.uid)
         else:
-            ready = other.status in (Status.HELD, Status.QUEUED) and self._land_on_empty_gpus(shards, nodes)
+            ready = other.status in (Status.HELD, Status.QUEUED) and self._next_halves_are_empty(shards, nodes)
         if ready:
             self._starting_nodes |= nodes
             self._starting_pairs.add(pair)
         return ready
 
     @staticmethod
-    def _comes_or_goes(job: Job, nodes: set[str], pair: frozenset[str]) -> bool:
-        """Whether a job on half GPUs, not of the pair, is about to start on, or is vacating, one of the nodes."""
+    def _changes_shards(job: Job, nodes: set[str], pair: frozenset[str]) -> bool:
+        """Whether a job on half GPUs is vacating one of the nodes, or, if not of the pair, is queued for one."""
         if job.status is Status.QUEUED:
             return job.uid not in pair and job.released is not None and not nodes.isdisjoint(job.released.nodes)
         return is_vacating(job) and job.placement is not None and not nodes.isdisjoint(job.placement.nodes)
 
     def _holds_half(self, job: Job, place: Placement) -> bool:
-        """Whether a job holds half of each GPU of a placement, and goes on holding it."""
-        shares = job.half_gpus and job.placement == place and job.uid not in self.restarts
-        return shares and holds_without_stop(job)
+        """Whether a job holds half of each GPU of a placement, and neither stops nor restarts."""
+        half = job.half_gpus and job.placement == place and job.uid not in self.restarts
+        return half and holds_without_stop(job)
 
-    def _lands_on_gpu_of(self, shards: GpuShards, uid: str) -> bool:
-        """Whether a job that is released now gets the other halves of a job's GPUs.
+    def _next_halves_are_of(self, shards: GpuShards, uid: str) -> bool:
+        """Whether Slurm would assign the other halves of a job's GPUs to the next job.
 
-        On each node, that GPU has to be the first with a free half, and no job may be vacating the node: a GPU with a
-        lower index that became free would be assigned instead.
+        On each node, the job's GPU has to be the first with a free half, and no job may be vacating the node: a GPU
+        with a lower index that becomes free would be assigned instead.
         """
         held = shards.held.get(uid, {})
         vacating = {
@@ -131,8 +131,8 @@ class GpuSharingPlan:
         return bool(held) and all(shards.next_half(node) == gpu and node not in vacating for node, gpu in held.items())
 
     @staticmethod
-    def _land_on_empty_gpus(shards: GpuShards, nodes: set[str]) -> bool:
-        """Whether the next half that Slurm assigns on each of the nodes is one of an empty GPU."""
+    def _next_halves_are_empty(shards: GpuShards, nodes: set[str]) -> bool:
+        """Whether the next half that Slurm assigns on each of the nodes is of an empty GPU; so is no half at all."""
         return all((gpu := shards.next_half(node)) is None or shards.is_empty(node, gpu) for node in nodes)
 
     # -- restarts ----------------------------------------------------------------------------------------------------
@@ -147,6 +147,7 @@ class GpuSharingPlan:
         return max(uids, key=lambda uid: (self._rank.get(uid, len(self._rank)), uid))
 
     def _find_restarts(self, shards: GpuShards) -> Iterator[tuple[str, Reason]]:
+        """The uids of all jobs that must restart, each with the reason."""
         jobs = self._snapshot.job
         yield from ((uid, Reason(Code.GPU_GIVEN_AWAY)) for uid in shards.overlapping if self._is_stoppable(uid))
         for uid, other in shards.co_runners.items():
@@ -167,14 +168,14 @@ class GpuSharingPlan:
     def _separated(self, one: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """The restart of one of two jobs on the same GPUs that should not share them.
 
-        A job that awaits another co-runner goes on, if only one of the two does.
+        If one of the two has another partner, the job without a partner restarts; else the less important job does.
         """
         if self.partner(one) is other:
             return
         single = [job.uid for job in (one, other) if self.partner(job) is None]
-        restarts = single[0] if len(single) == 1 else self._least_important(one.uid, other.uid)
-        stays = other if restarts == one.uid else one
-        yield restarts, Reason.of(Code.CO_RUNNER_CHANGED, co_runner=stays.slurm_job_id)
+        restarted = single[0] if len(single) == 1 else self._least_important(one.uid, other.uid)
+        retained = other if restarted == one.uid else one
+        yield restarted, Reason.of(Code.CO_RUNNER_CHANGED, co_runner=retained.slurm_job_id)
 
     def _unreachable_by_co_runner(self, shards: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """The restart of a job on the GPUs of its pair, if Slurm would not assign the other halves to its co-runner."""
@@ -189,9 +190,9 @@ class GpuSharingPlan:
                 yield job.uid, Reason.of(Code.ON_OTHER_GPU, co_runner=other.slurm_job_id)
         elif not other.active and job.placement is not None and shards.unsettled.isdisjoint(job.placement.nodes):
             for node, gpu in shards.held.get(job.uid, {}).items():
-                lower = shards.next_half(node)
-                held_by_stranger = shards.free[node][gpu] < shards.half and len(shards.holders(node, gpu)) == 1
-                if (lower is not None and lower < gpu) or held_by_stranger:
+                first = shards.next_half(node)
+                other_half_taken = shards.free[node][gpu] < shards.half and len(shards.holders(node, gpu)) == 1
+                if (first is not None and first < gpu) or other_half_taken:
                     yield job.uid, Reason.of(Code.CO_RUNNER_CANNOT_JOIN, co_runner=other.slurm_job_id)
                     return
 
@@ -199,11 +200,18 @@ class GpuSharingPlan:
         """Restarts of single jobs whose other half GPU Slurm would assign to a job of a new pair."""
         for node in self._targets[job.uid].nodes:
             gpu = shards.next_half(node)
-            if node in shards.unsettled or gpu is None or shards.is_empty(node, gpu):
-                continue
-            for uid in shards.holders(node, gpu):
-                if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, Reason.of(Code.HALF_GPU_TAKEN_FOR_PAIR, job=job.slurm_job_id)
+            if node not in shards.unsettled and gpu is not None and not shards.is_empty(node, gpu):
+                yield from self._restart_single_jobs(
+                    shards, node, gpu, Reason.of(Code.HALF_GPU_TAKEN_FOR_PAIR, job=job.slurm_job_id)
+                )
+
+    def _restart_single_jobs(
+        self, shards: GpuShards, node: str, gpu: int, reason: Reason
+    ) -> Iterator[tuple[str, Reason]]:
+        """The restarts of stoppable jobs without a partner that have half of a GPU."""
+        for uid in shards.holders(node, gpu):
+            if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
+                yield uid, reason
 
     @staticmethod
     def _half_free_as_whole(shards: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
@@ -220,38 +228,36 @@ class GpuSharingPlan:
 
     def _on_half_free_as_whole(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Restarts of single jobs with half a GPU that Slurm would wrongly assign to a job that asks for whole GPUs."""
+        reason = Reason.of(Code.HALF_GPU_TAKEN_FOR_WHOLE, job=job.slurm_job_id)
         for node, gpu in self._half_free_as_whole(shards, job, self._targets[job.uid]):
-            for uid in shards.holders(node, gpu):
-                if self._is_stoppable(uid) and self.partner(self._snapshot.job[uid]) is None:
-                    yield uid, Reason.of(Code.HALF_GPU_TAKEN_FOR_WHOLE, job=job.slurm_job_id)
+            yield from self._restart_single_jobs(shards, node, gpu, reason)
 
     # -- time slices ---------------------------------------------------------------------------------------------------
 
     def _slice_actions(self, shards: GpuShards) -> Iterator[Action]:
+        """The suspensions and resumptions of all time-sliced pairs."""
         jobs = self._snapshot.job
         for uid, other_uid in shards.co_runners.items():
             if uid > other_uid or not {uid, other_uid} <= self._sharing.time_slicing:
                 continue
             restarts = uid in self.restarts or other_uid in self.restarts
-            if restarts or not (self._is_stoppable(uid) and self._is_stoppable(other_uid)):
-                continue
-            one, other = jobs[uid], jobs[other_uid]
-            if self.partner(one) is other:
-                yield from self._next_slice(one, other)
+            stoppable = self._is_stoppable(uid) and self._is_stoppable(other_uid)
+            if stoppable and not restarts and self.partner(jobs[uid]) is jobs[other_uid]:
+                yield from self._next_slice(jobs[uid], jobs[other_uid])
 
     def _next_slice(self, one: Job, other: Job) -> Iterator[Action]:
         """The suspensions and resumptions after which exactly one job of a pair runs."""
         paused = [job for job in (one, other) if job.status is Status.SUSPENDED]
         self.paused.update(job.uid for job in paused)
         if not paused:
-            had_more = max((one, other), key=lambda job: (job.attained_service, self._rank.get(job.uid, 0)))
-            had_less = other if had_more is one else one
-            yield Suspend(had_more.uid, Reason.of(Code.TIME_SLICING_BEGINS, co_runner=had_less.slurm_job_id))
+            first = max((one, other), key=lambda job: (job.attained_service, self._rank.get(job.uid, 0)))
+            second = other if first is one else one
+            yield Suspend(first.uid, Reason.of(Code.TIME_SLICING_BEGINS, co_runner=second.slurm_job_id))
             return
-        waits = min(paused, key=lambda job: job.suspended_at or 0.0)
-        runs = other if waits is one else one
+        resumed = min(paused, key=lambda job: job.suspended_at or 0.0)
+        co_runner = other if resumed is one else one
         if len(paused) > 1:
-            yield Resume(waits.uid, Reason.of(Code.BOTH_SUSPENDED, co_runner=runs.slurm_job_id))
-        elif self._snapshot.now - (waits.suspended_at or 0.0) >= self._slice_seconds:
-            yield Suspend(runs.uid, Reason.of(Code.SLICE_ENDS, co_runner=waits.slurm_job_id))
-            yield Resume(waits.uid, Reason.of(Code.SLICE_BEGINS, co_runner=runs.slurm_job_id))
+            yield Resume(resumed.uid, Reason.of(Code.BOTH_SUSPENDED, co_runner=co_runner.slurm_job_id))
+        elif self._snapshot.now - (resumed.suspended_at or 0.0) >= self._slice_seconds:
+            yield Suspend(co_runner.uid, Reason.of(Code.SLICE_ENDS, co_runner=resumed.slurm_job_id))
+            yield Resume(resumed.uid, Reason.of(Code.SLICE_BEGINS, co_runner=co_runner.slurm_job_id))

@@ -48,7 +48,7 @@ class Timeouts:
 
 NO_SHARING = GpuSharing()
 NOT_ITS_TURN = Reason(Code.NOT_ITS_TURN)
-NAMED = 3  # of the jobs that another one is preempted for
+MAX_NAMED_SUCCESSORS = 3  # in the reason of a preemption
 
 
 def plan(
@@ -58,7 +58,7 @@ def plan(
     sharing: GpuSharing = NO_SHARING,
     unsent: Collection[str] = (),
 ) -> tuple[Action, ...]:
-    """Actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
+    """The actions that bring the cluster from the snapshot towards the targets, in the order in which to do them.
 
     Args:
         snapshot: jobs and nodes as observed.
@@ -146,7 +146,7 @@ class _Planner:
         return None
 
     def _released_otherwise(self, job: Job, target: Placement) -> Reason | None:
-        """What a queued job should have instead of what it was released for; None where nothing changed."""
+        """Why a queued job must be released again, for another placement or amount; None where nothing changed."""
         if job.released != target:
             return Reason.of(Code.PLACE_CHANGED, **_facts(target))
         if job.half_gpus != (self.sharing.partner(job) is not None):
@@ -160,7 +160,7 @@ class _Planner:
             return None
         why = self._why_stopped(job, target) if job.placement != target else self.sharing.restarts.get(job.uid)
         if job.stop_requested is not None:
-            # A request to stop cannot be withdrawn: the trainer may be exiting already, and starts again there.
+            # A request to stop cannot be withdrawn: the trainer may be exiting already. The job starts anew afterwards.
             deadline = job.stop_requested + self.timeouts.grace_seconds
             if self.now > deadline:
                 return Requeue(job.uid, Reason.of(Code.STOP_UNANSWERED, seconds=self.timeouts.grace_seconds))
@@ -173,11 +173,10 @@ class _Planner:
         if not job.suspended_by_us or job.placement is None:
             return None
         if job.gpus > 0:
-            # The job is paused for the time slice of its co-runner. A paused job cannot be stopped: resume it first.
-            paused = job.uid in self.sharing.paused and job.uid not in self.sharing.slice_actions
-            if paused:
-                return None
-            return self.sharing.slice_actions.get(job.uid) or Resume(job.uid, Reason(Code.TIME_SLICING_ENDS))
+            # The job waits for its time slice. A suspended job cannot be stopped, so it is resumed where slicing ends.
+            action = self.sharing.slice_actions.get(job.uid)
+            waits = action is not None or job.uid in self.sharing.paused
+            return action if waits else Resume(job.uid, Reason(Code.TIME_SLICING_ENDS))
         if job.placement != target:
             return None
         needs = {node: self.busy_cpus.get(node, 0) + job.node_cpus(gpus) for node, gpus in target.node_gpus}
@@ -198,8 +197,8 @@ class _Planner:
         successors = sorted({successor for node in nodes for successor in self.successors.get(node, ())})
         if not successors:
             return NOT_ITS_TURN
-        more = max(len(successors) - NAMED, 0)
-        return Reason.of(Code.PREEMPTED_FOR, jobs=tuple(successors[:NAMED]), more=more)
+        named = tuple(successors[:MAX_NAMED_SUCCESSORS])
+        return Reason.of(Code.PREEMPTED_FOR, jobs=named, more=len(successors) - len(named))
 
 
 def _facts(place: Placement) -> dict[str, Fact]:

@@ -1,11 +1,11 @@
-"""Quotas, which hold whatever a policy decides: how much of its grants they allow, and where that is placed. Pure.
+"""Quotas, which limit the grants of every policy: how many GPUs of each they allow, and their placement. Pure.
 
 charge the allocations that no decision of this round can free
 repeat
-admit each grant in the decision's order: whole, cut to what its quotas leave, or not at all
-place what is admitted
-remember the jobs that found less than was admitted: they are admitted no more than that from now on
-until no job found less, or no job that was cut or denied could gain from it
+    admit each grant in the decision's order: whole, cut to the GPUs that its quotas leave, or not at all
+    place the admitted grants
+    limit each job that was placed on fewer GPUs than admitted to these GPUs, in all later passes
+until every job has the GPUs that it was admitted, or no job that was cut or denied could gain by another pass
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from metasched.placement import Placements, place
 # A decision is admitted and placed at most this often; each pass finds at least one more job that needs less.
 MAX_PASSES = 16
 
-HOST_WITHOUT = Reason(Code.CO_RUNNER_CUT)
+HOST_CUT = Reason(Code.CO_RUNNER_CUT)
 
 
 def place_within_quotas(
@@ -36,7 +36,7 @@ def place_within_quotas(
         decision: the policy's decision.
 
     Returns:
-        the placements, and by uid, what a quota took from a job.
+        the placements, and by uid, which quota cut or denied the job's grant.
     """
     if not snapshot.quotas:
         return place(schedulable, decision.grants, decision.fallback), {}
@@ -49,12 +49,12 @@ def place_within_quotas(
         reasons = {uid: reasons[uid] for uid in reasons.keys() & most.keys()} | allowed.reasons
         found = place(schedulable, allowed.grants, allowed.fallback)
         unplaced |= found.unplaced
-        less = _jobs_with_less(snapshot.quotas, allowed, found, held)
+        fewer = _jobs_with_fewer_gpus(snapshot.quotas, allowed, found, held)
         # A job without nodes of the one type that quotas leave it may find nodes of another type in the next pass.
-        less = less or dict.fromkeys(allowed.narrowed - found.placed.keys())
-        if not less or not _could_gain(snapshot, schedulable, allowed, found, held):
+        fewer = fewer or dict.fromkeys(allowed.narrowed - found.placed.keys())
+        if not fewer or not _could_gain(snapshot, schedulable, allowed, found, held):
             break
-        most |= less
+        most |= fewer
     missing = {uid: why for uid, why in unplaced.items() if uid not in found.placed and uid not in allowed.denied}
     return replace(found, unplaced=missing), reasons
 
@@ -62,13 +62,13 @@ def place_within_quotas(
 def jobs_without_quota(
     snapshot: Snapshot, schedulable: Snapshot, decision: Decision, found: Placements
 ) -> Mapping[str, Reason]:
-    """The jobs that quotas leave nothing, if other jobs wait behind them while GPUs are free.
+    """The jobs that quotas leave too few GPUs to run, if other jobs wait behind them while GPUs are free.
 
-    A policy that keeps a strict order, and so offers no fallback, is to be asked again without these jobs: it knows
-    nothing of quotas, and lets no job pass them.
+    A policy with a strict order, and so without fallback, is asked again without these jobs: it knows nothing of
+    quotas, and lets no other job overtake them.
 
     Returns:
-        by uid, the reason; empty where nobody waits behind them.
+        by uid, the reason; empty where no job waits behind them.
     """
     if not snapshot.quotas or not decision.waits or any(schedulable.job[grant.uid].gpus for grant in decision.fallback):
         return {}
@@ -77,8 +77,8 @@ def jobs_without_quota(
     out: dict[str, Reason] = {}
     for job in schedulable.jobs:
         if job.uid in budget.quotas_of and job.uid not in found.placed and job.uid not in held:
-            quotas = [budget.most_gpus(job.uid, [kind]) for kind in (job.gpu_types or free if job.gpus else (None,))]
-            most, quota = max(quotas, default=(math.inf, -1))
+            types: Iterable[str | None] = (job.gpu_types or free) if job.gpus else (None,)
+            most, quota = max((budget.most_gpus(job.uid, [t]) for t in types), default=(math.inf, -1))
             if most < job.min_gpus:
                 out[job.uid] = _reached(snapshot.quotas[quota], most)
     behind = [schedulable.job[uid] for uid in decision.waits.keys() - out.keys() - found.placed.keys()]
@@ -89,15 +89,15 @@ def jobs_without_quota(
 
 @dataclass(slots=True)
 class _Allowed:
-    """What quotas allow of a decision.
+    """The part of a decision that quotas allow.
 
     Attributes:
         grants: the decision's grants, cut where necessary.
-        fallback: the decision's fallbacks, likewise.
+        fallback: the decision's fallbacks, cut where necessary.
         denied: uids of jobs that are admitted nothing.
         cut: uids of jobs that are admitted fewer GPUs than granted.
         narrowed: uids of jobs that are admitted GPUs of one type only.
-        reasons: by uid, for all of these, which quota it is.
+        reasons: by uid of denied, cut and narrowed jobs, the quota that decides.
     """
 
     grants: list[Grant] = field(default_factory=list)
@@ -109,11 +109,11 @@ class _Allowed:
 
 
 class _QuotaBudget:
-    """What is left of each quota.
+    """The amounts that are left of each quota.
 
     Attributes:
         quotas: the quotas.
-        left: for each of them, the GPUs or running jobs that are left.
+        left: for each quota, the GPUs or running jobs that are left.
         quotas_of: by uid of a job, the positions of its quotas.
     """
 
@@ -125,17 +125,17 @@ class _QuotaBudget:
             for uid in quota.members:
                 self.quotas_of.setdefault(uid, []).append(i)
 
-    def charge(self, uid: str, gpus: int, kinds: Collection[str | None]) -> None:
+    def charge(self, uid: str, gpus: int, types: Collection[str | None]) -> None:
         """Charge a running job with GPUs of one of some types to all of its quotas."""
         for i in self.quotas_of.get(uid, ()):
             quota = self.quotas[i]
             if quota.of_jobs:
                 self.left[i] -= 1
-            elif quota.gpu_type is None or quota.gpu_type in kinds:
+            elif quota.gpu_type is None or quota.gpu_type in types:
                 self.left[i] -= gpus
 
-    def most_gpus(self, uid: str, kinds: Collection[str | None]) -> tuple[float, int]:
-        """The GPUs that a job's quotas leave it, whichever of some types they are.
+    def most_gpus(self, uid: str, types: Collection[str | None]) -> tuple[float, int]:
+        """The most GPUs that a job may have by its quotas, whichever of some types they are of.
 
         Returns:
             the number of GPUs, negative where the job must not run at all; and the position of the quota that decides.
@@ -146,7 +146,7 @@ class _QuotaBudget:
             quota, left = self.quotas[i], self.left[i]
             if quota.of_jobs:
                 found = min(found, (math.inf if left > 0 else -1.0, i))
-            elif quota.gpu_type is None or quota.gpu_type in kinds:
+            elif quota.gpu_type is None or quota.gpu_type in types:
                 found = min(found, (max(left, 0), i))
         return found
 
@@ -165,38 +165,41 @@ class _Admission:
             self.budget.charge(uid, placement.gpus, [placement.gpu_type])
 
     def admit(self, decision: Decision, most: Mapping[str, Placement | None]) -> _Allowed:
-        """What is allowed; ``most`` has the jobs that found less in earlier passes, None being no placement at all."""
-        allowed, moved = self.allowed, []
+        """Admit the grants and fallbacks of a decision.
+
+        Args:
+            decision: the policy's decision.
+            most: by uid, the placements of jobs that were placed on fewer GPUs than admitted in earlier passes; None
+                for no placement.
+        """
+        allowed = self.allowed
+        moved: list[Grant] = []
         for grants, to in ((decision.grants, allowed.grants), (decision.fallback, allowed.fallback)):
             for grant in grants:
                 if grant.uid in most:
-                    place_found = most[grant.uid]
-                    got = None if place_found is None else _limited_to(grant, place_found)
+                    earlier = most[grant.uid]
+                    admitted = None if earlier is None else _limited_to(grant, earlier)
                 else:
-                    got = self._admit_grant(grant)
-                if got is not None and grant.exact is not None and got.exact is None:
-                    # A placement that the policy did not prescribe must not take nodes from one that it did.
-                    moved.append(self._charged(got))
-                elif got is not None:
-                    to.append(self._charged(got))
+                    admitted = self._admit_grant(grant)
+                if admitted is None:
+                    continue
+                if grant.uid not in self.held:
+                    self.budget.charge(grant.uid, admitted.gpus, self._types(admitted))
+                # A placement that the policy did not prescribe must not take nodes from one that it did.
+                (moved if grant.exact is not None and admitted.exact is None else to).append(admitted)
         allowed.fallback[:0] = moved
         return allowed
 
-    def _charged(self, grant: Grant) -> Grant:
-        if grant.uid not in self.held:
-            self.budget.charge(grant.uid, grant.gpus, self._kinds(grant))
-        return grant
-
     def _admit_grant(self, grant: Grant) -> Grant | None:
-        """As much of a grant as is allowed; None for nothing."""
+        """The part of a grant that is allowed; None where nothing is."""
         uid, job = grant.uid, self.job[grant.uid]
         if uid in self.held:
             self.admitted_in_full.add(uid)
             return grant
         if grant.co_runner is not None and grant.co_runner not in self.admitted_in_full:
-            self._deny(uid, HOST_WITHOUT)
+            self._deny(uid, HOST_CUT)
             return None
-        most, quota = self.budget.most_gpus(uid, self._kinds(grant))
+        most, quota = self.budget.most_gpus(uid, self._types(grant))
         if most < grant.gpus and grant.gpu_type is None:
             most, quota, grant = self._narrow_to_best_type(grant, most, quota)
         if most >= grant.gpus:
@@ -217,11 +220,11 @@ class _Admission:
         Returns:
             the GPUs, the position of the deciding quota, and the grant.
         """
-        for kind in self._kinds(grant):
-            there, what = self.budget.most_gpus(grant.uid, [kind])
-            if there > most:
-                most, quota = there, what
-                grant = replace(grant, gpu_type=kind)
+        for gpu_type in self._types(grant):
+            of_type, deciding = self.budget.most_gpus(grant.uid, [gpu_type])
+            if of_type > most:
+                most, quota = of_type, deciding
+                grant = replace(grant, gpu_type=gpu_type)
         if grant.gpu_type is not None:
             self.allowed.narrowed.add(grant.uid)
             self.allowed.reasons[grant.uid] = Reason.of(Code.QUOTA_ONE_TYPE, gpu_type=grant.gpu_type)
@@ -231,7 +234,7 @@ class _Admission:
         self.allowed.denied.add(uid)
         self.allowed.reasons[uid] = reason
 
-    def _kinds(self, grant: Grant) -> Sequence[str | None]:
+    def _types(self, grant: Grant) -> Sequence[str | None]:
         """The GPU types that a grant allows; None for a CPU-only job."""
         if grant.gpu_type is not None or not grant.gpus:
             return [grant.gpu_type]
@@ -246,27 +249,30 @@ def _held_regardless(snapshot: Snapshot) -> Mapping[str, Placement]:
 
 
 def _limited_to(grant: Grant, found: Placement) -> Grant:
-    """A grant of no more than what was found for it in an earlier pass."""
+    """A grant of the GPUs on which it was placed in an earlier pass, and no more."""
     if found.gpus == grant.gpus:
         return replace(grant, gpu_type=found.gpu_type)
     return replace(grant, gpus=found.gpus, at_least=None, gpu_type=found.gpu_type, exact=None)
 
 
-def _jobs_with_less(
+def _jobs_with_fewer_gpus(
     quotas: Iterable[Quota], allowed: _Allowed, found: Placements, held: Collection[str]
 ) -> dict[str, Placement | None]:
-    """The jobs with quotas that found less than was admitted: by uid, their placements, None for no placement."""
+    """By uid, the placements of jobs with quotas on fewer GPUs than admitted; None for no placement.
+
+    A job that was admitted GPUs of any type is among them: in the next pass it is charged for the type that it found.
+    """
     members = frozenset[str]().union(*(quota.members for quota in quotas)).difference(held)
     order = [*allowed.grants, *allowed.fallback]
     paired = {uid for grant in order if grant.co_runner is not None for uid in (grant.uid, grant.co_runner)}
-    less: dict[str, Placement | None] = {}
+    fewer: dict[str, Placement | None] = {}
     for grant in order:
-        there = found.placed.get(grant.uid)
-        if grant.uid not in members or grant.uid in (allowed.narrowed if there is None else paired):
+        place = found.placed.get(grant.uid)
+        if grant.uid not in members or grant.uid in (allowed.narrowed if place is None else paired):
             continue
-        if there is None or there.gpus < grant.gpus or (grant.gpu_type is None and there.gpus):
-            less[grant.uid] = there
-    return less
+        if place is None or place.gpus < grant.gpus or (grant.gpu_type is None and place.gpus):
+            fewer[grant.uid] = place
+    return fewer
 
 
 def _could_gain(
@@ -275,13 +281,13 @@ def _could_gain(
     """Whether a job that was denied, cut or narrowed could have more, by its quotas and the GPUs that are free."""
     budget, free = _remaining(snapshot, schedulable, held, found)
     for uid in allowed.denied | allowed.cut | (allowed.narrowed - found.placed.keys()):
-        job, has = schedulable.job[uid], found.placed.get(uid)
-        kinds: Collection[str | None] = job.gpu_types or list(free)
-        if has is not None or not job.gpus:
-            kinds = [None if has is None else has.gpu_type]
-        needs = job.min_gpus if has is None else 1
-        for kind in kinds:
-            if budget.most_gpus(uid, [kind])[0] >= needs and (kind is None or free.get(kind, 0) >= needs):
+        job, place = schedulable.job[uid], found.placed.get(uid)
+        types: Collection[str | None] = job.gpu_types or list(free)
+        if place is not None or not job.gpus:
+            types = [None if place is None else place.gpu_type]
+        needs = job.min_gpus if place is None else 1
+        for gpu_type in types:
+            if budget.most_gpus(uid, [gpu_type])[0] >= needs and (gpu_type is None or free.get(gpu_type, 0) >= needs):
                 return True
     return False
 
@@ -289,12 +295,12 @@ def _could_gain(
 def _remaining(
     snapshot: Snapshot, schedulable: Snapshot, held: Mapping[str, Placement], found: Placements
 ) -> tuple[_QuotaBudget, Mapping[str, int]]:
-    """What the placements leave of quotas, and of GPUs by type on nodes that accept jobs."""
+    """The amounts that the placements leave of quotas, and of GPUs by type on nodes that accept jobs."""
     budget, free = _QuotaBudget(snapshot.quotas), dict(schedulable.capacity)
-    for uid, there in {**held, **found.placed}.items():
-        budget.charge(uid, there.gpus, [there.gpu_type])
-    for uid, there in found.placed.items():
-        for name, gpus in there.node_gpus if uid not in found.co_runners or uid < found.co_runners[uid] else ():
+    for uid, placement in {**held, **found.placed}.items():
+        budget.charge(uid, placement.gpus, [placement.gpu_type])
+    for uid, placement in found.placed.items():
+        for name, gpus in placement.node_gpus if uid not in found.co_runners or uid < found.co_runners[uid] else ():
             node = schedulable.node.get(name)
             if node is not None and node.accepts and node.gpu_type is not None:
                 free[node.gpu_type] -= gpus

@@ -14,12 +14,11 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple, Self
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement, Speed
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import Table, TableSpeed, table_speed
 from metasched.throughput.training import Pace, Training
 
 CRITICAL_FRACTION = 0.3
@@ -162,33 +161,6 @@ def regimes(mode: Mode, family: str, batch: int, gpus: int, epochs: int) -> tupl
 
 
 @dataclass(frozen=True, slots=True)
-class RegimeSpeed:
-    """A job's speed in one regime, by a table: a ``Speed``.
-
-    Attributes:
-        table: the throughput table.
-        model: the model at the regime's batch size.
-        step_ratio: the steps of the job's first regime that equal one step of this regime.
-    """
-
-    table: Table
-    model: str
-    step_ratio: float
-
-    def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """The isolated speed, in steps of the first regime per second; None where it was not measured."""
-        found = self.table.speed(self.model, gpu_type, spread)
-        return None if found is None else found * self.step_ratio
-
-    def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """The co-located speed, likewise; None where it was not measured, or the other is of another table."""
-        if not isinstance(other, RegimeSpeed) or other.table is not self.table:
-            return None
-        found = self.table.speed(self.model, gpu_type, spread, other.model)
-        return None if found is None else found * self.step_ratio
-
-
-@dataclass(frozen=True, slots=True)
 class RegimeTraining:
     """A job with regimes: a ``Training``.
 
@@ -244,14 +216,8 @@ class RegimeTraining:
         """The index of the regime after ``done`` steps."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
 
-    def _known(self, number: int) -> RegimeSpeed:
+    def _known(self, number: int) -> TableSpeed:
         family = FAMILIES[self.family]
         batch = self.regimes[number].batch
         step_ratio = family.steps(self.regimes[0].batch) / family.steps(batch)
-        return _speed(self.table, model_name(self.family, batch), step_ratio)
-
-
-@lru_cache(maxsize=4096)
-def _speed(table: Table, model: str, step_ratio: float) -> RegimeSpeed:
-    """The speed in a regime; cached, so that a job's speed stays the same object."""
-    return RegimeSpeed(table, model, step_ratio)
+        return table_speed(self.table, model_name(self.family, batch), step_ratio)

@@ -87,7 +87,7 @@ def reference_of(subject: str, models: Collection[str]) -> str:
 
 
 def table_fractions(table: Table) -> Mapping[str, SpeedFractions]:
-    """A table's fractions by model; characters that tags cannot have are replaced by ``-`` in names of models."""
+    """A table's fractions by model; in names of models, characters that tags cannot have are replaced by ``-``."""
     found: dict[str, dict[ColocationKey, float]] = {}
     for gpus in sorted({gpus for _, gpus in table.job_types}):
         estimator = Estimator(table, gpus)
@@ -109,11 +109,11 @@ def _rows(measured: Mapping[str, SpeedFractions], prior: Mapping[str, SpeedFract
     """The rows of the matrix by subject: measured fractions, and the table's where there are none."""
     rows: dict[str, SpeedFractions] = dict(prior)
     for subject, fractions in measured.items():
-        mine: dict[ColocationKey, list[float]] = {}
+        by_reference: dict[ColocationKey, list[float]] = {}
         for (gpu_type, gpus, other), fraction in fractions.items():
-            mine.setdefault((gpu_type, gpus, reference_of(other, prior)), []).append(fraction)
-        known = prior.get(reference_of(subject, prior), {})
-        rows[subject] = {**known, **{key: fmean(found) for key, found in mine.items()}}
+            by_reference.setdefault((gpu_type, gpus, reference_of(other, prior)), []).append(fraction)
+        of_model = prior.get(reference_of(subject, prior), {})
+        rows[subject] = {**of_model, **{key: fmean(found) for key, found in by_reference.items()}}
     return rows
 
 
@@ -136,8 +136,8 @@ def _completed(
     candidates = [number for number, name in enumerate(names) if name in references]
     found = {}
     for name, row in zip(names, full, strict=True):
-        like = reference_of(name, models)
-        if like not in references and candidates:
-            like = names[candidates[closest_row(full[candidates], row)]]
-        found[name] = Fingerprint(like, dict(zip(keys, row.round(DIGITS).tolist(), strict=True)))
+        reference = reference_of(name, models)
+        if reference not in references and candidates:
+            reference = names[candidates[closest_row(full[candidates], row)]]
+        found[name] = Fingerprint(reference, dict(zip(keys, row.round(DIGITS).tolist(), strict=True)))
     return found

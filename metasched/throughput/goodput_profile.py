@@ -20,12 +20,12 @@ import numpy as np
 from scipy.interpolate import LinearNDInterpolator
 
 from metasched.core.model import Placement, Speed
-from metasched.throughput.training import Pace, Training
+from metasched.throughput.training import COLOCATED_FRACTION, Pace, Training
 
-COLOCATED_FRACTION = (
-    0.5  # of a job's isolated speed, where two jobs share their GPUs in turns; co-location was not measured
-)
-ROUNDING = 1e-8  # so that ceil() does not round up for the last bit of a quotient
+ROUNDING = 1e-8  # subtracted before ceil(), which would round up for the last bit of a quotient
+TRIED_GPUS = (2, 4, 6, 8, 12, 16, 24, 32, 48)  # of tuned jobs
+MAX_TUNED_SECONDS = 12 * 3600.0
+EFFICIENCY = (0.5, 0.8)  # range of a tuned job's speed-up over the ideal one
 
 
 class StepTime(NamedTuple):
@@ -124,9 +124,9 @@ class Profile:
         self._batches = sorted(trained)
         self._trained = dict(trained)
         self.first_batch, self.most_batch = self._batches[0], self._batches[-1]
-        locals_ = [local for measured in placed.values() for local in measured.local]
-        self.least_local = min(locals_)
-        self.most_local = max(locals_) if most_local is None else most_local
+        measured_local = [local for measured in placed.values() for local in measured.local]
+        self.least_local = min(measured_local)
+        self.most_local = max(measured_local) if most_local is None else most_local
         self.ends = tuple(min(one.progress[epoch] for one in trained.values()) for epoch in range(epochs))
         self._surface: LinearNDInterpolator | None = None
         self._most_nodes = max(itertools.chain((nodes for nodes, _, _ in scaled), map(len, placed)))
@@ -135,7 +135,7 @@ class Profile:
         self._speeds: dict[tuple[int, int], ProfileSpeed] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        """To another process without what was computed on the way."""
+        """The state for another process, without cached results."""
         return self.__dict__ | {"_surface": None, "_times": {}, "_rates": {}, "_speeds": {}}
 
     # -- system throughput ----------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Profile:
     # -- statistical efficiency -----------------------------------------------------------------------------------
 
     def epoch(self, done: float) -> int:
-        """The present epoch after so much progress, from 0."""
+        """The present epoch after ``done`` progress, from 0."""
         return min(bisect_right(self.ends, done), len(self.ends) - 1)
 
     def steps_after(self, batch: int, epoch: int) -> float:
@@ -204,7 +204,7 @@ class Profile:
         return (variance + square) / (variance / (batch / self.first_batch) + square)
 
     def _around(self, batch: int) -> tuple[int, int]:
-        """The measured batch sizes around one; the same twice where it was measured, or lies outside of all."""
+        """The measured batch sizes below and above one; twice the same where it was measured, or outside of all."""
         at = bisect_left(self._batches, min(max(batch, self.first_batch), self.most_batch))
         return self._batches[at if self._batches[at] == batch else max(at - 1, 0)], self._batches[at]
 
@@ -233,26 +233,25 @@ class Profile:
         return self.gain(real, epoch) / (times.step + (times.step - times.sync) * split.accumulated)
 
     def speed(self, batch: int, epoch: int) -> ProfileSpeed:
-        """The speed as policies know it in an epoch; the same object each time."""
+        """The speed as policies know it in an epoch; the same object for equal arguments."""
         key = batch, epoch
         if key not in self._speeds:
             self._speeds[key] = ProfileSpeed(self, batch, epoch)
         return self._speeds[key]
 
-    def tuned_sizes(self, *, low: float = 0.5, high: float = 0.8, node_gpus: int = 4) -> tuple[tuple[int, int], ...]:
-        """The (GPUs, batch size) that users of the paper's tuned jobs ask for (section 5.1).
+    def tuned_sizes(self, *, node_gpus: int = 4) -> tuple[tuple[int, int], ...]:
+        """The (GPUs, batch size) that users of the paper's tuned jobs request (section 5.1).
 
-        These are the numbers of GPUs, with the best batch size for each, on which the application trains at ``low`` to
-        ``high`` of the ideal speed-up over one GPU, within half a day; one GPU where there is none.
+        These are the numbers of GPUs, with the fastest batch size of each, on which the application trains within half
+        a day, at 0.5 to 0.8 of the ideal speed-up over one GPU; one GPU where there are none.
         """
-        alone = self._fastest(1, node_gpus)
+        single_seconds, single_batch = self._fastest(1, node_gpus)
         found = []
-        for gpus in (n for n in TRIED if n * self.least_local <= self.most_batch):
-            fastest = self._fastest(gpus, node_gpus)
-            efficiency = alone[0] / fastest[0] / gpus
-            if gpus > 1 and fastest[0] < HALF_A_DAY and low < efficiency < high:
-                found.append((gpus, fastest[1]))
-        return tuple(found) or ((1, alone[1]),)
+        for gpus in (n for n in TRIED_GPUS if n * self.least_local <= self.most_batch):
+            seconds, batch = self._fastest(gpus, node_gpus)
+            if seconds < MAX_TUNED_SECONDS and EFFICIENCY[0] < single_seconds / seconds / gpus < EFFICIENCY[1]:
+                found.append((gpus, batch))
+        return tuple(found) or ((1, single_batch),)
 
     def _fastest(self, gpus: int, node_gpus: int) -> tuple[float, int]:
         """The duration in seconds of a whole training at its fastest batch size, and that batch size."""
@@ -271,10 +270,6 @@ class Profile:
         return self._trained[batch].steps[len(self.ends) - 1] * (times.step + accumulated * (times.step - times.sync))
 
 
-TRIED = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48)
-HALF_A_DAY = 12 * 3600.0
-
-
 def rotated(spread: Iterable[int]) -> tuple[int, ...]:
     """The least of a placement's rotations, which are all equivalent for ring all-reduce."""
     whole = tuple(spread)
@@ -289,7 +284,7 @@ def packed(gpus: int, node_gpus: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfileSpeed:
-    """The speed of an application at a batch size in one epoch: a ``Speed``."""
+    """The goodput of an application at a batch size in one epoch: a ``Speed``."""
 
     profile: Profile
     batch: int

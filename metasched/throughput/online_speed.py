@@ -26,8 +26,8 @@ class Fingerprint:
 
     Attributes:
         reference: the reference subject that stands for this one as a co-runner: itself, or the closest one.
-        fractions: the fraction of its speed that the subject retains with each reference subject; empty where none of
-            that was measured.
+        fractions: the fraction of its speed that the subject retains with each reference subject; empty where no
+            fraction was measured.
     """
 
     reference: str
@@ -67,23 +67,23 @@ class MeasuredSpeed:
     fingerprint: Fingerprint | None = None
 
     def after(self, shape: PlacementShape, co_runner: str | None, steps_per_second: float) -> Self:
-        """With a measured speed, in place of an earlier one of the same circumstances."""
+        """A copy with a measured speed, which replaces an earlier one of the same shape and co-runner."""
         if co_runner is None:
             return replace(self, alone={**self.alone, shape: steps_per_second})
         return replace(self, colocated={**self.colocated, (shape, co_runner): steps_per_second})
 
     def without(self, subject: str) -> Self:
-        """Without the measurements with one co-runner."""
+        """A copy without the measurements with one co-runner."""
         left = {(shape, other): speed for (shape, other), speed in self.colocated.items() if other != subject}
         return replace(self, colocated=left)
 
     def estimated(self, fingerprint: Fingerprint | None) -> Self:
-        """With another fingerprint; the same object where that is within ``TOLERANCE`` of the present one."""
+        """A copy with another fingerprint; the same object where that is within ``TOLERANCE`` of the present one."""
         same = self.fingerprint is None if fingerprint is None else fingerprint.within_tolerance(self.fingerprint)
         return self if same else replace(self, fingerprint=fingerprint)
 
     def to_json(self) -> Mapping[str, Any]:
-        """As JSON-compatible data, with the fingerprint's fractions where the isolated speed is known."""
+        """The speeds as JSON-compatible data, with the fingerprint's fractions where the isolated speed is known."""
         found: dict[str, Any] = {
             "subject": self.subject,
             "alone": [[*shape, speed] for shape, speed in self.alone.items()],
@@ -99,7 +99,7 @@ class MeasuredSpeed:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """From what ``to_json`` returned, with a fingerprint or without."""
+        """The speeds that ``to_json`` wrote, with a fingerprint or without."""
         alone = {(gpu_type, tuple(spread)): speed for gpu_type, spread, speed in data["alone"]}
         colocated = {((gpu_type, tuple(spread)), other): speed for gpu_type, spread, other, speed in data["beside"]}
         fingerprint = None

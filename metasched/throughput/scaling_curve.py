@@ -1,6 +1,7 @@
 """Scaling curves: speed as a function of the number of GPUs. Also trainings of which one run's duration is known.
 
-These sources have no measurements of co-located jobs, each of which is taken to have half of its isolated speed.
+These sources have no measurements of co-located jobs: each job of a pair has ``COLOCATED_FRACTION`` of its isolated
+speed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from metasched.core.model import Placement, Speed
-from metasched.throughput.training import Pace, Training
-
-COLOCATED_FRACTION = 0.5
+from metasched.throughput.training import COLOCATED_FRACTION, Pace, Training
 
 
 class Scaling(Protocol):
@@ -61,19 +60,8 @@ class PowerLaw:
     exponent: float
 
     def at(self, gpus: int) -> float:
-        """Steps per second on so many GPUs."""
+        """Steps per second on that many GPUs."""
         return math.pow(gpus / self.gpus, self.exponent)
-
-
-@dataclass(frozen=True, slots=True)
-class SingleSize:
-    """The speed of a rigid job of which one run is known: one step per second on as many GPUs, unknown on others."""
-
-    gpus: int
-
-    def at(self, gpus: int) -> float | None:
-        """1.0 on the run's number of GPUs, None on others."""
-        return 1.0 if gpus == self.gpus else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +71,7 @@ class ScalingSpeed:
     curves: Mapping[str, Scaling]
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """The curve's speed on so many GPUs, whatever their nodes; None where it is not known."""
+        """The curve's speed on that many GPUs, on any nodes; None where it is not known."""
         curve = self.curves.get(gpu_type) or self.curves.get("")
         return None if curve is None else curve.at(sum(spread))
 
@@ -130,6 +118,5 @@ def training_of_run(seconds: float, gpus: int, exponent: float | None = None) ->
         gpus: the GPUs of the run; 0 for a job without GPUs.
         exponent: the exponent of speed over the number of GPUs; None for a rigid job.
     """
-    return ScalingTraining(
-        seconds, {"": SingleSize(gpus) if exponent is None or not gpus else PowerLaw(gpus, exponent)}
-    )
+    curve: Scaling = Curve(((gpus, 1.0),)) if exponent is None or not gpus else PowerLaw(gpus, exponent)
+    return ScalingTraining(seconds, {"": curve})

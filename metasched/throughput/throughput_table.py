@@ -1,9 +1,8 @@
 """Throughput tables in Gavel's format: measured steps per second of models, isolated and co-located.
 
-A row is a model on a number of GPUs, a sheet is a GPU type.
-
-Each type may have a second sheet for GPUs that are spread over servers (``v100`` and ``v100_unconsolidated``): the two
-extremes of placement of Gavel (Narayanan et al., OSDI 2020, section 3.1).
+A row is a model on a number of GPUs, a sheet is a GPU type. Each type may have a second sheet for GPUs that are spread
+over servers (``v100`` and ``v100_unconsolidated``), the two extremes of placement of Gavel (Narayanan et al., OSDI
+2020, section 3.1).
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Table:
         return tuple(sorted({model for model, _ in self.job_types}))
 
     def sheet(self, gpu_type: str, spread: tuple[int, ...]) -> str:
-        """The sheet for these GPUs per node: the unconsolidated one where the table has it and the GPUs are so."""
+        """The sheet for a placement, by its GPUs on each node: the unconsolidated sheet only where the table has it."""
         consolidated = len(spread) <= math.ceil(sum(spread) / self.server_gpus)
         return gpu_type if consolidated or gpu_type + UNCONSOLIDATED not in self.alone else gpu_type + UNCONSOLIDATED
 
@@ -118,20 +117,29 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class TableSpeed:
-    """A model's speed by a table: a ``Speed``."""
+    """A model's speed by a table: a ``Speed``.
+
+    Attributes:
+        table: the table.
+        model: the model.
+        step_ratio: the steps that count for one step of the table (see ``batch_size_regimes``).
+    """
 
     table: Table
     model: str
+    step_ratio: float = 1.0
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """The isolated speed in steps per second; None where it was not measured."""
-        return self.table.speed(self.model, gpu_type, spread)
+        found = self.table.speed(self.model, gpu_type, spread)
+        return None if found is None else found * self.step_ratio
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
         """The co-located speed in steps per second; None where the table does not have it."""
         if not isinstance(other, TableSpeed) or other.table is not self.table:
             return None
-        return self.table.speed(self.model, gpu_type, spread, other.model)
+        found = self.table.speed(self.model, gpu_type, spread, other.model)
+        return None if found is None else found * self.step_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +169,13 @@ class TableTraining:
     def known(self, done: float) -> Speed:
         """The model's speed by the table."""
         del done
-        return _speed(self.table, self.model)
+        return table_speed(self.table, self.model)
 
 
-@lru_cache(maxsize=1024)
-def _speed(table: Table, model: str) -> TableSpeed:
-    """The speed of a model; cached, so that a job's speed stays the same object."""
-    return TableSpeed(table, model)
+@lru_cache(maxsize=4096)
+def table_speed(table: Table, model: str, step_ratio: float = 1.0) -> TableSpeed:
+    """The speed of a model; the same object for equal arguments, so that comparisons of jobs are fast."""
+    return TableSpeed(table, model, step_ratio)
 
 
 def _json(path: Path) -> Any:

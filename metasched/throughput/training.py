@@ -6,6 +6,9 @@ from typing import NamedTuple, Protocol
 
 from metasched.core.model import Placement, Speed
 
+COLOCATED_FRACTION = 0.5
+"""The assumed fraction of its isolated speed that a job has with a co-runner, where co-location was not measured."""
+
 
 class Pace(NamedTuple):
     """A speed, and how long it stays the same.

@@ -20,7 +20,7 @@ GpusPerNode = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class AllocationInputs:
-    """What a time-share policy reads of a round.
+    """The jobs, GPUs and speeds of a round that a time-share policy reads.
 
     Attributes:
         jobs: GPU jobs that can have time shares, by submission.
@@ -60,6 +60,10 @@ class AllocationInputs:
         """The job's consolidated placement, by GPU type on which it can also run unconsolidated."""
         types = self.unconsolidated_speeds.get(uid, ())
         return {gpu_type: self.gpus_per_node[uid][gpu_type] for gpu_type in types}
+
+    def common_types(self, one: Job, other: Job) -> list[str]:
+        """GPU types on which either of two jobs can run alone."""
+        return [gpu_type for gpu_type in self.gpus_per_node[one.uid] if gpu_type in self.gpus_per_node[other.uid]]
 
     def speed(self, job: Job, gpu_type: str) -> float | None:
         """Steps per second of a job alone and consolidated; None where it is not known.
@@ -107,7 +111,7 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
         shape = shapes.of(job)
         if (found := by_shape.get((shape, job.gpus))) is None:
             found = by_shape[shape, job.gpus] = _consolidated(job, shape)
-        held = _held_outside(job, capacity, found)
+        held = _held_on_other_type(job, capacity, found)
         if held is not None:
             found = {**found, held[0]: held[1]}
         key = shape, job.gpus, held, job.speed
@@ -145,15 +149,15 @@ def _placeable(jobs: Sequence[Job], empty: Iterable[Node]) -> AbstractSet[str]:
     return {job.uid for job in jobs if _speeds(job.speed, _consolidated(job, shapes.of(job)))[0]}
 
 
-def _held_outside(
+def _held_on_other_type(
     job: Job, capacity: Mapping[str, int], found: Mapping[str, GpusPerNode]
 ) -> tuple[str, GpusPerNode] | None:
     """The running job's allocation, where no placement was ``found`` on its GPU type.
 
-    It remains possible, even where its nodes would not be assigned to the job again.
+    The allocation remains possible, even where its nodes would not be assigned to the job again.
 
     Returns:
-        the GPU type, and GPUs on each node; None where there is nothing to be added.
+        the GPU type, and GPUs on each node; None where there is no such allocation.
     """
     place = job.placement if job.status is Status.RUNNING else None
     if place is None or place.gpus != job.gpus or place.gpu_type is None:
@@ -178,10 +182,9 @@ def _unconsolidated_speeds(
     """By GPU type, steps per second on as many nodes as possible: more than in ``placements``, and of known speed."""
     if job.speed is None:
         return {}
-    widest = {kind: shape.scattered(kind, job.gpus) for kind in sorted(shape.units) if kind in placements}
-    found = {
-        gpu_type: job.speed.steps_per_second(gpu_type, per_node)
-        for gpu_type, per_node in widest.items()
-        if per_node is not None and len(per_node) > len(placements[gpu_type])
-    }
+    found = {}
+    for gpu_type in sorted(placements.keys() & shape.units.keys()):
+        per_node = shape.scattered(gpu_type, job.gpus)
+        if per_node is not None and len(per_node) > len(placements[gpu_type]):
+            found[gpu_type] = job.speed.steps_per_second(gpu_type, per_node)
     return {gpu_type: speed for gpu_type, speed in found.items() if speed}

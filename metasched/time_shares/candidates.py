@@ -45,16 +45,10 @@ def with_all_pairs(
 
 
 def _pair(inputs: AllocationInputs, one: Job, other: Job) -> Candidate:
-    """Two jobs on the same GPUs, in the order of the time shares."""
-    return Candidate((one.uid, other.uid), one.gpus, _common_types(inputs, one, other))
-
-
-def _common_types(inputs: AllocationInputs, one: Job, other: Job) -> tuple[str, ...]:
-    """GPU types on which both jobs can run, and are not known to be unable to run co-located."""
-    return tuple(
+    """Two jobs on the same GPUs, of the types on which they are not known to be unable to run co-located."""
+    types = tuple(
         gpu_type
-        for gpu_type in inputs.gpus_per_node[one.uid]
-        if gpu_type in inputs.gpus_per_node[other.uid]
-        and inputs.colocated_speed(one, other, gpu_type) != 0.0
-        and inputs.colocated_speed(other, one, gpu_type) != 0.0
+        for gpu_type in inputs.common_types(one, other)
+        if inputs.colocated_speed(one, other, gpu_type) != 0.0 and inputs.colocated_speed(other, one, gpu_type) != 0.0
     )
+    return Candidate((one.uid, other.uid), one.gpus, types)

@@ -9,22 +9,24 @@ from metasched.time_shares.round_mechanism import Combination
 
 
 def equal_shares(
-    inputs: AllocationInputs, combinations: Sequence[tuple[Combination, int]]
+    inputs: AllocationInputs, combinations: Sequence[Combination] | None = None
 ) -> dict[Combination, dict[str, float]]:
     """Time shares under which each of n combinations has 1/n of every GPU type's time.
 
     Args:
         inputs: allocation inputs of the round.
-        combinations: each combination with its number of GPUs.
+        combinations: jobs and pairs of the inputs; None for each job alone.
 
     Returns:
         The fraction of the time by combination and GPU type on which all of its jobs can run: 1/n of the type's GPUs
         over the combination's GPUs, reduced where the sum over types would be above 1.
     """
+    gpus = {job.uid: job.gpus for job in inputs.jobs}
+    combinations = [(uid,) for uid in gpus] if combinations is None else combinations
     found = {}
-    for combination, gpus in combinations:
+    for combination in combinations:
         share = {
-            gpu_type: count / len(combinations) / gpus
+            gpu_type: count / len(combinations) / gpus[combination[0]]
             for gpu_type, count in inputs.capacity.items()
             if all(gpu_type in inputs.gpus_per_node[uid] for uid in combination)
         }

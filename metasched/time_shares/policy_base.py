@@ -12,15 +12,16 @@ What ``TimeSharePolicy.decide`` does in a round:
 5. Round grants (``candidates``, ``round_mechanism.choose``): the combinations that run in this round.
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
-Carried over in the state (version 1, keys of its data): ``ledger``, the time accounts; ``made_for``, the inputs for
-which the time shares in force were computed; ``memory``, what the policy itself remembers; ``types_used``, random
-numbers drawn; ``coming``, pending time shares.
+Keys of the state's data (version 1): ``ledger``, the time accounts; ``made_for``, the inputs for which the time shares
+in force were computed; ``memory``, the memory of ``time_shares``; ``types_used``, the random numbers drawn for
+``shuffle_types``; ``coming``, pending time shares.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -52,12 +53,12 @@ from metasched.time_shares.round_mechanism import (
 )
 
 STATE_VERSION = 1
-RUNS_ON = Reason(Code.NODES_CLOSED)
+NODES_CLOSED = Reason(Code.NODES_CLOSED)
 RUNS_TO_END = Reason(Code.RUNS_TO_END)
 CPU_ONLY = Reason(Code.CPU_ONLY)
 PENDING = "coming"  # key of a state's data: time shares that are computed, and not in force yet
 NO_SHARE = "without"  # key of ``COMPUTED_FOR``: uids of the jobs to which the computed time shares give nothing
-TYPES_SEED = 5  # added to the seed: the order of the GPU types is drawn from random numbers of its own
+TYPES_SEED = 5  # added to the seed, so that the order of the GPU types has a sequence of random numbers of its own
 
 
 class TimeShareParameters(PolicyParameters):
@@ -98,7 +99,7 @@ class TimeShareParameters(PolicyParameters):
 
 
 class TimeSharePolicy(Policy):
-    """Base: computes time shares when its inputs have changed, and realises them by the round mechanism.
+    """Base: computes time shares when their inputs have changed, and realises them by the round mechanism.
 
     Rounds are of fixed length, as in the paper: neither arrivals nor completions begin a round early.
     """
@@ -138,9 +139,8 @@ class TimeSharePolicy(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Recompute time shares if that is due, and grant the round by the round mechanism."""
-        data = _known(state)
-        accounts = TimeAccounts.from_json(data[ACCOUNTS]) if ACCOUNTS in data else TimeAccounts()
-        accounts = accounts.record_received(snapshot.jobs)
+        data = _data(state)
+        accounts = _accounts(data).record_received(snapshot.jobs)
         inputs = allocation_inputs(snapshot, placement=self.placement)
         memory, computed_for = data.get("memory", {}), data.get(COMPUTED_FOR)
         delay = self.parameters.recompute_rounds
@@ -194,9 +194,8 @@ class TimeSharePolicy(Policy):
         Returns:
             JSON-compatible data for ``Snapshot.precomputed``; None where no recomputation is due, or one is pending.
         """
-        data = _known(state)
-        inputs = allocation_inputs(snapshot, placement=self.placement)
-        accounts = TimeAccounts.from_json(data[ACCOUNTS]) if ACCOUNTS in data else TimeAccounts()
+        data = _data(state)
+        accounts, inputs = _accounts(data), allocation_inputs(snapshot, placement=self.placement)
         current = {**self._dependencies(inputs), **self._pair_dependencies(inputs, accounts.shares)}
         changed = has_changed(data.get(COMPUTED_FOR), current)
         if PENDING in data or not (changed and self._may_recompute(accounts, snapshot.now)):
@@ -218,7 +217,7 @@ class TimeSharePolicy(Policy):
         return accounts.renew(shares, inputs.now, gpus=gpus)
 
     def _dependencies(self, inputs: AllocationInputs) -> Mapping[str, Any]:
-        """What the time shares depend on, as JSON-compatible data: a change of it calls for a recomputation."""
+        """The inputs on which time shares depend, as JSON-compatible data: when they change, shares are recomputed."""
         current: dict[str, Any] = {
             "jobs": [job.uid for job in inputs.jobs],
             "wishes": [[job.weight, job.slo_seconds, job.total_steps] for job in inputs.jobs],
@@ -249,9 +248,14 @@ class TimeSharePolicy(Policy):
         return tuple(types), rng.used
 
 
-def _known(state: PolicyState) -> Mapping[str, Any]:
-    """The data of a state; empty where its version is another."""
+def _data(state: PolicyState) -> Mapping[str, Any]:
+    """The data of a state; empty where the state is of another version."""
     return state.data if state.version == STATE_VERSION else {}
+
+
+def _accounts(data: Mapping[str, Any]) -> TimeAccounts:
+    """The time accounts in a state's data; new ones where there are none."""
+    return TimeAccounts.from_json(data[ACCOUNTS]) if ACCOUNTS in data else TimeAccounts()
 
 
 def _interim_shares(
@@ -266,7 +270,7 @@ def _interim_shares(
     new = [job.uid for job in inputs.jobs if job.uid not in served and job.uid not in no_share]
     if not new:
         return {}
-    shares = equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs])
+    shares = equal_shares(inputs)
     return alone({uid: shares[uid,] for uid in new})
 
 
@@ -275,7 +279,7 @@ def _decision(
     inputs: AllocationInputs,
     reasons: _Reasons,
     round_grants: Sequence[RoundGrant],
-    of: Priorities,
+    priority: Priorities,
     *,
     fill: bool,
     time_slicing: bool,
@@ -283,22 +287,21 @@ def _decision(
     """The decision of a round.
 
     Returns:
-        Grants for retained jobs and for the round grants, the largest first (section 5: less fragmentation); as
-        fallback, by priority, the other jobs that may fill GPUs, and jobs without GPUs; waits of the rest.
+        Grants of retained jobs, then of the round grants, those of most GPUs first (section 5: less fragmentation). As
+        fallback, the other jobs that may fill GPUs, by priority, and jobs without GPUs. All other jobs wait.
     """
     grants = list(_retained_grants(inputs, time_slicing=time_slicing))
-    for turn in sorted(round_grants, key=lambda turn: -turn.gpus):
-        first, *rest = turn.combination
-        reason = reasons.turn(first, turn.gpu_type)
-        # A consolidated round was granted for its speed on few nodes; for an unconsolidated one few are preferred.
-        consolidated = () if turn.unconsolidated else inputs.consolidated(first).get(turn.gpu_type, ())
+    for granted in sorted(round_grants, key=lambda granted: -granted.gpus):
+        first, *guests = granted.combination
+        # A consolidated round was granted for the speed on few nodes. For an unconsolidated round few are preferred.
+        consolidated = () if granted.unconsolidated else inputs.consolidated(first).get(granted.gpu_type, ())
         most = len(consolidated) or None
-        grants.append(Grant(first, turn.gpus, reason, gpu_type=turn.gpu_type, max_nodes=most))
-        grants += [
-            Grant(uid, turn.gpus, reason.and_also(_with(snapshot.job[first])),
-                  gpu_type=turn.gpu_type, max_nodes=most, co_runner=first, time_slicing=time_slicing)
-            for uid in rest
-        ]  # fmt: skip
+        reason = reasons.round_grant(first, granted.gpu_type)
+        host = Grant(first, granted.gpus, reason, gpu_type=granted.gpu_type, max_nodes=most)
+        grants.append(host)
+        for uid in guests:
+            shares_gpus = reason.and_also(_shares_gpus_of(snapshot.job[first]))
+            grants.append(replace(host, uid=uid, reason=shares_gpus, co_runner=first, time_slicing=time_slicing))
     served = {grant.uid for grant in grants}
     fallback: list[tuple[float, Grant]] = []
     waits = {}
@@ -309,15 +312,15 @@ def _decision(
             if (place := job.placement) is not None and place.gpus == job.gpus:
                 held = Grant(job.uid, job.gpus, Reason(Code.NO_NODE_AGAIN), gpu_type=place.gpu_type)
                 fallback.append((0.0, held))
-                continue
-            waits[job.uid] = _exceeds(job, displaced=job.uid in inputs.displaced)
+            else:
+                waits[job.uid] = _exceeds(job, displaced=job.uid in inputs.displaced)
             continue
-        priority = of.get((job.uid,), {})
-        best = max(inputs.worker_types(job.uid), key=lambda kind: priority.get(kind, 0.0))
-        reason = reasons.wait(job.uid, inputs.worker_types(job.uid))
-        if fill or priority.get(best, 0.0) > 0:
+        by_type, worker_types = priority.get((job.uid,), {}), inputs.worker_types(job.uid)
+        best = max(worker_types, key=lambda worker_type: by_type.get(worker_type, 0.0))
+        reason = reasons.wait(job.uid, worker_types)
+        if fill or by_type.get(best, 0.0) > 0:
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
-            fallback.append((-priority.get(best, 0.0), grant))
+            fallback.append((-by_type.get(best, 0.0), grant))
         else:
             waits[job.uid] = reason
     fallback.sort(key=lambda entry: entry[0])
@@ -328,62 +331,59 @@ def _decision(
 def _retained_grants(inputs: AllocationInputs, *, time_slicing: bool) -> Iterator[Grant]:
     """Grants of their present allocations, for the retained jobs."""
     before: dict[str | None, Job] = {}
-    # Fixed jobs come first: the co-runner of a fixed job is granted its GPUs with it.
+    # Non-preemptible jobs come first: the co-runner of such a job is granted the same GPUs.
     for job in sorted(inputs.retained, key=lambda job: not is_non_preemptible(job)):
         if (place := job.placement) is None:
             continue
+        reason = RUNS_TO_END if is_non_preemptible(job) else NODES_CLOSED
+        grant = Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
         host = before.get(job.co_runner) if inputs.sharing and not is_non_preemptible(job) else None
         if host is not None and host.placement == place:
-            reason = RUNS_ON.and_also(_with(host))
-            yield Grant(
-                job.uid, place.gpus, reason, gpu_type=place.gpu_type, co_runner=host.uid, time_slicing=time_slicing
-            )
-        else:
-            reason = RUNS_TO_END if is_non_preemptible(job) else RUNS_ON
-            yield Grant(job.uid, place.gpus, reason, gpu_type=place.gpu_type)
+            reason = reason.and_also(_shares_gpus_of(host))
+            grant = replace(grant, reason=reason, co_runner=host.uid, time_slicing=time_slicing)
+        yield grant
         before[job.uid] = job
 
 
-def _with(host: Job) -> Reason:
-    """Why a job has GPUs that are another one's, too."""
+def _shares_gpus_of(host: Job) -> Reason:
+    """The reason of a job that has the GPUs of another one."""
     return Reason.of(Code.SHARES_GPUS, co_runner=host.slurm_job_id)
 
 
 def _exceeds(job: Job, *, displaced: bool) -> Reason:
-    """Why no nodes could run a job."""
+    """The reason of a job that no nodes could run; ``displaced``: without the retained jobs, some could."""
     if displaced:
         return Reason.of(Code.EXCEEDS_PREEMPTIBLE_NODES, gpus=job.gpus, gpu_types=job.gpu_types)
     return Reason.of(Code.EXCEEDS_NODES, gpus=job.gpus, gpu_types=job.gpu_types, nodes=None, cpus=None)
 
 
 class _Reasons:
-    """Time shares as reasons of a decision."""
+    """The reasons of jobs with time shares."""
 
     def __init__(self, accounts: TimeAccounts, types_in_turn: Sequence[str]) -> None:
-        self._types = types_in_turn
+        self._types_in_turn = types_in_turn
         self._shares: dict[str, Mapping[str, float]] = {}
-        for who, share in accounts.shares.items():
-            for uid in who:
+        for combination, share in accounts.shares.items():
+            for uid in combination:
                 if before := self._shares.get(uid):
-                    both = {kind: before.get(kind, 0.0) + share.get(kind, 0.0) for kind in {**before, **share}}
-                    self._shares[uid] = both
+                    self._shares[uid] = {t: before.get(t, 0.0) + share.get(t, 0.0) for t in {**before, **share}}
                 else:
                     self._shares[uid] = share
-        self._told: dict[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]] = {}
+        self._in_percent: dict[tuple[tuple[str, float], ...], tuple[tuple[str, int], ...]] = {}
 
-    def turn(self, uid: str, gpu_type: str) -> Reason:
-        """Why a job has a round grant on a GPU type."""
+    def round_grant(self, uid: str, gpu_type: str) -> Reason:
+        """The reason of a job with a round grant on a GPU type."""
         return Reason(Code.TIME_SHARE_TURN, (("gpu_type", gpu_type), ("shares", self._percents(uid))))
 
-    def wait(self, uid: str, kinds: Iterable[str]) -> Reason:
-        """Why a job that can run on these worker types has no round grant."""
-        if self._types and not any(gpu_type_of(kind) in self._types for kind in kinds):
+    def wait(self, uid: str, worker_types: Iterable[str]) -> Reason:
+        """The reason of a job that can run on these worker types, and has no round grant."""
+        if self._types_in_turn and not any(gpu_type_of(one) in self._types_in_turn for one in worker_types):
             return Reason(Code.TYPES_IN_TURN_EXCLUDE)
         return Reason(Code.TIME_SHARE_WAIT, (("shares", self._percents(uid)),))
 
     def _percents(self, uid: str) -> tuple[tuple[str, int], ...]:
         """A job's time share by worker type, in whole percent: finer, the history would have a row every round."""
         share = tuple(self._shares.get(uid, {}).items())
-        if share not in self._told:
-            self._told[share] = tuple((kind, round(100 * part)) for kind, part in sorted(share) if part > 0)
-        return self._told[share]
+        if share not in self._in_percent:
+            self._in_percent[share] = tuple((name, round(100 * part)) for name, part in sorted(share) if part > 0)
+        return self._in_percent[share]

@@ -1,4 +1,4 @@
-"""When time shares must be recomputed: the inputs they depend on, and which changes of these count. Pure."""
+"""The inputs on which time shares depend, and the changes of these for which they are recomputed. Pure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ def pair_speeds(inputs: AllocationInputs, shares: TimeShares) -> list[list[Any]]
     for combination, share in shares.items():
         if len(combination) > 1 and all(uid in jobs for uid in combination):
             one, other = (jobs[uid] for uid in combination)
+            common = inputs.common_types(one, other)
             for gpu_type in share:
-                if gpu_type in inputs.gpus_per_node[one.uid] and gpu_type in inputs.gpus_per_node[other.uid]:
-                    speeds = (
-                        inputs.colocated_speed(one, other, gpu_type),
-                        inputs.colocated_speed(other, one, gpu_type),
-                    )
-                    found.append([*combination, gpu_type, *speeds])
+                if gpu_type in common:
+                    speed = inputs.colocated_speed(one, other, gpu_type)
+                    found.append([*combination, gpu_type, speed, inputs.colocated_speed(other, one, gpu_type)])
     return found
 
 

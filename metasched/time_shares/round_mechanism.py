@@ -8,7 +8,7 @@ Source: Narayanan et al., OSDI 2020, sections 3.2 and 5, Algorithm 1, Figure 5. 
     priority[c][t] = share[c][t] / (received[c][t] / round_seconds + 0.5)
     for (c, t) by priority, deficit, share, descending:       # ``choose``
         grant c the round on worker type t, if its GPUs are free and none of its jobs has a round grant yet
-    accounts = accounts.assign(round_grants)          # whose account the time of this round will be received on
+    accounts = accounts.assign(round_grants)          # the time of this round will be received on their accounts
 
 A combination c is one job, or a pair of jobs on the same GPUs. A worker type t is a GPU type, or a GPU type with GPUs
 that may be on more nodes than needed.
@@ -59,8 +59,8 @@ class TimeAccounts:
         received: seconds received since then.
         deficit: seconds that were missing (negative: in excess) when earlier time shares ended.
         attained: by uid, the job's attained service at the last ``record_received``, GPU-seconds by GPU type.
-        granted: the combinations that have the present round.
-        unconsolidated: uids of their jobs that have it on an unconsolidated worker type.
+        granted: the combinations with a grant of the present round.
+        unconsolidated: uids of their jobs whose grant is of an unconsolidated worker type.
     """
 
     shares: TimeShares = field(default_factory=dict)
@@ -76,12 +76,12 @@ class TimeAccounts:
         """Add the time that jobs received since the last call, and drop combinations with a job that is gone.
 
         Args:
-            jobs: all present jobs. The time of a job that is new, or that was away, counts from this call on.
+            jobs: all present jobs. The time of a job that was not present at the last call counts from this call on.
         """
         present = {job.uid: job for job in jobs if job.gpus > 0}
         received = {combination: dict(seconds) for combination, seconds in _present(self.received, present).items()}
         granted = {uid: pair for pair in self.granted if all(uid in present for uid in pair) for uid in pair}
-        news: dict[Combination, dict[str, float]] = {}
+        added: dict[Combination, dict[str, float]] = {}
         for uid, job in present.items():
             before = self.attained.get(uid, job.attained)
             combination = granted.get(uid, (uid,))
@@ -89,10 +89,10 @@ class TimeAccounts:
                 seconds = (attained - before.get(gpu_type, 0.0)) / job.gpus
                 if seconds > 0:
                     # The two jobs of a pair run at the same time: the pair received the longer time, not the sum.
-                    new = news.setdefault(combination, {})
+                    new = added.setdefault(combination, {})
                     worker_type = gpu_type + UNCONSOLIDATED if uid in self.unconsolidated else gpu_type
                     new[worker_type] = max(new.get(worker_type, 0.0), seconds)
-        for combination, times in news.items():
+        for combination, times in added.items():
             total = received.setdefault(combination, {})
             for worker_type, seconds in times.items():
                 total[worker_type] = round(total.get(worker_type, 0.0) + seconds, NOISE_DIGITS)
@@ -105,7 +105,7 @@ class TimeAccounts:
         )
 
     def renew(self, shares: TimeShares, now: float, *, gpus: Mapping[str, int] | None = None) -> Self:
-        """Put new time shares into force; time that is missing under the old ones is added to the deficits.
+        """Put new time shares into force; the time that is missing under the old ones is added to the deficits.
 
         Args:
             shares: the new time shares.
@@ -145,7 +145,7 @@ class TimeAccounts:
         return replace(self, shares={**self.shares, **shares}, deficit={**self.deficit, **before})
 
     def assign(self, round_grants: Sequence[RoundGrant]) -> Self:
-        """Note which combinations have the round, so that its time is received on their accounts."""
+        """Record which combinations are granted the round, so that its time is received on their accounts."""
         unconsolidated = tuple(uid for grant in round_grants if grant.unconsolidated for uid in grant.combination)
         return replace(self, granted=tuple(grant.combination for grant in round_grants), unconsolidated=unconsolidated)
 
@@ -352,6 +352,12 @@ def expire(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def jobs_with_shares(data: Mapping[str, Any]) -> Collection[str] | None:
     """Uids of the jobs for which the time shares in a policy state's data were computed; None where it has none."""
     return frozenset(data[COMPUTED_FOR]["jobs"]) if COMPUTED_FOR in data else None
+
+
+def by_arrival(one: Job, other: Job) -> Combination:
+    """The pair of two jobs, first the job that was submitted first."""
+    first, second = sorted((one, other), key=lambda job: (job.submitted, job.uid))
+    return first.uid, second.uid
 
 
 def of_present_jobs(shares: TimeShares, jobs: Iterable[Job]) -> TimeShares:

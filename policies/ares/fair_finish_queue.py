@@ -13,8 +13,8 @@ from policies.ares.reference_system import ReferenceSystem
 STATE_VERSION = 1
 OVERRUN = 2.0
 """Multiple of its predicted service at which a job's demand counts as unknown."""
-LATEST_NEWS = 3600.0
-"""Largest assumed age in seconds of what is known of a job's remaining demand, which follows from its reports."""
+REPORT_AGE = 3600.0
+"""Largest assumed age in seconds of the reports from which a job's remaining demand follows."""
 
 Demand = Callable[[Job], float | None]
 """GPU-seconds that a job still needs on its requested GPUs; None where that is not known."""
@@ -25,15 +25,15 @@ class _RemainingWork(NamedTuple):
 
     Attributes:
         work: GPU-seconds.
-        most: most GPUs that the job can use.
+        max_gpus: most GPUs that the job can use.
         steps: remaining steps; None where the job does not report steps.
-        had: attained service, GPU-seconds; None in states of earlier versions.
+        attained: attained service, GPU-seconds; None in states of earlier versions.
     """
 
     work: float
-    most: int
+    max_gpus: int
     steps: float | None
-    had: float | None = None
+    attained: float | None = None
 
     @classmethod
     def of(cls, job: Job, work: float) -> _RemainingWork:
@@ -62,13 +62,13 @@ class FairFinishQueue:
         """The queue of this round, from the state after the last round.
 
         Jobs enter the reference system at their submission, or at the last round if that was later. A job that ended on
-        the cluster stays in the reference system until its virtual end. A job that is gone with more remaining demand
-        than it could have done since the last round was cancelled or set aside, and leaves the reference system.
+        the cluster remains in the reference system until its virtual end. A job that is gone with more remaining demand
+        than it could have done since the last round was cancelled or hidden, and leaves the reference system.
 
         Args:
-            state: of the policy; empty or of another version for none.
-            snapshot: the round's.
-            demand: the GPU-seconds that a job still needs.
+            state: the policy's state; the queue begins anew where it is empty, damaged or of another version.
+            snapshot: the round's jobs and nodes.
+            demand: the remaining demand of a job.
         """
         jobs = [job for job in snapshot.jobs if job.gpus]
         queue = cls._of(state)
@@ -102,16 +102,16 @@ class FairFinishQueue:
     def _update(self, jobs: list[Job], snapshot: Snapshot, demand: Demand) -> None:
         reference, now = self.reference, snapshot.now
         live = {job.uid: job.weight for job in jobs}
-        seconds = max(now - reference.now, 0.0) + LATEST_NEWS
+        seconds = max(now - reference.now, 0.0) + REPORT_AGE
         reference.leave(
             {
                 uid
                 for uid, remaining in self.remaining.items()
-                if uid not in live and remaining.work > remaining.most * seconds
+                if uid not in live and remaining.work > remaining.max_gpus * seconds
             }
         )
         new = [job for job in jobs if job.uid not in self.finish and job.uid not in self.since]
-        reference.leave({job.uid for job in new})  # a job that was away before enters anew
+        reference.leave({job.uid for job in new})  # a job that was hidden in earlier rounds enters anew
         for job in new:  # in the order of their submission
             reference.advance(min(job.submitted, now))
             self._enter(job, demand(job))
@@ -143,20 +143,20 @@ class FairFinishQueue:
             self.reference.others += job.weight
             return
         since = self.since.pop(job.uid, None)
-        had = 0.0 if since is None else job.attained_service
-        self.finish[job.uid] = self.reference.arrive(job.uid, had + work, job.weight, since)
+        attained = 0.0 if since is None else job.attained_service
+        self.finish[job.uid] = self.reference.arrive(job.uid, attained + work, job.weight, since)
         self.remaining[job.uid] = _RemainingWork.of(job, work)
 
     def _remaining(self, job: Job, demand: Demand) -> _RemainingWork:
-        """The job's remaining demand, from that of the last round: by its reported steps, or else by service."""
+        """The job's remaining demand, from that of the last round by its reported steps, or else by its service."""
         before = self.remaining.get(job.uid)
         if before is None:  # in states of earlier versions
             return _RemainingWork.of(job, demand(job) or 0.0)
         now = _RemainingWork.of(job, before.work)
         if now.steps is not None and before.steps is not None:
             return now._replace(work=before.work * now.steps / before.steps if before.steps else 0.0)
-        since = job.attained_service - (job.attained_service if before.had is None else before.had)
-        return now._replace(work=max(before.work - since, 0.0))
+        received = 0.0 if before.attained is None else job.attained_service - before.attained
+        return now._replace(work=max(before.work - received, 0.0))
 
 
 def overrun(job: Job) -> bool:

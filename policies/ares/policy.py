@@ -31,7 +31,7 @@ from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from policies.ares.fair_finish_queue import FairFinishQueue, overrun
-from policies.ares.scaling import CLOSE, Amount, Scaling
+from policies.ares.scaling import CLOSE, Scaling, Size
 
 POOL = Reason(Code.UNKNOWN_DEMAND_POOL)
 EXPLORES = Reason(Code.EXPLORES)
@@ -42,11 +42,10 @@ class AresParameters(PolicyParameters):
     """Parameters of Ares.
 
     Attributes:
-        alpha: least fraction of its speed that each GPU of a job keeps when the job has more GPUs than requested.
-        leftovers: use of GPUs that remain when all jobs are served: none; sizes between two doublings that scaling
-            control allows (efficient); or also beyond that, as long as a job becomes faster (faster).
-        explore: whether GPUs that remain after that go to jobs whose speed at twice their GPUs is not known, to
-            measure it.
+        alpha: least fraction of its speed that each GPU of a job retains when the job has more GPUs than requested.
+        leftovers: use of GPUs that remain when all jobs are served: ``none``; ``efficient``, sizes between two
+            doublings that scaling control allows; ``faster``, also larger ones, as long as a job becomes faster.
+        explore: whether GPUs that remain then go to jobs whose speed at twice their GPUs is not known, to measure it.
         turn_seconds: seconds for which a job of unknown demand continues in the pool once it has begun to run.
     """
 
@@ -73,22 +72,23 @@ class Ares(Policy):
 def demand(capacity_pool: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
     """GPU-seconds that a job still needs on its requested GPUs, of average speed; None where not known (section 3.5).
 
-    From its remaining steps and its known speed at the requested size, or else its speed as measured where it runs now.
-    Where its steps are not known, from the service predicted for it.
+    The demand follows from the remaining steps and the known speed at the requested size, or else the measured speed of
+    the present run. Where the steps are not known, it follows from the service predicted for the job.
 
     Args:
         capacity_pool: capacity of the snapshot's nodes.
-        snapshot: the round's.
-        job: one of its jobs.
+        snapshot: the round's jobs and nodes.
+        job: one of these jobs.
     """
     steps = job.remaining_steps
     if steps is not None:
-        scaling = Scaling(job, capacity_pool.shape(job), 1.0)
-        speeds = {kind: scaling.speed(kind, job.gpus) for kind in scaling.shape.widest}
-        known = {kind: speed for kind, speed in speeds.items() if speed}
+        scaling = Scaling(job, capacity_pool.shape(job), alpha=1.0)  # alpha does not matter for speeds
+        speeds = {gpu_type: scaling.speed(gpu_type, job.gpus) for gpu_type in scaling.shape.widest}
+        known = {gpu_type: speed for gpu_type, speed in speeds.items() if speed}
         if known:
-            count = sum(snapshot.capacity[kind] for kind in known)
-            return job.gpus * steps * count / sum(snapshot.capacity[kind] * speed for kind, speed in known.items())
+            count = sum(snapshot.capacity[gpu_type] for gpu_type in known)
+            total = sum(snapshot.capacity[gpu_type] * speed for gpu_type, speed in known.items())
+            return job.gpus * steps * count / total
         if job.steps_per_second and job.placement is not None:
             return job.placement.gpus * steps / job.steps_per_second
     if job.expected_service is not None and not overrun(job):
@@ -97,7 +97,7 @@ def demand(capacity_pool: CapacityPool, snapshot: Snapshot, job: Job) -> float |
 
 
 class _Round:
-    """One round: the capacity, the queue, and what jobs have been given so far."""
+    """One round: the capacity, the queue, and the sizes that jobs have been given so far."""
 
     def __init__(
         self, parameters: AresParameters, snapshot: Snapshot, capacity_pool: CapacityPool, queue: FairFinishQueue
@@ -113,7 +113,7 @@ class _Round:
         unknown = [job for job in snapshot.jobs if job.uid in queue.since]
         self.unknown = sorted(unknown, key=lambda job: (-queue.deficit(job) / job.weight, job.submitted, job.uid))
         self.without_gpus = [job for job in snapshot.jobs if not job.gpus]
-        self.given: dict[str, Amount] = {}  # to jobs of the queue, by uid
+        self.given: dict[str, Size] = {}  # to jobs of the queue, by uid
         self.exploring: set[str] = set()
 
     def decision(self) -> Decision:
@@ -134,13 +134,12 @@ class _Round:
                 holds_unassignable_nodes(job, self.nodes) or self._runs(job)
             ):
                 self.capacity_pool.assign(job, GpuAmount(0, CPU_ONLY))
-        in_pool = [job for job in self.unknown if job.uid in served]
-        others = [job for job in self.unknown if job.uid not in served]
-        reasons = [(job, POOL) for job in in_pool]
+        reasons = [(job, POOL) for job in self.unknown if job.uid in served]
         length = len(self.known)
         for i, job in enumerate(self.known, start=1):
             reasons.append((job, Reason(Code.FAIR_FINISH_POSITION, (("position", i), ("length", length)))))
-        reasons += [(job, POOL) for job in others] + [(job, NO_GPUS) for job in self.without_gpus]
+        reasons += [(job, POOL) for job in self.unknown if job.uid not in served]
+        reasons += [(job, NO_GPUS) for job in self.without_gpus]
         return self._answer(reasons)
 
     # -- the queue ------------------------------------------------------------------------------------------------
@@ -152,74 +151,82 @@ class _Round:
             capacity_pool.exhausted and not holds_unassignable_nodes(job, self.nodes)
         ):
             return
-        scaling = Scaling(job, capacity_pool.shape(job), self.parameters.alpha)
+        scaling = self._scaling(job)
         options = [] if (kept := self._kept(job)) is None else [kept]
-        for kind in scaling.shape.widest:
-            options += islice((one for one in scaling.amounts(kind) if capacity_pool.fits(job, one.share)), 1)
+        for gpu_type in scaling.shape.widest:
+            options += islice((one for one in scaling.sizes(gpu_type) if capacity_pool.fits(job, one.amount)), 1)
         if options:
-            best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.kind)))
+            best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.gpu_type)))
             self.given[job.uid] = best
-            capacity_pool.assign(job, best.share)
+            capacity_pool.assign(job, best.amount)
 
-    def _left(self, job: Job, kind: str) -> int:
+    def _scaling(self, job: Job) -> Scaling:
+        return Scaling(job, self.capacity_pool.shape(job), self.parameters.alpha)
+
+    def _left(self, job: Job, gpu_type: str) -> int:
         """Further GPUs of a type that are left for the job."""
-        return self.capacity_pool.unassigned_gpus(self.capacity_pool.node_set(job, kind))
+        return self.capacity_pool.unassigned_gpus(self.capacity_pool.node_set(job, gpu_type))
 
-    def _type_preference(self, job: Job, kind: str) -> tuple[bool, int, int, str]:
+    def _type_preference(self, job: Job, gpu_type: str) -> tuple[bool, int, int, str]:
         """Sort key of a GPU type, larger is better: current or last type, the job's own order, most GPUs left."""
         held = job.placement or job.released or job.last_placement
-        order = -job.gpu_types.index(kind) if kind in job.gpu_types else 0
-        return held is not None and held.gpu_type == kind, order, self._left(job, kind), kind
+        order = -job.gpu_types.index(gpu_type) if gpu_type in job.gpu_types else 0
+        return held is not None and held.gpu_type == gpu_type, order, self._left(job, gpu_type), gpu_type
 
-    def _kept(self, job: Job) -> Amount | None:
+    def _preferred_types(self, job: Job) -> list[str]:
+        """The GPU types that suit the job, the preferred one first."""
+        types = self.capacity_pool.shape(job).widest
+        return sorted(types, key=lambda gpu_type: self._type_preference(job, gpu_type), reverse=True)
+
+    def _kept(self, job: Job) -> Size | None:
         """The job's present allocation where its nodes accept no jobs any more; None for other jobs."""
         place = job.placement
         if place is None or not holds_unassignable_nodes(job, self.nodes):
             return None
-        kind = place.gpu_type or CPU_ONLY
-        if not self.capacity_pool.fits(job, GpuAmount(place.gpus, kind)):
+        gpu_type = place.gpu_type or CPU_ONLY
+        if not self.capacity_pool.fits(job, GpuAmount(place.gpus, gpu_type)):
             return None
-        known = None if job.speed is None else job.speed.steps_per_second(kind, place.spread)
-        return Amount(kind, place.gpus, job.steps_per_second if known is None else known)
+        known = None if job.speed is None else job.speed.steps_per_second(gpu_type, place.spread)
+        return Size(gpu_type, place.gpus, job.steps_per_second if known is None else known)
 
-    def _give_leftovers(self, grown: Callable[[Scaling, Amount, int], Amount | None]) -> None:
+    def _give_leftovers(self, grown: Callable[[Scaling, Size, int], Size | None]) -> None:
         for job in self.known:
             given = self.given.get(job.uid)
-            if given is not None and (left := self._left(job, given.kind)) > 0:
-                scaling = Scaling(job, self.capacity_pool.shape(job), self.parameters.alpha)
+            if given is not None and (left := self._left(job, given.gpu_type)) > 0:
+                scaling = self._scaling(job)
                 more = grown(scaling, given, given.gpus + left)
-                if more is not None and self.capacity_pool.assign(job, more.share):
+                if more is not None and self.capacity_pool.assign(job, more.amount):
                     self.given[job.uid] = more
 
     def _explore(self) -> None:
         """Grow jobs to sizes without a known speed: jobs of the queue, and those whose profiling runs precede it."""
         tried = [job for job in self.unknown if job.profiled and job.remaining_steps is not None]
         for job in [job for job in (*self.known, *tried) if job.learns_speed and job.preempt is Preempt.CHECKPOINT]:
-            share = self.capacity_pool.assigned.get(job.uid)
-            if share is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
+            amount = self.capacity_pool.assigned.get(job.uid)
+            if amount is None or is_non_preemptible(job) or holds_unassignable_nodes(job, self.nodes):
                 continue
-            if (left := self._left(job, share.gpu_type)) > 0:
-                scaling = Scaling(job, self.capacity_pool.shape(job), self.parameters.alpha)
-                more = scaling.unknown(share.gpu_type, share.gpus + left)
-                if more is not None and more.gpus > share.gpus and self.capacity_pool.assign(job, more.share):
+            if (left := self._left(job, amount.gpu_type)) > 0:
+                scaling = self._scaling(job)
+                more = scaling.unknown(amount.gpu_type, amount.gpus + left)
+                if more is not None and more.gpus > amount.gpus and self.capacity_pool.assign(job, more.amount):
                     self.exploring.add(job.uid)
 
     # -- the pool -------------------------------------------------------------------------------------------------
 
     def _serve_pool(self) -> set[str]:
-        """Give jobs of unknown demand their part of the GPUs, in order; returns the uids of those that are served.
+        """Give jobs of unknown demand their part of the GPUs, in order; return the uids of the jobs that are served.
 
-        The part is that of their weight among all live jobs, or more where the first preemptible job of them could not
-        run at all otherwise. Served are jobs with a deficit against fair sharing, and jobs that began to run less than
-        ``turn_seconds`` ago.
+        The part is in proportion to their weight among all live jobs, or larger where the first preemptible job of them
+        could not run otherwise. Jobs with a deficit against fair sharing are served, and jobs that have run for less
+        than ``turn_seconds``.
         """
         left = math.ceil(self._pool() - CLOSE)
-        stay = {job.uid for job in self.unknown if job.uid in self.capacity_pool.assigned}
-        served = set(stay)
+        retained = {job.uid for job in self.unknown if job.uid in self.capacity_pool.assigned}
+        served = set(retained)
         left -= sum(self.capacity_pool.assigned[uid].gpus for uid in served)
         for job in sorted(self.unknown, key=lambda job: not self._began_recently(job)):
             due = job.uid not in served and (self._began_recently(job) or self.queue.deficit(job) >= 0)
-            if due and self._serve_up_to_requested(job, max(left, job.min_gpus) if served == stay else left):
+            if due and self._serve_up_to_requested(job, max(left, job.min_gpus) if served == retained else left):
                 served.add(job.uid)
                 left -= self.capacity_pool.assigned[job.uid].gpus
         return served
@@ -230,26 +237,26 @@ class _Round:
         return self.capacity * weight / (weight + sum(job.weight for job in self.known)) if weight else 0.0
 
     def _began_recently(self, job: Job) -> bool:
-        """Whether a job runs, and began to less than ``turn_seconds`` ago."""
+        """Whether a job runs, and has for less than ``turn_seconds``."""
         began = job.run_started
         return job.active and (began is None or self.now < began + self.parameters.turn_seconds)
 
     def _serve_up_to_requested(self, job: Job, most: int) -> bool:
-        """Give a job up to its requested GPUs, at most ``most``, if that is more than it has; whether it was given."""
+        """Give a job up to its requested GPUs, at most ``most``, if these are more than it has; return whether so."""
         capacity_pool = self.capacity_pool
-        share = capacity_pool.assigned.get(job.uid)
-        kind, gpus = (None, 0) if share is None else (share.gpu_type, share.gpus)
-        if share is not None and (is_non_preemptible(job) or gpus >= job.gpus):
+        amount = capacity_pool.assigned.get(job.uid)
+        gpu_type, gpus = (None, 0) if amount is None else (amount.gpu_type, amount.gpus)
+        if amount is not None and (is_non_preemptible(job) or gpus >= job.gpus):
             return False
-        scaling = Scaling(job, capacity_pool.shape(job), self.parameters.alpha)
-        kinds = sorted(scaling.shape.widest, key=lambda kind: self._type_preference(job, kind), reverse=True)
-        options = [one for other in kinds if kind in (None, other) for one in scaling.up_to_requested(other)]
-        if kind is None and (kept := self._kept(job)) is not None:
+        scaling = self._scaling(job)
+        types = [other for other in self._preferred_types(job) if gpu_type in (None, other)]
+        options = [one for other in types for one in scaling.up_to_requested(other)]
+        if gpu_type is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
-        found = [one for one in options if gpus < one.gpus <= most and capacity_pool.fits(job, one.share)]
+        found = [one for one in options if gpus < one.gpus <= most and capacity_pool.fits(job, one.amount)]
         if found:
             best = max(found, key=lambda one: one.gpus)  # the first of them
-            capacity_pool.assign(job, best.share)
+            capacity_pool.assign(job, best.amount)
         return bool(found)
 
     # -- the decision ---------------------------------------------------------------------------------------------
@@ -257,34 +264,33 @@ class _Round:
     def _answer(self, reasons: Sequence[tuple[Job, Reason]]) -> Decision:
         grants, fallback, waits = [], [], {}
         for job, reason in reasons:
-            share = self.capacity_pool.assigned.get(job.uid)
-            if share is not None:
+            amount = self.capacity_pool.assigned.get(job.uid)
+            if amount is not None:
                 told = reason.and_also(EXPLORES) if job.uid in self.exploring else reason
-                grants.append(self._grant(job, share, told))
+                grants.append(self._grant(job, amount, told))
             elif (most := self._runs(job)) is not None:
-                fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.kind or None))
+                fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.gpu_type or None))
             else:
                 waits[job.uid] = reason.and_also(_exceeds(job))
         return Decision(tuple(grants), tuple(fallback), waits)
 
-    def _grant(self, job: Job, share: GpuAmount, reason: Reason) -> Grant:
-        """The grant of a job's GPUs: rather fewer GPUs than on more nodes, because its consolidated speed is known."""
-        gpus, kind = share
+    def _grant(self, job: Job, amount: GpuAmount, reason: Reason) -> Grant:
+        """The grant of a job's GPUs: rather fewer GPUs than more nodes, because the consolidated speed is known."""
+        gpus, gpu_type = amount
         if is_non_preemptible(job) or gpus <= job.min_gpus:
-            return Grant(job.uid, gpus, reason, gpus, kind or None)
-        spread = self.capacity_pool.shape(job).consolidated(kind, gpus)
+            return Grant(job.uid, gpus, reason, gpus, gpu_type or None)
+        spread = self.capacity_pool.shape(job).consolidated(gpu_type, gpus)
         held = len(job.placement.nodes) if job.placement is not None else 0
         most = max(len(spread), held) if spread is not None else None
-        return Grant(job.uid, gpus, reason, job.min_gpus, kind or None, max_nodes=most)
+        return Grant(job.uid, gpus, reason, job.min_gpus, gpu_type or None, max_nodes=most)
 
-    def _runs(self, job: Job) -> Amount | None:
+    def _runs(self, job: Job) -> Size | None:
         """The first size up to the requested GPUs at which the job could run on an empty cluster; None for none."""
-        shape = self.capacity_pool.shape(job)
         if not job.gpus:
-            return None if shape.consolidated("", 0) is None else Amount("", 0, None)
-        scaling = Scaling(job, shape, self.parameters.alpha)
-        kinds = sorted(shape.widest, key=lambda kind: self._type_preference(job, kind), reverse=True)
-        return next((amount for kind in kinds for amount in scaling.up_to_requested(kind)), None)
+            fits = self.capacity_pool.shape(job).consolidated(CPU_ONLY, 0) is not None
+            return Size(CPU_ONLY, 0, None) if fits else None
+        scaling = self._scaling(job)
+        return next((size for t in self._preferred_types(job) for size in scaling.up_to_requested(t)), None)
 
 
 def _exceeds(job: Job) -> Reason:

@@ -25,7 +25,7 @@ class ReferenceSystem:
         now: unix seconds up to which the system is advanced.
         virtual: virtual time, GPU-seconds.
         weight: weight of all active jobs whose finish time is known.
-        others: weight of the jobs of unknown demand, which have their fraction of the GPUs, too.
+        others: weight of the jobs of unknown demand, which have a fraction of the GPUs by their weight, too.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ReferenceSystem:
         return self.now + max(ahead, 0.0) * (self.weight + self.others) / self.gpus
 
     def advance(self, to: float) -> list[tuple[str, float]]:
-        """Advance the system to a time (unix seconds); returns the jobs that end by then with their ends, in order."""
+        """Advance the system to a time (unix seconds); return the jobs that end by then with their ends, in order."""
         ended = []
         while (ends := self.next_end) <= to and ends < math.inf:
             self.virtual, uid, weight = heapq.heappop(self._active)
@@ -86,9 +86,9 @@ class ReferenceSystem:
         """Add a job that arrives now.
 
         Args:
-            uid: the job's.
-            work: GPU-seconds of work.
-            weight: the job's, above 0.
+            uid: the job's uid.
+            work: the job's demand, GPU-seconds.
+            weight: the job's weight, above 0.
             since: earlier virtual time from which the job counts as present; it may have ended by now. None for now.
 
         Returns:

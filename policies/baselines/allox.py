@@ -1,16 +1,17 @@
 """AlloX: the order with the least average JCT, by a matching of jobs to positions.
 
 Source: Le et al., EuroSys 2020, section 4. A job that is the k-th from the last on a machine delays itself and the k-1
-behind it, so it adds k times its processing time there to the sum of all completion times. The least sum is a min-cost
-matching of jobs with positions (machine, k). Who starts now is who comes first on a machine.
+jobs after it, so it adds k times its processing time there to the sum of all completion times. The least sum is a
+min-cost matching of jobs with positions (machine, k). The first job of each machine starts now.
 
-Machines of one GPU type are alike, so no optimum puts more than ceil(jobs / machines) on one of them, or somebody would
-move up: the matching is on about (jobs x jobs) costs for each type, not on (jobs x machines x jobs). With one type it
-is a sort.
+Machines of one GPU type are alike, so no optimum has more than ceil(jobs / machines) jobs on one of them: the last of
+them would end earlier on another machine. The matching is therefore on about (jobs x jobs) costs for each type, not on
+(jobs x machines x jobs). With one type it is a sort.
 
-A gang delays those behind it in proportion to its width. A machine is then GPUs for a job of average width, and a job
-of w times that width adds 1 + (k-1) w times its processing time. With jobs of one GPU that is the paper's rule. In the
-order of a type's positions, gangs start whole, and none overtakes the first that does not fit.
+A gang delays the jobs after it in proportion to its width, its number of GPUs. A machine then stands for the GPUs of a
+job of average width, and a job of w times that width adds 1 + (k-1) w times its processing time. With jobs of one GPU
+that is the paper's rule. In the order of a type's positions, gangs start whole, and no job overtakes the first that
+does not fit.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from metasched.time_shares.round_mechanism import TimeShares, alone
 Floats = npt.NDArray[np.float64]
 
 CLOSE = 1e-12
-"""Relative: differences below are rounding."""
+"""Relative difference of costs below which the difference is rounding."""
 
 IMPOSSIBLE = 1e12
-"""Seconds: longer than anything runs, so that a type that a job cannot use is never matched while there is another."""
+"""Seconds of a job on a GPU type that it cannot use: longer than any job runs, so any other type is matched first."""
 
 
 class AlloXParameters(TimeShareParameters):
@@ -44,8 +45,8 @@ class AlloXParameters(TimeShareParameters):
     Attributes:
         alpha: fraction of the waiting jobs, in the order of submission, that is matched; never fewer jobs than
             machines. 1.0 has the least average JCT; less keeps long jobs from starving (section 4.3).
-        as_published: whether a gang takes one machine like every other job, has 1/k of the time, and is matched anew at
-            every change, with ties left to scipy's solver, as in the public code.
+        as_published: whether a gang of k GPUs takes one machine like every other job, has 1/k of the time, and is
+            matched again at every change, with ties broken by scipy's solver, as in the public code.
     """
 
     alpha: float = Field(default=1.0, gt=0, le=1)
@@ -61,50 +62,50 @@ class AlloX(TimeSharePolicy):
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """All of the time for started jobs; the memory has the GPU type of each started job, by uid."""
+        as_published = self.parameters.as_published
         started: dict[str, str] = {
-            job.uid: kind
+            job.uid: gpu_type
             for job in inputs.jobs
-            if (kind := memory.get("started", {}).get(job.uid)) in inputs.gpus_per_node[job.uid]
+            if (gpu_type := memory.get("started", {}).get(job.uid)) in inputs.gpus_per_node[job.uid]
         }
         free = dict(inputs.capacity)
-        bound = [job for job in inputs.jobs if job.uid in started and not self._anew(job)]
-        for job in bound:
-            free[started[job.uid]] -= job.gpus
-        kept = {job.uid for job in bound}
-        waiting = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid] and job.uid not in kept]
-        started |= self._begin(inputs, waiting, {kind: count for kind, count in free.items() if count > 0})
-        gpus = {job.uid: job.gpus for job in inputs.jobs}
-        part = {uid: 1.0 / gpus[uid] if self.parameters.as_published else 1.0 for uid in started}
-        ordered = [job.uid for job in inputs.jobs if job.uid in started]
-        return alone({uid: {started[uid]: part[uid]} for uid in ordered}), {"started": started}
+        waiting = []
+        for job in inputs.jobs:
+            if job.uid in started and not (as_published and job.gpus > 1):
+                free[started[job.uid]] -= job.gpus
+            elif inputs.gpus_per_node[job.uid]:
+                waiting.append(job)
+        started |= self._start(inputs, waiting, {gpu_type: count for gpu_type, count in free.items() if count > 0})
+        shares = {
+            job.uid: {started[job.uid]: 1.0 / job.gpus if as_published else 1.0}
+            for job in inputs.jobs
+            if job.uid in started
+        }
+        return alone(shares), {"started": started}
 
-    def _anew(self, job: Job) -> bool:
-        """Whether a started job is matched again (``as_published``)."""
-        return self.parameters.as_published and job.gpus > 1
-
-    def _begin(self, inputs: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
+    def _start(self, inputs: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
         """By uid, the GPU type of the jobs that start now."""
-        kinds = sorted(free)
-        if not kinds or not waiting:
+        types = sorted(free)
+        if not types or not waiting:
             return {}
         width = 1.0 if self.parameters.as_published else fmean(job.gpus for job in waiting)
-        machines = [max(int(free[kind] / width), 1) for kind in kinds]
+        machines = [max(int(free[gpu_type] / width), 1) for gpu_type in types]
         waiting = waiting[: max(int(self.parameters.alpha * len(waiting)), sum(machines))]
-        seconds = _seconds(inputs, waiting, kinds)
+        seconds = _seconds(inputs, waiting, types)
         if self.parameters.as_published:
             first = _first_on_machines(seconds, machines)
-            return {waiting[i].uid: kinds[j] for i, j in first if seconds[i, j] < IMPOSSIBLE}
+            return {waiting[i].uid: types[j] for i, j in first if seconds[i, j] < IMPOSSIBLE}
         positions = match(seconds, np.array([job.gpus / width for job in waiting]), machines)
         order = sorted(range(len(waiting)), key=lambda i: (-positions[i][1], seconds[i, positions[i][0]], i))
-        begin, left, full = {}, [free[kind] for kind in kinds], set()
+        started, left, full = {}, [free[gpu_type] for gpu_type in types], set()
         for i in order:
             j, job = positions[i][0], waiting[i]
             if job.gpus > left[j]:
                 full.add(j)
             if j not in full and seconds[i, j] < IMPOSSIBLE:
                 left[j] -= job.gpus
-                begin[job.uid] = kinds[j]
-        return begin
+                started[job.uid] = types[j]
+        return started
 
 
 def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tuple[int, int]]:
@@ -118,11 +119,11 @@ def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tupl
     jobs = len(seconds)
     if len(machines) == 1:
         found = [(0, 0)] * jobs
-        for place, i in enumerate(np.argsort(-seconds[:, 0] * widths, kind="stable")):
-            found[i] = (0, place // machines[0] + 1)
+        for rank, i in enumerate(np.argsort(-seconds[:, 0] * widths, kind="stable")):
+            found[i] = (0, rank // machines[0] + 1)
         return found
     matching = _Matching(seconds, widths, machines)
-    for i in np.argsort(-seconds.min(axis=1), kind="stable"):  # short jobs last: they come first, and displace few
+    for i in np.argsort(-seconds.min(axis=1), kind="stable"):  # long jobs first: short ones then move few others
         matching.insert(int(i))
     return [(matching.types[slot], matching.ks[slot]) for slot in matching.slot]
 
@@ -130,8 +131,8 @@ def match(seconds: Floats, widths: Floats, machines: Sequence[int]) -> list[tupl
 class _Matching:
     """A least-cost matching that grows job by job, by shortest augmenting paths over slots.
 
-    A slot is one k of one type; it takes as many jobs as there are machines. Only a full slot sends a job on to
-    another; a type's next slot is opened when its last one is full.
+    A slot is one k of one type; it takes as many jobs as the type has machines. Only from a full slot is a job moved to
+    another one. A type's next slot is opened when its last one is full.
     """
 
     def __init__(self, seconds: Floats, widths: Floats, machines: Sequence[int]) -> None:
@@ -142,8 +143,8 @@ class _Matching:
         self.ks: list[int] = []
         self.members: list[list[int]] = []
         self.slot = [-1] * len(seconds)
-        self.sends = np.zeros((0, 0))  # least cost of sending a job from a slot to another
-        self.sent = np.zeros((0, 0), dtype=np.int64)  # the job
+        self.move_costs = np.zeros((0, 0))  # least cost of moving a job from a slot (row) to another
+        self.cheapest = np.zeros((0, 0), dtype=np.int64)  # the job of that cost
         for j in range(len(machines)):
             self._open(j, 1)
 
@@ -154,7 +155,7 @@ class _Matching:
         full = np.array([len(jobs) == self.machines[j] for j, jobs in zip(self.types, self.members, strict=True)])
         sources = np.nonzero(full)[0]
         while len(sources):
-            via = distance[sources, None] + self.sends[sources]
+            via = distance[sources, None] + self.move_costs[sources]
             best = via.argmin(axis=0)
             found = via[best, np.arange(len(distance))]
             better = found < distance - CLOSE * np.abs(distance)
@@ -165,14 +166,14 @@ class _Matching:
         changed = [at]
         while came_from[at] >= 0:
             source = int(came_from[at])
-            moved = int(self.sent[source, at])
+            moved = int(self.cheapest[source, at])
             self.members[source].remove(moved)
             self._put(moved, at)
             at = source
             changed.append(at)
         self._put(i, at)
         for slot in changed:
-            self._reckon(slot)
+            self._update_costs(slot)
         last = changed[0]
         if len(self.members[last]) == self.machines[self.types[last]]:
             self._open(self.types[last], self.ks[last] + 1)
@@ -185,20 +186,20 @@ class _Matching:
         self.types.append(j)
         self.ks.append(k)
         self.members.append([])
-        self.sends = np.full((len(self.ks), len(self.ks)), np.inf)
-        self.sent = np.zeros(self.sends.shape, dtype=np.int64)
+        self.move_costs = np.full((len(self.ks), len(self.ks)), np.inf)
+        self.cheapest = np.zeros(self.move_costs.shape, dtype=np.int64)
         for slot in range(len(self.ks)):
-            self._reckon(slot)
+            self._update_costs(slot)
 
-    def _reckon(self, slot: int) -> None:
+    def _update_costs(self, slot: int) -> None:
         """Recompute the least cost of moving a job from a slot to each other slot."""
         jobs = self.members[slot]
         if jobs:
             costs = self._costs(jobs)
             more = costs - costs[:, slot, None]
             cheapest = more.argmin(axis=0)
-            self.sends[slot] = more[cheapest, np.arange(len(cheapest))]
-            self.sent[slot] = np.array(jobs)[cheapest]
+            self.move_costs[slot] = more[cheapest, np.arange(len(cheapest))]
+            self.cheapest[slot] = np.array(jobs)[cheapest]
 
     def _costs(self, jobs: Sequence[int]) -> Floats:
         """Costs in seconds of jobs in all open slots, shape (jobs, slots)."""
@@ -208,9 +209,9 @@ class _Matching:
 
 
 def _first_on_machines(seconds: Floats, machines: Sequence[int]) -> list[tuple[int, int]]:
-    """Jobs that come first on a machine, with the type, where every machine is matched by itself.
+    """The first job of each machine and the machine's type, where every machine has positions of its own.
 
-    Ties are broken by scipy, and by the rounding of its subtraction of the least cost, as it was until version 1.8.
+    Ties are broken by scipy, and by the rounding of a subtraction of the least cost, as in scipy until version 1.8.
     """
     jobs = len(seconds)
     types = np.repeat(np.arange(len(machines)), machines)
@@ -224,14 +225,14 @@ def _first_on_machines(seconds: Floats, machines: Sequence[int]) -> list[tuple[i
     return [(i, int(types[machine])) for machine, (_, i) in sorted(first.items())]
 
 
-def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], kinds: Sequence[str]) -> Floats:
+def _seconds(inputs: AllocationInputs, jobs: Sequence[Job], types: Sequence[str]) -> Floats:
     """Remaining seconds of each job on each GPU type, shape (M, J); the mean where they are not known."""
-    found = np.full((len(jobs), len(kinds)), np.nan)
+    found = np.full((len(jobs), len(types)), np.nan)
     for i, job in enumerate(jobs):
-        for j, kind in enumerate(kinds):
-            if kind not in inputs.gpus_per_node[job.uid]:
+        for j, gpu_type in enumerate(types):
+            if gpu_type not in inputs.gpus_per_node[job.uid]:
                 found[i, j] = IMPOSSIBLE
-            elif job.remaining_steps is not None and (speed := inputs.speed(job, kind)):
+            elif job.remaining_steps is not None and (speed := inputs.speed(job, gpu_type)):
                 found[i, j] = job.remaining_steps / speed
     known = found[found < IMPOSSIBLE]
     found[np.isnan(found)] = known.mean() if len(known) else 1.0

@@ -32,15 +32,6 @@ class Fifo(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Serve jobs in order of submission; keeps no state."""
-        queue = sorted(
-            snapshot.jobs,
-            key=lambda job: (not holds_or_is_released(job), job.submitted, job.uid),
-        )
-        decision = allocate(
-            snapshot,
-            queue,
-            lambda _: None,
-            strict=not self.parameters.backfill,
-            elastic=self.parameters.elastic,
-        )
-        return decision, state
+        queue = sorted(snapshot.jobs, key=lambda job: (not holds_or_is_released(job), job.submitted, job.uid))
+        strict, elastic = not self.parameters.backfill, self.parameters.elastic
+        return allocate(snapshot, queue, lambda _: None, strict=strict, elastic=elastic), state

@@ -1,8 +1,8 @@
 """Gandiva's packing by trial, as Gavel's authors restate it.
 
-Sources: Gandiva (Xiao et al., OSDI 2018, section 3.2); Gavel (Narayanan et al., OSDI 2020, section 7.3). While the jobs
-fit, each has GPUs of its own. Beyond that, jobs with equal numbers of GPUs are paired at random; a pair that is slower
-than time-slicing is separated, and its jobs are paired with others.
+Sources: Gandiva (Xiao et al., OSDI 2018, section 3.2); Gavel (Narayanan et al., OSDI 2020, section 7.3). While all jobs
+fit, each runs alone on its GPUs. When they do not, jobs with equal numbers of GPUs are paired at random. A pair that is
+slower than time-slicing is separated, and its jobs are paired with others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import TimeShares
+from metasched.time_shares.round_mechanism import Combination, TimeShares, by_arrival
 
 
 class GandivaParameters(TimeShareParameters):
@@ -49,49 +49,37 @@ class Gandiva(TimeSharePolicy):
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
         """Equal time shares for jobs and pairs; the memory has the pairs, and how many random numbers were drawn."""
         jobs = {job.uid: job for job in inputs.jobs}
-        kept = [
+        pairs: list[Combination] = [
             (one, other)
             for one, other in memory.get("pairs", ())
-            if one in jobs and other in jobs and self._pays(inputs, jobs[one], jobs[other])
+            if one in jobs and other in jobs and self._gains(inputs, jobs[one], jobs[other])
         ]
         wanted = sum(job.gpus for job in inputs.jobs)
         if wanted <= sum(inputs.capacity.values()) or not inputs.sharing:
-            parts = equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs])
-            return parts, {**memory, "pairs": [list(pair) for pair in kept]}
+            return equal_shares(inputs), {**memory, "pairs": [list(pair) for pair in pairs]}
         rng = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
-        paired = {uid for pair in kept for uid in pair}
+        paired = {uid for pair in pairs for uid in pair}
         single = [job for job in inputs.jobs if job.uid not in paired and not job.whole_gpus]
-        alone = [job for job in inputs.jobs if job.whole_gpus]
         for _ in range(len(single)):
             if len(single) < 2:  # noqa: PLR2004  a pair
                 break
             one, other = rng.sample(single, 2)
-            if one.gpus == other.gpus and _common(inputs, one, other):
+            if one.gpus == other.gpus and inputs.common_types(one, other):
                 single.remove(one)
                 single.remove(other)
-                kept.append((one.uid, other.uid) if _before(one, other) else (other.uid, one.uid))
-        who = [*((pair, jobs[pair[0]].gpus) for pair in kept), *(((job.uid,), job.gpus) for job in (*single, *alone))]
-        return equal_shares(inputs, who), {"pairs": [list(pair) for pair in kept], "used": rng.used}
+                pairs.append(by_arrival(one, other))
+        alone = [(job.uid,) for job in (*single, *(job for job in inputs.jobs if job.whole_gpus))]
+        return equal_shares(inputs, [*pairs, *alone]), {"pairs": [list(pair) for pair in pairs], "used": rng.used}
 
-    def _pays(self, inputs: AllocationInputs, one: Job, other: Job) -> bool:
+    def _gains(self, inputs: AllocationInputs, one: Job, other: Job) -> bool:
         """Whether a pair reaches ``least_gain``; speeds that are not known count as time-slicing."""
         gains = []
-        for kind in _common(inputs, one, other):
+        for gpu_type in inputs.common_types(one, other):
             for job, co_runner in ((one, other), (other, one)):
-                together, alone = inputs.colocated_speed(job, co_runner, kind), inputs.speed(job, kind)
-                if together == 0.0:
+                colocated, isolated = inputs.colocated_speed(job, co_runner, gpu_type), inputs.speed(job, gpu_type)
+                if colocated == 0.0:
                     return False
                 if self.parameters.time_slices:
                     return True
-                gains.append(together / alone if together is not None and alone else 0.5)
+                gains.append(colocated / isolated if colocated is not None and isolated else 0.5)
         return bool(gains) and 2 * sum(gains) / len(gains) >= self.parameters.least_gain
-
-
-def _common(inputs: AllocationInputs, one: Job, other: Job) -> list[str]:
-    """GPU types that both jobs can have; whether they run co-located there is found by trial."""
-    return [kind for kind in inputs.gpus_per_node[one.uid] if kind in inputs.gpus_per_node[other.uid]]
-
-
-def _before(one: Job, other: Job) -> bool:
-    """Whether the first job was submitted before the other."""
-    return (one.submitted, one.uid) < (other.submitted, other.uid)

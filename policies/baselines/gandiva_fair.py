@@ -1,12 +1,12 @@
 """Gandiva-Fair: proportional shares by tickets, for gangs (Chaudhary et al., EuroSys 2020, section 3).
 
-Every user has the same tickets, whatever they submit, and a user's jobs share the user's. GPU time goes to tickets in
-proportion; what somebody cannot use goes to the others. A gang of k GPUs pays k times for its time, so it runs for a
+Every user has the same number of tickets, divided among the user's jobs by weight. GPU time is given in proportion to
+tickets; time that one user cannot use goes to the others. A gang of k GPUs pays k times for its time, so it runs for a
 k-th of the time that a job of one GPU with the same tickets does.
 
-Stride scheduling gives the next round to the lowest *pass*: what a job has had, over its tickets. That is the round
-mechanism's order: its priorities are shares over what was received. Trading of fast for slow GPUs between users
-(section 4) is left out: a share of GPU time is the same share of every type that a job can use.
+Stride scheduling gives the next round to the job with the lowest *pass*, its received time over its tickets. The round
+mechanism has the same order: its priorities are time shares over received time. Trading of fast for slow GPUs between
+users (section 4) is left out: a job has the same share of every GPU type that it can use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GandivaFairParameters(TimeShareParameters):
     """Parameters of Gandiva-Fair.
 
     Attributes:
-        by_user: whether users have equal tickets; without, each job has tickets by its weight.
+        by_user: whether users have equal numbers of tickets; without, each job has tickets by its weight.
         as_published: whether every job has an equal time share on all GPUs, whatever its number of GPUs and its user,
             as in Shockwave's public code.
     """
@@ -46,20 +46,20 @@ class GandivaFair(TimeSharePolicy):
         if self.parameters.as_published:
             part = sum(inputs.capacity.values()) / max(len(jobs), 1)
             return alone({job.uid: _over_types(inputs, job, min(part, 1.0)) for job in jobs}), memory
-        users: dict[str, list[Job]] = {}
+        owners: dict[str, list[Job]] = {}
         for job in jobs:
-            users.setdefault(job.user if self.parameters.by_user else job.uid, []).append(job)
-        each = [float(sum(job.gpus for job in mine)) for mine in users.values()]
-        tickets = [1.0 if self.parameters.by_user else mine[0].weight for mine in users.values()]
+            owners.setdefault(job.user if self.parameters.by_user else job.uid, []).append(job)
+        usable = [float(sum(job.gpus for job in mine)) for mine in owners.values()]
+        tickets = [1.0 if self.parameters.by_user else mine[0].weight for mine in owners.values()]
         found: dict[str, dict[str, float]] = {}
-        for gpus, mine in zip(fair(sum(inputs.capacity.values()), tickets, each), users.values(), strict=True):
-            given = fair(gpus, [job.weight for job in mine], [float(job.gpus) for job in mine])
-            found |= {job.uid: _over_types(inputs, job, gpus / job.gpus) for job, gpus in zip(mine, given, strict=True)}
+        for gpus, mine in zip(divide(sum(inputs.capacity.values()), tickets, usable), owners.values(), strict=True):
+            parts = divide(gpus, [job.weight for job in mine], [float(job.gpus) for job in mine])
+            found |= {job.uid: _over_types(inputs, job, part / job.gpus) for job, part in zip(mine, parts, strict=True)}
         return alone({job.uid: found[job.uid] for job in jobs}), memory
 
 
-def fair(total: float, tickets: Sequence[float], most: Sequence[float]) -> list[float]:
-    """Divide a total in proportion to tickets, none above its ``most``; the excess goes to the others likewise."""
+def divide(total: float, tickets: Sequence[float], most: Sequence[float]) -> list[float]:
+    """Divide a total in proportion to tickets, no part above its ``most``; the excess goes to the others likewise."""
     found = [0.0] * len(tickets)
     order = sorted(range(len(tickets)), key=lambda i: most[i] / tickets[i])
     left = sum(tickets)
@@ -71,7 +71,7 @@ def fair(total: float, tickets: Sequence[float], most: Sequence[float]) -> list[
 
 
 def _over_types(inputs: AllocationInputs, job: Job, fraction: float) -> dict[str, float]:
-    """A fraction of time, divided over the GPU types that the job can use in proportion to their GPUs."""
-    gpus = {kind: inputs.capacity.get(kind, 0) for kind in inputs.gpus_per_node[job.uid]}
+    """A fraction of the time, divided over the GPU types that the job can use in proportion to their GPUs."""
+    gpus = {gpu_type: inputs.capacity.get(gpu_type, 0) for gpu_type in inputs.gpus_per_node[job.uid]}
     total = sum(gpus.values())
-    return {kind: fraction * count / total for kind, count in gpus.items()} if total else {}
+    return {gpu_type: fraction * count / total for gpu_type, count in gpus.items()} if total else {}

@@ -20,5 +20,5 @@ class Isolated(TimeSharePolicy):
     name: ClassVar[str] = "isolated"
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """Equal time shares; no memory."""
-        return equal_shares(inputs, [((job.uid,), job.gpus) for job in inputs.jobs]), memory
+        """Equal time shares of all jobs; no memory."""
+        return equal_shares(inputs), memory

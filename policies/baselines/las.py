@@ -1,11 +1,11 @@
 """Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 3.2).
 
 A job's attained service is GPUs x time. Queues are bands of attained service: a job enters the top queue, and falls to
-the next when its service passes that queue's threshold. Upper queues preempt lower ones; within a queue, jobs go in the
-order in which they first started, those that never started last, so that equals do not preempt each other in turns.
-A job that waited ``promote_knob`` times as long as it ran goes back to the top, and its service counts anew.
+the next when its service passes that queue's threshold. Upper queues preempt lower ones. Within a queue, jobs are
+ordered by their first start, jobs that never started last, so that equal jobs do not preempt each other alternately. A
+job that waited ``promote_knob`` times as long as it ran returns to the top queue, and its service counts anew.
 
-In Pollux's simulator jobs go in the order in which they entered their queue instead; ``order`` chooses.
+Pollux's simulator orders the jobs of a queue by their entry into it instead, as the parameter ``order`` does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LasParameters(PolicyParameters):
         queue_thresholds_gpu_seconds: upper ends of all queues but the last, increasing.
         promote_knob: waiting time over run time since the last promotion at which a job goes back to the top queue;
             None for never.
-        order: within a queue: by first start, or by when jobs entered the queue.
+        order: order within a queue: by first start, or by entry into the queue.
         elastic: whether jobs may get other numbers of GPUs than they requested.
     """
 
@@ -53,7 +53,7 @@ class LasParameters(PolicyParameters):
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What LAS remembers of a job that ever started.
+    """The state of a job that has started at least once.
 
     Attributes:
         first_start: unix seconds of the first start.
@@ -72,14 +72,15 @@ class _Record:
     entered: float = 0.0
 
     @classmethod
-    def of(cls, data: Any) -> Self | None:
+    def from_json(cls, data: Any) -> Self | None:
+        """The record that ``to_json`` wrote; None where the data are damaged."""
         try:
             return cls(**{key: float(value) for key, value in data.items()})
         except (AttributeError, TypeError, ValueError):
             return None
 
-    def data(self) -> dict[str, float]:
-        """What ``of`` reads."""
+    def to_json(self) -> dict[str, float]:
+        """The record as JSON-compatible data (``dataclasses.asdict`` is several times as slow)."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -99,30 +100,27 @@ class Las(Policy):
         """Promote starved jobs, then serve queue by queue."""
         if state.version != STATE_VERSION:
             state = self.initial_state(snapshot)
-        known = {uid: record for uid, data in state.data.items() if (record := _Record.of(data)) is not None}
+        known = {uid: record for uid, data in state.data.items() if (record := _Record.from_json(data)) is not None}
         records: dict[str, _Record] = {}
+        level: dict[str, int] = {}
         for job in snapshot.jobs:
             record = self._update(job, known.get(job.uid), snapshot.now)
+            level[job.uid] = new_level = self._level(job, record)
             if record is not None:
-                now_at = self._level(job, record)
-                moved = now_at != record.level
-                records[job.uid] = replace(record, level=now_at, entered=snapshot.now) if moved else record
-        level = {
-            job.uid: int(record.level) if (record := records.get(job.uid)) is not None else self._level(job, None)
-            for job in snapshot.jobs
-        }
-        queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *self._turn(job, records), job.uid))
+                moved = new_level != record.level
+                records[job.uid] = replace(record, level=new_level, entered=snapshot.now) if moved else record
+        queue = sorted(snapshot.jobs, key=lambda job: (level[job.uid], *self._order_key(job, records), job.uid))
         levels = len(self.parameters.queue_thresholds_gpu_seconds) + 1
 
         def order(job: Job) -> Reason:
-            # No amounts: a reason that changes in every round would fill the history with itself.
+            # Without amounts: the history has a row for each change of a reason, which would be one each round.
             return Reason(Code.ATTAINED_SERVICE_QUEUE, (("queue", level[job.uid] + 1), ("queues", levels)))
 
         decision = allocate(snapshot, queue, order, strict=False, elastic=self.parameters.elastic)
         return decision, _state(records)
 
     def _update(self, job: Job, record: _Record | None, now: float) -> _Record | None:
-        """The job's record in this round: made at its first start, counters reset at a promotion; None before."""
+        """The job's record in this round: made at its first start, None before; counters reset at a promotion."""
         if record is None:
             if not job.active and job.ran_seconds <= 0:
                 return None
@@ -141,7 +139,7 @@ class Las(Policy):
         service = job.attained_service - (record.service if record is not None else 0.0)
         return bisect_right(self.parameters.queue_thresholds_gpu_seconds, service)
 
-    def _turn(self, job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
+    def _order_key(self, job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
         """Sort key of the job within its queue."""
         record = records.get(job.uid)
         if self.parameters.order == "entry":
@@ -150,4 +148,4 @@ class Las(Policy):
 
 
 def _state(records: Mapping[str, _Record]) -> PolicyState:
-    return PolicyState(STATE_VERSION, {uid: records[uid].data() for uid in sorted(records)})
+    return PolicyState(STATE_VERSION, {uid: records[uid].to_json() for uid in sorted(records)})

@@ -16,7 +16,7 @@ from metasched.time_shares.round_mechanism import TimeShares, alone
 
 
 class MaxSumThroughput(TimeSharePolicy):
-    """Maximises the sum of effective throughputs; slow jobs may starve, except for GPUs that remain."""
+    """Maximises the sum of effective throughputs; slow jobs may starve, and run on GPUs that remain only."""
 
     name: ClassVar[str] = "max_sum_throughput"
 
@@ -27,43 +27,34 @@ class MaxSumThroughput(TimeSharePolicy):
         for job in inputs.jobs:
             if speed := speeds[job.uid]:
                 groups.setdefault((job.gpus, tuple(sorted(speed.items()))), []).append(job.uid)
-        kinds = sorted(inputs.capacity)
-        row_of = {kind: len(groups) + i for i, kind in enumerate(kinds)}
-        cells = [(i, gpus, kind, speed) for i, (gpus, pairs) in enumerate(groups) for kind, speed in pairs]
-        if not cells:
+        types = sorted(inputs.capacity)
+        row_of = {gpu_type: len(groups) + i for i, gpu_type in enumerate(types)}
+        variables = [(i, gpus, gpu_type, speed) for i, (gpus, pairs) in enumerate(groups) for gpu_type, speed in pairs]
+        if not variables:
             return {}, memory
-        count = len(cells)
-        at_most = coo_array(
-            (
-                np.concatenate([np.ones(count), [float(gpus) for _, gpus, _, _ in cells]]),
-                (
-                    np.concatenate([[i for i, *_ in cells], [row_of[kind] for _, _, kind, _ in cells]]),
-                    np.tile(np.arange(count), 2),
-                ),
-            ),
-            shape=(len(groups) + len(kinds), count),
-        )
+        count = len(variables)
+        entries = np.concatenate([np.ones(count), [float(gpus) for _, gpus, _, _ in variables]])
+        rows = [i for i, *_ in variables] + [row_of[gpu_type] for _, _, gpu_type, _ in variables]
+        at_most = coo_array((entries, (rows, np.tile(np.arange(count), 2))), shape=(len(groups) + len(types), count))
         members = list(groups.values())
-        limits = [*(float(len(uids)) for uids in members), *(float(inputs.capacity[kind]) for kind in kinds)]
-        found = linprog([-speed for *_, speed in cells], A_ub=at_most.tocsr(), b_ub=limits, method="highs-ds")
+        limits = [*(float(len(uids)) for uids in members), *(float(inputs.capacity[gpu_type]) for gpu_type in types)]
+        found = linprog([-speed for *_, speed in variables], A_ub=at_most.tocsr(), b_ub=limits, method="highs-ds")
         shares: dict[str, dict[str, float]] = {}
-        for (i, _, kind, _), time in zip(cells, found.x, strict=True):
+        for (i, _, gpu_type, _), time in zip(variables, found.x, strict=True):
             for uid in members[i]:
-                shares.setdefault(uid, {})[kind] = min(max(float(time) / len(members[i]), 0.0), 1.0)
+                shares.setdefault(uid, {})[gpu_type] = min(max(float(time) / len(members[i]), 0.0), 1.0)
         return alone(shares), memory
 
 
 def _speeds(inputs: AllocationInputs) -> Mapping[str, Mapping[str, float]]:
-    """Steps per second by uid and GPU type; the average where a speed is not known."""
+    """Steps per second by uid and GPU type; the average of known speeds on the type where one is not known."""
     known: dict[str, list[float]] = {}
-    found: dict[str, dict[str, float | None]] = {}
-    for job in inputs.jobs:
-        found[job.uid] = {kind: inputs.speed(job, kind) for kind in inputs.gpus_per_node[job.uid]}
-        for kind, speed in found[job.uid].items():
+    for speeds in inputs.speeds.values():
+        for gpu_type, speed in speeds.items():
             if speed is not None:
-                known.setdefault(kind, []).append(speed)
-    average = {kind: fmean(speeds) for kind, speeds in known.items()}
+                known.setdefault(gpu_type, []).append(speed)
+    average = {gpu_type: fmean(speeds) for gpu_type, speeds in known.items()}
     return {
-        uid: {kind: average.get(kind, 1.0) if speed is None else speed for kind, speed in speeds.items()}
-        for uid, speeds in found.items()
+        uid: {gpu_type: average.get(gpu_type, 1.0) if speed is None else speed for gpu_type, speed in speeds.items()}
+        for uid, speeds in inputs.speeds.items()
     }

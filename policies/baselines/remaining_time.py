@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from metasched.capacity.capacity_pool import CapacityPool
+from metasched.capacity.shapes import ShapeCapacity
 from metasched.core.model import Job
 
 
 class Outlook:
-    """Known consolidated speeds, and remaining times that follow from them, on the nodes that suit each job."""
+    """Known consolidated speeds and remaining times of jobs, on the nodes that suit each job."""
 
     def __init__(self, pool: CapacityPool) -> None:
         self.pool = pool
 
     def speed(self, job: Job, gpu_type: str, gpus: int) -> float | None:
-        """Steps per second on so many GPUs of a type; None where it is not known, or no nodes hold them."""
+        """Steps per second on that many GPUs of a type; None where it is not known, or no nodes hold them."""
         if job.speed is None or gpus < 1:
             return None
         spread = self.pool.shape(job).consolidated(gpu_type, gpus)
@@ -22,19 +23,20 @@ class Outlook:
     def remaining_seconds(self, job: Job) -> float | None:
         """Remaining seconds at the requested GPUs on the job's fastest type; None where speed or steps are not known.
 
-        Where no nodes hold so many GPUs, at the most that they hold. Where no such speed is known, at the speed that is
-        measured where the job runs now.
+        Where no nodes hold the requested GPUs, the most that they hold count. Where no such speed is known, the speed
+        that is measured in the present run counts.
         """
         steps = job.remaining_steps
         if steps is None:
             return None
         shape = self.pool.shape(job)
-        speeds = [self.speed(job, kind, gpus) for kind in shape.widest if (gpus := self._most(job, kind)) is not None]
+        most = {gpu_type: _most_gpus(job, shape, gpu_type) for gpu_type in shape.widest}
+        speeds = [self.speed(job, gpu_type, gpus) for gpu_type, gpus in most.items()]
         speed = max((known or 0.0 for known in speeds), default=0.0) or job.steps_per_second
         return steps / speed if speed else None
 
-    def _most(self, job: Job, gpu_type: str) -> int | None:
-        """The most GPUs of a type up to the request that nodes hold; None where they do not hold the minimum."""
-        shape = self.pool.shape(job)
-        amounts = range(job.gpus, job.min_gpus - 1, -1)
-        return next((gpus for gpus in amounts if shape.consolidated(gpu_type, gpus) is not None), None)
+
+def _most_gpus(job: Job, shape: ShapeCapacity, gpu_type: str) -> int:
+    """The most GPUs of a type up to the request that nodes hold; 0 where they do not hold the minimum."""
+    amounts = range(job.gpus, job.min_gpus - 1, -1)
+    return next((gpus for gpus in amounts if shape.consolidated(gpu_type, gpus) is not None), 0)

@@ -1,11 +1,11 @@
-"""Bare Slurm: what a cluster does without metasched. Priorities by several factors, EASY backfill, no preemption.
+"""Plain Slurm, a cluster without metasched: multifactor priorities, EASY backfill, no preemption.
 
 Priority (Slurm's priority/multifactor): age, fair share and size, each a factor in [0, 1] times a weight. Fair share is
-Fair Tree: users are ranked by the decayed usage of their account by its shares first, then by their own usage; accounts
-whose shares are not known have the average of the others, and users of an account have equal shares. Backfill
-(EASY; Lifka 1995): the first job that does not fit has its GPUs reserved for when the running ones' time limits free
-them, and later jobs start where they do not delay it. There is one reservation for each GPU type, and for each part of
-the cluster where jobs do not compete.
+Fair Tree: users are ranked by the decayed usage of their account over its shares first, then by their own usage.
+Accounts whose shares are not known have the average of the others, and users of an account have equal shares. Backfill
+(EASY; Lifka 1995): GPUs are reserved for the first job that does not fit, from the instant at which the time limits of
+running jobs free them, and later jobs start where they do not delay it. There is one reservation for each GPU type and
+each set of nodes for which jobs do not compete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_or_is_released
-from policies.baselines.gpu_allocator import Allocator, Kind, compete, within
+from policies.baselines.gpu_allocator import Allocator, TypedNodes, compete, nodes_of_type
 
 STATE_VERSION = 1
 DAY = 86400.0
@@ -35,15 +35,15 @@ Owner = tuple[str, str]
 
 
 class SlurmParameters(PolicyParameters):
-    """Parameters of bare Slurm.
+    """Parameters of plain Slurm.
 
     Attributes:
-        age_weight: of the time since submission.
-        fairshare_weight: of the rank by past usage.
-        size_weight: of the share of the cluster that is asked for.
+        age_weight: weight of the time since submission.
+        fairshare_weight: weight of the rank by past usage.
+        size_weight: weight of the requested fraction of the cluster.
         favor_small: whether small jobs have the larger size factor.
         max_age_seconds: age beyond which priority grows no more.
-        half_life_seconds: in which past usage counts half.
+        half_life_seconds: time in which the weight of past usage halves.
         default_limit_seconds: the time limit of jobs that have none.
         backfill: whether later jobs may start where they do not delay the first that waits for their GPU type.
     """
@@ -59,14 +59,14 @@ class SlurmParameters(PolicyParameters):
 
 
 class Slurm(Policy):
-    """Multifactor priority with EASY backfill; jobs get what they asked for, and keep it to their end."""
+    """Multifactor priority with EASY backfill; jobs get the GPUs that they requested, and keep them to their end."""
 
     name: ClassVar[str] = "slurm"
     Parameters: ClassVar[type[PolicyParameters]] = SlurmParameters
     parameters: SlurmParameters
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """What live jobs have had is all the usage that we know of."""
+        """A state in which the attained service of live jobs is all past usage."""
         usage = _UsageRecord(snapshot.now)
         usage.charge(snapshot, self.parameters.half_life_seconds)
         return usage.state()
@@ -80,9 +80,9 @@ class Slurm(Policy):
         started = [job for job in snapshot.jobs if holds_or_is_released(job)]
         waiting = [job for job in snapshot.jobs if not holds_or_is_released(job)]
         waiting.sort(key=lambda job: (-priority[job.uid], job.submitted, job.uid))
-        return _Easy(snapshot, started, waiting, self.parameters).decision(), usage.state()
+        return _Backfill(snapshot, started, waiting, self.parameters).decision(), usage.state()
 
-    def _priorities(self, snapshot: Snapshot, fair: Mapping[Owner, float]) -> Mapping[str, float]:
+    def _priorities(self, snapshot: Snapshot, fairshare: Mapping[Owner, float]) -> Mapping[str, float]:
         given = self.parameters
         gpus, nodes = sum(snapshot.capacity.values()), len(snapshot.nodes)
         found = {}
@@ -90,7 +90,11 @@ class Slurm(Policy):
             age = min(max(snapshot.now - job.submitted, 0.0) / given.max_age_seconds, 1.0)
             part = job.gpus / gpus if job.gpus and gpus else (job.nodes or 1) / max(nodes, 1)
             size = 1.0 - min(part, 1.0) if given.favor_small else min(part, 1.0)
-            factors = (given.age_weight * age, given.fairshare_weight * fair[_owner(job)], given.size_weight * size)
+            factors = (
+                given.age_weight * age,
+                given.fairshare_weight * fairshare[_owner(job)],
+                given.size_weight * size,
+            )
             found[job.uid] = sum(factors)
         return found
 
@@ -101,12 +105,12 @@ def _owner(job: Job) -> Owner:
 
 @dataclass(slots=True)
 class _UsageRecord:
-    """Decayed usage.
+    """Decayed usage of all owners.
 
     Attributes:
-        at: when it was last brought up to date.
+        at: unix seconds of the last ``charge``.
         usage: GPU-seconds (CPU-only: node-seconds) by owner.
-        seen: by job, its owner, its service by then, and the GPUs that it had.
+        seen: at the last ``charge``, by uid, the job's owner, its attained service, and the GPUs that it held.
     """
 
     at: float
@@ -114,10 +118,13 @@ class _UsageRecord:
     seen: dict[str, tuple[Owner, float, float]] = field(default_factory=dict)
 
     def charge(self, snapshot: Snapshot, half_life: float) -> None:
-        """Let old usage decay, and add what jobs have had since; who is gone had what it had until now."""
+        """Let earlier usage decay, and add the service that jobs received since the last call.
+
+        A job that is gone is charged for the GPUs that it held then, for all of the time since.
+        """
         passed = max(snapshot.now - self.at, 0.0)
-        fade = math.pow(0.5, passed / half_life)
-        usage = {owner: amount * fade for owner, amount in self.usage.items()}
+        decay = math.pow(0.5, passed / half_life)
+        usage = {owner: amount * decay for owner, amount in self.usage.items()}
         seen = {}
         for job in snapshot.jobs:
             owner, service = _owner(job), job.attained_service
@@ -131,7 +138,12 @@ class _UsageRecord:
         self.usage = {owner: amount for owner, amount in usage.items() if amount >= 1.0}
 
     def factors(self, owners: Iterable[Owner], shares: Mapping[str, float]) -> Mapping[Owner, float]:
-        """Fair Tree: 1 for the first in rank; equals have the same. ``shares`` are those of accounts, where known."""
+        """Fair Tree's factor in (0, 1] by owner: 1 for the first in rank; equal ranks have equal factors.
+
+        Args:
+            owners: the owners of live jobs; owners of past usage have factors, too.
+            shares: Slurm's shares of accounts, where known.
+        """
         of_account: dict[str, float] = {}
         for (account, _), amount in self.usage.items():
             of_account[account] = of_account.get(account, 0.0) + amount
@@ -141,15 +153,14 @@ class _UsageRecord:
             used, share = of_account.get(account, 0.0), shares.get(account, average)
             return used / share if share else math.inf
 
-        everybody = {*owners, *self.usage}
-        keys = {owner: (level(owner[0]), self.usage.get(owner, 0.0)) for owner in everybody}
+        keys = {owner: (level(owner[0]), self.usage.get(owner, 0.0)) for owner in {*owners, *self.usage}}
         ranks: dict[tuple[float, float], int] = {}
         for rank, key in enumerate(sorted(keys.values())):
             ranks.setdefault(key, rank)
         return {owner: 1.0 - ranks[key] / len(keys) for owner, key in keys.items()}
 
     def state(self) -> PolicyState:
-        """As JSON-compatible data."""
+        """The record as the policy's state, JSON-compatible, for ``of`` to read in the next round."""
         data = {
             "at": self.at,
             "usage": [[*owner, amount] for owner, amount in sorted(self.usage.items())],
@@ -159,7 +170,7 @@ class _UsageRecord:
 
     @classmethod
     def of(cls, state: PolicyState) -> _UsageRecord | None:
-        """What ``state`` wrote; None for anything else."""
+        """The record that ``state`` returned; None where the state is of another version or damaged."""
         if state.version != STATE_VERSION:
             return None
         try:
@@ -175,16 +186,23 @@ class _UsageRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Reservation:
-    """For the first job that does not fit: when its resources will be there, and how much more is free then."""
+    """GPUs (CPU-only: CPUs) that are reserved for the first job that does not fit.
+
+    Attributes:
+        job: the job.
+        nodes: the GPU type and the nodes of the reservation.
+        at: unix seconds at which the resources are free at the latest; minus infinity where no later job may start.
+        extra: resources beyond the job's that are free at that instant.
+    """
 
     job: Job
-    kind: Kind
+    nodes: TypedNodes
     at: float
     extra: int
 
 
-class _Easy:
-    """One round."""
+class _Backfill:
+    """One round of EASY backfill."""
 
     def __init__(
         self, snapshot: Snapshot, started: Sequence[Job], waiting: Sequence[Job], parameters: SlurmParameters
@@ -194,87 +212,93 @@ class _Easy:
         self.waiting = waiting
         self.started = started
         self.allocator = Allocator(snapshot, [*started, *waiting], elastic=False, is_retained=holds_or_is_released)
-        self.running: list[Job] = []
-        self.reserved: dict[Kind, _Reservation] = {}
+        self.running = list(started)
+        self.reserved: dict[TypedNodes, _Reservation] = {}
         self.grants: list[Grant] = []
         self.waits: dict[str, Reason] = {}
 
     def decision(self) -> Decision:
-        """Who runs on, starts, is backfilled, or waits."""
+        """Retain started jobs, then start or reserve for waiting jobs in the order of their priority."""
         for job in self.started:
             place = job.placement if job.active else job.released
-            assert place is not None  # noqa: S101  that is what started means
-            self.running.append(job)
+            assert place is not None  # noqa: S101  started jobs are those that have one
             self.grants.append(Grant(job.uid, place.gpus, RUNS_TO_END, None, place.gpu_type, exact=place))
         for position, job in enumerate(self.waiting, start=1):
-            turn = Reason.of(Code.PRIORITY_POSITION, position=position, length=len(self.waiting))
+            rank = Reason.of(Code.PRIORITY_POSITION, position=position, length=len(self.waiting))
             options = self.allocator.options(job)
             if not options:
-                self.waits[job.uid] = turn.and_also(self.allocator.exceeds(job))
-            elif not any(self._start(job, share, turn) for share in options):
-                self._wait(job, options, turn)
+                self.waits[job.uid] = rank.and_also(self.allocator.exceeds(job))
+            elif not any(self._start(job, amount, rank) for amount in options):
+                self._wait(job, options, rank)
         return Decision(tuple(self.grants), (), self.waits)
 
     def _end(self, job: Job) -> float:
-        """When its time limit ends it, at the latest; a limit counts anew in every run."""
+        """Unix seconds at which the job's time limit ends its run; each run has the full limit."""
         limit = job.time_limit_seconds
         begun = job.run_started if job.active and job.run_started is not None else self.now
         return max(begun + (self.parameters.default_limit_seconds if limit is None else limit), self.now)
 
-    def _reserve(self, job: Job, share: GpuAmount) -> _Reservation:
-        """When so much will be free of that kind, by everybody's time limit."""
-        kind = self.allocator.kind(job, share.gpu_type)
-        pool, (gpu_type, reach) = self.allocator.pool, kind
-        need = _units(pool.costs(job, share), kind)
-        free = pool.unassigned_cpus(reach) if gpu_type == CPU_ONLY else pool.unassigned_gpus(reach)
+    def _reserve(self, job: Job, amount: GpuAmount) -> _Reservation:
+        """The reservation of an amount for a job, by the time limits of running jobs."""
+        nodes = self.allocator.typed_nodes(job, amount.gpu_type)
+        pool, (gpu_type, node_set) = self.allocator.pool, nodes
+        need = _units(pool.costs(job, amount), nodes)
+        free = pool.unassigned_cpus(node_set) if gpu_type == CPU_ONLY else pool.unassigned_gpus(node_set)
         at = self.now
-        ends = sorted((self._end(one), _units(pool.assigned_costs(one), kind)) for one in self.running)
+        ends = sorted((self._end(one), _units(pool.assigned_costs(one), nodes)) for one in self.running)
         for end, units in ends:
             if free >= need and end > at:
                 break
             free, at = free + units, end
-        return _Reservation(job, kind, at if free >= need else math.inf, max(free - need, 0))
+        return _Reservation(job, nodes, at if free >= need else math.inf, max(free - need, 0))
 
-    def _first(self, job: Job, share: GpuAmount) -> Job | None:
-        """Who waits for what the share is of, with a reservation."""
-        mine = self.allocator.kind(job, share.gpu_type)
-        return next((reserved.job for kind, reserved in self.reserved.items() if compete(mine, kind)), None)
+    def _reserved_for(self, job: Job, amount: GpuAmount) -> Job | None:
+        """The job with a reservation of nodes on which the amount could be; None where there is no reservation."""
+        mine = self.allocator.typed_nodes(job, amount.gpu_type)
+        return next((reserved.job for nodes, reserved in self.reserved.items() if compete(mine, nodes)), None)
 
-    def _start(self, job: Job, share: GpuAmount, turn: Reason) -> bool:
-        """Grant it, if it fits and no reservation suffers: it is counted beside those that leave too little over."""
-        late, costs, ends = {}, self.allocator.pool.costs(job, share), self._end(job)
+    def _start(self, job: Job, amount: GpuAmount, rank: Reason) -> bool:
+        """Grant the amount if it fits and delays no reservation; return whether it was granted.
+
+        A job that ends before a reservation begins, or that needs no more than the reservation leaves, may be charged
+        to the reservation's nodes; other jobs only to the rest of their own nodes.
+        """
+        late, costs, ends = {}, self.allocator.pool.costs(job, amount), self._end(job)
         kept_free: NodeSet = 0
-        for kind, reserved in self.reserved.items():
-            units = _units(costs, kind) if ends > reserved.at else 0
+        for nodes, reserved in self.reserved.items():
+            units = _units(costs, nodes) if ends > reserved.at else 0
             if units > reserved.extra:
-                kept_free |= reserved.kind[1]
+                kept_free |= nodes[1]
             elif units:
-                late[kind] = replace(reserved, extra=reserved.extra - units)
-        if not self.allocator.pool.assign(job, share, kept_free):
+                late[nodes] = replace(reserved, extra=reserved.extra - units)
+        if not self.allocator.pool.assign(job, amount, kept_free):
             return False
-        reason = turn if self._first(job, share) is None else turn.and_also(BACKFILLED)
+        reason = rank if self._reserved_for(job, amount) is None else rank.and_also(BACKFILLED)
         self.running.append(job)
-        self.grants.append(Grant(job.uid, share.gpus, reason, None, share.gpu_type or None))
+        self.grants.append(Grant(job.uid, amount.gpus, reason, None, amount.gpu_type or None))
         self.reserved |= late
         return True
 
-    def _wait(self, job: Job, options: Sequence[GpuAmount], turn: Reason) -> None:
-        """Have it wait; the first that waits for GPUs gets a reservation, or all of them where nobody may pass it."""
-        first = next((found for share in options if (found := self._first(job, share)) is not None), None)
+    def _wait(self, job: Job, options: Sequence[GpuAmount], rank: Reason) -> None:
+        """Let the job wait, and reserve GPUs for it if it is the first that waits for them.
+
+        Without backfill, all nodes that suit the job are reserved at once.
+        """
+        first = next((found for amount in options if (found := self._reserved_for(job, amount)) is not None), None)
         if first is not None:
-            self.waits[job.uid] = turn.and_also(Reason.of(Code.WAITS_BEHIND_RESERVED, job=first.slurm_job_id))
+            self.waits[job.uid] = rank.and_also(Reason.of(Code.WAITS_BEHIND_RESERVED, job=first.slurm_job_id))
         else:
-            self.waits[job.uid] = turn.and_also(self.allocator.missing(job))
+            self.waits[job.uid] = rank.and_also(self.allocator.missing(job))
         if not self.parameters.backfill:
-            for gpu_type, reach in [self.allocator.kind(job, share.gpu_type) for share in options]:
-                if more := reach & ~within(self.reserved, gpu_type):
+            for gpu_type, node_set in [self.allocator.typed_nodes(job, amount.gpu_type) for amount in options]:
+                if more := node_set & ~nodes_of_type(self.reserved, gpu_type):
                     self.reserved[gpu_type, more] = _Reservation(job, (gpu_type, more), -math.inf, 0)
         elif first is None:
-            soonest = min((self._reserve(job, share) for share in options), key=lambda found: found.at)
-            self.reserved[soonest.kind] = soonest
+            soonest = min((self._reserve(job, amount) for amount in options), key=lambda found: found.at)
+            self.reserved[soonest.nodes] = soonest
 
 
-def _units(costs: Iterable[CapacityCost], kind: Kind) -> int:
-    """What a share takes of one kind: GPUs of a type, or CPUs."""
-    gpu_type, reach = kind
-    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.node_set & reach])
+def _units(costs: Iterable[CapacityCost], nodes: TypedNodes) -> int:
+    """GPUs of a type (CPU-only: CPUs) that costs take of some nodes."""
+    gpu_type, node_set = nodes
+    return sum([cost.cpus if gpu_type == CPU_ONLY else cost.gpus for cost in costs if cost.node_set & node_set])

@@ -6,7 +6,6 @@ A baseline of Tiresias (Gu et al., NSDI 2019, section 2.2) and of many papers si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 from metasched.capacity.capacity_pool import CapacityPool
@@ -16,7 +15,6 @@ from metasched.core.reasons import Code, Reason
 from policies.baselines.gpu_allocator import allocate
 from policies.baselines.remaining_time import Outlook
 
-SHORTEST = Reason(Code.SHORTEST_TIME)
 UNKNOWN = Reason(Code.REMAINING_UNKNOWN)
 
 
@@ -36,28 +34,27 @@ class Srtf(Policy):
     name: ClassVar[str] = "srtf"
     Parameters: ClassVar[type[PolicyParameters]] = ShortestParameters
     parameters: ShortestParameters
+    shortest: ClassVar[Reason] = Reason(Code.SHORTEST_TIME)  # the reason of jobs in the policy's order
+
+    def size(self, job: Job) -> int:
+        """The factor on the job's remaining seconds in the order."""
+        del job
+        return 1
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """Serve jobs by remaining time; keeps no state."""
-        decision = shortest_first(snapshot, lambda _: 1, SHORTEST, self.parameters)
+        """Serve jobs by remaining seconds times ``size``; keeps no state."""
+        outlook = Outlook(CapacityPool(snapshot))
+        left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
+
+        def key(job: Job) -> tuple[float, float, str]:
+            seconds = left[job.uid]
+            return (math.inf if seconds is None else seconds * self.size(job), job.submitted, job.uid)
+
+        decision = allocate(
+            snapshot,
+            sorted(snapshot.jobs, key=key),
+            lambda job: UNKNOWN if left[job.uid] is None else self.shortest,
+            strict=False,
+            elastic=self.parameters.elastic,
+        )
         return decision, state
-
-
-def shortest_first(
-    snapshot: Snapshot, factor: Callable[[Job], float], order: Reason, parameters: ShortestParameters
-) -> Decision:
-    """The decision that serves jobs by remaining seconds times ``factor`` of each job."""
-    outlook = Outlook(CapacityPool(snapshot))
-    left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
-
-    def key(job: Job) -> tuple[float, float, str]:
-        seconds = left[job.uid]
-        return (math.inf if seconds is None else seconds * factor(job), job.submitted, job.uid)
-
-    return allocate(
-        snapshot,
-        sorted(snapshot.jobs, key=key),
-        lambda job: UNKNOWN if left[job.uid] is None else order,
-        strict=False,
-        elastic=parameters.elastic,
-    )

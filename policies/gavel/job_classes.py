@@ -29,11 +29,13 @@ class JobClasses:
     """The jobs of a round in classes, and the program over these.
 
     Attributes:
+        inputs: the allocation inputs of the round.
         problem: the program over the classes.
         members: the jobs of each class, in the order of the allocation inputs.
         types: worker types, in the order of the program: first the GPU types.
     """
 
+    inputs: AllocationInputs
     problem: Problem
     members: Sequence[Sequence[Job]]
     types: Sequence[str]
@@ -85,7 +87,7 @@ class JobClasses:
             source=tuple(types.index(t) for t in further),
             node_limits=tuple(_node_limits(inputs, members, types)) if further else (),
         )
-        return cls(problem, members, [*types, *(t + UNCONSOLIDATED for t in further)])
+        return cls(inputs, problem, members, [*types, *(t + UNCONSOLIDATED for t in further)])
 
     def each(self, value: Callable[[Job], float]) -> Floats:
         """The value of each class's first job, shape (classes,)."""
@@ -114,13 +116,13 @@ class JobClasses:
             elif number >= last:
                 pool, side, member = (
                     int(column[number - last])
-                    for column in (self.problem.pooled.pool, self.problem.pooled.side, self.problem.pooled.member)
+                    for column in (self.problem.pools.pool, self.problem.pools.side, self.problem.pools.member)
                 )
                 jobs = self.members[member]
                 sides = parts.setdefault((pool, worker_type), ([], []))
                 sides[side].extend((job, total / len(jobs)) for job in jobs)
         for (pool, worker_type), (one_side, other_side) in parts.items():
-            both = split_in_halves(one_side) if self.problem.pooled.single_kind[pool] else (one_side, other_side)
+            both = split_in_halves(one_side) if self.problem.pools.single_kind[pool] else (one_side, other_side)
             for combination, share in pair_off(*both):
                 add(combination, worker_type, share)
         return found

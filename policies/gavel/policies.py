@@ -58,11 +58,12 @@ class GavelPolicy(TimeSharePolicy):
         return self.parameters.placement
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """The solution of the policy's program; the memory is that of ``solve``."""
+        """The solution of the policy's program; the memory is that of ``remember``."""
         classes = JobClasses.of(inputs, aware=self.parameters.aware, class_key=self.class_key())
         if not classes.members:
             return {}, memory
-        x, memory = self.solve(classes, inputs, memory)
+        memory = self.remember(classes, memory)
+        x = self.solve(classes, memory)
         if self.types_alike and not self.parameters.aware:
             x = classes.problem.spread_evenly(x)
         return classes.time_shares(x), memory
@@ -72,17 +73,17 @@ class GavelPolicy(TimeSharePolicy):
         return lambda job: job.weight
 
     @abstractmethod
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Solve the policy's program.
-
-        Returns:
-            The variables, and the memory for the next computation.
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """The variables of the policy's program, shape (variables,).
 
         Raises:
             UnsolvedError: HiGHS gave up.
         """
+
+    def remember(self, classes: JobClasses, memory: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The memory of this computation and the next one, from that of the last one; unchanged by default."""
+        del classes
+        return memory
 
     def steps(self, classes: JobClasses) -> Floats:
         """Remaining steps of one job of each class, shape (M,), above 0 as long as the job has not ended."""
@@ -111,15 +112,13 @@ class GavelLas(GavelPolicy):
     Parameters: ClassVar[type[GavelLasParameters]] = GavelLasParameters
     parameters: GavelLasParameters
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Max-min fairness by weight, or water filling; no memory."""
-        del inputs
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Max-min fairness by weight, or water filling."""
+        del memory
         weights = classes.each(lambda job: job.weight)
         if self.parameters.fill:
-            return water_filling(classes.problem, lambda growing: weights * growing), memory
-        return max_min_fairness(classes.problem, weights), memory
+            return water_filling(classes.problem, lambda growing: weights * growing)
+        return max_min_fairness(classes.problem, weights)
 
 
 class GavelMakespanParameters(GavelParameters):
@@ -143,12 +142,10 @@ class GavelMakespan(GavelPolicy):
         """Jobs differ in their remaining steps."""
         return lambda job: job.remaining_steps
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Minimise the longest remaining duration; no memory."""
-        del inputs
-        return makespan(classes.problem, self.steps(classes), self.parameters.tolerance), memory
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Minimise the longest remaining duration."""
+        del memory
+        return makespan(classes.problem, self.steps(classes), self.parameters.tolerance)
 
 
 class GavelFinishTimeFairness(GavelPolicy):
@@ -157,40 +154,39 @@ class GavelFinishTimeFairness(GavelPolicy):
     name: ClassVar[str] = "gavel_ftf"
 
     def class_key(self) -> ClassKey:
-        """Every job is a class of its own, because its past is."""
+        """Each job is a class of its own, because no two jobs have the same past."""
         return lambda job: job.uid
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Minimise the largest rho; the memory has each job's seconds that its past would have taken with 1/n."""
-        isolated = classes.problem.isolated
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Minimise the largest rho."""
+        elapsed = classes.each(lambda job: classes.inputs.now - job.submitted)
+        isolated_elapsed = classes.each(lambda job: memory["isolated"][job.uid][0])
+        return finish_time_fairness(classes.problem, self.steps(classes), elapsed, isolated_elapsed)
+
+    def remember(self, classes: JobClasses, memory: Mapping[str, Any]) -> Mapping[str, Any]:
+        """By uid: seconds that the job's steps would have taken with 1/n, these steps, and steps/s with 1/n now."""
         known = memory.get("isolated", {})
-        past: dict[str, list[float]] = {job.uid: known[job.uid] for job in inputs.jobs if job.uid in known}
-        for (job, *_), speed in zip(classes.members, isolated, strict=True):
+        past: dict[str, list[float]] = {job.uid: known[job.uid] for job in classes.inputs.jobs if job.uid in known}
+        for (job, *_), speed in zip(classes.members, classes.problem.isolated, strict=True):
             seconds, steps, before = past.get(job.uid, (0.0, 0.0, 0.0))
             most = max(job.progress_steps or 0.0, steps)  # steps that are lost and repeated count once
             gained = (most - steps) / before if before > 0 else 0.0
             past[job.uid] = [seconds + gained, most, float(speed)]
-        elapsed = classes.each(lambda job: inputs.now - job.submitted)
-        alone = classes.each(lambda job: past[job.uid][0])
-        return finish_time_fairness(classes.problem, self.steps(classes), elapsed, alone), {"isolated": past}
+        return {"isolated": past}
 
 
 class GavelInOrder(GavelPolicy):
     """Base: jobs have positions in a queue, and throughput counts more for earlier positions."""
 
     def class_key(self) -> ClassKey:
-        """Every job is a class of its own, because its position is."""
+        """Each job is a class of its own, because no two jobs have the same position."""
         return lambda job: job.uid
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Maximise the sum of throughputs, by position in the queue; no memory."""
-        del inputs
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Maximise the sum of throughputs, by position in the queue."""
+        del memory
         order = np.argsort(np.argsort(self.queue(classes), kind="stable"), kind="stable").astype(float)
-        return in_order(classes.problem, order), memory
+        return in_order(classes.problem, order)
 
     @abstractmethod
     def queue(self, classes: JobClasses) -> Floats:
@@ -206,7 +202,7 @@ class GavelFirstCome(GavelInOrder):
     name: ClassVar[str] = "gavel_fcfs"
 
     def queue(self, classes: JobClasses) -> Floats:
-        """Submission, unix seconds."""
+        """Submission of each job in unix seconds, shape (M,): the first job to arrive is served first."""
         return classes.each(lambda job: job.submitted)
 
 
@@ -220,7 +216,7 @@ class GavelShortestFirst(GavelInOrder):
     name: ClassVar[str] = "gavel_sjf"
 
     def queue(self, classes: JobClasses) -> Floats:
-        """Remaining seconds on the fastest type."""
+        """Remaining seconds of each job on its fastest type, shape (M,)."""
         return self.steps(classes) * inverse(classes.problem.fastest)
 
 
@@ -230,15 +226,13 @@ class GavelThroughput(GavelPolicy):
     name: ClassVar[str] = "gavel_throughput"
 
     def class_key(self) -> ClassKey:
-        """Nothing further distinguishes jobs."""
+        """Nothing distinguishes jobs but their speeds and numbers of GPUs."""
         return lambda _: None
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Maximise the sum of throughputs; no memory."""
-        del inputs
-        return total_throughput(classes.problem, np.ones(len(classes.members))), memory
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Maximise the sum of throughputs."""
+        del memory
+        return total_throughput(classes.problem, np.ones(len(classes.members)))
 
 
 class GavelCostParameters(GavelParameters):
@@ -276,17 +270,16 @@ class GavelCost(GavelPolicy):
         """A job with a deadline is a class of its own."""
         return lambda job: job.uid if self.parameters.slos and job.slo_seconds is not None else None
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Maximise throughput per cost, deadlines met where possible; no memory."""
-        prices = np.array([self.parameters.prices.get(kind, 1.0) for kind in classes.types])
-        time = classes.each(lambda job: self._seconds_to_deadline(job, inputs.now))
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Maximise throughput per cost, deadlines met where possible."""
+        del memory
+        prices = np.array([self.parameters.prices.get(gpu_type, 1.0) for gpu_type in classes.types])
+        time = classes.each(lambda job: self._seconds_to_deadline(job, classes.inputs.now))
         urgent = self.steps(classes) * inverse(np.where(np.isfinite(time), time, 0.0))
         # A deadline too near for the whole reserve can still be met.
         fastest = classes.problem.fastest
         needs = np.where(urgent <= fastest, np.minimum(urgent / (1.0 - self.parameters.margin), fastest), urgent)
-        return least_cost(classes.problem, prices, needs, together=self.parameters.together)[0], memory
+        return least_cost(classes.problem, prices, needs, together=self.parameters.together)[0]
 
     def _seconds_to_deadline(self, job: Job, now: float) -> float:
         """Seconds to the job's deadline; infinite without one."""
@@ -360,14 +353,13 @@ class GavelHierarchical(GavelPolicy):
         """Jobs differ by account and weight; under ``fifo`` each is a class of its own."""
         return lambda job: (job.account, job.weight, job.uid if self.entity(job).inside == "fifo" else None)
 
-    def solve(
-        self, classes: JobClasses, inputs: AllocationInputs, memory: Mapping[str, Any]
-    ) -> tuple[Floats, Mapping[str, Any]]:
-        """Water filling; an account's weight passes to those of its jobs that can still grow; no memory."""
+    def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Water filling; an account's weight passes to those of its jobs that can still grow."""
+        del memory
         accounts: dict[str, list[int]] = {}
         for number, (job, *_) in enumerate(classes.members):
             accounts.setdefault(job.account or "", []).append(number)
-        weight = self.weights(inputs.jobs)
+        weight = self.weights(classes.inputs.jobs)
         own, counts = classes.each(lambda job: job.weight), classes.problem.counts
 
         def weights(growing: Floats) -> Floats:
@@ -383,4 +375,4 @@ class GavelHierarchical(GavelPolicy):
                     found[left] = weight[account] * own[left] / total
             return found
 
-        return water_filling(classes.problem, weights), memory
+        return water_filling(classes.problem, weights)

@@ -11,9 +11,9 @@ The program, in the order of this module:
 
 - ``Problem.rates``, ``pairs``, ``pools``: speeds of classes alone, of pairs of classes, of pools of pairs.
 - ``Problem.columns``: the variables x >= 0, one for each combination and worker type on which its speed is above 0.
-- ``Problem.throughput``: from x to the effective throughput of one job of each class, which objectives are made of
-  (``fairness_objectives``, ``sum_objectives``).
-- ``Problem.limits``: A x <= b, what makes an allocation valid.
+- ``Problem.throughput``: from x to the effective throughput of one job of each class, of which the objectives are
+  functions (``fairness_objectives``, ``sum_objectives``).
+- ``Problem.limits``: A x <= b, the constraints of a valid allocation.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Pairs:
     @classmethod
     def none(cls, types: int) -> Self:
         """No pairs, for this number of worker types."""
-        nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, types))
-        return cls(nobody, nobody, nothing, nothing)
+        numbers, rates = np.zeros(0, dtype=np.int64), np.zeros((0, types))
+        return cls(numbers, numbers, rates, rates)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Pools:
     @classmethod
     def none(cls, types: int) -> Self:
         """No pools, for this number of worker types."""
-        nobody, nothing = np.zeros(0, dtype=np.int64), np.zeros((0, types))
-        return cls(nothing > 0, np.zeros(0, dtype=bool), nobody, nobody, nobody, nothing)
+        numbers, rates = np.zeros(0, dtype=np.int64), np.zeros((0, types))
+        return cls(rates > 0, np.zeros(0, dtype=bool), numbers, numbers, numbers, rates)
 
 
 @dataclass(frozen=True)
@@ -129,29 +129,24 @@ class Problem:
     scale: Floats
     capacity: Floats
     pairs: Pairs
-    pools: Pools | None = None
+    pools: Pools
     source: tuple[int, ...] = ()
     node_limits: tuple[NodeLimit, ...] = ()
-
-    @cached_property
-    def pooled(self) -> Pools:
-        """The pools; no pools where none are given."""
-        return Pools.none(self.rates.shape[1]) if self.pools is None else self.pools
 
     @cached_property
     def offsets(self) -> tuple[int, int, int]:
         """Numbers of the first combination that is a pair, a pool, a part of a pool; classes alone begin at 0."""
         pairs = len(self.rates)
         pools = pairs + len(self.pairs.first)
-        return pairs, pools, pools + len(self.pooled.single_kind)
+        return pairs, pools, pools + len(self.pools.single_kind)
 
     @cached_property
     def columns(self) -> tuple[Ints, Ints]:
         """Numbers of the combination (class alone, pair, pool, part of a pool) and worker type of each variable."""
-        pairs, pools = self.pairs, self.pooled
+        pairs, pools = self.pairs, self.pools
         runnable = (self.rates, pairs.first_rates + pairs.second_rates, pools.allowed, pools.rates)
         found = [np.nonzero(types) for types in runnable]
-        combinations = [who + start for (who, _), start in zip(found, (0, *self.offsets), strict=True)]
+        combinations = [number + start for (number, _), start in zip(found, (0, *self.offsets), strict=True)]
         return np.concatenate(combinations), np.concatenate([worker_type for _, worker_type in found])
 
     @cached_property
@@ -165,14 +160,14 @@ class Problem:
         return (
             np.concatenate([variable[alone], variable[two], variable[two], variable[part]]),
             np.concatenate(
-                [combination[alone], self.pairs.first[pair], self.pairs.second[pair], self.pooled.member[rest]]
+                [combination[alone], self.pairs.first[pair], self.pairs.second[pair], self.pools.member[rest]]
             ),
             np.concatenate(
                 [
                     self.rates[combination[alone], worker_type[alone]],
                     self.pairs.first_rates[pair, worker_type[two]],
                     self.pairs.second_rates[pair, worker_type[two]],
-                    self.pooled.rates[rest, worker_type[part]],
+                    self.pools.rates[rest, worker_type[part]],
                 ]
             ),
         )
@@ -187,7 +182,7 @@ class Problem:
     @cached_property
     def representative(self) -> Ints:
         """Number of the class of each variable, or of one of its classes, which all have as many GPUs; (variables,)."""
-        pools = self.pooled
+        pools = self.pools
         _, first = np.unique(pools.pool, return_index=True)
         of = (np.arange(len(self.rates)), self.pairs.first, pools.member[first], pools.member)
         return np.asarray(np.concatenate(of)[self.columns[0]])
@@ -226,7 +221,7 @@ class Problem:
             within = (worker_type == limit.worker_type) & (self.gpus > 0)
             blocks.append(sp.coo_array(np.where(within, limit.slots[self.representative], 0.0)[None, :]))
             bounds.append(np.array([limit.most]))
-        if len(self.pooled.single_kind):
+        if len(self.pools.single_kind):
             blocks.append(self._pool_limits())
             bounds.append(np.zeros(blocks[-1].shape[0]))
         return sp.csr_array(sp.vstack(blocks)), np.concatenate(bounds)
@@ -234,7 +229,7 @@ class Problem:
     def _pool_limits(self) -> sp.coo_array:
         """Rows of A for pools, of which b is 0: the parts of each side against the pool's time; see ``Pools``."""
         combination, worker_type = self.columns
-        pools, (_, first, parts) = self.pooled, self.offsets
+        pools, (_, first, parts) = self.pools, self.offsets
         width = self.rates.shape[1]
         time = np.nonzero((combination >= first) & (combination < parts))[0]
         of_pool = np.zeros((len(pools.single_kind), width), dtype=np.int64)  # the variable of its pairs' time
@@ -285,14 +280,6 @@ class Problem:
         found = np.zeros(len(self.rates))
         np.maximum.at(found, member, rate)
         return found
-
-    def fractions(self, x: Floats) -> Floats:
-        """Fraction of the time of one job of each class alone on each worker type, shape (M, J), from the variables."""
-        combination, worker_type = self.columns
-        alone = combination < len(self.rates)
-        found = np.zeros(self.rates.shape)
-        found[combination[alone], worker_type[alone]] = x[alone]
-        return found / self.counts[:, None]
 
     def spread_evenly(self, x: Floats) -> Floats:
         """The variables of an allocation in which each class has the same time in sum, spread evenly over GPU types.

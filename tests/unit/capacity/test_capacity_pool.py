@@ -15,8 +15,8 @@ from policies.baselines.slurm import Slurm, SlurmParameters
 from policies.baselines.srtf import Srtf
 from tests.builders import ByGpus, job, linear, running, snapshot
 
-POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares gives it more only when all are served
-NOT_KNOWN = ByGpus(((1, 1.0),))  # and this one only to learn
+POOR = ByGpus(((1, 1.0), (2, 1.2), (4, 1.3)))  # Ares grows such a job only when all jobs are served
+NOT_KNOWN = ByGpus(((1, 1.0),))  # Ares grows such a job only to explore
 GROWING = [(policy, POOR) for policy in (Fifo(), Las(), Srtf(), Optimus(), Ares(AresParameters(leftovers="faster")))]
 GROWING.append((Ares(), NOT_KNOWN))
 MAIN = {"partitions": frozenset({"main"})}
@@ -43,7 +43,7 @@ def there(result):
     ids=lambda more: next(iter(more), "none"),
 )
 def test_no_job_grows_onto_gpus_that_it_cannot_use(policy, speed, asks, other):
-    """All four have the GPU that they need, whatever is idle where none of them may be."""
+    """Each of the four jobs has the GPU that it needs, although other GPUs are idle."""
     cluster = (node("here", features=frozenset({"ib"})), node("other", **other))
     jobs = [job(f"j{i}", 1, 1, 4, left=1e9, speed=speed, learns_speed=True, **asks) for i in range(4)]
     assert there(run_round(snapshot(jobs, cluster), policy, None)) == {f"j{i}": (1, ("here",)) for i in range(4)}
@@ -51,8 +51,8 @@ def test_no_job_grows_onto_gpus_that_it_cannot_use(policy, speed, asks, other):
 
 @pytest.mark.parametrize("policy", [Fifo(), Las(), Slurm(), Ares()], ids=lambda policy: policy.name)
 @pytest.mark.parametrize("gpus", [1, 0], ids=["gpus", "cpus"])
-def test_a_line_for_some_nodes_leaves_no_others_idle(policy, gpus):
-    """However many jobs wait for one partition, GPUs or CPUs of another go to those that ask for it."""
+def test_a_queue_for_one_partition_leaves_no_other_partition_idle(policy, gpus):
+    """GPUs and CPUs of another partition go to the jobs that request it, however many jobs wait for the first."""
     cluster = (node("here"), node("other", partitions=frozenset({"other"})))
     many = [job(f"m{i}", gpus, left=1e9, speed=linear(1.0), partition="main", cpus_per_unit=4) for i in range(9)]
     one = job("o", 4, left=1e9, speed=linear(1.0), partition="other", submitted=9.0, cpus_per_unit=4)
@@ -62,8 +62,8 @@ def test_a_line_for_some_nodes_leaves_no_others_idle(policy, gpus):
 
 
 @pytest.mark.parametrize("policy", [Fifo(), Slurm(), Slurm(SlurmParameters(backfill=False))])
-def test_who_waits_for_a_node_keeps_only_that_from_others(policy):
-    """Jobs that could be on other nodes are charged there, and wait once only the first one's node is unassigned."""
+def test_a_job_that_waits_for_a_node_reserves_that_node_only(policy):
+    """Other jobs are charged to other nodes, and wait only once no node but the first job's is unassigned."""
     holder = running(job("holder", 2, preempt=Preempt.NO), "here")
     first = job("first", 4, submitted=1.0, only_nodes=frozenset({"here"}))
     line = [job("wide", 4, submitted=2.0), job("small", 2, submitted=3.0)]
@@ -72,8 +72,8 @@ def test_who_waits_for_a_node_keeps_only_that_from_others(policy):
     assert "behind job first" in reason_words.words(result.reasons["small"])
 
 
-def test_what_is_held_beyond_a_node_is_taken_from_no_other():
-    """GPUs and CPUs of which more is held than a node has."""
+def test_allocations_beyond_a_nodes_capacity_reduce_no_other_node():
+    """A node of which jobs hold more GPUs and CPUs than it has counts as full."""
     pinned = running(job("p", 4, preempt=Preempt.NO, cpus_per_unit=3), "small")
     cluster = (Node("small", "v100", 2, 10, 1 << 40), Node("other", "v100", 4, 16, 1 << 40))
     other = job("o", 4, cpus_per_unit=4)
@@ -83,15 +83,15 @@ def test_what_is_held_beyond_a_node_is_taken_from_no_other():
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_a_job_without_gpus_has_no_place_where_no_node_has_its_cpus(uneven):
-    """Also where placements may be uneven."""
+def test_a_cpu_only_job_has_no_capacity_where_no_node_has_its_cpus(uneven):
+    """The same holds where placements may be uneven."""
     jobs = [job("fits", 0, cpus_per_unit=16), job("wide", 0, cpus_per_unit=17)]
     pool = CapacityPool(snapshot(jobs, (node("here"),), uneven=uneven))
     assert [pool.shape(one).consolidated("", 0) for one in jobs] == [(0,), None]
 
 
-def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
-    """A job that could be on other nodes does not stand in the way of one that could not."""
+def test_jobs_with_a_choice_of_nodes_leave_room_for_jobs_without_one():
+    """In either order, a job that could be on other nodes does not block one that could not."""
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     any_node, picky = job("any", 4, partition="main"), job("picky", 4, features=frozenset({"ib"}))
     for first, second in ((any_node, picky), (picky, any_node)):
@@ -103,8 +103,8 @@ def test_what_only_some_can_use_is_left_to_the_others_whatever_the_order():
         assert not pool.fits(job("more", 1), GpuAmount(1, "v100"))
 
 
-def test_a_job_that_cannot_move_is_charged_where_it_is():
-    """What it leaves on its own node is not what it leaves on others that would suit it."""
+def test_a_non_preemptible_job_is_charged_to_its_own_node():
+    """GPUs on other nodes that would suit the job, too, remain unassigned."""
     cluster = (node("ib", features=frozenset({"ib"})), node("plain"))
     pinned, picky = running(job("p", 4, preempt=Preempt.NO), "ib"), job("picky", 1, features=frozenset({"ib"}))
     pool = CapacityPool(snapshot([pinned, picky], cluster))
@@ -114,7 +114,7 @@ def test_a_job_that_cannot_move_is_charged_where_it_is():
 
 @pytest.mark.parametrize("policy", [Fifo(), Slurm(), Ares()], ids=lambda policy: policy.name)
 def test_two_pinned_jobs_on_the_same_gpus_count_once(policy):
-    """The other GPUs are left to a third."""
+    """The other GPUs can be assigned to a third job."""
     pair = [
         running(job(uid, 2, preempt=Preempt.NO), "here").evolve(co_runner=other)
         for uid, other in (("a", "b"), ("b", "a"))
@@ -124,8 +124,8 @@ def test_two_pinned_jobs_on_the_same_gpus_count_once(policy):
 
 
 @pytest.mark.parametrize(("by_us", "cpus"), [(True, 16), (False, 8)])
-def test_what_a_suspended_job_holds(by_us, cpus):
-    """Its GPUs and memory; its CPUs only where somebody else has suspended it, and may resume it at any moment."""
+def test_a_suspended_job_is_charged_for_gpus_and_only_an_admins_suspension_for_cpus(by_us, cpus):
+    """An admin may resume the job at any moment; the daemon resumes it only when CPUs are free."""
     rests = running(job("r", 2, cpus_per_unit=4, memory_per_unit=5), "here")
     rests = rests.evolve(status=Status.SUSPENDED, suspended_by_us=by_us)
     (left,) = without_allocations([node("here")], [rests])

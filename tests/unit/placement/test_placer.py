@@ -31,7 +31,7 @@ def ask(uid, gpus, at_least=None, gpu_type=None, **more):
 
 
 def put(uid, where, **more):
-    """A grant of a prescribed place, given as GPUs by node."""
+    """A grant of a prescribed placement, given as GPUs by node."""
     exact = Placement(tuple(where), 0, "v100", tuple(where.values()))
     return ask(uid, exact.gpus, None, "v100", exact=exact, **more)
 
@@ -71,7 +71,7 @@ def test_every_placement_is_one_that_slurm_can_realise(data):
 
 
 @given(st.data())
-def test_only_those_share_gpus_who_are_to(data):
+def test_only_granted_pairs_share_gpus(data):
     """A guest has the placement of its host or none, and no job is in two pairs."""
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
@@ -89,7 +89,7 @@ def test_only_those_share_gpus_who_are_to(data):
 
 @given(st.data())
 def test_no_grant_is_lost_and_no_pinned_job_moves(data):
-    """Each granted job is placed or has a reason; pinned and suspended jobs can only be where they are."""
+    """Each granted job is placed or has a reason; pinned and suspended jobs keep their nodes."""
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     result = place(shot, grants, fallback)
@@ -106,7 +106,7 @@ def test_no_grant_is_lost_and_no_pinned_job_moves(data):
 
 @given(st.data(), st.randoms(use_true_random=False))
 def test_placement_does_not_depend_on_the_order_of_nodes_and_jobs(data, rng):
-    """The same facts in another order give the same answer."""
+    """Shuffled nodes and jobs give the same placements."""
     shot = data.draw(snapshots(free=True))
     grants, fallback = data.draw(grants_for(shot))
     shuffled = replace(
@@ -118,8 +118,8 @@ def test_placement_does_not_depend_on_the_order_of_nodes_and_jobs(data, rng):
 
 
 @given(st.data())
-def test_running_jobs_stay_when_there_is_room_for_the_rest(data):
-    """A new job that fits on what is free moves no granted running job, whatever its rank."""
+def test_running_jobs_do_not_move_for_a_job_that_fits_on_free_gpus(data):
+    """Whatever the rank of the new job is."""
     shot = data.draw(snapshots())
     kept = [o for o in shot.jobs if o.status is Status.RUNNING]
     new = data.draw(jobs(99))
@@ -147,7 +147,7 @@ def map_held(owners):
 
 @given(st.data())
 def test_an_earlier_grant_never_yields_to_a_later_one(data):
-    """Of rigid grants for running jobs and newcomers, one goes without only where the earlier ones alone fill up."""
+    """A rigid grant is not placed only where the earlier grants alone leave too few resources."""
     shot = data.draw(snapshots())
     movable = tuple(o for o in shot.jobs if o.preempt is Preempt.CHECKPOINT and o.status is not Status.SUSPENDED)
     shot = replace(shot, jobs=movable)
@@ -163,7 +163,7 @@ def test_an_earlier_grant_never_yields_to_a_later_one(data):
 
 
 def test_a_job_is_consolidated_on_the_fewest_nodes_that_it_fits_on():
-    """Four GPUs go to one whole node rather than to two halves; eight to two nodes."""
+    """Four GPUs are on one whole node rather than on two halves; eight on two nodes."""
     shot = snapshot([node("n1"), node("n2"), node("n3")], [job("a", 4), job("b", 8)])
     placed = place(shot, [ask("a", 4), ask("b", 8)]).placed
     assert placed["a"] == Placement(("n1",), 4, "v100")
@@ -171,33 +171,33 @@ def test_a_job_is_consolidated_on_the_fewest_nodes_that_it_fits_on():
 
 
 def test_the_tightest_node_is_taken():
-    """One GPU goes where one is left, not to an empty node."""
+    """One GPU is taken of the node with one free GPU, not of an empty node."""
     shot = snapshot([node("n1"), node("n2")], [running("r", ["n2"], 3), job("a", 1)])
     assert place(shot, [ask("r", 3), ask("a", 1)]).placed["a"].nodes == ("n2",)
 
 
 def test_a_job_returns_to_the_nodes_of_its_previous_run():
-    """Where it fits, the last node wins over the tightest."""
+    """Where the job fits, its previous node precedes the tightest."""
     last = Placement(("n1",), 1, "v100")
     shot = snapshot([node("n1"), node("n2")], [running("r", ["n2"], 3), job("a", 1, last_placement=last)])
     assert place(shot, [ask("r", 3), ask("a", 1)]).placed["a"].nodes == ("n1",)
 
 
 def test_fewer_gpus_are_given_where_the_grant_allows_it():
-    """Of an amount that does not fit, the largest compact part is given."""
+    """Where the amount does not fit, the largest amount on the fewest nodes is given."""
     shot = snapshot([node("n1"), node("n2", gpus=2)], [job("a", 8, low=1, high=8)])
     assert place(shot, [ask("a", 8, at_least=1)]).placed["a"] == Placement(("n1",), 4, "v100")
 
 
-def test_a_kept_job_grows_when_its_grant_asks_for_more():
-    """A job that holds less than granted takes more GPUs as soon as they are free."""
+def test_a_running_job_grows_when_its_grant_allows_more():
+    """A job that holds fewer GPUs than granted gets more as soon as they are free."""
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2, low=1, high=8), running("b", ["n1"], 2)])
     assert place(shot, [ask("a", 4, at_least=1), ask("b", 2)]).placed["a"] == Placement(("n2",), 4, "v100")
     assert place(shot, [ask("a", 8, at_least=1), ask("b", 2)]).placed["a"] == Placement(("n2",), 4, "v100")
 
 
-def test_a_job_that_is_stopping_to_grow_grows():
-    """A look at it before it has left does not send it back to where it was."""
+def test_a_job_that_is_stopping_to_grow_is_not_placed_at_its_old_size():
+    """A round before it has stopped does not give it its present placement, unless it cannot grow any more."""
     stopping = running("a", ["n1"], 2, low=1, high=8, status=Status.STOPPING)
     shot = snapshot([node("n1"), node("n2")], [stopping])
     assert place(shot, [ask("a", 8, at_least=1)]).placed["a"].gpus == 8
@@ -205,8 +205,8 @@ def test_a_job_that_is_stopping_to_grow_grows():
     assert place(blocked, [ask("b", 4), ask("a", 8, at_least=1)]).placed["a"] == Placement(("n1",), 4, "v100")
 
 
-def test_a_kept_job_moves_only_where_a_grant_would_go_without():
-    """Two jobs on half a node each are packed together, by one move, for a job that needs a whole node."""
+def test_a_running_job_moves_only_where_a_grant_would_not_be_placed():
+    """Of two jobs on half a node each, one moves for a job that needs a whole node."""
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2), running("b", ["n2"], 2), job("c", 4, nodes=1)])
     placed = place(shot, [ask("a", 2), ask("b", 2), ask("c", 4)]).placed
     assert len(placed) == 3
@@ -215,7 +215,7 @@ def test_a_kept_job_moves_only_where_a_grant_would_go_without():
     assert len(moved) == 3
 
 
-def test_an_earlier_grant_takes_the_place_of_a_later_running_job():
+def test_an_earlier_grant_preempts_a_later_running_job():
     """Where only one of two jobs fits, the order decides, and the other has a reason."""
     shot = snapshot([node("n1")], [running("a", ["n1"], 2), job("b", 4)])
     result = place(shot, [ask("b", 4), ask("a", 2)])
@@ -224,7 +224,7 @@ def test_an_earlier_grant_takes_the_place_of_a_later_running_job():
     assert set(place(shot, [ask("a", 2), ask("b", 4)]).placed) == {"a"}
 
 
-def test_a_grant_displaces_running_fallback_before_it_shrinks():
+def test_a_grant_preempts_running_fallback_before_it_shrinks():
     """A fallback is preempted for the full amount of a grant."""
     shot = snapshot([node("n1")], [running("f", ["n1"], 2), job("a", 4, low=1, high=4)])
     result = place(shot, [ask("a", 4, at_least=1)], [ask("f", 2)])
@@ -232,15 +232,15 @@ def test_a_grant_displaces_running_fallback_before_it_shrinks():
     assert "f" in result.unplaced
 
 
-def test_the_gpus_of_a_job_that_must_go_count_as_free():
+def test_the_gpus_of_jobs_without_a_grant_count_as_free():
     """A successor is placed on the GPUs of a running job without a grant, and of a stopping one."""
     for status in (Status.RUNNING, Status.STOPPING):
         shot = snapshot([node("n1")], [running("old", ["n1"], 4, status=status), job("new", 4)])
         assert place(shot, [ask("new", 4)]).placed == {"new": Placement(("n1",), 4, "v100")}
 
 
-def test_a_suspended_job_gives_its_cpus_but_not_its_memory():
-    """Beside a suspended CPU-only job another one fits by CPUs, and not if it needs the memory."""
+def test_suspension_frees_cpus_but_no_memory():
+    """In addition to a suspended CPU-only job another one fits by CPUs, but not if it needs the memory."""
     old = running(
         "old",
         ["n1"],
@@ -256,8 +256,8 @@ def test_a_suspended_job_gives_its_cpus_but_not_its_memory():
         assert ("new" in place(shot, [ask("new", 0)]).placed) is fits
 
 
-def test_a_suspended_job_displaces_a_later_one_from_its_node():
-    """It can go on only where it is, so a later job that can be elsewhere moves."""
+def test_a_suspended_job_preempts_a_later_one_on_its_node():
+    """It can be resumed only there, so a later job that fits elsewhere moves."""
     old = running("old", ["n1"], 0, Status.SUSPENDED, preempt=Preempt.SUSPEND, suspended_by_us=True, cpus_per_unit=16)
     new = running("new", ["n1"], 0, cpus_per_unit=16)
     shot = snapshot([node("n1", gpus=0), node("n2", gpus=0)], [old, new])
@@ -265,7 +265,7 @@ def test_a_suspended_job_displaces_a_later_one_from_its_node():
     assert (placed["old"].nodes, placed["new"].nodes) == (("n1",), ("n2",))
 
 
-def test_a_draining_node_keeps_its_jobs_and_takes_no_new_ones():
+def test_a_draining_node_retains_its_jobs_and_accepts_no_new_ones():
     """A running job keeps its nodes; a new one has no placement, and a reason."""
     shot = snapshot([node("n1", accepts=False)], [running("a", ["n1"], 2), job("b", 1)])
     result = place(shot, [ask("a", 2), ask("b", 1)])
@@ -273,16 +273,16 @@ def test_a_draining_node_keeps_its_jobs_and_takes_no_new_ones():
     assert reason_words.words(result.unplaced["b"]) == "no node with GPUs accepts jobs now"
 
 
-def test_a_queued_job_stays_on_the_nodes_that_it_was_released_for():
-    """Its start is under way: it is not sent elsewhere without need."""
+def test_a_queued_job_keeps_the_nodes_that_it_was_released_for():
+    """Slurm is about to start it, so it is not moved without need."""
     shot = snapshot(
         [node("n1"), node("n2")], [job("a", 1, status=Status.QUEUED, released=Placement(("n2",), 1, "v100"))]
     )
     assert place(shot, [ask("a", 1)]).placed["a"].nodes == ("n2",)
 
 
-def test_a_cpu_only_job_spares_the_gpu_nodes():
-    """CPU-only jobs go to nodes without GPUs first."""
+def test_cpu_only_jobs_prefer_nodes_without_gpus():
+    """GPU nodes come last."""
     shot = snapshot([node("n1"), node("n2", gpus=0)], [job("a", 0)])
     assert place(shot, [ask("a", 0)]).placed["a"] == Placement(("n2",), 0, None)
 
@@ -302,16 +302,16 @@ def test_a_cpu_only_job_spares_the_gpu_nodes():
         ),
     ],
 )
-def test_a_job_without_a_place_is_told_why(asking, gpus, words):
-    """The reason names what it needs, what is free and what is missing."""
+def test_an_unplaced_job_has_a_reason(asking, gpus, words):
+    """The reason names the request, the free resources, and those that are too few."""
     shot = snapshot(
         [node("n1", cpus=9), node("n2", cpus=9)], [running("r", ["n1"], 2, cpus_per_unit=0), job("a", gpus, **asking)]
     )
     assert reason_words.words(place(shot, [ask("r", 2), ask("a", gpus)]).unplaced["a"]) == words
 
 
-def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed_in_one_go():
-    """At the size that one daemon has to bear, every GPU is used and every job is accounted for."""
+def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed():
+    """At the largest size of one daemon, every GPU is used, and every job is placed or has a reason."""
     rng = random.Random(7)  # noqa: S311 - a workload, not a secret
     nodes = [node(f"n{i:03}", gpus=8, cpus=64, memory=512) for i in range(512)]
     sizes = [rng.choice((1, 1, 2, 4, 8, 16)) for _ in range(10_000)]
@@ -321,8 +321,8 @@ def test_ten_thousand_jobs_on_four_thousand_gpus_are_placed_in_one_go():
     assert len(result.placed) + len(result.unplaced) == 10_000
 
 
-def test_a_prescribed_place_is_taken_as_it_is():
-    """No better one, and later jobs are preempted for it."""
+def test_a_prescribed_placement_is_not_changed():
+    """A better one is not searched, and later jobs are preempted for it."""
     shot = snapshot([node("n1"), node("n2")], [running("r", ["n2"], 3), job("a", 2)])
     assert place(shot, [put("a", {"n1": 1, "n2": 1}), ask("r", 3)]).placed["a"].nodes == ("n1", "n2")
     placed = place(shot, [put("a", {"n2": 2}), ask("r", 3)]).placed
@@ -339,22 +339,22 @@ def test_a_prescribed_place_is_taken_as_it_is():
         ({"n6": 2}, "n6, where it is to be, has too few free CPUs or too little memory"),
     ],
 )
-def test_a_prescribed_place_that_cannot_be_had_is_explained(where, words):
-    """The job goes without, though another place would do, and is told which node lacks what."""
+def test_a_prescribed_placement_that_is_impossible_has_a_reason(where, words):
+    """The job is not placed elsewhere, and the reason names the node and what it lacks."""
     nodes = [node("n1"), node("n2"), node("n3", accepts=False), node("n4", gpu_type="k80"), node("n6", cpus=1)]
     result = place(snapshot(nodes, [running("r", ["n2"], 3, preempt=Preempt.NO), job("a", 2)]), [put("a", where)])
     assert result.placed.keys() == {"r"}
     assert reason_words.words(result.unplaced["a"]) == words
 
 
-def test_a_running_job_moves_to_where_it_is_prescribed():
-    """Even where its present placement would do."""
+def test_a_running_job_moves_to_its_prescribed_placement():
+    """Even where its present placement has as many GPUs."""
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2)])
     assert place(shot, [put("a", {"n2": 2})]).placed["a"].nodes == ("n2",)
 
 
-def test_an_amount_without_an_even_place_is_spread_unevenly_where_that_is_possible():
-    """On the fewest nodes, filled one after the other, and only where the cluster can do it."""
+def test_an_amount_without_an_even_placement_is_spread_unevenly():
+    """On the fewest nodes, filled one after the other, and only where the cluster can realise it."""
     nodes = [node("n1"), node("n2", gpus=2), node("n3")]
     jobs = [job("a", 7)]
     assert place(snapshot(nodes, jobs), [ask("a", 7)]).placed == {}
@@ -366,8 +366,8 @@ def test_an_amount_without_an_even_place_is_spread_unevenly_where_that_is_possib
     assert rest["a"].node_gpus == (("n1", 4), ("n2", 1))
 
 
-def test_an_uneven_place_keeps_to_the_number_of_nodes():
-    """Exactly as many nodes as the job must have, or at most as many as it may."""
+def test_an_uneven_placement_keeps_the_limits_on_nodes():
+    """On exactly the job's number of nodes, or on its most."""
     nodes = [node("n1", gpus=8), node("n2"), node("n3")]
     fixed = snapshot(nodes, [job("a", 7, nodes=2)], uneven=True)
     assert place(fixed, [ask("a", 7)]).placed["a"].node_gpus == (("n1", 6), ("n2", 1))
@@ -375,7 +375,7 @@ def test_an_uneven_place_keeps_to_the_number_of_nodes():
     assert place(limited, [ask("a", 13)]).placed == {}
 
 
-def test_later_jobs_make_room_for_an_uneven_place():
+def test_later_jobs_are_preempted_for_an_uneven_placement():
     """The least important jobs first, and no more than necessary."""
     nodes = [node("n1"), node("n2")]
     jobs = [running("r", ["n1"], 1), running("s", ["n2"], 4), job("a", 7)]
@@ -386,8 +386,8 @@ def test_later_jobs_make_room_for_an_uneven_place():
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 24), st.integers(1, 24))
-def test_uneven_places_lose_no_gpu(sizes, gpus, low):
-    """Where places may be uneven, a job gets all that it is granted, or all that there is."""
+def test_uneven_placements_use_every_gpu(sizes, gpus, low):
+    """A job gets all GPUs that it is granted, or all of the cluster."""
     cluster = [node(f"n{i}", gpus=count) for i, count in enumerate(sizes)]
     low = min(low, gpus)
     placed = place(snapshot(cluster, [job("a", gpus, low)], uneven=True), [ask("a", gpus, low)]).placed
@@ -400,15 +400,15 @@ def rack_nodes():
 
 
 def test_several_nodes_are_taken_from_one_rack():
-    """The fullest rack that has enough, and else as few racks as there can be."""
+    """The rack with the fewest nodes that are enough; otherwise as few racks as possible."""
     shot = snapshot(rack_nodes(), [running("r", ["n1"], 4), running("s", ["n2"], 1), job("a", 8), job("b", 16)])
     assert place(shot, [ask("r", 4), ask("s", 1), ask("a", 8)]).placed["a"].nodes == ("n4", "n7")
     racks = {shot.node[name].rack for name in place(shot, [ask("r", 4), ask("s", 1), ask("b", 16)]).placed["b"].nodes}
     assert len(racks) == 2
 
 
-def test_a_job_grows_in_the_rack_where_it_was():
-    """Nodes on the rack of its previous run come first."""
+def test_a_job_grows_in_the_rack_of_its_previous_run():
+    """Nodes of that rack come first."""
     last = Placement(("n4",), 4, "v100")
     shot = snapshot(rack_nodes(), [job("a", 8, last_placement=last)])
     assert place(shot, [ask("a", 8)]).placed["a"].nodes == ("n1", "n4")
@@ -422,7 +422,7 @@ PAIR = [ask("a", 2), ask("b", 2, co_runner="a")]
 
 
 def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
-    """They have one placement that holds both; where none does, the host is placed alone."""
+    """The two have one placement that holds both; where none does, the host is placed alone."""
     a, b = job("a", 2, cpus_per_unit=4), job("b", 2, cpus_per_unit=4)
     result = place(snapshot([node("n1", cpus=8), node("n2", cpus=16)], [a, b], sharing=True), PAIR)
     assert result.placed == {"a": Placement(("n2",), 2, "v100"), "b": Placement(("n2",), 2, "v100")}
@@ -433,8 +433,8 @@ def test_a_pair_gets_one_set_of_gpus_and_the_cpus_of_both():
     assert reason_words.words(alone.unplaced["b"]) == "is to share the GPUs of job a, but the nodes cannot hold both"
 
 
-def test_a_guest_joins_its_host_where_that_runs():
-    """The host does not move for it, and two guests of two hosts fill one node."""
+def test_a_guest_is_placed_with_its_running_host():
+    """The host does not move for it, and two pairs fill one node."""
     jobs = [running("a", ["n1"], 2), job("b", 2), running("c", ["n1"], 2), job("d", 2)]
     grants = [*PAIR, ask("c", 2), ask("d", 2, co_runner="c")]
     result = place(snapshot([node("n1"), node("n2")], jobs, sharing=True), grants)
@@ -442,14 +442,14 @@ def test_a_guest_joins_its_host_where_that_runs():
     assert len(result.placed) == 4
 
 
-def test_a_host_joins_its_guest_where_that_runs():
-    """Of two jobs that are to share GPUs, the one that runs keeps its nodes, whichever it is."""
+def test_a_host_is_placed_with_its_running_guest():
+    """Of two jobs that are to share GPUs, the running one keeps its nodes."""
     shot = snapshot([node("n1"), node("n2")], [job("a", 2), running("b", ["n2"], 2)], sharing=True)
     assert place(shot, PAIR).placed["a"].nodes == ("n2",)
 
 
 def test_a_pair_stays_together_and_moves_together():
-    """A pair keeps its nodes if possible, and is preempted as one for a more important job."""
+    """A pair keeps its nodes if possible, and is preempted as one job for a more important one."""
     pair = [colocated("a", "b", ["n1"]), colocated("b", "a", ["n1"])]
     shot = snapshot([node("n1"), node("n2", gpus=2)], [*pair, job("c", 4, nodes=1)], sharing=True)
     assert place(shot, PAIR).placed["b"].nodes == ("n1",)
@@ -461,8 +461,8 @@ def test_a_pair_stays_together_and_moves_together():
     assert reason_words.words(crowded.unplaced["b"]) == "is to share the GPUs of job a, which has no place either"
 
 
-def test_jobs_that_share_no_more_get_gpus_of_their_own():
-    """The more important job keeps its nodes; the other moves, or has none."""
+def test_jobs_of_a_dissolved_pair_get_gpus_of_their_own():
+    """The more important job keeps its nodes; the other moves, or is not placed."""
     pair = [colocated("a", "b", ["n1"]), colocated("b", "a", ["n1"])]
     apart = [ask("a", 2), ask("b", 2)]
     assert set(place(snapshot([node("n1", gpus=2)], pair, sharing=True), apart).placed) == {"a"}
@@ -471,24 +471,24 @@ def test_jobs_that_share_no_more_get_gpus_of_their_own():
     assert result.co_runners == {}
 
 
-def test_a_job_shares_the_gpus_of_one_that_cannot_move():
-    """It goes there, or nowhere."""
+def test_a_job_shares_the_gpus_of_a_pinned_host():
+    """It is placed there, or not at all."""
     shot = snapshot([node("n1"), node("n2")], [running("a", ["n1"], 2, preempt=Preempt.NO), job("b", 2)], sharing=True)
     assert place(shot, PAIR).placed["b"].nodes == ("n1",)
     tight = snapshot([node("n1", cpus=3), node("n2")], shot.jobs, sharing=True)
     assert reason_words.words(place(tight, PAIR).unplaced["b"]) == "the nodes of job a cannot hold it too"
 
 
-def test_a_pair_of_jobs_that_suit_no_common_node_is_none():
-    """The host is placed, and the guest told why it is not."""
+def test_jobs_that_suit_no_common_node_are_no_pair():
+    """The host is placed, and the guest's reason says why it is not."""
     jobs = [job("a", 2, only_nodes=frozenset({"n1"})), job("b", 2, only_nodes=frozenset({"n2"}))]
     result = place(snapshot([node("n1"), node("n2")], jobs, sharing=True), PAIR)
     assert set(result.placed) == {"a"}
     assert reason_words.words(result.unplaced["b"]) == "no nodes suit both it and job a"
 
 
-def test_a_grant_can_hold_a_job_to_few_nodes():
-    """It is not spread further even where it does not fit, and it moves if it is spread already."""
+def test_a_grant_can_limit_the_number_of_nodes():
+    """The job is not placed on more nodes, and moves if it is spread already."""
     nodes = [node("n1"), node("n2")]
     tight = snapshot([node("n1", 3), node("n2", 3)], [job("a", 4)])
     assert place(tight, [ask("a", 4)]).placed["a"].nodes == ("n1", "n2")
@@ -499,7 +499,7 @@ def test_a_grant_can_hold_a_job_to_few_nodes():
 
 
 def test_no_third_job_joins_two_pinned_jobs_that_share_gpus():
-    """Three on the same GPUs are never placed."""
+    """Three jobs on the same GPUs are never placed."""
     pinned = [colocated("a", "c", ["n1"], preempt=Preempt.NO), colocated("c", "a", ["n1"], preempt=Preempt.NO)]
     result = place(snapshot([node("n1")], [*pinned, job("b", 2)], sharing=True), [*PAIR, ask("c", 2)])
     assert result.co_runners == {"a": "c", "c": "a"}

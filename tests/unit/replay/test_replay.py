@@ -21,13 +21,13 @@ from tests.unit.strategies import snapshots
 
 
 @given(snapshots(blocked=True))
-def test_a_snapshot_survives_its_bytes(snapshot):
-    """What is read back is equal to what was written."""
+def test_a_snapshot_survives_the_codec(snapshot):
+    """The decoded snapshot is equal to the encoded one."""
     assert decode(encode(snapshot)) == snapshot
 
 
-def test_what_reports_told_of_speeds_survives_its_bytes():
-    """Jobs with one speed have one object again, since policies put such jobs into one class."""
+def test_measured_speeds_survive_the_codec():
+    """Jobs with one speed share one object again, because policies put such jobs into one class."""
     where = ("v100", (1,))
     speed = MeasuredSpeed("ann/gpt", untried=0.6).after(where, None, 4.0).after(where, "bob/bert", 3.0)
     jobs = tuple(job(f"{i}", speed=speed) for i in range(2))
@@ -37,8 +37,8 @@ def test_what_reports_told_of_speeds_survives_its_bytes():
     assert one.speed.colocated == {(where, "bob/bert"): 3.0}
 
 
-def test_values_beyond_json_survive_their_bytes():
-    """A job may have no time limit, and a policy may carry a random generator's state of 128 bits."""
+def test_values_beyond_json_survive_the_codec():
+    """A job may have an infinite time limit, and a policy may keep a random generator's state of 128 bits."""
     endless = Job(
         uid="1",
         slurm_job_id="1",
@@ -56,7 +56,7 @@ def test_values_beyond_json_survive_their_bytes():
 
 
 def test_a_snapshot_of_format_1_is_read():
-    """Format 1 has former names of fields."""
+    """Format 1 has earlier names of fields."""
     job = {
         "uid": "1",
         "address": "7",
@@ -123,8 +123,8 @@ def test_a_snapshot_of_format_1_is_read():
         ),
     ],
 )
-def test_other_bytes_are_refused(data):
-    """Neither damage nor another version's bytes become a snapshot."""
+def test_damaged_or_newer_bytes_are_refused(data):
+    """Neither damaged bytes nor those of a newer version become a snapshot."""
     with pytest.raises(CodecError):
         decode(data)
 
@@ -144,22 +144,22 @@ def site(tmp_path):
     site.close()
 
 
-def test_rounds_are_decided_alike_again(site):
-    """From what was stored, the same engine and policy decide every round as the daemon did."""
+def test_replayed_rounds_are_decided_as_recorded(site):
+    """From the stored snapshots, the same engine and policy make the daemon's decisions again."""
     found = list(replay(site.store, installed_policies(), 1000))
     assert len(found) > 10
     assert sum(one.jobs for one in found) > 20
     assert [one.differences for one in found if one.differences] == []
 
 
-def test_parameters_that_a_policy_refuses_by_now(site, monkeypatch):
-    """An older release took other ones: the error names the round and the key."""
+def test_recorded_parameters_that_the_policy_now_refuses_are_named(site, monkeypatch):
+    """The parameters are those of an older release; the error names the round and the key."""
     monkeypatch.setattr(Las, "Parameters", PolicyParameters)
     with pytest.raises(OtherParametersError, match=r"round \d+ .*'las' refuses now: .*promote_knob"):
         list(replay(site.store, installed_policies(), 1000))
 
 
-def test_another_policy_decides_otherwise(site):
+def test_another_policy_gives_differences_with_its_reasons(site):
     """Under FIFO, the preemption that LAS decided is a difference, with FIFO's reason."""
     differences = [d for one in replay(site.store, installed_policies(), 1000, _fifo()) for d in one.differences]
     assert {d.uid for d in differences} == {job.uid for job in site.records()}
@@ -167,7 +167,7 @@ def test_another_policy_decides_otherwise(site):
 
 
 def test_snapshots_are_kept_within_their_limit(tmp_path):
-    """The newest snapshots stay within the bytes given to them, and a replay says that there are none."""
+    """The newest snapshots stay within their limit of bytes; without any, a replay says so."""
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)))
     limit = replace_limit(site, 1500)
     site.add("--gres=gpu:1", seconds=1000)
@@ -182,8 +182,8 @@ def test_snapshots_are_kept_within_their_limit(tmp_path):
     site.close()
 
 
-def test_command(site, tmp_path):
-    """The command tells differences by round and job, and ends with 3 only where the policy of the time differs."""
+def test_the_command_lists_differences_by_round_and_job(site, tmp_path):
+    """The exit code is 3 only where the recorded policy decides otherwise."""
     call = lambda *argv: CliRunner().invoke(main, ["replay", "--state", str(tmp_path / "state"), *argv])  # noqa: E731
     same, other = call("--last", "1000"), call("--policy", "fifo")
     assert (same.exit_code, other.exit_code) == (0, 0)

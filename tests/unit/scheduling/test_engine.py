@@ -69,22 +69,22 @@ def test_every_live_job_has_a_reason_and_every_target_is_live(data):
     st.sampled_from((Fifo(), Las(), Fifo(FifoParameters(backfill=True)), Fifo(FifoParameters(elastic=False)))),
 )
 def test_the_baselines_keep_the_contract_and_are_deterministic(shot, policy):
-    """FIFO and LAS answer for every job without a violation, and the same way twice."""
+    """FIFO and LAS answer for every job without a violation, and twice in the same way."""
     first, second = run_round(shot, policy, None), run_round(shot, policy, None)
     assert first == second
     assert run_round(shot, policy, first.state).reasons.keys() == first.reasons.keys()
 
 
-def test_a_policy_begins_from_its_initial_state_and_goes_on_from_its_last():
-    """None stands for the first round only."""
+def test_a_policy_begins_from_its_initial_state_and_continues_from_its_last():
+    """The state is None in the first round only."""
     policy = FixedPolicy(grants_all)
     first = run_round(snapshot(job("a")), policy, None)
     assert first.state == PolicyState(1, {"rounds": 1})
     assert run_round(snapshot(job("a")), policy, first.state).state.data == {"rounds": 2}
 
 
-def test_a_blocked_job_is_kept_from_the_policy():
-    """A blocked job waits for what blocks it; a running one keeps its GPUs, which no other job is assigned."""
+def test_a_blocked_job_is_hidden_from_the_policy():
+    """A blocked job waits with its own reason; a running one keeps its GPUs, which no other job is assigned."""
     shot = snapshot(
         job("a", blocked=Reason.text("waits for job 7")),
         running("b", blocked=Reason.text("bad tag")),
@@ -96,15 +96,15 @@ def test_a_blocked_job_is_kept_from_the_policy():
     assert told == {"a": "waits for job 7", "b": "bad tag", "c": "its turn"}
 
 
-def test_a_job_that_somebody_else_suspended_keeps_what_it_holds():
-    """It is no business of the policy, and its GPUs are not given away."""
+def test_a_job_that_an_admin_suspended_keeps_its_allocation():
+    """It is hidden from the policy, and its GPUs are assigned to no other job."""
     shot = snapshot(job("a", status=Status.SUSPENDED, placement=ON_N1), job("c", 4, nodes=1), job("d", 4, nodes=1))
     result = run_round(shot, FixedPolicy(grants_all), None)
     assert result.targets == {"a": ON_N1, "c": Placement(("n2",), 4, "v100")}
     assert reason_words.words(result.reasons["d"]).startswith("its turn; needs 4 GPUs")
 
 
-def test_a_pinned_job_runs_on_even_if_the_policy_forgets_it():
+def test_a_pinned_job_continues_without_a_grant():
     """It remains in the targets, before the others."""
     shot = snapshot(running("a", preempt=Preempt.NO), job("b"))
     result = run_round(shot, Says(Decision((Grant("b", 2, Reason.text("its turn")),))), None)
@@ -113,7 +113,7 @@ def test_a_pinned_job_runs_on_even_if_the_policy_forgets_it():
 
 
 def test_a_finished_job_is_hidden_from_the_policy():
-    """It is neither decided nor explained."""
+    """It has neither a target nor a reason."""
     result = run_round(snapshot(job("a", status=Status.FINISHED)), FixedPolicy(grants_all), None)
     assert (result.targets, result.reasons) == ({}, {})
 
@@ -135,7 +135,7 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("rule", VIOLATIONS)
-def test_an_answer_that_breaks_the_contract_is_refused(rule):
+def test_a_decision_that_breaks_the_contract_is_refused(rule):
     """The error names the policy, the job and the rule."""
     with pytest.raises(PolicyViolationError, match=r"policy 'says', job [ax]: ") as caught:
         run_round(snapshot(job("a", gpu_types=("v100",))), Says(VIOLATIONS[rule]), None)
@@ -143,7 +143,7 @@ def test_an_answer_that_breaks_the_contract_is_refused(rule):
 
 
 def test_a_pinned_job_cannot_be_granted_another_amount():
-    """What it holds is what it gets."""
+    """A pinned job may be granted its present GPUs only."""
     pinned = replace(running("a", preempt=Preempt.NO), min_gpus=1, max_gpus=4)
     with pytest.raises(PolicyViolationError, match="other than the 2 GPUs that it must keep"):
         run_round(snapshot(pinned), Says(Decision((Grant("a", 4, Reason.text("its turn")),))), None)
@@ -152,27 +152,29 @@ def test_a_pinned_job_cannot_be_granted_another_amount():
 UNEVEN = Placement(("n1", "n2"), 0, "v100", (2, 1))
 PLACED = replace(ONE, gpu_type="v100", exact=ON_N1)
 WRONG_PLACES = {
-    "is granted 2 GPUs of type v100, and a place with 3 of v100": replace(PLACED, exact=UNEVEN),
-    "is granted 2 GPUs of type None, and a place with 2 of v100": replace(PLACED, gpu_type=None),
-    "is granted a place with a node twice, or without GPUs": replace(PLACED, exact=Placement(("n1", "n1"), 1, "v100")),
-    "is granted a place on 2 nodes, it takes 1": replace(PLACED, exact=Placement(("n1", "n2"), 1, "v100")),
+    "is granted 2 GPUs of type v100, and a placement with 3 of v100": replace(PLACED, exact=UNEVEN),
+    "is granted 2 GPUs of type None, and a placement with 2 of v100": replace(PLACED, gpu_type=None),
+    "is granted a placement with a node twice, or without GPUs": replace(
+        PLACED, exact=Placement(("n1", "n1"), 1, "v100")
+    ),
+    "is granted a placement on 2 nodes, it takes 1": replace(PLACED, exact=Placement(("n1", "n2"), 1, "v100")),
     "is to share the GPUs of job b, which is not granted the same 2 GPUs": replace(ONE, co_runner="b"),
 }
 
 
 @pytest.mark.parametrize("rule", WRONG_PLACES)
-def test_a_prescribed_place_or_partner_that_contradicts_the_grant_is_refused(rule):
-    """Amount, type, number of nodes and partner have to agree."""
+def test_a_placement_or_co_runner_that_contradicts_the_grant_is_refused(rule):
+    """Amount, type, number of nodes and co-runner have to agree."""
     shot = snapshot(job("a", nodes=1), uneven=True, sharing=True)
     with pytest.raises(PolicyViolationError) as caught:
         run_round(shot, Says(Decision((WRONG_PLACES[rule],))), None)
     assert caught.value.rule == rule
 
 
-def test_what_the_cluster_cannot_realise_is_refused():
-    """Uneven places and shared GPUs are for clusters that say they can."""
+def test_a_grant_that_the_cluster_cannot_realise_is_refused():
+    """Uneven placements and shared GPUs are for clusters that support them."""
     wide = replace(PLACED, gpus=3, exact=UNEVEN)
-    with pytest.raises(PolicyViolationError, match="uneven place, which this cluster cannot realise"):
+    with pytest.raises(PolicyViolationError, match="uneven placement, which this cluster cannot realise"):
         run_round(snapshot(job("a", 3)), Says(Decision((wide,))), None)
     assert run_round(snapshot(job("a", 3), uneven=True), Says(Decision((wide,))), None).targets == {"a": UNEVEN}
     pair = Decision((ONE, Grant("b", 2, Reason.text("its turn"), co_runner="a")))
@@ -192,8 +194,8 @@ def test_no_job_is_in_two_pairs_and_hosts_come_first(order):
         run_round(snapshot(*(job(uid) for uid in sorted(order)), sharing=True), Says(decision), None)
 
 
-def test_a_job_that_is_put_aside_still_shares_its_gpus():
-    """Nothing parts two jobs on the same GPUs because one of them must not start again; their GPUs count once."""
+def test_a_hidden_job_still_shares_its_gpus():
+    """A pair is not separated because one of the two must not start again; their GPUs count once."""
     pair = [running("a", co_runner="b"), running("b", co_runner="a")]
     one = snapshot(replace(pair[0], blocked=Reason.text("bad tag")), pair[1], sharing=True)
     result = run_round(one, FixedPolicy(grants_all), None)

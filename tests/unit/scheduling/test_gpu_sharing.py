@@ -1,4 +1,4 @@
-"""Two jobs on one GPU, on a FakeSlurm that gives away parts of GPUs as the real one does."""
+"""Two jobs on one GPU, on a FakeSlurm that assigns GPU shards as the real one does."""
 
 import itertools
 import random
@@ -36,7 +36,7 @@ def running(site):
 
 
 def jobs_by_gpu(site):
-    """Addresses by (node, GPU)."""
+    """Slurm job ids by (node, GPU)."""
     there = {}
     for job in site.slurm.jobs():
         for node, which in job.gpu_indices.items():
@@ -62,38 +62,38 @@ def test_more_jobs_than_gpus_share_them_in_pairs(site):
     assert restarts(site, *jobs) == [0, 0, 0, 0]
 
 
-def test_a_partner_that_ends_leaves_the_other_as_it_is(site):
+def test_the_end_of_a_co_runner_changes_nothing_for_the_other(site):
     """The remaining job neither restarts nor moves; neither does any other job."""
     jobs = [site.add("--gres=shard:2") for _ in range(3)]
     site.run_until(lambda: len(running(site)) == 3)
     on_gpu = next(on_gpu for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) == 2)
-    ends, stays = sorted(on_gpu)
-    before = site.slurm.job(stays).gpu_indices
+    ends, remains = sorted(on_gpu)
+    before = site.slurm.job(remains).gpu_indices
     site.slurm.cancel(ends)
     site.run(30)
-    assert (site.slurm.job(stays).gpu_indices, site.slurm.job(stays).restarts) == (before, 0)
+    assert (site.slurm.job(remains).gpu_indices, site.slurm.job(remains).restarts) == (before, 0)
     assert site.slurm.job(jobs[2]).restarts == 0
 
 
-def test_a_job_leaves_a_gpu_that_slurm_has_given_to_a_stranger(site):
-    """Slurm before 23.02 takes a GPU for free when the first of two jobs has ended: ours leaves it."""
+def test_a_job_restarts_when_slurm_assigns_its_gpu_to_another_user(site):
+    """Slurm before 23.02 counts a GPU as free when the first of two jobs has ended; the other one restarts."""
     jobs = [site.add("--gres=shard:2") for _ in range(3)]
     site.run_until(lambda: len(running(site)) == 3)
-    ends, stays = sorted(next(on_gpu for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) == 2))
+    ends, remains = sorted(next(on_gpu for on_gpu in jobs_by_gpu(site).values() if len(on_gpu) == 2))
     site.slurm.cancel(ends)
     site.slurm.tick(1)
-    stranger = site.slurm.add("--gres=gpu:1", user="somebody")
+    foreign = site.slurm.add("--gres=gpu:1", user="somebody")
     site.slurm.tick(1)
-    assert site.slurm.job(stranger).gpu_indices == site.slurm.job(stays).gpu_indices
-    site.run_until(lambda: site.slurm.job(stays).restarts == 1)
+    assert site.slurm.job(foreign).gpu_indices == site.slurm.job(remains).gpu_indices
+    site.run_until(lambda: site.slurm.job(remains).restarts == 1)
     site.run(30)
-    assert {stranger} in jobs_by_gpu(site).values()
-    assert site.state(stranger) is JobState.RUNNING
+    assert {foreign} in jobs_by_gpu(site).values()
+    assert site.state(foreign) is JobState.RUNNING
     assert all(site.state(job) is not JobState.FAILED for job in jobs)
 
 
 def pairs_as_wanted(site):
-    """Whether jobs that should share GPUs do, and the others have theirs alone."""
+    """Whether jobs that should share GPUs do, and no others."""
     wanted, _ = site.store.target_co_runners()
     slurm_job_id = {record.uid: record.slurm_job_id for record in site.store.live_jobs()}
     expected = {
@@ -105,17 +105,17 @@ def pairs_as_wanted(site):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_comes_and_goes_pairs_find_each_other(tmp_path, seed):
-    """Jobs come and end in any order: never three on a GPU, and in the end the pairs that should share do."""
-    chance = random.Random(seed)  # noqa: S311  nothing secret
+def test_pairs_form_under_random_arrivals_and_ends(tmp_path, seed):
+    """Never three jobs on a GPU, and in the end all target pairs share one."""
+    rng = random.Random(seed)  # noqa: S311  nothing secret
     site = shared_site(tmp_path, gpus=3, nodes=2, parameters={"seed": seed})
     jobs = []
     for _ in range(25):
-        if len(jobs) < 10 and chance.random() < 0.6:
-            jobs.append(site.add(chance.choice(("--gres=shard:2", "--gres=shard:1", "--gres=gpu:1"))))
+        if len(jobs) < 10 and rng.random() < 0.6:
+            jobs.append(site.add(rng.choice(("--gres=shard:2", "--gres=shard:1", "--gres=gpu:1"))))
         elif jobs:
-            site.slurm.cancel(jobs.pop(chance.randrange(len(jobs))))
-        site.run(chance.choice((1, 4, 15)))
+            site.slurm.cancel(jobs.pop(rng.randrange(len(jobs))))
+        site.run(rng.choice((1, 4, 15)))
         whole = {job.slurm_job_id for job in running(site) if job.gpu_indices and not job.shards}
         assert all(
             len(on_gpu) <= 2 and (len(on_gpu) == 1 or not on_gpu & whole) for on_gpu in jobs_by_gpu(site).values()
@@ -126,7 +126,7 @@ def test_whatever_comes_and_goes_pairs_find_each_other(tmp_path, seed):
     site.close()
 
 
-def turns(tmp_path, **trainer):
+def time_sliced(tmp_path, **trainer):
     site = shared_site(tmp_path, gpus=1, parameters={"time_slices": True})
     jobs = [site.add("--gres=shard:2", **trainer) for _ in range(2)]
     site.run_until(lambda: all(site.state(job) in (JobState.RUNNING, JobState.SUSPENDED) for job in jobs))
@@ -134,9 +134,9 @@ def turns(tmp_path, **trainer):
     return site, jobs
 
 
-def test_a_pair_takes_turns_without_a_checkpoint(tmp_path):
+def test_a_time_sliced_pair_alternates_without_checkpoints(tmp_path):
     """One runs at a time, each has about half of the time, and neither is asked to stop or restarts."""
-    site, jobs = turns(tmp_path)
+    site, jobs = time_sliced(tmp_path)
     seen = []
     for _ in range(60):
         site.run(1)
@@ -151,9 +151,9 @@ def test_a_pair_takes_turns_without_a_checkpoint(tmp_path):
     site.close()
 
 
-def test_a_job_that_takes_turns_stays_held_for_its_owners_requeue(tmp_path):
-    """Slurm forgets the hold when it resumes; the daemon makes it again."""
-    site, jobs = turns(tmp_path)
+def test_a_time_sliced_job_remains_held_for_its_owners_requeue(tmp_path):
+    """Slurm drops the hold when it resumes a job; the daemon sets it again."""
+    site, jobs = time_sliced(tmp_path)
     site.run(30)
     runs = next(job for job in jobs if site.state(job) is JobState.RUNNING)
     site.slurm.owner_requeue(runs)
@@ -162,38 +162,38 @@ def test_a_job_that_takes_turns_stays_held_for_its_owners_requeue(tmp_path):
     site.close()
 
 
-def test_attained_service_leaves_out_the_turns_of_the_other(tmp_path):
-    """A job that rests receives nothing."""
-    site, jobs = turns(tmp_path)
+def test_attained_service_excludes_the_co_runners_time_slices(tmp_path):
+    """A suspended job receives no service."""
+    site, jobs = time_sliced(tmp_path)
     site.run(60)
     service = [sum(site.record(job).attained_at(site.slurm.now).values()) for job in jobs]
     assert sum(service) == pytest.approx(60, abs=12)
     site.close()
 
 
-def test_who_rests_goes_on_when_the_other_ends(tmp_path):
-    """No job remains suspended without a partner, also when the daemon was dead in the meantime."""
-    site, jobs = turns(tmp_path)
-    rests, runs = sorted(jobs, key=lambda job: site.state(job) is JobState.RUNNING)
+def test_a_suspended_job_is_resumed_when_its_co_runner_ends(tmp_path):
+    """No job remains suspended without a co-runner, even if the daemon was dead in the meantime."""
+    site, jobs = time_sliced(tmp_path)
+    suspended, runs = sorted(jobs, key=lambda job: site.state(job) is JobState.RUNNING)
     site.slurm.cancel(runs)
     site.slurm.tick(20)  # without a poll
     site.start()
     site.run(5)
-    assert site.state(rests) is JobState.RUNNING
-    assert site.slurm.job(rests).restarts == 0
+    assert site.state(suspended) is JobState.RUNNING
+    assert site.slurm.job(suspended).restarts == 0
     site.close()
 
 
 def test_a_suspended_job_is_resumed_before_it_is_stopped(tmp_path):
-    """A stop reaches a trainer that can act on it: it checkpoints, and no run is lost."""
-    site, jobs = turns(tmp_path)
+    """A stop reaches a trainer that can answer it: it checkpoints, and no run is lost."""
+    site, jobs = time_sliced(tmp_path)
     site.policy, site.parameters = "fifo", {}
     blocker = site.slurm.add("--gres=shard:2", user="somebody")
     site.slurm.node_drain("n1")
     site.start()
-    rests = next(job for job in jobs if site.state(job) is JobState.SUSPENDED)
+    suspended = next(job for job in jobs if site.state(job) is JobState.SUSPENDED)
     site.run(30)
-    kinds = [action.kind for action in site.store.recent_actions(100, site.record(rests).uid)][::-1]
+    kinds = [action.kind for action in site.store.recent_actions(100, site.record(suspended).uid)][::-1]
     assert kinds.index("resume") > kinds.index("suspend")
     assert site.state(blocker) is JobState.PENDING
     site.close()
@@ -201,7 +201,7 @@ def test_a_suspended_job_is_resumed_before_it_is_stopped(tmp_path):
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("at", range(1, 14))
-def test_killed_at_any_write_the_next_daemon_goes_on(tmp_path, at, after):
+def test_a_daemon_killed_at_any_write_is_succeeded(tmp_path, at, after):
     """Around starts and time slices: afterwards exactly one of the two runs, and both hold the GPU."""
     site = shared_site(tmp_path, gpus=1, parameters={"time_slices": True})
     jobs = [site.add("--gres=shard:2") for _ in range(2)]
@@ -216,8 +216,8 @@ def test_killed_at_any_write_the_next_daemon_goes_on(tmp_path, at, after):
     site.close()
 
 
-def test_a_job_that_asked_for_a_gpu_never_gets_a_co_runner(site):
-    """Its request cannot be turned into one for shards; the others share."""
+def test_a_job_that_requested_whole_gpus_never_gets_a_co_runner(site):
+    """Its request cannot be turned into one for shards; the other jobs share."""
     whole = site.add("--gres=gpu:1")
     site.run_until(lambda: site.state(whole) is JobState.RUNNING)
     shared = {site.add("--gres=shard:2") for _ in range(3)}
@@ -232,7 +232,7 @@ def test_a_job_that_asked_for_a_gpu_never_gets_a_co_runner(site):
 
 
 def test_without_shards_no_gpu_is_shared(tmp_path):
-    """The snapshot says so, and a job that asks for shards is told."""
+    """The snapshot says so."""
     site = FakeSite(tmp_path, FakeSlurm([FakeNode("n1", gpus=1)]), policy="gandiva")
     for _ in range(3):
         site.add("--gres=gpu:1")
@@ -257,8 +257,8 @@ def test_a_round_that_leaves_a_job_undisturbed_renews_its_lease(site):
     assert site.store.runs(site.record(job).uid)[0].renewals >= 3
 
 
-def test_each_of_a_pair_has_half_of_the_shards_however_many_there_are(tmp_path):
-    """With four of each GPU, two; nodes that differ from most are not used for such jobs."""
+def test_each_job_of_a_pair_has_half_of_a_gpus_shards(tmp_path):
+    """Two of four shards; nodes with another number of shards than most are not used for such jobs."""
     nodes = [FakeNode("n1", gpus=1, shards=4), FakeNode("n2", gpus=1, shards=4), FakeNode("n3", gpus=4, shards=2)]
     site = FakeSite(tmp_path, FakeSlurm(nodes), policy="gandiva")
     blocked = [site.slurm.add("--gres=gpu:4", "-w", "n3", user="somebody")]
@@ -270,8 +270,8 @@ def test_each_of_a_pair_has_half_of_the_shards_however_many_there_are(tmp_path):
     site.close()
 
 
-def test_the_configuration_can_switch_it_off(site):
-    """Jobs that ask for shards then have all of a GPU; the status says why."""
+def test_the_configuration_can_switch_gpu_sharing_off(site):
+    """Jobs that request shards then have whole GPUs; the status says why."""
     site.config = site.config.model_copy(update={"sharing": Sharing(enabled=False)})
     site.start()
     jobs = [site.add("--gres=shard:1") for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Limits of Slurm's associations and QOS on what a policy has decided."""
+"""Quotas of Slurm's associations and QOS, enforced on a policy's decision."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def running(uid, nodes, gpus, **more):
     return job(uid, status=Status.RUNNING, placement=place, **more)
 
 
-def snapshot(jobs, *limits, nodes=NODES):
-    return Snapshot(0.0, 1, 60.0, nodes, tuple(sorted(jobs, key=lambda job: job.uid)), quotas=limits)
+def snapshot(jobs, *quotas, nodes=NODES):
+    return Snapshot(0.0, 1, 60.0, nodes, tuple(sorted(jobs, key=lambda job: job.uid)), quotas=quotas)
 
 
-def limit(left, *members, name="QOS q", **more):
+def quota(left, *members, name="QOS q", **more):
     return Quota(name, frozenset(members), left, **more)
 
 
 def decide(shot, *grants, fallback=()):
-    """GPUs by uid, and reasons, under a policy that grants this."""
+    """GPUs by uid, and reasons, under a policy with these grants."""
     full = [grant if isinstance(grant, Grant) else Grant(*grant, Reason.text("granted")) for grant in grants]
     rest = [Grant(*grant, Reason.text("next in line")) for grant in fallback]
     result = run_round(shot, FixedPolicy(lambda _: (tuple(full), tuple(rest))), None)
     return {uid: place.gpus for uid, place in result.targets.items()}, result.reasons
 
 
-def test_grants_use_a_limit_up_in_the_order_of_the_decision():
-    """The first has all, the second is cut to what is left, the third goes without; the others have the rest."""
-    shot = snapshot([job(uid) for uid in "abcd"], limit(5, "a", "b", "c", name="account x: GrpTRES gres/gpu=5"))
+def test_grants_consume_a_quota_in_the_order_of_the_decision():
+    """The first has all of its GPUs, the second is cut to the rest, the third is denied; other jobs are unaffected."""
+    shot = snapshot([job(uid) for uid in "abcd"], quota(5, "a", "b", "c", name="account x: GrpTRES gres/gpu=5"))
     gpus, reasons = decide(shot, ("a", 4), ("b", 4), ("c", 2), fallback=[("d", 4)])
     assert gpus == {"a": 4, "b": 1, "d": 4}
     assert reason_words.words(reasons["b"]) == "granted; of 4 GPUs the limit account x: GrpTRES gres/gpu=5 leaves it 1"
@@ -56,51 +56,51 @@ def test_grants_use_a_limit_up_in_the_order_of_the_decision():
     )
 
 
-def test_a_job_that_takes_no_fewer_goes_without():
-    """A rigid job is not cut; one behind it that fits into the limit runs."""
-    gpus, _ = decide(snapshot([job("a", 4, 4), job("b")], limit(3, "a", "b")), ("a", 4), ("b", 3))
+def test_a_rigid_job_is_denied_rather_than_cut():
+    """A later job that fits into the quota runs."""
+    gpus, _ = decide(snapshot([job("a", 4, 4), job("b")], quota(3, "a", "b")), ("a", 4), ("b", 3))
     assert gpus == {"b": 3}
 
 
-def test_running_jobs_are_limited_too():
-    """A limit of jobs stops the one that comes last, wherever it runs; what cannot be stopped counts first."""
+def test_quotas_of_jobs_stop_running_jobs():
+    """The last job of the decision is stopped, wherever it runs; non-preemptible jobs count first."""
     jobs = [running("a", ("n1",), 2), running("b", ("n2",), 2), running("c", ("n2",), 2, preempt=Preempt.NO)]
     gpus, reasons = decide(
-        snapshot(jobs, limit(2, "a", "b", "c", of_jobs=True, name="QOS q: GrpJobs=2")), ("b", 2), ("a", 2)
+        snapshot(jobs, quota(2, "a", "b", "c", of_jobs=True, name="QOS q: GrpJobs=2")), ("b", 2), ("a", 2)
     )
     assert gpus == {"b": 2, "c": 2}
     assert reason_words.words(reasons["a"]) == "granted; the limit QOS q: GrpJobs=2 is reached"
 
 
-def test_a_blocked_job_that_runs_uses_its_limit_up():
-    """The policy does not see it, but the limit does."""
+def test_a_blocked_running_job_consumes_its_quota():
+    """The policy does not see it, but the quota is charged."""
     jobs = [running("a", ("n1",), 4, blocked=Reason.text("waits for job 7")), job("b")]
-    assert decide(snapshot(jobs, limit(5, "a", "b")), ("b", 4))[0] == {"a": 4, "b": 1}
+    assert decide(snapshot(jobs, quota(5, "a", "b")), ("b", 4))[0] == {"a": 4, "b": 1}
 
 
-def test_a_limit_of_one_type_leaves_the_other_types():
-    """A job that takes any type is given one of which it may have enough."""
-    shot = snapshot([job("a", 4), job("b", 4)], limit(4, "a", "b", gpu_type="v100"))
+def test_a_quota_of_one_type_leaves_the_other_types():
+    """A job that accepts any type is given one of which its quota leaves enough."""
+    shot = snapshot([job("a", 4), job("b", 4)], quota(4, "a", "b", gpu_type="v100"))
     result = run_round(
         shot, FixedPolicy(lambda _: ((Grant("a", 4, Reason.text("x")), Grant("b", 4, Reason.text("x"))), ())), None
     )
     assert {place.gpu_type for place in result.targets.values()} == {"v100", "a100"}
 
 
-def test_what_finds_no_place_uses_nothing_up():
-    """Neither a job that cannot be placed nor one that finds fewer GPUs keeps others from their limit."""
+def test_unplaced_gpus_consume_no_quota():
+    """Neither a job that cannot be placed nor one that is placed on fewer GPUs keeps others from their quota."""
     jobs = [job("a", 8, 8, nodes=1), job("b", 1, 4, gpu_types=("a100",)), job("c", 3, 3), job("d")]
-    shot = snapshot(jobs, limit(8, "a", "b", "c"), nodes=(*NODES[:2], replace(NODES[2], gpus=2)))
+    shot = snapshot(jobs, quota(8, "a", "b", "c"), nodes=(*NODES[:2], replace(NODES[2], gpus=2)))
     gpus, reasons = decide(shot, ("a", 8), Grant("b", 4, Reason.text("granted"), at_least=1), ("c", 3), ("d", 4))
     assert gpus == {"b": 2, "c": 3, "d": 4}
     assert reason_words.words(reasons["a"]).startswith("granted; needs 8 GPUs")
     assert reason_words.words(reasons["c"]) == "granted"
 
 
-def test_a_prescribed_place_is_given_up_where_it_is_too_large():
-    """Its job takes what is left once those with places of their own have theirs."""
+def test_a_prescribed_placement_beyond_the_quota_is_dropped():
+    """Its job takes GPUs that remain once prescribed placements of other jobs are assigned."""
     place = Placement(("n1",), 4, "v100")
-    shot = snapshot([job("a"), job("b")], limit(2, "a"), nodes=NODES[:1])
+    shot = snapshot([job("a"), job("b")], quota(2, "a"), nodes=NODES[:1])
     grants = [
         Grant("a", 4, Reason.text("granted"), gpu_type="v100", exact=place),
         Grant("b", 3, Reason.text("granted"), gpu_type="v100"),
@@ -111,24 +111,24 @@ def test_a_prescribed_place_is_given_up_where_it_is_too_large():
 
 
 @pytest.mark.parametrize(("left", "expected"), [(4, {"a": 2, "b": 2}), (3, {"a": 2})])
-def test_both_of_a_pair_count(left, expected):
-    """A guest uses up its limit like its host, and goes without where it cannot have all."""
-    shot = replace(snapshot([job("a", 2), job("b", 2)], limit(left, "a", "b")), sharing=True)
+def test_both_jobs_of_a_pair_consume_quota(left, expected):
+    """A guest consumes its quota like its host, and is denied where it cannot have all."""
+    shot = replace(snapshot([job("a", 2), job("b", 2)], quota(left, "a", "b")), sharing=True)
     assert decide(shot, ("a", 2), Grant("b", 2, Reason.text("granted"), co_runner="a"))[0] == expected
 
 
-def test_limits_are_part_of_what_is_kept_of_a_round():
-    """A round with limits can be decided again."""
-    shot = snapshot([job("a", fair_share=0.25)], limit(3, "a", gpu_type="v100"), limit(-1, "a", of_jobs=True))
+def test_quotas_survive_the_snapshot_codec():
+    """A round with quotas can be decided again."""
+    shot = snapshot([job("a", fair_share=0.25)], quota(3, "a", gpu_type="v100"), quota(-1, "a", of_jobs=True))
     assert decode(encode(shot)) == shot
 
 
 @pytest.mark.parametrize("name", ["fifo", "gavel_fifo", "slurm"])
 def test_no_job_waits_behind_a_job_that_waits_for_its_quota(name):
-    """Not in a strict order either: it is of those alone whom limits leave something."""
+    """Not in a strict order either: the order is of the jobs alone that quotas allow to run."""
     policy = installed_policies().get(name)
     jobs = [job(f"a{i}", 4) for i in range(9)]
-    held = limit(4, *(each.uid for each in jobs), name="GrpTRES gres/gpu=4")
+    held = quota(4, *(each.uid for each in jobs), name="GrpTRES gres/gpu=4")
     shot = snapshot([*jobs, job("b", 4)], held, nodes=NODES[:2])
     result = run_round(shot, policy(policy.Parameters()), None)
     assert sorted(result.targets) == ["a0", "b"]
@@ -154,33 +154,33 @@ def queues(draw):
 
 @st.composite
 def granted(draw, made):
-    """A grant for a job that keeps to the contract."""
+    """A grant for a job that keeps the contract."""
     gpus = draw(st.integers(made.min_gpus, made.max_gpus))
     low, kind = draw(st.sampled_from((None, made.min_gpus))), draw(st.sampled_from((None, *made.gpu_types)))
     return Grant(made.uid, gpus, Reason.text("granted"), low, kind)
 
 
-def used(limit, targets):
-    places = [place for uid, place in targets.items() if uid in limit.members]
-    if limit.of_jobs:
+def used(quota, targets):
+    places = [place for uid, place in targets.items() if uid in quota.members]
+    if quota.of_jobs:
         return len(places)
-    return sum(place.gpus for place in places if limit.gpu_type in (None, place.gpu_type))
+    return sum(place.gpus for place in places if quota.gpu_type in (None, place.gpu_type))
 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_quotas_hold_and_no_job_waits_for_one_that_is_not_used_up(data):
-    """No limit is exceeded; and whom limits deny GPUs could not have the fewest of its grant's type without that."""
+def test_quotas_hold_and_no_job_is_denied_without_need(data):
+    """No quota is exceeded; and a denied job could not have the fewest GPUs of its grant's type without that."""
     draw = data.draw
     jobs = draw(queues())
     some = st.frozensets(st.sampled_from([job.uid for job in jobs]), min_size=1)
-    limits = st.builds(Quota, st.just("q"), some, st.integers(-1, 8), st.booleans(), st.sampled_from((None, "v100")))
-    shot = snapshot(jobs, *draw(st.lists(limits, min_size=1, max_size=3)))
+    quotas = st.builds(Quota, st.just("q"), some, st.integers(-1, 8), st.booleans(), st.sampled_from((None, "v100")))
+    shot = snapshot(jobs, *draw(st.lists(quotas, min_size=1, max_size=3)))
     grants = {made.uid: draw(granted(made)) for made in draw(st.permutations(jobs))}
     order, cut = tuple(grants.values()), draw(st.integers(0, len(grants)))
     result = run_round(shot, FixedPolicy(lambda _: (order[:cut], order[cut:])), None)
 
-    assert all(used(limit, result.targets) <= max(limit.left, 0) for limit in shot.quotas)
+    assert all(used(quota, result.targets) <= max(quota.left, 0) for quota in shot.quotas)
     free = {node.name: node.gpus for node in NODES}
     for place in result.targets.values():
         for name, gpus in place.node_gpus:
@@ -191,4 +191,4 @@ def test_quotas_hold_and_no_job_waits_for_one_that_is_not_used_up(data):
                 fits = made.matches(node) and free[node.name] >= made.min_gpus
                 if fits and grants[made.uid].gpu_type in (None, node.gpu_type):
                     with_it = {**result.targets, made.uid: Placement((node.name,), made.min_gpus, node.gpu_type)}
-                    assert any(made.uid in limit.members and used(limit, with_it) > limit.left for limit in shot.quotas)
+                    assert any(made.uid in quota.members and used(quota, with_it) > quota.left for quota in shot.quotas)

@@ -1,4 +1,4 @@
-"""Speeds beside others that were never measured, estimated from those that were."""
+"""Co-located speeds that were not measured, estimated from measured ones."""
 
 import json
 import zlib
@@ -29,12 +29,12 @@ _CHANCE = np.random.default_rng(1)
 _SUFFERS, _PUSHES = ({name: _CHANCE.uniform(0.1, 0.9) for name in NAMES} for _ in range(2))
 ALONE = {name: number + 1.0 for number, name in enumerate(NAMES)}
 TOGETHER = [(a, b) for i, a in enumerate(NAMES[:-1]) for b in NAMES[: i + 1] if _CHANCE.random() < 0.5]
-"""Pairs that have shared a GPU: half of them, and the last subject with nobody."""
+"""Pairs that have shared a GPU: half of all, and none with the last subject."""
 MEASURED = {pair for a, b in TOGETHER for pair in ((a, b), (b, a))}
 
 
 def truth(one, other):
-    """What is left of its speed: all but how much it suffers times how much the other one disturbs; of rank two."""
+    """The true fraction of its speed that a job retains with a co-runner; a matrix of rank two."""
     return 1 - _SUFFERS[one] * _PUSHES[other]
 
 
@@ -44,7 +44,7 @@ def learn(store, one, other, part, at=0.0):
 
 
 def part(learning, one, other):
-    """What is taken to be left of a speed."""
+    """The estimated fraction of its speed that a job retains with a co-runner."""
     found = learning.speed(one).steps_per_second_with(learning.speed(other), *HERE)
     return None if found is None else found / ALONE[one]
 
@@ -60,7 +60,7 @@ def store(tmp_path):
 
 
 def test_a_pair_that_was_not_measured_is_estimated(store):
-    """Far better than by one part for all; what was measured counts, and a restart changes nothing."""
+    """The error is far below that of one fraction for all pairs; measured pairs count; a restart changes nothing."""
     learning, again = ThroughputLearning(store, UNTRIED), ThroughputLearning(store, UNTRIED)
     pairs = [(a, b) for a in NAMES[:-1] for b in NAMES[:-1]]
     untried = [pair for pair in pairs if pair not in MEASURED]
@@ -73,8 +73,8 @@ def test_a_pair_that_was_not_measured_is_estimated(store):
 
 
 @pytest.mark.parametrize("untried", [UNTRIED, None])
-def test_without_any_measurement_beside_others_the_constant_stays(store, untried):
-    """Both ways round; but who was measured is estimated, also where there is no constant."""
+def test_without_co_located_measurements_the_default_fraction_holds(store, untried):
+    """In both orders of a pair; measured subjects are estimated, even without a default fraction."""
     learning = ThroughputLearning(store, untried)
     assert part(learning, NAMES[-1], NAMES[0]) == untried
     assert part(learning, NAMES[0], NAMES[-1]) == untried
@@ -83,8 +83,8 @@ def test_without_any_measurement_beside_others_the_constant_stays(store, untried
     assert part(learning, one, other) != untried
 
 
-def test_who_is_no_reference_counts_as_the_closest():
-    """A subject that disturbs nobody measured is taken to disturb as the reference that suffers like it."""
+def test_a_subject_that_is_no_reference_is_represented_by_the_closest():
+    """A subject with which no reference was measured counts, as a co-runner, as the reference most like it."""
     kept = {
         f"r{i}": {("v100", 1, f"r{j}"): 0.3 + 0.4 * ((i + j) % 2) for j in range(REFERENCES)} for i in range(REFERENCES)
     }
@@ -96,8 +96,8 @@ def test_who_is_no_reference_counts_as_the_closest():
     assert found.of("else") is None
 
 
-def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
-    """Reports that say nearly the same again leave all estimates as they are; a change of one pair renews them."""
+def test_fingerprints_are_recomputed_only_when_a_measurement_changes(store, monkeypatch):
+    """Reports of nearly the same speeds leave all estimates unchanged; a change of one pair renews them."""
     made = []
     make = Fingerprints.from_measurements
     monkeypatch.setattr(Fingerprints, "from_measurements", lambda *args: made.append(args) or make(*args))
@@ -133,15 +133,15 @@ def test_nothing_is_made_anew_while_nothing_is_new(store, monkeypatch):
 
 
 @pytest.mark.parametrize(("factor", "same"), [(1.04, True), (1.06, False)])
-def test_estimates_that_hardly_change_leave_a_speed_the_same_object(factor, same):
-    """By 5 %, after the fingerprints were made anew because of somebody else."""
+def test_a_speed_remains_the_same_object_while_its_estimates_change_by_less_than_the_tolerance(factor, same):
+    """The tolerance is 5 %."""
     speed = MeasuredSpeed("a", fingerprint=Fingerprint("b", {("v100", 1, "b"): 0.5}))
     assert (speed.estimated(Fingerprint("b", {("v100", 1, "b"): factor * 0.5})) is speed) == same
     assert speed.estimated(Fingerprint("c", {("v100", 1, "b"): 0.5})) is not speed
 
 
-def test_what_was_measured_beside_a_job_ends_with_it(store):
-    """As in the store, so that a daemon that starts anew knows the same."""
+def test_measurements_with_an_ended_co_runner_are_dropped(store):
+    """The store drops them, too, so that a restarted daemon knows the same."""
     learn(store, NAMES[0], "job", 0.5, at=1.0)
     learning = ThroughputLearning(store, UNTRIED)
     assert part(learning, NAMES[0], "job") == 0.5
@@ -150,8 +150,8 @@ def test_what_was_measured_beside_a_job_ends_with_it(store):
     assert learning.speed(NAMES[0]).colocated == ThroughputLearning(store, UNTRIED).speed(NAMES[0]).colocated
 
 
-def test_a_table_goes_before(tmp_path):
-    """Its models' jobs are known beside each other at once; their own measurements count over the table's."""
+def test_jobs_of_a_tables_models_are_estimated_at_once(tmp_path):
+    """Measurements of such jobs take precedence over the table's."""
     table = Table.read(write_table(tmp_path / "t.json"))
     with Store.open(tmp_path / "m.db") as store:
         learning = ThroughputLearning(store, UNTRIED, table)
@@ -168,8 +168,8 @@ def test_a_table_goes_before(tmp_path):
         assert quick.steps_per_second_with(learning.speed("cid/quick"), *HERE) == 0.6
 
 
-def test_estimates_survive_their_bytes(store):
-    """A recorded round is decided again with the estimates of the time; a speed is written once."""
+def test_estimates_survive_the_snapshot_codec(store):
+    """A recorded round is decided again with the estimates of that time; a shared speed is written once."""
     learning = ThroughputLearning(store, UNTRIED)
     jobs = [
         job(
@@ -188,7 +188,7 @@ def test_estimates_survive_their_bytes(store):
 
 
 def test_older_recordings_are_read(store):
-    """Each job had its speed in full then, and there were no fingerprints."""
+    """In older recordings every job has its speed in full, and there are no fingerprints."""
     speed = ThroughputLearning(store, UNTRIED).speed(NAMES[0])
     jobs = tuple(
         job(
@@ -206,8 +206,8 @@ def test_older_recordings_are_read(store):
     assert one.speed.colocated == speed.colocated
 
 
-def test_the_daemon_heeds_a_table_from_the_next_reading_on(tmp_path):
-    """What a round saw has its estimates, for jobs whose tags name one of its models."""
+def test_the_daemon_uses_a_table_from_the_next_reload_on(tmp_path):
+    """The next snapshot has its estimates for jobs whose tags name one of its models."""
     site = FakeSite(tmp_path)
     for tag in ("model=quick", "model=else"):
         site.add("--gres=gpu:1", tag=tag, seconds=1000)
@@ -225,8 +225,8 @@ def test_the_daemon_heeds_a_table_from_the_next_reading_on(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, "[]", '{"v100": {"quick": {}}}'])
-def test_a_wrong_table_is_refused(tmp_path, text):
-    """By file and key, with what to do."""
+def test_a_faulty_table_is_refused(tmp_path, text):
+    """The error names the file and the key, and the fix."""
     path, table = tmp_path / "m.toml", tmp_path / "t.json"
     if text is not None:
         table.write_text(text)

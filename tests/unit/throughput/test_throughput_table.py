@@ -15,8 +15,8 @@ def speed_of(model, table=None):
     return TableTraining(table or small_table(), model, 100.0).known(0.0)
 
 
-def test_a_file_gives_the_table_that_it_holds(tmp_path):
-    """Speeds alone and beside others are those of the file, by type, model and GPUs."""
+def test_a_table_is_read_from_a_file(tmp_path):
+    """Isolated and co-located speeds are those of the file, by type, model and GPUs."""
     read, made = Table.read(write_table(tmp_path / "t.json")), small_table()
     assert read.alone == made.alone
     assert read.colocated == made.colocated
@@ -24,8 +24,8 @@ def test_a_file_gives_the_table_that_it_holds(tmp_path):
     assert read.models == ("quick", "steady")
 
 
-def test_what_the_table_does_not_say_is_not_known():
-    """A type, a number of GPUs or a model that is missing gives None; a zero is a zero."""
+def test_speeds_that_the_table_lacks_are_not_known():
+    """A missing type, number of GPUs or model gives None; a zero in the table remains zero."""
     quick = speed_of("quick")
     assert quick.steps_per_second("v100", (1,)) == 10.0
     assert quick.steps_per_second("a100", (1,)) is None
@@ -33,8 +33,8 @@ def test_what_the_table_does_not_say_is_not_known():
     assert speed_of("steady").steps_per_second("k80", (2,)) == 0.0
 
 
-def test_gpus_on_more_servers_than_needed_have_the_slower_sheet():
-    """On two servers two GPUs are spread, unless servers have one GPU each, or nobody has measured spread GPUs."""
+def test_gpus_on_more_servers_than_needed_have_the_unconsolidated_sheet():
+    """Two GPUs on two servers are unconsolidated, unless servers have one GPU each, or the table has no such sheet."""
     assert speed_of("quick").steps_per_second("v100", (2,)) == 16.0
     assert speed_of("quick").steps_per_second("v100", (1, 1)) == 12.0
     assert speed_of("quick", small_table(server_gpus=1)).steps_per_second("v100", (1, 1)) == 16.0
@@ -42,7 +42,7 @@ def test_gpus_on_more_servers_than_needed_have_the_slower_sheet():
 
 
 def test_two_jobs_on_the_same_gpus_have_the_speeds_of_their_pair():
-    """Each has its own speed beside the other."""
+    """Each has its own speed with the other one."""
     table = small_table()
     quick, steady = speed_of("quick", table), speed_of("steady", table)
     assert quick.steps_per_second_with(steady, "v100", (1,)) == 8.0
@@ -51,13 +51,13 @@ def test_two_jobs_on_the_same_gpus_have_the_speeds_of_their_pair():
     assert quick.steps_per_second_with(steady, "v100", (2,)) is None
 
 
-def test_speeds_of_different_tables_are_not_compared():
-    """Nothing is known of a job beside one that another table speaks of."""
+def test_co_located_speeds_across_tables_are_not_known():
+    """The speed with a job of another table is None."""
     assert speed_of("quick").steps_per_second_with(speed_of("steady"), "v100", (1,)) is None
 
 
-def test_training_goes_at_the_tables_speed_to_the_end():
-    """The pace at a place is the table's, alone or beside another, and does not change."""
+def test_training_proceeds_at_the_tables_speed_to_the_end():
+    """The pace on a placement is the table's, isolated or co-located, and does not change."""
     table = small_table()
     quick, steady = TableTraining(table, "quick", 100.0), TableTraining(table, "steady", 50.0)
     one, two = Placement(("n0",), 1, "v100"), Placement(("n0", "n1"), 1, "v100")
@@ -67,14 +67,14 @@ def test_training_goes_at_the_tables_speed_to_the_end():
     assert steady.pace(3.0, two) == Pace(0.0, math.inf)
 
 
-def test_what_is_known_of_a_job_is_the_same_object_at_every_step():
-    """So that nobody has to look whether it has changed."""
+def test_the_known_speed_of_a_job_is_the_same_object_at_every_step():
+    """Comparisons of jobs are then fast."""
     training = TableTraining(small_table(), "quick", 100.0)
     assert training.known(0.0) is training.known(50.0)
 
 
 def spoil(keys, value):
-    """The table with one value replaced, or taken out."""
+    """The table with one value replaced, or removed."""
     data = table_json()
     found = data
     for key in keys[:-1]:
@@ -112,7 +112,7 @@ QUICK, STEADY = "('quick', 1)", "('steady', 1)"
         ),
     ],
 )
-def test_a_bad_table_is_refused_where_it_is_bad(tmp_path, keys, value, named, words):
+def test_a_faulty_table_is_refused_by_file_and_keys(tmp_path, keys, value, named, words):
     """The error names the file, the keys down to the fault, and a fix."""
     path = tmp_path / "t.json"
     path.write_text(json.dumps(spoil(keys, value)))
@@ -123,15 +123,15 @@ def test_a_bad_table_is_refused_where_it_is_bad(tmp_path, keys, value, named, wo
     assert caught.value.fix in str(caught.value)
 
 
-def test_a_pair_may_stand_in_one_row(tmp_path):
-    """The other's speed is then known as well."""
+def test_a_pair_may_be_in_one_row_only(tmp_path):
+    """The speed of the other job is then known as well."""
     path = tmp_path / "t.json"
     path.write_text(json.dumps(spoil(("v100", STEADY, QUICK), None)))
     assert Table.read(path).colocated == small_table().colocated
 
 
-def test_a_file_that_is_no_json_or_not_there_is_refused(tmp_path):
-    """Either is an error of ours that names the file."""
+def test_a_missing_file_or_one_without_json_is_refused(tmp_path):
+    """Both raise a typed error that names the file."""
     (tmp_path / "t.json").write_text("{")
     (tmp_path / "deep.json").write_text("[" * 100_000)
     for name in ("t.json", "deep.json", "gone.json"):

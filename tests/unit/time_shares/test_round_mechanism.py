@@ -33,36 +33,36 @@ def job(uid, gpus=1, **attained):
 
 
 def test_a_priority_is_the_share_over_the_rounds_received():
-    """Half a round counts as received from the start; a round more makes a third of the priority."""
+    """Half a round counts as received from the start; one more round reduces the priority to a third."""
     found = priorities(accounts_of(alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}}), {("b",): {"v100": 100.0}}), ROUND)
     assert found["a",]["v100"] == 0.5 / 0.5
     assert found["b",]["v100"] == 0.5 / 1.5
 
 
 def test_the_round_goes_to_the_highest_priorities_over_all_types():
-    """Each job runs once, where it lags behind most."""
+    """Each job runs once, on the type where its priority is highest."""
     accounts = accounts_of(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
     round_grants = choose(accounts, [single("a"), single("b")], {"v100": 1, "k80": 1})
     assert sorted(chosen(round_grants)) == [(("a",), "v100"), (("b",), "k80")]
 
 
-def test_who_does_not_fit_is_passed_over():
-    """A large job that is first needs all its GPUs; when they are not there, the next one has them."""
+def test_a_combination_that_does_not_fit_is_passed_over():
+    """A gang of highest priority needs all of its GPUs; where these are not free, the next combination gets them."""
     accounts = accounts_of(alone({"big": {"v100": 0.9}, "small": {"v100": 0.1}}))
     candidates = [single("big", 4), single("small")]
     assert chosen(choose(accounts, candidates, {"v100": 2})) == [(("small",), "v100")]
     assert chosen(choose(accounts, candidates, {"v100": 4})) == [(("big",), "v100")]
 
 
-def test_a_pair_keeps_its_jobs_from_running_otherwise():
-    """Combinations that share a job with one that runs are out (Algorithm 1)."""
+def test_a_job_of_a_granted_pair_gets_no_other_round_grant():
+    """Combinations that contain a job with a round grant are left out (Algorithm 1)."""
     accounts = accounts_of({("a", "b"): {"v100": 0.8}, ("a",): {"k80": 0.2}, ("c",): {"v100": 0.2}})
     candidates = [single("a"), single("b"), single("c"), Candidate(("a", "b"), 1, ("v100",))]
     assert chosen(choose(accounts, candidates, {"v100": 1, "k80": 1})) == [(("a", "b"), "v100"), (("c",), "k80")]
 
 
-def test_jobs_without_a_share_have_what_is_left_or_nothing():
-    """Filling is a choice."""
+def test_jobs_without_a_time_share_get_remaining_gpus_only_with_fill():
+    """With ``fill``, remaining GPUs go to combinations without a time share; without it they stay idle."""
     accounts = accounts_of(alone({"a": {"v100": 1.0}}))
     candidates = [single("b"), single("a")]
     free = {"v100": 1, "k80": 1}
@@ -71,7 +71,7 @@ def test_jobs_without_a_share_have_what_is_left_or_nothing():
 
 
 def test_types_can_be_filled_one_after_the_other():
-    """Then a job runs on the first type that it is chosen for, wherever its priority is higher."""
+    """With ``types_in_turn``, a job runs on the first type that it is chosen for, whatever its priorities."""
     accounts = accounts_of(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
     candidates = [single("a"), single("b")]
     round_grants = choose(accounts, candidates, {"v100": 2, "k80": 2}, types_in_turn=("k80", "v100"))
@@ -80,8 +80,8 @@ def test_types_can_be_filled_one_after_the_other():
     assert chosen(round_grants) == [(("a",), "v100")]
 
 
-def test_equal_priorities_go_to_whom_more_is_owed_then_by_order():
-    """What earlier shares left undone breaks ties, and then the order of the candidates."""
+def test_equal_priorities_are_ordered_by_deficit_then_by_candidate():
+    """The larger deficit under earlier time shares decides, and then the order of the candidates."""
     shares = alone({uid: {"v100": 0.5} for uid in "abc"})
     candidates = [single(uid) for uid in "abc"]
     assert chosen(choose(accounts_of(shares), candidates, {"v100": 1})) == [(("a",), "v100")]
@@ -91,7 +91,7 @@ def test_equal_priorities_go_to_whom_more_is_owed_then_by_order():
     assert chosen(choose(accounts_of(shares), credit, {"v100": 1})) == [(("b",), "v100")]
 
 
-def test_the_ledger_counts_time_not_gpus():
+def test_accounts_count_seconds_not_gpu_seconds():
     """A job of four GPUs that ran for a minute has received a minute."""
     accounts = (
         TimeAccounts()
@@ -103,21 +103,21 @@ def test_the_ledger_counts_time_not_gpus():
     assert accounts.record_received([job("a", 4, v100=240.0)]).received == {("a",): {"v100": 60.0}}
 
 
-def test_time_before_a_job_was_seen_is_not_received():
-    """Of one that comes back, or that another policy served."""
+def test_time_before_a_job_was_present_is_not_received():
+    """The same holds for a job that returns, or that another policy served."""
     assert not TimeAccounts().record_received([job("a", v100=240.0)]).received
 
 
-def test_the_time_of_a_pair_is_the_pairs():
-    """Two jobs that ran together have received the longer of their times once, as a pair."""
+def test_time_of_a_pair_is_received_once_on_the_pairs_account():
+    """Two jobs that ran on the same GPUs have received the longer of their times, as a pair."""
     accounts = TimeAccounts().record_received([job("a"), job("b")])
     (grant,) = choose(accounts_of({("a", "b"): {"v100": 1.0}}), [Candidate(("a", "b"), 1, ("v100",))], {"v100": 1})
     accounts = accounts.assign([grant]).record_received([job("a", v100=60.0), job("b", v100=50.0)])
     assert accounts.received == {("a", "b"): {"v100": 60.0}}
 
 
-def test_jobs_that_are_gone_are_forgotten():
-    """Neither they nor pairs with them stay in the books."""
+def test_combinations_of_ended_jobs_leave_the_accounts():
+    """Neither the jobs nor pairs with them remain."""
     accounts = accounts_of(
         {("a", "b"): {"v100": 1.0}, ("c",): {"v100": 1.0}}, {("a",): {"v100": 5.0}}, {("b",): {"v100": 5.0}}
     )
@@ -127,8 +127,8 @@ def test_jobs_that_are_gone_are_forgotten():
     assert accounts.deficit.keys() == {("b",)}
 
 
-def test_what_old_shares_left_undone_is_owed():
-    """Share times time, less what was received; and it adds up."""
+def test_missing_time_of_earlier_shares_is_added_to_the_deficit():
+    """The deficit grows by time share x time, less the received time, at every renewal."""
     accounts = accounts_of(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 20.0, "k80": 10.0}}, {("a",): {"v100": 1.0}})
     renewed = accounts.renew(alone({"a": {"k80": 1.0}}), 100.0)
     assert renewed.deficit == {("a",): {"v100": 31.0, "k80": -10.0}}
@@ -136,8 +136,8 @@ def test_what_old_shares_left_undone_is_owed():
     assert renewed.since == 100.0
 
 
-def test_shares_that_are_made_anew_in_every_round_come_true_all_the_same():
-    """A fifth of the time stays a fifth: what the other had beyond its share counts as received."""
+def test_shares_that_are_renewed_in_every_round_are_realised():
+    """A share of a fifth gets a fifth of the time: surplus time of the other job counts as received."""
     shares, gpus = alone({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
     received = dict.fromkeys("ab", 0.0)
     accounts = TimeAccounts()
@@ -150,8 +150,8 @@ def test_shares_that_are_made_anew_in_every_round_come_true_all_the_same():
     assert 0.15 <= received["b"] / (100 * ROUND) <= 0.25
 
 
-def test_time_that_nobody_went_short_of_is_forgotten():
-    """GPUs that stood idle were nobody's loss; of two GPU-seconds too many, one that another lacks counts."""
+def test_surplus_counts_only_as_far_as_others_have_a_deficit():
+    """Of two surplus GPU-seconds, one counts where other jobs lack one GPU-second; time on idle GPUs does not count."""
     shares = alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}, "c": {"k80": 0.5}})
     accounts = accounts_of(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
     gpus = {"a": 2, "b": 1, "c": 1}
@@ -163,8 +163,8 @@ def test_time_that_nobody_went_short_of_is_forgotten():
     assert renewed.deficit["b",] == {"v100": 20.0}
 
 
-def test_a_ledger_survives_being_written_down():
-    """It is the same after a trip through JSON."""
+def test_accounts_survive_json():
+    """Accounts that are written as JSON and read again are equal."""
     accounts = TimeAccounts().record_received([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
     accounts = accounts.assign(choose(accounts, [single("a")], {"v100": 1})).record_received(
         [job("a", v100=9.0), job("b")]
@@ -172,8 +172,8 @@ def test_a_ledger_survives_being_written_down():
     assert TimeAccounts.from_json(json.loads(json.dumps(accounts.to_json()))) == accounts
 
 
-def test_shares_can_be_declared_out_of_date():
-    """It shows in the data of a state that has a ledger, and changes nothing in others."""
+def test_time_shares_can_be_expired():
+    """The data of a state with accounts say so; data without accounts remain unchanged."""
     data = expire({"ledger": TimeAccounts().to_json(), "made_for": {"jobs": ["a"]}})
     assert TimeAccounts.from_json(data["ledger"]).expired
     assert jobs_with_shares(data) == {"a"}
@@ -181,8 +181,8 @@ def test_shares_can_be_declared_out_of_date():
     assert jobs_with_shares({"x": 1}) is None
 
 
-def test_time_of_an_unconsolidated_turn_is_that_worker_types():
-    """Until the next round is given away; the GPUs are those of the GPU type."""
+def test_time_of_an_unconsolidated_grant_is_received_on_that_worker_type():
+    """That holds until the next round is granted. Attained service is by GPU type."""
     accounts = TimeAccounts().record_received([job("a", 2)])
     both = Candidate(("a",), 2, ("v100", "v100 unconsolidated"), consolidated={"v100": (2,)})
     shares = accounts_of({("a",): {"v100 unconsolidated": 1.0}})
@@ -197,10 +197,10 @@ def test_time_of_an_unconsolidated_turn_is_that_worker_types():
     assert accounts.received["a",]["v100"] == 40.0
 
 
-def test_who_does_not_fit_together_runs_apart_or_not_at_all():
-    """Of three gangs of four, two fit on nodes of six; the third has its unconsolidated turn, or what is left."""
-    kinds = ("v100", "v100 unconsolidated")
-    gangs = [Candidate((uid,), 4, kinds, consolidated={"v100": (4,)}) for uid in "abc"]
+def test_a_gang_that_does_not_fit_consolidated_runs_unconsolidated_or_not_at_all():
+    """Of three gangs of four, two fit on nodes of six; the third has an unconsolidated round grant, or none."""
+    gpu_types = ("v100", "v100 unconsolidated")
+    gangs = [Candidate((uid,), 4, gpu_types, consolidated={"v100": (4,)}) for uid in "abc"]
     accounts = accounts_of(alone({uid: {"v100": 1.0} for uid in "abc"}))
     round_grants = choose(accounts, gangs, {"v100": 12}, nodes={"v100": (6, 6)})
     assert [(grant.combination[0], grant.unconsolidated) for grant in round_grants] == [
@@ -212,8 +212,8 @@ def test_who_does_not_fit_together_runs_apart_or_not_at_all():
     assert [grant.combination[0] for grant in round_grants] == ["a", "b"]
 
 
-def test_more_jobs_are_admitted_without_a_debt():
-    """They are owed nothing for the time before, and the shares of the others go on."""
+def test_admitted_jobs_have_no_deficit():
+    """Their time before admission does not count, and the accounts of the other jobs are unchanged."""
     accounts = accounts_of(alone({"a": {"v100": 1.0}})).admit(alone({"b": {"v100": 0.5}}), 60.0)
     assert accounts.shares == {("a",): {"v100": 1.0}, ("b",): {"v100": 0.5}}
     assert accounts.since == 0.0
@@ -226,8 +226,8 @@ def test_more_jobs_are_admitted_without_a_debt():
     st.lists(st.integers(1, 10), min_size=2, max_size=6),
     st.integers(1, 3),
 )
-def test_over_many_rounds_everybody_has_had_its_share(weights_a, weights_b, gpus):
-    """Time received approaches shares times time, on each type, for any valid shares of single-GPU jobs."""
+def test_received_time_approaches_the_time_shares(weights_a, weights_b, gpus):
+    """Over many rounds, received time approaches share x time on each type, for any valid shares of single-GPU jobs."""
     count = min(len(weights_a), len(weights_b))
     rows = list(zip(weights_a[:count], weights_b[:count], strict=True))
     by_type = [sum(row[i] for row in rows) for i in (0, 1)]
@@ -243,5 +243,5 @@ def test_over_many_rounds_everybody_has_had_its_share(weights_a, weights_b, gpus
         for grant in round_grants:
             received[grant.combination[0]][grant.gpu_type] += ROUND
     for uid, share in shares.items():
-        for kind, part in share.items():
-            assert received[uid][kind] / (rounds * ROUND) >= part - 0.05
+        for gpu_type, part in share.items():
+            assert received[uid][gpu_type] / (rounds * ROUND) >= part - 0.05

@@ -34,7 +34,7 @@ def amounts(jobs, the_nodes=None, **more):
 
 
 def curved(uid, curve, gpus, service, *, at=0.0, high=64):
-    """A submission of so many GPU-seconds on ``gpus`` GPUs, of which speeds are known: {GPUs: steps/s}."""
+    """A submission of that many GPU-seconds on ``gpus`` GPUs, with known speeds {GPUs: steps/s}."""
     points = tuple(sorted(curve.items()))
     training = ScalingTraining(service / gpus * dict(points)[gpus], {"": Curve(points)})
     return Submission(
@@ -48,7 +48,7 @@ def line_of(gpus):
 
 
 def seen(submissions, gpus, policy=None):
-    """What a cluster of one node does: the ends by uid, and every change of what jobs have."""
+    """Simulation on a cluster of one node: the ends by uid, and every change of the jobs' GPUs."""
     changes = []
 
     def watch(view, result):
@@ -152,8 +152,8 @@ def test_theorem_1_no_job_ends_later_than_under_fair_sharing_by_more_than_the_bo
     assert late <= (1 / alpha - 1) * longest + 1e-6 * (1 + longest)
 
 
-def test_theorem_1_does_not_hold_for_a_gang_that_cannot_use_what_is_left():
-    """A job that cannot grow ends when it can, while fair sharing would have given it all GPUs."""
+def test_theorem_1_does_not_hold_for_a_gang_that_cannot_use_remaining_gpus():
+    """Fair sharing would have given all GPUs to a job that cannot grow."""
     ends, _ = seen([curved("a", line_of(4), 1, 400.0, high=1)], 4, Ares(AresParameters(alpha=1.0)))
     assert ends["a"] - fluid([("a", 0.0, 400.0, 1.0)], 4)["a"] == pytest.approx(300.0)
 
@@ -161,8 +161,8 @@ def test_theorem_1_does_not_hold_for_a_gang_that_cannot_use_what_is_left():
 # -- the line ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_earlier_fair_end_preempts():
-    """A short job that comes later takes the GPUs of a long one; one that is longer still does not."""
+def test_an_earlier_virtual_finish_time_preempts():
+    """A later short job takes the GPUs of a long one; a longer job does not."""
     long = job("long", 4, left=1000, speed=linear(1.0))
     first = decided([long])
     jobs = [running(long, "v100-0"), job("short", 4, left=10, speed=linear(1.0), submitted=10.0)]
@@ -171,8 +171,8 @@ def test_an_earlier_fair_end_preempts():
     assert decided(jobs, now=10.0, state=first.state).targets.keys() == {"long"}
 
 
-def test_an_early_long_job_goes_before_a_late_short_one():
-    """No starvation: with time, its fair end is before that of any that comes new."""
+def test_an_early_long_job_precedes_a_late_short_one():
+    """No starvation: after some time, its virtual finish time is before that of any new job."""
     long, short = job("long", 4, left=1000, speed=linear(1.0)), job("short", 4, left=600, speed=linear(1.0))
     first = decided([long])
     state = decided([running(long, "v100-0")], now=500.0, state=first.state).state
@@ -189,15 +189,15 @@ def test_virtual_finish_times_are_fixed_at_arrival():
     assert second.state.data["finish"]["a"] == first.state.data["finish"]["a"] == 100
 
 
-def test_a_job_comes_to_the_reference_system_when_it_was_submitted():
-    """However late it is first seen."""
+def test_a_job_enters_the_reference_system_at_its_submission():
+    """However late its first round is."""
     first = decided([job("a", 2, left=1000, speed=linear(1.0))])
     late = [job("a", 2, left=1000, speed=linear(1.0)), job("b", 2, left=1000, speed=linear(1.0), submitted=10.0)]
     assert decided(late, now=60.0, state=first.state).state.data["finish"]["b"] == 10 * 4 + 1000
 
 
-def test_a_heavier_job_goes_first():
-    """Of two alike, the one with the larger weight ends first under fair sharing."""
+def test_a_heavier_job_precedes():
+    """Of two equal jobs, the one with the larger weight ends first under fair sharing."""
     light = job("a", 4, left=100, speed=linear(1.0), weight=0.5)
     assert decided([light, job("b", 4, left=100, speed=linear(1.0))]).targets.keys() == {"b"}
 
@@ -207,18 +207,18 @@ def test_a_heavier_job_goes_first():
 
 @pytest.mark.parametrize(("alpha", "gpus"), [(1.0, 1), (0.9, 2), (0.8, 4), (0.75, 4), (0.625, 8)])
 def test_gpus_are_doubled_while_they_stay_efficient(alpha, gpus):
-    """Halting where the speed for each GPU, beside that on those it asked for, falls below alpha."""
+    """Doubling ends where the speed for each GPU, over that at the requested size, falls below alpha."""
     one = job("a", 1, high=8, left=100, speed=WORSE)
     assert amounts([one], nodes(1, 8), policy=Ares(AresParameters(alpha=alpha))) == {"a": gpus}
 
 
-def test_efficiency_is_relative_to_what_was_asked_for():
-    """A job that asked for two has an efficiency of 1 there."""
+def test_efficiency_is_relative_to_the_requested_size():
+    """A job that requested two GPUs has an efficiency of 1 there."""
     assert amounts([job("a", 2, 1, 8, left=100, speed=WORSE)], nodes(1, 8)) == {"a": 4}
 
 
-def test_without_a_profile_nothing_is_doubled():
-    """A job has what it asked for where no speed is known, or none of the next size."""
+def test_sizes_without_a_known_speed_are_not_doubled():
+    """A job has its requested GPUs where no speed is known, or none of the next size."""
     blind = job("a", 2, 1, 8, expected_service=100.0)
     assert amounts([blind], nodes(1, 8)) == {"a": 2}
     half = job("a", 2, 1, 8, left=100, speed=ByGpus(((2, 2.0),)))
@@ -230,12 +230,12 @@ def leaving(leftovers):
 
 
 def known_at(*gpus):
-    """A speed that is proportional to the GPUs, and known on so many only."""
+    """A speed that is proportional to the GPUs, and known on these numbers of GPUs only."""
     return ByGpus(tuple((n, float(n)) for n in gpus))
 
 
-def test_what_nobody_can_use_goes_to_who_learns_there_how_fast_it_is():
-    """Twice the GPUs, and when that is known, twice those, as long as scaling control allows what is known."""
+def test_gpus_that_no_job_can_use_go_to_a_job_that_explores():
+    """Twice the GPUs, and once their speed is known, twice those, as far as scaling control allows."""
     for known, gpus in ((1,), 2), ((1, 2), 4), ((1, 2, 4), 8), ((1, 2, 4, 8), 8):
         one = job("a", 1, high=8, left=100, speed=known_at(*known), learns_speed=True)
         assert amounts([one], nodes(1, 8)) == {"a": gpus}
@@ -245,8 +245,8 @@ def test_what_nobody_can_use_goes_to_who_learns_there_how_fast_it_is():
     assert "to learn how fast it is" in reason_words.words(result.reasons["a"])
 
 
-def test_a_job_that_is_tried_at_smaller_sizes_begins_on_all_that_is_left():
-    """Its trials tell the rest, its demand as well; but nothing can tell that of one without a total."""
+def test_a_profiled_job_begins_on_all_remaining_gpus():
+    """Profiling runs measure smaller sizes, and its demand with them, but not where the total is unknown."""
     nothing = {"speed": ByGpus(()), "learns_speed": True}
     assert amounts([job("a", 1, high=8, left=100, profiled=True, **nothing)], nodes(1, 8)) == {"a": 8}
     assert amounts([job("a", 1, high=8, expected_service=9.0, profiled=True, **nothing)], nodes(1, 7)) == {"a": 4}
@@ -256,30 +256,30 @@ def test_a_job_that_is_tried_at_smaller_sizes_begins_on_all_that_is_left():
     assert amounts([job("a", 1, high=8, left=9, speed=slow, learns_speed=True, profiled=True)], nodes(1, 8)) == {"a": 2}
 
 
-def test_nobody_has_less_for_what_another_one_learns():
-    """All are served before, and the earlier in line learns first."""
+def test_exploration_takes_no_gpus_from_other_jobs():
+    """All jobs are served before, and earlier jobs of the queue explore first."""
     jobs = [job(uid, 1, high=4, left=left, speed=known_at(1), learns_speed=True) for uid, left in (("a", 1), ("b", 9))]
     assert amounts(jobs, nodes(1, 2)) == {"a": 1, "b": 1}
     assert amounts(jobs, nodes(1, 3)) == {"a": 2, "b": 1}
     assert amounts([*jobs, job("u", 2)], nodes(1, 4)) == {"a": 1, "b": 1, "u": 2}
 
 
-def test_a_job_that_could_not_go_back_learns_nothing():
-    """One that is never preempted would keep those GPUs; and it can be switched off."""
+def test_a_job_that_cannot_shrink_again_does_not_explore():
+    """A job that is never preempted would keep those GPUs; the parameter switches exploration off."""
     facts = {"high": 4, "left": 100, "speed": known_at(1), "learns_speed": True}
     assert amounts([job("a", 1, preempt=Preempt.NO, **facts)]) == {"a": 1}
     assert amounts([job("a", 1, **facts)], policy=Ares(AresParameters(explore=False))) == {"a": 1}
 
 
-def test_what_is_left_goes_to_amounts_between_doublings():
-    """In line, as far as scaling control allows; or stays idle, if so configured."""
+def test_leftovers_go_to_sizes_between_doublings():
+    """In the order of the queue, as far as scaling control allows; or they stay idle, if so configured."""
     jobs = [job("a", 4, high=8, left=10, speed=linear(1.0)), job("b", 1, high=1, left=90, speed=linear(1.0))]
     assert amounts(jobs, nodes(1, 7)) == {"a": 6, "b": 1}
     assert amounts(jobs, nodes(1, 7), policy=leaving("none")) == {"a": 4, "b": 1}
 
 
-def test_what_is_left_then_goes_where_it_helps_at_all_if_so_configured():
-    """Beyond scaling control, in line, as long as a job becomes faster."""
+def test_leftovers_may_go_to_any_faster_size():
+    """Beyond scaling control, in the order of the queue, as long as a job becomes faster."""
     jobs = [job("a", 1, high=8, left=10, speed=WORSE), job("b", 1, high=1, left=90, speed=linear(1.0))]
     assert amounts(jobs, nodes(1, 16)) == {"a": 4, "b": 1}
     assert amounts(jobs, nodes(1, 16), policy=leaving("faster")) == {"a": 8, "b": 1}
@@ -287,14 +287,14 @@ def test_what_is_left_then_goes_where_it_helps_at_all_if_so_configured():
     assert amounts([job("a", 1, high=8, left=10, speed=flat)], nodes(1, 16), policy=leaving("faster")) == {"a": 2}
 
 
-def test_a_job_has_less_than_it_asked_for_where_no_more_is_left():
-    """Halves of it, down to its least; a gang that cannot waits."""
+def test_a_job_has_fewer_gpus_than_requested_where_no_more_are_left():
+    """Repeated halves, down to its minimum; a gang without a smaller size waits."""
     first = job("a", 2, left=1, speed=linear(1.0))
     assert amounts([first, job("b", 4, 1, 4, left=90, speed=linear(1.0))]) == {"a": 2, "b": 2}
     assert amounts([first, job("b", 4, left=90, speed=linear(1.0))]) == {"a": 2}
 
 
-def test_jobs_grow_by_amounts_that_nodes_hold():
+def test_jobs_grow_by_sizes_that_nodes_hold():
     """Beyond a node, by whole nodes."""
     assert amounts([job("a", 2, high=64, left=9, speed=linear(1.0))], nodes(3)) == {"a": 12}
 
@@ -306,7 +306,7 @@ TWO = (*nodes(1, 4), *nodes(1, 4, "a100"))
 
 
 def typed(slow, fast):
-    """Speeds by type."""
+    """A speed for each GPU by GPU type."""
 
     class Typed:
         def steps_per_second(self, gpu_type, spread):
@@ -318,62 +318,62 @@ def typed(slow, fast):
     return Typed()
 
 
-def test_the_first_in_line_chooses_its_type():
-    """The fastest; the next one has the other."""
+def test_the_first_of_the_queue_gets_its_fastest_type():
+    """The next job has the other type."""
     jobs = [job(uid, 4, left=left, speed=typed(1.0, 3.0)) for uid, left in (("a", 90), ("b", 10))]
     targets = decided(jobs, TWO).targets
     assert {uid: place.gpu_type for uid, place in targets.items()} == {"a": "v100", "b": "a100"}
 
 
-def test_among_equals_a_job_stays_on_its_type():
-    """Though the other's name comes first."""
+def test_a_job_keeps_its_type_among_equally_fast_ones():
+    """Even where the other type's name comes first."""
     one = running(job("a", 2, left=90, speed=typed(1.0, 1.0)), "v100-0")
     assert decided([one], TWO).targets["a"].gpu_type == "v100"
 
 
-def test_demand_counts_in_gpus_of_average_power():
+def test_demand_is_in_gpu_seconds_of_average_speed():
     """Section 3.5: 4 GPUs of speed 1 and 4 of speed 3 are 8 of speed 2."""
     state = decided([job("a", 2, left=800, speed=typed(1.0, 3.0))], TWO).state
     assert state.data["finish"]["a"] == pytest.approx(2 * 800 / (2 * 2))
 
 
-def test_a_job_does_not_go_where_it_cannot_run():
-    """A speed of 0 on a type is known."""
+def test_a_job_gets_no_type_on_which_it_cannot_run():
+    """Its speed there is known to be 0."""
     jobs = [job("a", 4, left=9, speed=typed(1.0, 0.0)), job("b", 4, left=90, speed=typed(1.0, 0.0))]
     result = decided(jobs, TWO)
     assert {uid: place.gpu_type for uid, place in result.targets.items()} == {"a": "v100"}
 
 
-def test_what_cannot_be_preempted_keeps_its_gpus():
-    """It neither grows nor leaves, whoever comes."""
+def test_a_pinned_job_keeps_its_gpus():
+    """It neither grows nor yields to any job."""
     kept = running(job("f", 2, 1, 4, left=1e9, speed=linear(1.0), preempt=Preempt.NO), "v100-0")
     assert amounts([kept, job("a", 1, 1, 4, left=10, speed=linear(1.0), submitted=1.0)]) == {"f": 2, "a": 2}
 
 
-def test_a_job_on_a_node_that_is_drained_keeps_it():
-    """There is nothing else for it."""
+def test_a_job_on_a_draining_node_keeps_it():
+    """There are no other GPUs for it."""
     drained = (replace(nodes(1, 4)[0], accepts=False),)
     for one in (job("a", 2, left=90, speed=linear(1.0)), job("a", 2)):
         assert amounts([running(one, "v100-0")], drained) == {"a": 2}
 
 
-def test_a_job_without_gpus_goes_on_where_nothing_may_start():
-    """As one with GPUs does; another one has no place there."""
+def test_a_cpu_only_job_on_a_draining_node_continues():
+    """So does a job with GPUs; a new job cannot start there."""
     cpu = job("c", 0, nodes=1).evolve(status=Status.RUNNING, placement=Placement(("v100-0",), 0, None), run=1)
     result = decided([cpu, job("d", 0, nodes=1, submitted=1.0)], (replace(nodes(1, 4)[0], accepts=False),))
     assert result.targets == {"c": cpu.placement}
 
 
-def test_jobs_without_gpus_have_the_cpus_that_are_left():
-    """By submission; they take no part in the line."""
+def test_cpu_only_jobs_get_remaining_cpus():
+    """By submission; they are not in the fair-finish queue."""
     jobs = [job(f"c{i}", 0, cpus_per_unit=40, submitted=float(i)) for i in range(2)]
     result = decided([*jobs, job("a", 2, left=1, speed=linear(1.0))], nodes(1, 4))
     assert set(result.targets) == {"a", "c0"}
     assert "CPUs" in reason_words.words(result.reasons["c1"])
 
 
-def test_a_job_that_no_node_could_hold_says_so():
-    """It waits, and holds nobody back."""
+def test_a_job_that_no_node_can_hold_has_a_reason_of_its_own():
+    """It waits, and delays no other job."""
     result = decided([job("big", 16, left=1, speed=linear(1.0)), job("a", 4, left=9, speed=linear(1.0))])
     assert result.targets.keys() == {"a"}
     assert "even empty" in reason_words.words(result.reasons["big"])
@@ -383,14 +383,14 @@ def test_a_job_that_no_node_could_hold_says_so():
 
 
 def test_jobs_of_unknown_demand_have_their_part_of_the_gpus():
-    """Half of the jobs have half of the GPUs, though the known ones could use more."""
+    """Half of the jobs have half of the GPUs, although jobs of known demand could use more."""
     known = [job(f"k{i}", 1, high=8, left=10, speed=linear(1.0)) for i in range(2)]
     given_to = amounts([*known, job("u0", 8, 1, 8), job("u1", 8, 1, 8)], nodes(1, 8))
     assert sum(given_to.get(uid, 0) for uid in ("u0", "u1")) == 4
     assert sum(given_to.values()) == 8
 
 
-def test_what_the_pool_does_not_use_others_have():
+def test_gpus_that_the_pool_does_not_use_go_to_the_queue():
     """And the other way round."""
     jobs = [job("k", 1, high=8, left=10, speed=linear(1.0)), job("u", 2)]
     assert amounts(jobs, nodes(1, 8)) == {"k": 6, "u": 2}
@@ -399,55 +399,55 @@ def test_what_the_pool_does_not_use_others_have():
 
 
 def run_rounds(gpus, jobs, rounds, seconds=600.0):
-    """GPU-seconds that each job has in so many rounds without costs; nobody ends."""
-    had = dict.fromkeys((one.uid for one in jobs), 0.0)
+    """GPU-seconds that each job receives in that many rounds without restart costs; no job ends."""
+    attained = dict.fromkeys((one.uid for one in jobs), 0.0)
     state = None
     for number in range(rounds):
         now = number * seconds
         result = run_round(snapshot(jobs, nodes(1, gpus), now=now), Ares(), state)
         state = PolicyState(result.state.version, json.loads(json.dumps(dict(result.state.data))))
         for uid, place in result.targets.items():
-            had[uid] += place.gpus * seconds
+            attained[uid] += place.gpus * seconds
         jobs = [
             replace(
                 one,
                 status=Status.RUNNING if one.uid in result.targets else Status.HELD,
                 placement=result.targets.get(one.uid),
                 run_started=now if one.placement is None else one.run_started,
-                attained={"v100": had[one.uid]},
+                attained={"v100": attained[one.uid]},
             )
             for one in jobs
         ]
-    return had
+    return attained
 
 
 @pytest.mark.parametrize("known", [0, 1, 3])
-def test_gangs_of_unknown_demand_take_turns_and_have_equal_service(known):
-    """Wide or narrow; and where others can use what they leave, as much as under fair sharing."""
+def test_gangs_of_unknown_demand_alternate_and_have_equal_service(known):
+    """Wide or narrow; where other jobs can use the rest, as much as under fair sharing."""
     jobs = [job("u0", 4), job("u1", 4), job("u2", 2)]
     jobs += [job(f"k{i}", 1, high=4, left=1e12, speed=linear(1.0)) for i in range(known)]
-    had = run_rounds(4, jobs, 600)
-    unknown = [had[uid] for uid in ("u0", "u1", "u2")]
+    attained = run_rounds(4, jobs, 600)
+    unknown = [attained[uid] for uid in ("u0", "u1", "u2")]
     assert max(unknown) <= 1.1 * min(unknown)
     if known:
         assert unknown == pytest.approx([600 * 600.0 * 4 / len(jobs)] * 3, rel=0.1)
 
 
-def test_a_pinned_job_of_unknown_demand_does_not_keep_the_others_from_their_turns():
-    """Though it has more than the pool has."""
+def test_a_pinned_job_of_unknown_demand_does_not_block_the_pool():
+    """Even where it holds more GPUs than the pool has."""
     pinned = running(job("p", 4, preempt=Preempt.NO), "v100-0")
     known = [job(f"k{i}", 4, left=1e9, speed=linear(1.0), submitted=2.0) for i in range(6)]
     assert amounts([pinned, job("u", 4, submitted=1.0), *known], nodes(1, 8)) == {"p": 4, "u": 4}
 
 
-def test_a_narrow_job_of_unknown_demand_does_not_keep_a_gang_waiting():
-    """It can never use its fair part, so it is always owed something; the gang has its turns all the same."""
-    had = run_rounds(4, [job("narrow", 1), job("gang", 4, submitted=1.0)], 600)
-    assert min(had.values()) > 0.9 * max(had.values())
+def test_a_narrow_job_of_unknown_demand_does_not_block_a_gang():
+    """It can never use its fair part, so it always has a deficit; the gang runs all the same."""
+    attained = run_rounds(4, [job("narrow", 1), job("gang", 4, submitted=1.0)], 600)
+    assert min(attained.values()) > 0.9 * max(attained.values())
 
 
-def test_a_job_whose_speed_becomes_known_joins_the_line_where_it_would_be_had_it_been_known():
-    """Its place is by its arrival and all of its work; one that would have ended by now takes no part any more."""
+def test_a_job_whose_speed_becomes_known_enters_the_queue_as_if_known_from_the_start():
+    """Its finish time is by arrival and total demand; a job that would have ended leaves the reference system."""
     unknown, other = job("a", 2, left=100), job("k", 2, left=1e6, speed=linear(1.0))
     first = decided([unknown, other])
     assert first.state.data["since"].keys() == {"a"}
@@ -460,8 +460,8 @@ def test_a_job_whose_speed_becomes_known_joins_the_line_where_it_would_be_had_it
         assert data["gps"]["virtual"] == now * 4 / 2
 
 
-def test_demand_may_be_expected_by_the_history_of_others():
-    """A job of expected service is in line; once it has had twice that, it is one of unknown demand."""
+def test_demand_may_be_predicted_from_the_history_of_others():
+    """Once the job has received twice its predicted service, its demand counts as unknown."""
     one = job("a", 2, expected_service=100.0)
     first = decided([one])
     assert first.state.data["finish"] == {"a": 100}
@@ -476,8 +476,8 @@ def test_demand_may_be_expected_by_the_history_of_others():
 # -- state, and any snapshot -------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_ended_goes_on_in_the_reference_system():
-    """Its virtual finish time slows the others down there, as if it were still there."""
+def test_an_ended_job_remains_in_the_reference_system():
+    """Until its virtual finish time it slows down the others there."""
     jobs = [job("a", 4, left=10, speed=linear(1.0)), job("b", 4, left=1000, speed=linear(1.0))]
     first = decided(jobs)
     second = decided([jobs[1]], now=10.0, state=first.state)
@@ -486,8 +486,8 @@ def test_a_job_that_ended_goes_on_in_the_reference_system():
 
 
 @pytest.mark.parametrize("left", [True, False], ids=["cancelled", "blocked and back"])
-def test_a_job_that_goes_with_much_to_do_leaves_the_reference_system(left):
-    """It slows nobody down there any more; one that comes back is there once."""
+def test_a_job_that_is_gone_with_much_remaining_demand_leaves_the_reference_system(left):
+    """It slows down no job there any more; one that returns is there once."""
     long, other = job("a", 1, left=1e9, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))
     state = decided([long, other]).state
     for now in (10.0, 20.0, 30.0):
@@ -501,8 +501,8 @@ def test_a_job_that_goes_with_much_to_do_leaves_the_reference_system(left):
     assert before["virtual"] == pytest.approx(30 * 4)
 
 
-def test_a_job_that_a_state_of_old_knows_leaves_the_reference_system():
-    """Such a state does not say what jobs had to do."""
+def test_a_job_of_an_earlier_versions_state_leaves_the_reference_system():
+    """Such a state has no remaining demand."""
     long, other = job("a", 1, left=1e9, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))
     state = decided([long, other]).state
     old = PolicyState(state.version, {name: data for name, data in state.data.items() if name != "rest"})
@@ -511,18 +511,18 @@ def test_a_job_that_a_state_of_old_knows_leaves_the_reference_system():
     assert [uid for _, uid, _ in state.data["gps"]["active"]] == ["b"]
 
 
-@pytest.mark.parametrize(("had", "stays"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
-def test_a_job_that_reports_no_progress_has_less_to_do_by_what_it_has_had(had, stays):
-    """It declared its total, and has ended here once that time is over."""
+@pytest.mark.parametrize(("attained", "remaining"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
+def test_remaining_demand_without_reported_progress_falls_by_service(attained, remaining):
+    """The job declared its total, and counts as ended once it has received that."""
     silent = job("a", 1, total_steps=1e5, speed=linear(1.0))
     state = decided([silent]).state
-    state = decided([silent.evolve(attained={"v100": had})], now=10.0, state=state).state
+    state = decided([silent.evolve(attained={"v100": attained})], now=10.0, state=state).state
     state = decided([], now=20.0, state=state).state
-    assert [uid for _, uid, _ in state.data["gps"]["active"]] == stays
+    assert [uid for _, uid, _ in state.data["gps"]["active"]] == remaining
 
 
-def test_a_job_that_comes_back_with_little_to_do_is_there_once():
-    """It was taken to have ended, and enters anew."""
+def test_a_job_that_returns_with_little_remaining_demand_is_there_once():
+    """It was assumed to have ended, and enters anew."""
     jobs = [job("a", 1, left=100, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))]
     away = decided(jobs[1:], now=10.0, state=decided(jobs).state).state
     assert away.data["gps"]["weight"] == 2.0
@@ -532,16 +532,16 @@ def test_a_job_that_comes_back_with_little_to_do_is_there_once():
 
 
 @pytest.mark.parametrize("data", [{"gps": 3}, {"gps": {}, "finish": {}, "since": {}}, {"finish": {}}])
-def test_a_state_of_something_else_is_begun_anew(data):
-    """Neither another version nor another layout stops it."""
+def test_a_damaged_state_is_dropped(data):
+    """Neither another version nor another layout raises."""
     for version in (1, 99):
         assert decided([job("a", 1, left=1, speed=linear(1.0))], state=PolicyState(version, data)).targets
 
 
 @settings(deadline=None)
 @given(snapshots(blocked=True, free=True), st.sampled_from(("none", "efficient", "faster")), st.data())
-def test_it_keeps_the_contract_in_any_situation_and_is_pure(view, leftovers, data):
-    """Whatever jobs and nodes look like, twice; its state is JSON, and is not changed by a later look."""
+def test_any_cluster_and_queue_gets_a_valid_decision_twice(view, leftovers, data):
+    """The same input gives the same answer; the state is JSON, and later decisions do not change it."""
     if data.draw(st.booleans()):
         speeds, trials = st.sampled_from((ByGpus(()), known_at(1), WORSE)), data.draw(st.booleans())
         jobs = tuple(one.evolve(speed=data.draw(speeds), learns_speed=True, profiled=trials) for one in view.jobs)
@@ -557,8 +557,8 @@ def test_it_keeps_the_contract_in_any_situation_and_is_pure(view, leftovers, dat
     assert json.dumps(dict(first.state.data)) == text
 
 
-def test_a_job_has_fewer_gpus_rather_than_the_same_further_apart():
-    """One that cannot have fewer takes what there is."""
+def test_a_job_gets_fewer_gpus_rather_than_more_nodes():
+    """A job that cannot have fewer takes more nodes."""
     pinned = [running(job(f"p{i}", 2, left=1e6, speed=linear(1.0), preempt=Preempt.NO), f"v100-{i}") for i in range(2)]
     assert amounts([*pinned, job("a", 4, 1, 4, left=9, speed=linear(1.0))], nodes(2))["a"] == 2
     assert amounts([*pinned, job("a", 4, left=9, speed=linear(1.0))], nodes(2))["a"] == 4

@@ -20,12 +20,12 @@ def jobs_of(drawn):
     return [(f"j{i:02}", float(at), float(work), weight) for i, (at, work, weight) in enumerate(sorted(drawn))]
 
 
-def ends_of(jobs, gpus, looks=()):
-    """When jobs end in the reference system, which is looked at in between."""
+def ends_of(jobs, gpus, instants=()):
+    """Ends of jobs in the reference system, which is advanced to further instants in between."""
     reference = ReferenceSystem(gpus, 0.0)
     ends = {}
     for at, uid, work, weight in sorted(
-        [(at, uid, work, w) for uid, at, work, w in jobs] + [(t, *"---") for t in looks]
+        [(at, uid, work, w) for uid, at, work, w in jobs] + [(t, *"---") for t in instants]
     ):
         ends |= dict(reference.advance(at))
         if uid != "-":
@@ -35,21 +35,21 @@ def ends_of(jobs, gpus, looks=()):
 
 @given(ARRIVALS, st.integers(1, 64))
 def test_jobs_end_when_they_would_under_processor_sharing(drawn, gpus):
-    """In virtual time as job by job, for any arrivals, works and weights."""
+    """Ends in virtual time equal those of a simulation job by job, for any arrivals, demands and weights."""
     jobs = jobs_of(drawn)
     assert ends_of(jobs, gpus) == pytest.approx(fluid(jobs, gpus))
 
 
 @given(ARRIVALS, st.integers(1, 8), st.lists(st.integers(0, 300), max_size=20))
-def test_looking_changes_nothing(drawn, gpus, looks):
-    """Ends are the same however often time is advanced."""
+def test_ends_do_not_depend_on_how_often_time_is_advanced(drawn, gpus, instants):
+    """Time may be advanced in one step or in many."""
     jobs = jobs_of(drawn)
-    assert ends_of(jobs, gpus, map(float, looks)) == pytest.approx(ends_of(jobs, gpus))
+    assert ends_of(jobs, gpus, map(float, instants)) == pytest.approx(ends_of(jobs, gpus))
 
 
 @given(ARRIVALS, st.integers(1, 8))
-def test_virtual_time_never_goes_back_and_finish_times_tell_the_order_of_ends(drawn, gpus):
-    """Fixed at arrival, they order the ends of all that ever come."""
+def test_virtual_time_never_decreases_and_finish_times_order_the_ends(drawn, gpus):
+    """Finish times that are fixed at arrival order the ends of all jobs."""
     reference = ReferenceSystem(gpus, 0.0)
     finish, ended, before = {}, [], 0.0
     for uid, at, work, weight in jobs_of(drawn):
@@ -69,7 +69,7 @@ def test_virtual_time_is_the_service_of_one_job():
     """It grows by M/N: Equation 2."""
     reference = ReferenceSystem(8, 0.0)
     reference.advance(5.0)
-    assert reference.virtual == 0  # nobody is there
+    assert reference.virtual == 0  # no job is there
     reference.arrive("a", 1000.0)
     reference.advance(15.0)
     assert reference.virtual == 80
@@ -78,16 +78,16 @@ def test_virtual_time_is_the_service_of_one_job():
     assert reference.virtual == 120
 
 
-def test_finish_time_is_virtual_time_at_arrival_and_work():
-    """Equation 3; by weight, work counts so many times."""
+def test_the_finish_time_is_virtual_time_at_arrival_plus_work_over_weight():
+    """Equation 3."""
     reference = ReferenceSystem(4, 0.0)
     assert reference.arrive("a", 100.0) == 100
     reference.advance(10.0)
     assert reference.arrive("b", 100.0, weight=0.5) == 40 + 200
 
 
-def test_jobs_whose_end_is_not_known_have_their_part():
-    """One of them halves the share of a known one."""
+def test_jobs_of_unknown_demand_have_their_part_of_the_gpus():
+    """One of them halves the part of a job of known demand."""
     reference = ReferenceSystem(4, 0.0)
     reference.others = 1.0
     reference.arrive("a", 100.0)
@@ -95,7 +95,7 @@ def test_jobs_whose_end_is_not_known_have_their_part():
 
 
 def test_without_gpus_time_passes_and_virtual_time_does_not():
-    """A cluster that is down serves nobody."""
+    """A cluster without GPUs serves no job."""
     reference = ReferenceSystem(0, 0.0)
     reference.arrive("a", 10.0)
     assert reference.advance(100.0) == []
@@ -105,8 +105,8 @@ def test_without_gpus_time_passes_and_virtual_time_does_not():
 
 
 @given(ARRIVALS, st.integers(1, 8), st.integers(0, 14))
-def test_it_goes_on_after_json(drawn, gpus, cut):
-    """What is stored and read again ends as if nothing had been."""
+def test_the_reference_system_survives_json(drawn, gpus, cut):
+    """Ends after writing and reading are the same."""
     jobs = jobs_of(drawn)
     reference = ReferenceSystem(gpus, 0.0)
     ends = {}
@@ -145,7 +145,7 @@ class CountedWork(float):
 
 @pytest.mark.parametrize("active", [2**6, 2**10, 2**14])
 def test_an_event_costs_the_logarithm_of_the_active_jobs(active):
-    """Comparisons in the heap for an arrival and for an end: a small multiple of log2 n, whatever n."""
+    """Comparisons in the heap for an arrival and for an end are a small multiple of log2 n."""
     chance = random.Random(active)  # noqa: S311  no secret
     reference = ReferenceSystem(1, 0.0)
     for i in range(active):

@@ -18,23 +18,25 @@ TABLE = small_table()
 
 
 def started(policy, jobs, nodes):
-    """Who has all of the time, and on which type."""
+    """By uid of the jobs with all of the time, their GPU type."""
     result = run_round(Snapshot(0.0, 1, ROUND, nodes, tuple(jobs)), policy, None)
-    return {"+".join(who): max(share, key=share.get) for who, share in result.state.data["ledger"]["shares"]}
+    return {
+        "+".join(combination): max(share, key=share.get) for combination, share in result.state.data["ledger"]["shares"]
+    }
 
 
 def known(uid, steps, model="quick", gpus=1, **more):
-    """A job of known length."""
+    """A job of known remaining steps."""
     return known_job(uid, model, gpus, table=TABLE, total_steps=steps, **more)
 
 
 def cost(seconds, widths, positions):
-    """What the matching minimises."""
+    """The sum that the matching minimises."""
     return sum(seconds[i, j] * (1 + (k - 1) * widths[i]) for i, (j, k) in enumerate(positions))
 
 
 def test_the_shortest_job_starts_first():
-    """On one GPU the least sum of completion times is shortest first."""
+    """On one GPU, the shortest job first has the least sum of completion times."""
     jobs = [known("a", 3000), known("b", 1000), known("c", 2000)]
     assert started(AlloX(), jobs, cluster(v100=1)) == {"b": "v100"}
 
@@ -45,15 +47,15 @@ def test_jobs_start_where_their_order_costs_least():
     assert started(AlloX(), jobs, cluster(v100=1, k80=1)) == {"q": "v100", "s": "k80"}
 
 
-def test_who_has_started_goes_on():
-    """A shorter job that comes later waits for the end of the running one."""
+def test_a_started_job_runs_to_its_end():
+    """A shorter job that arrives later waits for the end of the running one."""
     jobs = {0: [known("a", 10**6)], 1: [known("b", 10)]}
     rounds = Rounds(AlloX(), cluster(v100=1), jobs).run(4)
     assert [set(targets) for targets in rounds.history] == [{"a"}] * 4
 
 
-def test_only_the_first_to_come_are_matched_with_a_small_alpha():
-    """So long jobs do not starve: of four on one GPU, the first half is looked at."""
+def test_with_a_small_alpha_only_the_first_submitted_jobs_are_matched():
+    """So long jobs do not starve: of four on one GPU, the first half is matched."""
     jobs = [
         known(uid, steps, submitted=at) for at, (uid, steps) in enumerate(zip("abcd", (900, 800, 20, 10), strict=True))
     ]
@@ -62,19 +64,19 @@ def test_only_the_first_to_come_are_matched_with_a_small_alpha():
 
 
 def test_a_gang_starts_whole_and_is_not_overtaken():
-    """It is the first by work; the one behind it does not take a GPU that it waits for."""
+    """It is the first by work; the next job does not take a GPU that the gang waits for."""
     jobs = [known("a", 16, gpus=2), known("b", 10_000), known("c", 10_000, "steady")]
     assert started(AlloX(), jobs, cluster(v100=2)) == {"a": "v100"}
 
 
-def test_a_job_of_unknown_length_counts_as_an_average_one():
+def test_a_job_of_unknown_remaining_time_counts_as_an_average_one():
     """It comes between a short and a long one."""
     jobs = [known("long", 5000), known_job("unknown"), known("short", 10)]
     assert list(started(AlloX(), jobs, cluster(v100=2))) == ["unknown", "short"]
 
 
-def test_the_reason_says_what_it_has():
-    """In words."""
+def test_the_reason_tells_the_time_share():
+    """As words."""
     jobs = (known("a", 10), known("b", 100))
     result = run_round(Snapshot(0.0, 1, ROUND, cluster(v100=1), jobs), AlloX(), None)
     assert "100% of v100" in reason_words.words(result.reasons["a"])
@@ -104,14 +106,14 @@ def test_as_published_a_gang_takes_one_machine_and_a_part_of_the_time():
     result = run_round(
         Snapshot(0.0, 1, ROUND, cluster(v100=4), tuple(jobs)), AlloX(AlloXParameters(as_published=True)), None
     )
-    found = {who[0]: share["v100"] for who, share in result.state.data["ledger"]["shares"]}
+    found = {combination[0]: share["v100"] for combination, share in result.state.data["ledger"]["shares"]}
     assert found == {"a": 0.5, "b": 1.0, "c": 1.0, "d": 1.0}
 
 
 @settings(deadline=None, max_examples=40)
 @given(snapshots(), st.booleans())
 def test_any_cluster_and_queue_gets_a_valid_decision_twice(view, as_published):
-    """The engine finds no fault with it, the state is JSON, and the same input gives the same answer."""
+    """The decision keeps the contract, the state is JSON, and the same input gives the same answer."""
     policy = AlloX(AlloXParameters(as_published=as_published))
     first = run_round(view, policy, None)
     assert json.loads(json.dumps(dict(first.state.data))) == first.state.data

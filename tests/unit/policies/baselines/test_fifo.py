@@ -33,15 +33,15 @@ def amounts(result):
 
 
 def test_jobs_are_served_in_the_order_of_their_first_submission():
-    """Whoever came first runs, whatever its uid."""
+    """The first submitted job runs, whatever its uid."""
     result = decide([job("a", 4, submitted=2.0), job("b", 4, submitted=1.0)])
     assert amounts(result) == {"b": 4}
     assert reason_words.words(result.reasons["b"]) == "1st of 2 in line"
     assert reason_words.words(result.reasons["a"]) == "2nd of 2 in line; needs 4 GPUs; 0 are free"
 
 
-def test_nobody_overtakes_the_head_of_the_line():
-    """A job that does not fit keeps the GPUs that it waits for from later ones, and they are told behind whom."""
+def test_no_job_overtakes_the_head_of_the_queue():
+    """A job that does not fit keeps its GPUs from later jobs, whose reasons name it."""
     result = decide([running("r", 2), job("big", 4, submitted=1.0), job("small", submitted=2.0)])
     assert amounts(result) == {"r": 2}
     assert (
@@ -50,30 +50,30 @@ def test_nobody_overtakes_the_head_of_the_line():
     )
 
 
-def test_cpus_that_are_gone_keep_gpu_jobs_waiting():
-    """A GPU job needs its CPUs too, so it waits in line like any other when they are taken."""
+def test_a_gpu_job_waits_for_cpus():
+    """Where no CPUs are free, a GPU job waits in the queue as for GPUs."""
     result = decide([job("a", 0, cpus_per_unit=14), job("b", 1, submitted=1.0, cpus_per_unit=4)])
     assert set(result.targets) == {"a"}
     assert reason_words.words(result.reasons["b"]) == "2nd of 2 in line; needs 1 GPU; 4 are free, with 2 of 4 CPUs"
 
 
-def test_with_backfill_later_jobs_use_what_the_head_cannot():
-    """They overtake it where it does not fit."""
+def test_with_backfill_later_jobs_use_gpus_that_the_head_cannot():
+    """They overtake the head of the queue where it does not fit."""
     result = decide([running("r", 2), job("big", 4, submitted=1.0), job("small", submitted=2.0)], backfill=True)
     assert amounts(result) == {"r": 2, "small": 1}
     assert reason_words.words(result.reasons["big"]) == "2nd of 3 in line; needs 4 GPUs of type v100; 1 is free"
 
 
-def test_the_head_holds_back_only_those_that_need_the_same():
-    """A job for another GPU type, or without GPUs, passes a head that waits for v100."""
+def test_the_head_delays_only_jobs_that_compete_with_it():
+    """A job for another GPU type, or without GPUs, overtakes a head that waits for v100."""
     cluster = (*nodes(), Node("a0", "a100", 4, 16, 64))
     head = [running("r", 2), job("big", 4, submitted=1.0, gpu_types=("v100",))]
     result = decide([*head, job("a", submitted=2.0, gpu_types=("a100",)), job("c", 0, submitted=2.0)], cluster)
     assert amounts(result) == {"r": 2, "a": 1, "c": 0}
 
 
-def test_a_job_that_can_never_run_holds_nobody_back():
-    """It is told that the cluster lacks what it asks for."""
+def test_a_job_that_can_never_run_delays_no_other_job():
+    """Its reason says that the cluster lacks what it requests."""
     result = decide([job("huge", 64), job("small", submitted=1.0)])
     assert amounts(result) == {"small": 1}
     assert (
@@ -82,14 +82,14 @@ def test_a_job_that_can_never_run_holds_nobody_back():
     )
 
 
-def test_a_running_job_is_not_stopped_for_one_that_came_earlier():
-    """FIFO does not preempt, also after another policy started jobs out of order."""
+def test_a_running_job_is_not_stopped_for_an_earlier_one():
+    """FIFO does not preempt, even after another policy started jobs out of order."""
     result = decide([job("early", 4), running("late", 4, submitted=1.0)])
     assert amounts(result) == {"late": 4}
 
 
 def test_elastic_jobs_get_their_minimum_first_and_grow_in_order():
-    """Minimums for all, then requests, then maximums, each in order."""
+    """All jobs get their minimum, then their request, then their maximum, each in the order of the queue."""
     first, second = job("a", 2, 1, 8), job("b", 2, 1, 8, submitted=1.0)
     assert amounts(decide([first])) == {"a": 4}
     assert amounts(decide([first, second])) == {"a": 2, "b": 2}
@@ -97,8 +97,8 @@ def test_elastic_jobs_get_their_minimum_first_and_grow_in_order():
     assert amounts(decide([first, second, job("c", 2, submitted=2.0)])) == {"a": 1, "b": 1, "c": 2}
 
 
-def test_without_elasticity_everybody_gets_what_it_asked_for():
-    """Neither fewer nor more."""
+def test_without_elasticity_jobs_get_their_requested_gpus():
+    """They get neither fewer nor more."""
     result = decide([job("a", 2, 1, 8), job("b", 3, 1, 8, submitted=1.0)], elastic=False)
     assert amounts(result) == {"a": 2}
 
@@ -110,36 +110,36 @@ def test_growth_keeps_to_compact_sizes():
     assert amounts(decide([job("a", 4, 1, 7, nodes=2)], nodes(2))) == {"a": 6}
 
 
-def test_a_job_stays_on_its_type_of_gpu():
-    """The type that it runs on comes before the one that it would rather have."""
+def test_a_job_keeps_its_gpu_type():
+    """The type of its present GPUs precedes the type that it names first."""
     cluster = (*nodes(), Node("a0", "a100", 4, 16, 64))
     result = decide([running("a", 2, gpu_types=("a100", "v100"))], cluster)
     assert result.targets["a"].gpu_type == "v100"
     assert decide([job("a", 2, gpu_types=("a100", "v100"))], cluster).targets["a"].gpu_type == "a100"
 
 
-def test_what_cannot_be_preempted_is_counted_first():
-    """A pinned job keeps its GPUs, wherever it stands in line."""
+def test_non_preemptible_jobs_are_counted_first():
+    """A pinned job keeps its GPUs, whatever its position in the queue."""
     result = decide([job("a", 4), running("p", 2, submitted=5.0, preempt=Preempt.NO)])
     assert amounts(result) == {"p": 2}
 
 
-def test_a_job_on_a_draining_node_runs_on():
-    """Its GPUs are not part of what can be given away, and not charged either."""
+def test_a_job_on_a_draining_node_continues():
+    """Its GPUs are not part of the capacity, and are not charged either."""
     cluster = (replace(nodes()[0], accepts=False), Node("n1", "v100", 4, 16, 64))
     result = decide([running("a", 4), job("b", 4, submitted=1.0)], cluster)
     assert result.targets == {"a": Placement(("n0",), 4, "v100"), "b": Placement(("n1",), 4, "v100")}
 
 
-def test_an_elastic_job_on_a_draining_node_keeps_all_that_it_has():
-    """Nobody else could use what it gave back, and it takes nothing from those that run elsewhere."""
+def test_an_elastic_job_on_a_draining_node_keeps_all_of_its_gpus():
+    """No other job could use GPUs that it gave back, and it takes none from jobs on other nodes."""
     cluster = (replace(nodes()[0], accepts=False), Node("n1", "v100", 4, 16, 64))
     result = decide([running("a", 4, low=1), running("b", 4, where="n1", submitted=1.0)], cluster)
     assert amounts(result) == {"a": 4, "b": 4}
 
 
 def test_cpu_only_jobs_share_the_cpus():
-    """They are served while CPUs last."""
+    """They are served as long as CPUs are unassigned."""
     jobs = [job(uid, 0, cpus_per_unit=8, submitted=i) for i, uid in enumerate("abc")]
     result = decide(jobs)
     assert set(result.targets) == {"a", "b"}

@@ -14,25 +14,25 @@ from tests.unit.gavel_tables import cluster, known_job, small_table
 from tests.unit.policies.baselines.test_isolated import shares, snapshot
 
 
-def test_while_jobs_fit_nobody_shares_gpus():
-    """Equal shares, each alone."""
+def test_while_all_jobs_fit_no_gpus_are_shared():
+    """Each job has an equal time share alone."""
     table = small_table()
     jobs = [known_job(uid, table=table) for uid in "ab"]
     assert shares(Gandiva(), jobs, cluster(v100=2), sharing=True).keys() == {"a", "b"}
 
 
-def test_beyond_that_jobs_of_one_size_are_paired():
-    """The first in a pair is who came first; a job without a partner of its size stays alone."""
+def test_jobs_with_equal_numbers_of_gpus_are_paired_when_not_all_fit():
+    """Pairs name the job that was submitted first; a job without a partner of its size stays alone."""
     table = small_table()
     jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
     found = shares(Gandiva(GandivaParameters(seed=1)), jobs, cluster(v100=2), sharing=True)
     assert found in ({"a+c": {"v100": 1.0}, "b": {"v100": 0.5}}, {uid: pytest.approx({"v100": 2 / 3}) for uid in "ac"})
-    everybody = [shares(Gandiva(GandivaParameters(seed=s)), jobs, cluster(v100=2), sharing=True) for s in range(20)]
-    assert {"a+c": {"v100": 1.0}, "b": {"v100": 0.5}} in everybody
+    by_seed = [shares(Gandiva(GandivaParameters(seed=s)), jobs, cluster(v100=2), sharing=True) for s in range(20)]
+    assert {"a+c": {"v100": 1.0}, "b": {"v100": 0.5}} in by_seed
 
 
 def test_a_pair_runs_on_the_same_gpus():
-    """Both are placed together, and each is told with whom."""
+    """Both are placed together, and the reason of each names the other."""
     table = small_table()
     jobs = [known_job("a", table=table), known_job("b", "steady", table=table)]
     result = run_round(snapshot(jobs, cluster(v100=1), sharing=True), Gandiva(), None)
@@ -44,15 +44,15 @@ def test_a_pair_runs_on_the_same_gpus():
     )
 
 
-def test_without_sharing_it_is_isolated():
-    """A cluster that cannot share GPUs gets no pairs."""
+def test_a_cluster_without_gpu_sharing_gets_no_pairs():
+    """Every job then has an equal time share alone."""
     table = small_table()
     jobs = [known_job(uid, table=table) for uid in "ab"]
     assert shares(Gandiva(), jobs, cluster(v100=1)) == {"a": {"v100": 0.5}, "b": {"v100": 0.5}}
 
 
 def test_jobs_without_a_type_in_common_are_not_paired():
-    """Nor kept together; what else one of them could run on is no reason to part two."""
+    """Nor does a pair without a common type stay together; types that one of the two alone can use do not matter."""
     jobs = [known_job("a", gpu_types=("v100",)), known_job("b", gpu_types=("k80",)), known_job("c")]
     results = [
         run_round(snapshot(jobs, cluster(v100=1, k80=1), sharing=True), Gandiva(GandivaParameters(seed=seed)), None)
@@ -66,8 +66,8 @@ def test_jobs_without_a_type_in_common_are_not_paired():
         assert run_round(view, Gandiva(), state).state.data["memory"]["pairs"] == pairs
 
 
-def test_whose_partner_has_ended_has_a_share_at_once():
-    """Though new shares come late."""
+def test_a_job_whose_co_runner_ended_has_an_interim_share():
+    """New time shares come into force only some rounds later."""
     policy = Gandiva(GandivaParameters(recompute_rounds=10))
     jobs = [known_job(uid) for uid in "abc"]
     state = None
@@ -80,10 +80,10 @@ def test_whose_partner_has_ended_has_a_share_at_once():
     assert [[pair[1]], {"v100": 0.5}] in state.data["ledger"]["shares"]
 
 
-def trial(beside, least_gain=1.0, seed=2):
-    """The pairs of four jobs, and those after a fifth has come, where two on one GPU have such a speed each, not 10."""
+def trial(colocated, least_gain=1.0, seed=2):
+    """Pairs of four jobs, and pairs after a fifth arrived, with this co-located speed where the isolated one is 10."""
     alone = {("m", 1): 10.0}
-    table = Table({"v100": alone}, {"v100": {("m", 1): {("m", 1): beside}}})
+    table = Table({"v100": alone}, {"v100": {("m", 1): {("m", 1): colocated}}})
     policy = Gandiva(GandivaParameters(seed=seed, least_gain=least_gain))
     jobs = [known_job(uid, "m", table=table) for uid in "abcd"]
     first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), policy, None)
@@ -92,19 +92,19 @@ def trial(beside, least_gain=1.0, seed=2):
     return [[tuple(pair) for pair in result.state.data["memory"]["pairs"]] for result in (first, second)]
 
 
-def test_pairs_that_pay_stay_together():
-    """What is as good as taking turns is kept, and so is what gains as much as is asked for."""
+def test_pairs_with_the_least_gain_stay_together():
+    """A pair as fast as time-slicing stays together, and so does one that reaches ``least_gain``."""
     for seed in range(5):
         assert all(before == after for before, after in (trial(5.0, seed=seed), trial(4.0, 0.8, seed=seed)))
 
 
-def test_pairs_that_do_not_pay_are_parted():
-    """They are tried otherwise, by chance; what does not run together at all is never kept."""
+def test_pairs_below_the_least_gain_are_separated():
+    """Their jobs are paired with others at random; a pair that cannot run co-located is never kept."""
     assert any(before != after for before, after in (trial(4.0, seed=seed) for seed in range(5)))
     assert any(before != after for before, after in (trial(0.0, 0.0, seed=seed) for seed in range(5)))
 
 
-def test_what_is_not_known_of_a_pair_is_no_reason_to_part_it():
+def test_a_pair_of_unknown_speed_stays_together():
     """Jobs of unknown speed are paired, too."""
     jobs = [known_job(uid) for uid in "ab"]
     first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), Gandiva(), None)
@@ -113,11 +113,11 @@ def test_what_is_not_known_of_a_pair_is_no_reason_to_part_it():
     assert second.state.data["memory"]["pairs"] == first.state.data["memory"]["pairs"] == [["a", "b"]]
 
 
-@pytest.mark.parametrize(("beside", "since"), [(5.0, 0.0), (5.2, 0.0), (1.0, 60.0)])
-def test_shares_are_made_anew_when_a_pair_fares_otherwise_than_it_was_known_to(beside, since):
-    """By more than 5 %; nobody has come or gone."""
+@pytest.mark.parametrize(("colocated", "since"), [(5.0, 0.0), (5.2, 0.0), (1.0, 60.0)])
+def test_shares_are_recomputed_when_the_co_located_speed_of_a_pair_changes(colocated, since):
+    """A change of more than 5 % counts, even if no job arrives or ends."""
     results = []
-    for speed in (5.0, beside):
+    for speed in (5.0, colocated):
         table = Table({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): speed}}})
         jobs = [known_job(uid, "m", table=table) for uid in "ab"]
         state = results[-1].state if results else None
@@ -129,8 +129,8 @@ def fifo(jobs, nodes, **parameters):
     return shares(GavelFifo(GavelFifoParameters(**parameters)), jobs, nodes)
 
 
-def test_aware_fifo_gives_each_job_the_fastest_type_with_room():
-    """In the order of arrival; who finds none waits, and nobody overtakes."""
+def test_aware_fifo_gives_each_job_its_fastest_type_with_enough_gpus():
+    """Jobs are served in the order of arrival; the first that finds no type waits, and no job overtakes it."""
     table = small_table()
     jobs = [known_job(uid, "quick", table=table) for uid in "abc"]
     assert fifo(jobs, cluster(v100=1, k80=1)) == {"a": {"v100": 1.0}, "b": {"k80": 1.0}}
@@ -138,8 +138,8 @@ def test_aware_fifo_gives_each_job_the_fastest_type_with_room():
     assert fifo(jobs, cluster(v100=2)) == {"a": {"v100": 1.0}}
 
 
-def test_who_finds_room_only_where_it_does_not_run_is_passed_over():
-    """It waits for its own type, and the next in line may have the other."""
+def test_a_fifo_job_that_cannot_run_on_the_free_type_is_passed_over():
+    """It waits for its own type, and the next job in the queue may have the other."""
     table = small_table()
     jobs = [
         known_job("a", "quick", table=table),
@@ -150,7 +150,7 @@ def test_who_finds_room_only_where_it_does_not_run_is_passed_over():
 
 
 def test_a_fifo_job_without_a_type_waits_even_if_gpus_are_idle():
-    """Left-over GPUs are not filled."""
+    """Remaining GPUs are not filled."""
     table = small_table()
     jobs = [known_job("a", table=table), known_job("b", gpus=2, table=table), known_job("c", table=table)]
     result = run_round(snapshot(jobs, cluster(v100=2)), GavelFifo(), None)
@@ -159,14 +159,14 @@ def test_a_fifo_job_without_a_type_waits_even_if_gpus_are_idle():
 
 
 @pytest.mark.parametrize("more", [{}, {"aware": False}, {"aware": False, "as_published": True}])
-def test_a_fifo_job_that_fits_nowhere_holds_nobody_up(more):
-    """The next in line are served."""
+def test_a_fifo_job_that_no_nodes_can_hold_delays_no_other_job(more):
+    """The next jobs in the queue are served."""
     jobs = [known_job("huge", gpus=8), known_job("a")]
     assert fifo(jobs, cluster(v100=1), **more) == {"a": {"v100": 1.0}}
 
 
-def test_agnostic_fifo_jobs_stay_on_the_type_that_chance_gave_them():
-    """A type with room by the seed; and it is the same when others come and go."""
+def test_agnostic_fifo_jobs_keep_the_type_that_was_drawn():
+    """The type is drawn by the seed among those with enough GPUs, and remains when other jobs arrive or end."""
     jobs = [known_job(uid) for uid in "abc"]
     policy = GavelFifo(GavelFifoParameters(aware=False, seed=4))
     nodes = cluster(v100=1, k80=1, p100=1)
@@ -179,8 +179,8 @@ def test_agnostic_fifo_jobs_stay_on_the_type_that_chance_gave_them():
     assert len(seeds) > 1
 
 
-def test_the_published_slip_gives_a_type_to_too_many():
-    """The last type by name is given away while chance strikes another off; the parameter needs aware = false."""
+def test_the_published_fifo_gives_a_type_to_too_many_jobs():
+    """The last type by name is given while a random one is removed from the list; the parameter needs aware = false."""
     jobs = [known_job(uid) for uid in "abcdef"]
     nodes = cluster(v100=1, p100=1, k80=1)
     found = [fifo(jobs, nodes, aware=False, as_published=True, seed=seed) for seed in range(10)]
@@ -189,8 +189,8 @@ def test_the_published_slip_gives_a_type_to_too_many():
         GavelFifoParameters(as_published=True)
 
 
-def test_the_published_slip_forgets_types_that_are_gone():
-    """Who had one, whether it still lives or has ended, and those that follow it are served on the others."""
+def test_the_published_fifo_drops_types_that_left_the_cluster():
+    """Jobs that had such a type, running or ended, and their successors are served on other types."""
     jobs = [known_job(uid) for uid in "abcd"]
     policy = GavelFifo(GavelFifoParameters(aware=False, as_published=True))
     first = run_round(snapshot(jobs, cluster(v100=2, k80=2)), policy, None)

@@ -35,19 +35,19 @@ def snapshot(jobs, nodes, now=0.0, **more):
 
 
 def shares(policy, jobs, nodes, **more):
-    """The shares that a policy makes, by uid."""
+    """The time shares that a policy computes, by uid."""
     result = run_round(snapshot(jobs, nodes, **more), policy, None)
-    return {"+".join(who): share for who, share in result.state.data["ledger"]["shares"]}
+    return {"+".join(combination): share for combination, share in result.state.data["ledger"]["shares"]}
 
 
-def test_everybody_has_an_equal_part_of_every_type():
-    """Of n jobs each has 1/n of the time of all GPUs of a type."""
+def test_each_job_has_an_equal_share_of_every_type():
+    """Each of n jobs has 1/n of the time of all GPUs of a type."""
     found = shares(Isolated(), [known_job(uid) for uid in "abcd"], cluster(v100=2, k80=1))
     assert found == {uid: {"v100": 0.5, "k80": 0.25} for uid in "abcd"}
 
 
-def test_a_part_is_counted_in_gpus_and_no_more_than_all_of_the_time():
-    """A job of two GPUs has half the time for its part; a job's shares add up to 1 at most."""
+def test_a_share_is_over_the_jobs_gpus_and_at_most_all_of_the_time():
+    """A job of two GPUs has half of the time; a job's shares add up to 1 at most."""
     found = shares(Isolated(), [known_job("a"), known_job("b", gpus=2)], cluster(v100=4, k80=4))
     assert found["a"] == {"v100": 0.5, "k80": 0.5}
     assert found["b"] == {"v100": 0.5, "k80": 0.5}
@@ -55,8 +55,8 @@ def test_a_part_is_counted_in_gpus_and_no_more_than_all_of_the_time():
     assert found == {"v100": 0.5, "k80": 0.5}
 
 
-def test_a_type_on_which_a_job_cannot_run_is_no_part_of_its_shares():
-    """Whether it does not accept the type, does not fit on it, or is known not to run there."""
+def test_a_job_has_no_share_of_a_type_on_which_it_cannot_run():
+    """The job does not accept the type, does not fit on it, or is known not to run there."""
     table = small_table()
     jobs = [
         known_job("picky", gpu_types=("v100",)),
@@ -67,35 +67,35 @@ def test_a_type_on_which_a_job_cannot_run_is_no_part_of_its_shares():
     assert all(share.keys() == {"v100"} for share in found.values())
 
 
-def test_jobs_take_turns():
+def test_jobs_with_equal_shares_alternate():
     """Three jobs on one GPU each run every third round."""
     rounds = Rounds(Isolated(), cluster(v100=1), {0: [known_job(uid) for uid in "abc"]}).run(9)
     assert [sum(rounds.gpus(uid)) for uid in "abc"] == [3, 3, 3]
 
 
-def test_reasons_say_what_share_a_job_has():
-    """Whether it runs or waits."""
+def test_reasons_tell_the_time_share_of_a_job():
+    """Both of jobs that run and of jobs that wait."""
     result = run_round(snapshot([known_job("a"), known_job("b")], cluster(v100=1)), Isolated(), None)
     assert reason_words.words(result.reasons["a"]) == "its turn on v100: its share of time is 50% of v100"
     assert reason_words.words(result.reasons["b"]).startswith("not its turn: its share of time is 50% of v100")
 
 
-def test_a_job_whose_types_have_no_turn_is_told_so():
-    """A misspelt type, say, must not look like a wait for others."""
+def test_a_job_none_of_whose_types_is_in_turn_has_a_reason_of_its_own():
+    """A misspelt type, for example, must not look like a wait for other jobs."""
     policy = Isolated(TimeShareParameters(types_in_turn=("v10O",)))
     result = run_round(snapshot([known_job("a")], cluster(v100=1)), policy, None)
     assert reason_words.words(result.reasons["a"]) == "not its turn: types_in_turn names none of its types"
 
 
-def test_a_job_that_fits_nowhere_waits_and_holds_nobody_up():
-    """It is told so, and the others run."""
+def test_a_job_that_no_nodes_can_hold_waits_and_delays_no_other_job():
+    """Its reason says so, and the other jobs run."""
     result = run_round(snapshot([known_job("a", gpus=4), known_job("b")], cluster(v100=2)), Isolated(), None)
     assert result.targets.keys() == {"b"}
     assert reason_words.words(result.reasons["a"]) == "even empty, the nodes that accept jobs could not give it 4 GPUs"
 
 
-def test_a_job_that_cannot_stop_keeps_its_gpus_and_the_others_share_the_rest():
-    """It is granted what it holds, and is no part of the shares."""
+def test_a_pinned_job_keeps_its_gpus_and_the_others_share_the_rest():
+    """It is granted its present GPUs, and has no time share."""
     held = Placement(("v100",), 1, "v100")
     jobs = [
         known_job("a", preempt=Preempt.NO, status=Status.RUNNING, placement=held),
@@ -106,9 +106,9 @@ def test_a_job_that_cannot_stop_keeps_its_gpus_and_the_others_share_the_rest():
     assert run_round(snapshot(jobs, cluster(v100=2)), Isolated(), None).targets["a"] == held
 
 
-def held(uid, *nodes, gpus=1, kind="v100", **more):
-    """A job that runs there, with so many GPUs on each node."""
-    place = Placement(nodes, gpus, kind)
+def held(uid, *nodes, gpus=1, gpu_type="v100", **more):
+    """A job that runs on these nodes, with that many GPUs on each."""
+    place = Placement(nodes, gpus, gpu_type)
     return known_job(uid, gpus=place.gpus, status=Status.RUNNING, placement=place, **more)
 
 
@@ -126,30 +126,30 @@ ROOMY = Node("k80", "k80", 4, 32, 2**35)
 )
 @pytest.mark.parametrize("name", ["isolated", "max_sum_throughput", "gandiva", "gavel_fifo", "agnostic"])
 def test_a_gang_has_no_share_of_a_type_on_whose_nodes_it_cannot_be_placed(name, fast, more):
-    """For want of CPUs, of memory, or beside jobs that stay on each node: it runs at once on the other type."""
-    stays = [held(f"p{number}", f"n{number}", preempt=Preempt.NO) for number in (1, 2)] if len(fast) > 1 else []
-    view = snapshot([*stays, known_job("gang", gpus=4, **more)], (*fast, ROOMY))
+    """For lack of CPUs, memory, or GPUs that retained jobs leave on each node: it runs on the other type at once."""
+    retained = [held(f"p{number}", f"n{number}", preempt=Preempt.NO) for number in (1, 2)] if len(fast) > 1 else []
+    view = snapshot([*retained, known_job("gang", gpus=4, **more)], (*fast, ROOMY))
     assert run_round(view, POLICIES[name], None).targets["gang"].gpu_type == "k80"
 
 
 @pytest.mark.parametrize("heed_speeds", [True, False])
-def test_who_has_no_place_beside_jobs_that_stay_is_told_so(heed_speeds):
-    """And it has a share as soon as these leave it one, even if they hold as many GPUs as before."""
+def test_a_job_without_nodes_because_of_retained_jobs_has_a_reason_of_its_own(heed_speeds):
+    """It has a time share as soon as retained jobs leave it nodes, even if they hold as many GPUs as before."""
     policy = GavelFifo(GavelFifoParameters(heed_speeds=heed_speeds))
     nodes = tuple(Node(name, "v100", 4, 0, 0) for name in ("n1", "n2"))
-    stays = [held("p", "n1", preempt=Preempt.NO), held("q", "n2", preempt=Preempt.NO)]
+    retained = [held("p", "n1", preempt=Preempt.NO), held("q", "n2", preempt=Preempt.NO)]
     waits = [known_job("gang", gpus=4, nodes=1), known_job("huge", gpus=8, nodes=1)]
-    first = run_round(snapshot([*stays, *waits], nodes), policy, None)
+    first = run_round(snapshot([*retained, *waits], nodes), policy, None)
     words = "the nodes that accept jobs could not give it"
     assert reason_words.words(first.reasons["gang"]) == f"without what non-preemptible jobs hold, {words} 4 GPUs"
     assert reason_words.words(first.reasons["huge"]) == f"even empty, {words} 8 GPUs"
-    stays = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
-    second = run_round(snapshot([*stays, *waits], nodes, now=1.0), policy, first.state)
+    retained = [held("p", "n1", gpus=2, preempt=Preempt.NO)]
+    second = run_round(snapshot([*retained, *waits], nodes, now=1.0), policy, first.state)
     assert second.targets["gang"].nodes == ("n2",)
 
 
-def test_gpus_that_two_jobs_which_stay_have_together_are_taken_off_once():
-    """A third job has what these leave."""
+def test_gpus_that_two_retained_jobs_share_are_subtracted_once():
+    """A third job gets the GPUs that these leave."""
     pair = [held(uid, "v100", gpus=2, preempt=Preempt.NO, co_runner=other) for uid, other in (("a", "b"), ("b", "a"))]
     view = snapshot([*pair, known_job("c", gpus=2)], cluster(v100=4), sharing=True)
     for policy in (Isolated(), GavelFifo()):
@@ -158,8 +158,8 @@ def test_gpus_that_two_jobs_which_stay_have_together_are_taken_off_once():
 
 @pytest.mark.parametrize("sharing", [False, True])
 @pytest.mark.parametrize("name", POLICIES)
-def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(name, sharing):
-    """Also two on the same GPUs; the open node is the others'."""
+def test_a_job_on_closed_nodes_continues_and_reduces_no_other_share(name, sharing):
+    """So do two jobs on the same GPUs; the other jobs share the open node."""
     nodes = (Node("old", "v100", 1, 0, 0, accepts=False), *cluster(v100=1, a100=1))
     jobs = [held("a", "old"), known_job("b", gpu_types=("v100",))]
     if sharing:
@@ -171,12 +171,12 @@ def test_who_runs_on_nodes_that_accept_no_jobs_goes_on_and_costs_nobody_a_share(
         "b": ("v100",),
     }
     assert reason_words.words(result.reasons["a"]) == "it runs on: its nodes accept no other jobs now"
-    assert not any("a" in who or "c" in who for who, _ in result.state.data["ledger"]["shares"])
+    assert not any("a" in combination or "c" in combination for combination, _ in result.state.data["ledger"]["shares"])
 
 
 @pytest.mark.parametrize("submitted", [0.0, 2.0])
-def test_of_two_on_closed_nodes_one_may_be_unable_to_move(submitted):
-    """Whichever came first, both go on."""
+def test_two_jobs_on_closed_nodes_continue_if_one_is_pinned(submitted):
+    """The order of their submission does not matter."""
     nodes = (Node("old", "v100", 1, 0, 0, accepts=False), *cluster(v100=1))
     one = held("a", "old", submitted=1.0, co_runner="b")
     other = held("b", "old", submitted=submitted, preempt=Preempt.NO, co_runner="a")
@@ -185,8 +185,8 @@ def test_of_two_on_closed_nodes_one_may_be_unable_to_move(submitted):
     assert {uid: place.nodes for uid, place in result.targets.items()} == {"a": ("old",), "b": ("old",), "c": ("v100",)}
 
 
-def test_a_job_on_closed_nodes_goes_on_whatever_its_size():
-    """On two GPUs, where it had asked for four: nobody else could use them."""
+def test_a_job_on_closed_nodes_continues_at_any_size():
+    """It continues on two GPUs although it requested four: no other job could use them."""
     nodes = (Node("old", "v100", 4, 0, 0, accepts=False), *cluster(v100=4))
     shrunk = held("a", "old", gpus=2).evolve(gpus=4, max_gpus=4)
     result = run_round(snapshot([shrunk, known_job("b", gpus=4)], nodes), Isolated(), None)
@@ -196,8 +196,8 @@ def test_a_job_on_closed_nodes_goes_on_whatever_its_size():
     }
 
 
-def test_shares_are_made_anew_when_jobs_come_and_go():
-    """At every such round, unless a least time between two is given."""
+def test_shares_are_recomputed_when_jobs_arrive_or_end():
+    """At every such round, unless a least time between two computations is given."""
     jobs = {0: [known_job("a")], 1: [known_job("b")]}
     often = Rounds(Isolated(), cluster(v100=1), jobs).run(2)
     assert often.state.data["ledger"]["since"] == ROUND
@@ -207,8 +207,8 @@ def test_shares_are_made_anew_when_jobs_come_and_go():
     assert rounds.run(9).state.data["ledger"]["since"] == 10 * ROUND
 
 
-def test_shares_are_made_anew_when_what_is_wished_for_changes():
-    """A job's weight, deadline and steps, and the policy's own parameters."""
+def test_shares_are_recomputed_when_weights_deadlines_or_steps_change():
+    """So they are when the policy's parameters change."""
     rounds = Rounds(Isolated(), cluster(v100=1), {0: [known_job("a"), known_job("b")]}).run(2)
     assert rounds.state.data["ledger"]["since"] == 0.0
     for number, change in enumerate(({"weight": 2.0}, {"slo_seconds": 60.0}, {"total_steps": 5.0}), 2):
@@ -218,8 +218,8 @@ def test_shares_are_made_anew_when_what_is_wished_for_changes():
     assert rounds.run(1).state.data["ledger"]["since"] == 5 * ROUND
 
 
-def test_the_order_of_types_is_chance_that_a_seed_fixes():
-    """Two runs agree; types that are not named are not used."""
+def test_the_order_of_types_is_random_by_seed():
+    """Two simulations agree; types that are not named are not used."""
     parameters = TimeShareParameters(types_in_turn=("v100", "k80"), shuffle_types=True, seed=3)
     jobs = {0: [known_job(uid) for uid in "ab"]}
     one, other = (Rounds(Isolated(parameters), cluster(v100=1, k80=1, p100=4), jobs).run(8) for _ in range(2))
@@ -231,7 +231,7 @@ def test_the_order_of_types_is_chance_that_a_seed_fixes():
 @settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_any_cluster_and_queue_gets_a_valid_decision_twice(name, data):
-    """The engine finds no fault with it, the state is JSON, and the same input gives the same answer."""
+    """The decision keeps the contract, the state is JSON, and the same input gives the same answer."""
     policy = POLICIES[name]
     view = data.draw(snapshots())
     first = run_round(view, policy, None)
@@ -243,7 +243,7 @@ def test_any_cluster_and_queue_gets_a_valid_decision_twice(name, data):
 
 @given(st.lists(st.sampled_from((1, 2)), min_size=1, max_size=8), st.integers(1, 4))
 def test_no_gpu_idles_that_a_job_could_use(sizes, gpus):
-    """After a round without fragmentation, no job that waits would fit on what is free."""
+    """After a round without fragmentation, no waiting job would fit on the free GPUs."""
     jobs = [known_job(f"j{i}", gpus=size) for i, size in enumerate(sizes)]
     result = run_round(snapshot(jobs, cluster(v100=gpus, k80=1)), Isolated(), None)
     free = {"v100": gpus, "k80": 1}
@@ -252,8 +252,8 @@ def test_no_gpu_idles_that_a_job_could_use(sizes, gpus):
     assert all(job.gpus > max(free.values()) for job in jobs if job.uid not in result.targets)
 
 
-def test_chance_goes_on_where_it_was():
-    """A generator resumed from its seed and use draws what the first one draws next."""
+def test_a_resumed_generator_continues_its_sequence():
+    """A generator resumed from its seed and use draws the number that the first one draws next."""
     first = SeededRng.resume(7)
     first.sample(range(30), 2)
     first.shuffle([1, 2, 3])
@@ -263,8 +263,8 @@ def test_chance_goes_on_where_it_was():
     assert again.used == first.used
 
 
-def test_chance_is_never_used_up():
-    """However much has been drawn; passing over much at a time or little is the same."""
+def test_a_generator_can_be_resumed_after_any_use():
+    """Skipping many words at a time or few gives the same numbers."""
     whole = SeededRng(7)
     whole.getrandbits(WORD * (SKIP + 1))
     assert SeededRng.resume(7, SKIP + 1).random() == whole.random()
@@ -276,8 +276,8 @@ def test_chance_is_never_used_up():
     assert others[0] == others[1]
 
 
-def test_who_was_away_for_a_round_has_a_share_again_at_once():
-    """Though new shares come late."""
+def test_a_job_that_was_hidden_for_a_round_has_an_interim_share():
+    """New time shares come into force only some rounds later."""
     late = Isolated(TimeShareParameters(recompute_rounds=8))
     rounds = Rounds(late, cluster(v100=1), {0: [known_job(uid) for uid in "abc"]}).run(10)
     away = rounds.jobs.pop("a")

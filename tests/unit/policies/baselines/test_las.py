@@ -32,8 +32,8 @@ def runs(rounds, uid):
     return [uid in targets for targets in rounds.history]
 
 
-def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_newcomer():
-    """Past the threshold of GPU-seconds a running job yields to one that has received less."""
+def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_new_one():
+    """Above the threshold of GPU-seconds a running job yields to one that has received less."""
     policy = las(queue_thresholds_gpu_seconds=(2 * 4 * ROUND,), promote_knob=None)
     rounds = Rounds(policy, nodes(), {0: [job("old")], 1: [job("new")]}).run(5)
     assert runs(rounds, "old") == [True, True, False, False, True]
@@ -51,15 +51,15 @@ def test_service_is_gpus_times_time():
     assert set(rounds.history[1]) == {"small", "new"}
 
 
-def test_within_a_queue_those_that_started_first_go_on():
-    """Equals do not preempt each other in turns."""
+def test_within_a_queue_the_first_started_jobs_continue():
+    """Equal jobs do not preempt each other alternately."""
     policy = las(queue_thresholds_gpu_seconds=(1e9,))
     rounds = Rounds(policy, nodes(), {0: [job("b")], 1: [job("a")]}).run(20)
     assert all(runs(rounds, "b"))
 
 
 def test_a_starved_job_is_promoted_and_its_service_counts_anew():
-    """After waiting knob times its run time it is in the top queue again, ahead of those that started later."""
+    """After waiting knob times its run time it is in the top queue again, before jobs that started later."""
     threshold = 4 * ROUND
     arrivals = {0: [job("old")]} | {n: [job(f"new{n}")] for n in range(1, 40)}
     starving = Rounds(las(queue_thresholds_gpu_seconds=(threshold,), promote_knob=None), nodes(), arrivals).run(40)
@@ -69,15 +69,15 @@ def test_a_starved_job_is_promoted_and_its_service_counts_anew():
     assert runs(fair, "old").count(True) == 7
 
 
-def test_what_cannot_be_preempted_keeps_its_gpus():
-    """A job with preempt=no runs on in the lowest queue."""
+def test_a_pinned_job_keeps_its_gpus():
+    """A job with preempt=no continues in the lowest queue."""
     policy = las(queue_thresholds_gpu_seconds=(1.0,))
     rounds = Rounds(policy, nodes(), {0: [job("old", preempt=Preempt.NO)], 1: [job("new")]}).run(5)
     assert all(runs(rounds, "old"))
 
 
-def test_elastic_jobs_grow_with_what_is_left():
-    """Alone, a job takes all that it can use; beside another, both get at least their minimum."""
+def test_elastic_jobs_grow_on_remaining_gpus():
+    """Alone, a job gets all GPUs that it can use; with another job, both get at least their minimum."""
     policy = las(queue_thresholds_gpu_seconds=(1e9,))
     rounds = Rounds(policy, nodes(), {0: [job("a", 2, 1, 4)], 1: [job("b", 2, 1, 4)]}).run(2)
     assert rounds.gpus("a") == [4, 2]
@@ -87,7 +87,7 @@ def test_elastic_jobs_grow_with_what_is_left():
 
 
 def test_the_state_is_json_and_holds_live_jobs_only():
-    """It survives being written and read, and forgets jobs that are gone."""
+    """The state survives JSON, and has no record of ended jobs."""
     rounds = Rounds(las(), nodes(), {0: [job("a"), job("b", submitted=1.0)]}, {"a": 4 * ROUND}).run(3)
     assert set(rounds.state.data) == {"b"}
     assert json.loads(json.dumps(dict(rounds.state.data))) == rounds.state.data
@@ -96,8 +96,8 @@ def test_the_state_is_json_and_holds_live_jobs_only():
 @pytest.mark.parametrize(
     "state", [None, PolicyState(99, {"a": 1}), PolicyState(1, {"a": {"first_start": "x"}, "b": 3, "c": {"no": 1}})]
 )
-def test_it_begins_from_history_where_its_state_is_missing_or_strange(state):
-    """Attained service is in the jobs; the order among those that ran is then the order of submission."""
+def test_a_missing_or_damaged_state_is_rebuilt_from_the_jobs_history(state):
+    """Attained service is in the jobs; jobs that ran are then ordered by submission."""
     ran = {"attained": {"v100": 100.0}, "ran_seconds": 25.0}
     jobs = (
         job("a", submitted=1.0, **ran),
@@ -111,8 +111,8 @@ def test_it_begins_from_history_where_its_state_is_missing_or_strange(state):
     assert set(run_round(shot, Las(), state).targets) == {"a"}
 
 
-def test_cpu_only_jobs_take_turns_by_suspension():
-    """Two that need the same CPUs are both served, each where it started."""
+def test_cpu_only_jobs_alternate_by_suspension():
+    """Two jobs that need the same CPUs are both served, each on its first node."""
     policy = las(queue_thresholds_gpu_seconds=(ROUND,), promote_knob=1.0)
     cluster = (Node("c0", None, 0, 16, 64),)
     two = [job(uid, 0, cpus_per_unit=16, preempt=Preempt.SUSPEND) for uid in "ab"]
@@ -132,7 +132,7 @@ def test_cpu_only_jobs_take_turns_by_suspension():
         {"queues": 3},
     ],
 )
-def test_parameters_that_make_no_sense_are_refused(parameters):
+def test_invalid_parameters_are_refused(parameters):
     """Thresholds increase from above zero, the knob is positive, all are finite, and there are no other keys."""
     with pytest.raises(ValidationError):
         LasParameters(**parameters)
@@ -140,7 +140,7 @@ def test_parameters_that_make_no_sense_are_refused(parameters):
 
 @st.composite
 def workloads(draw):
-    """Arrivals and work on a cluster of two nodes; every job fits it, and everything ends some day."""
+    """Arrivals and work on a cluster of two nodes; every job fits the cluster and ends."""
     arrivals: dict[int, list[Job]] = {}
     work = {}
     for i in range(draw(st.integers(1, 12))):
@@ -165,27 +165,27 @@ def test_every_job_finishes(workload, knob):
 
 @given(st.integers(1, 4), st.integers(1, 4), st.sampled_from((1.0, 4.0)))
 def test_no_job_starves_under_an_endless_stream(gpus, stream, knob):
-    """While ever new short jobs arrive that alone fill the cluster, a promoted long job keeps getting its share."""
-    count = 4 // stream
-    arrivals = {n: [job(f"s{n:03}{i}", stream) for i in range(count)] for n in range(1, 90)}
+    """While new short jobs fill the cluster at all times, a promoted long job keeps running regularly."""
+    count, all_rounds = 4 // stream, 45
+    arrivals = {n: [job(f"s{n:03}{i}", stream) for i in range(count)] for n in range(1, all_rounds)}
     arrivals[0] = [job("long", gpus)]
-    work = {one.uid: one.gpus * ROUND for n in range(1, 90) for one in arrivals[n]}
+    work = {one.uid: one.gpus * ROUND for n in range(1, all_rounds) for one in arrivals[n]}
     policy = las(queue_thresholds_gpu_seconds=(gpus * ROUND,), promote_knob=knob)
-    rounds = Rounds(policy, nodes(), arrivals, work).run(90)
+    rounds = Rounds(policy, nodes(), arrivals, work).run(all_rounds)
     ran = [n for n, runs_then in enumerate(runs(rounds, "long")) if runs_then]
-    gaps = [after - before for before, after in zip(ran, [*ran[1:], 90], strict=True)]
+    gaps = [after - before for before, after in zip(ran, [*ran[1:], all_rounds], strict=True)]
     assert max(gaps) <= 2 * knob + 2
 
 
-def test_a_job_goes_back_to_the_nodes_it_ran_on():
-    """The engine's placement sees the previous run, so a preempted job resumes where its data may still be."""
+def test_a_job_returns_to_its_previous_nodes():
+    """A preempted job resumes where its data may still be."""
     last = Placement(("n1",), 4, "v100")
     shot = Snapshot(0.0, 1, ROUND, nodes(2), (job("a", last_placement=last, status=Status.HELD),))
     assert run_round(shot, Las(), None).targets["a"].nodes == ("n1",)
 
 
-def test_within_a_queue_jobs_may_go_by_when_they_entered_it():
-    """In the order of their entry, a job that falls comes after those that fell before it, whoever started first."""
+def test_within_a_queue_jobs_may_be_ordered_by_entry():
+    """A job that falls then comes after those that fell before it, whichever started first."""
     arrivals = {0: [job("wide", 2), job("narrow", 1)], 3: [job("new", 2)]}
     given = {"queue_thresholds_gpu_seconds": (1.5 * ROUND,), "promote_knob": None, "elastic": False}
     by_entry = Rounds(las(**given, order="entry"), nodes(), arrivals).run(4)

@@ -13,7 +13,7 @@ from tests.unit.policies.baselines.test_isolated import shares, snapshot
 
 
 def test_gpus_go_where_they_make_the_most_steps():
-    """The quick job has the V100, on which it gains most; the steady one the K80."""
+    """The quick job gets the V100, on which it gains most; the steady one the K80."""
     table = small_table()
     jobs = [known_job("a", "steady", table=table), known_job("b", "quick", table=table)]
     assert shares(MaxSumThroughput(), jobs, cluster(v100=1, k80=1)) == {
@@ -29,8 +29,8 @@ def test_jobs_that_are_alike_have_equal_shares():
     assert found == {"a": {"v100": 0.5}, "b": {"v100": 0.5}}
 
 
-def test_a_job_without_a_share_runs_on_what_is_left():
-    """A slow job starves while fast ones can use the GPUs, and not longer."""
+def test_a_job_without_a_time_share_runs_on_remaining_gpus():
+    """A slow job starves while fast ones can use the GPUs, and no longer."""
     table = small_table()
     jobs = [known_job("a", "steady", table=table), known_job("b", "quick", table=table)]
     assert run_round(snapshot(jobs, cluster(v100=1)), MaxSumThroughput(), None).targets.keys() == {"b"}
@@ -38,7 +38,7 @@ def test_a_job_without_a_share_runs_on_what_is_left():
 
 
 def test_a_job_of_unknown_speed_counts_as_an_average_one():
-    """It is preferred to one that is slower than the mean, and not to one that is faster."""
+    """It precedes a job that is slower than the mean, but not a faster one."""
     table = small_table()
     slow, fast = known_job("slow", "steady", table=table), known_job("fast", "quick", table=table)
     found = shares(MaxSumThroughput(), [slow, fast, known_job("new")], cluster(v100=2))
@@ -70,22 +70,22 @@ def test_no_valid_shares_make_more_steps(jobs, v100, k80):
     for job in made:
         share = found.get(job.uid, {})
         assert sum(share.values()) <= 1 + 1e-9
-        for kind, part in share.items():
+        for gpu_type, part in share.items():
             assert 0 <= part <= 1
-            used[kind] += part * job.gpus
-            total += part * TableTraining(table, job.name, 1.0).known(0).steps_per_second(kind, (job.gpus,))
-    assert all(used[kind] <= capacity[kind] + 1e-9 for kind in capacity)
+            used[gpu_type] += part * job.gpus
+            total += part * TableTraining(table, job.name, 1.0).known(0).steps_per_second(gpu_type, (job.gpus,))
+    assert all(used[gpu_type] <= capacity[gpu_type] + 1e-9 for gpu_type in capacity)
     cells = [
-        (i, kind, speed, gpus)
+        (i, gpu_type, speed, gpus)
         for i, (*speeds, gpus) in enumerate(jobs)
-        for kind, speed in zip(("v100", "k80"), speeds, strict=True)
-        if capacity[kind] >= gpus
+        for gpu_type, speed in zip(("v100", "k80"), speeds, strict=True)
+        if capacity[gpu_type] >= gpus
     ]
     if not cells:
         assert total == 0.0
         return
     rows = [[float(c[0] == i) for c in cells] for i in range(len(jobs))]
-    rows += [[float(c[3]) * (c[1] == kind) for c in cells] for kind in capacity]
+    rows += [[float(c[3]) * (c[1] == gpu_type) for c in cells] for gpu_type in capacity]
     limits = [*([1.0] * len(jobs)), *map(float, capacity.values())]
     best = -linprog([-c[2] for c in cells], A_ub=rows, b_ub=limits).fun
     assert total == pytest.approx(best, abs=1e-6)

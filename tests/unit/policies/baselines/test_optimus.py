@@ -19,32 +19,32 @@ def amounts(jobs, the_nodes=None, **more):
 
 
 def test_each_gpu_goes_where_it_saves_the_most_time():
-    """The longer of two equal jobs gets more, as far as its remaining time falls."""
+    """The longer of two equal jobs gets more GPUs, as far as its remaining time falls."""
     long = job("long", 1, 1, 8, left=1000, speed=linear(1.0))
     short = job("short", 1, 1, 8, left=10, speed=linear(1.0))
     assert amounts([long, short], nodes(1, 8)) == {"long": 7, "short": 1}
 
 
-def test_everybody_gets_the_minimum_first():
-    """However much another would gain."""
+def test_all_jobs_get_their_minimum_first():
+    """Even where another job would gain more."""
     long = job("long", 1, 1, 8, left=1e9, speed=linear(1.0))
     others = [job(f"s{i}", 1, left=1, speed=linear(1.0)) for i in range(3)]
     assert amounts([long, *others]) == {"long": 1, "s0": 1, "s1": 1, "s2": 1}
 
 
-def test_nobody_gets_what_would_slow_it_down():
-    """GPUs are left idle instead."""
+def test_no_job_gets_gpus_that_would_slow_it_down():
+    """The GPUs stay idle instead."""
     assert amounts([job("a", 1, 1, 4, left=100, speed=SATURATING)]) == {"a": 3}
 
 
 @pytest.mark.parametrize(("asks", "gpus"), [(1, 2), (3, 3), (4, 4)])
-def test_an_amount_of_which_nothing_is_known_is_tried_only_if_it_was_asked_for(asks, gpus):
-    """Growth ends where knowledge ends, but no job that is known a little has less than one that is not at all."""
+def test_an_amount_of_unknown_gain_is_assigned_only_up_to_the_request(asks, gpus):
+    """A job of partly known speed gets no fewer GPUs than one of unknown speed."""
     assert amounts([job("a", asks, 1, 4, left=100, speed=ByGpus(((1, 1.0), (2, 2.0))))]) == {"a": gpus}
 
 
-def test_a_gain_over_several_gpus_is_shared_among_them():
-    """Beyond one node jobs grow by whole nodes; the gain counts for each GPU of the step."""
+def test_a_gain_is_counted_for_each_gpu_of_a_step():
+    """Beyond one node jobs grow by whole nodes."""
     two = ByGpus(((4, 4.0), (8, 8.0)))
     one = ByGpus(((1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)))
     by_nodes = job("n", 4, 4, 8, left=400, speed=two)  # 100 s to 50 s: 12.5 s for each of 4
@@ -52,8 +52,8 @@ def test_a_gain_over_several_gpus_is_shared_among_them():
     assert amounts([by_nodes, by_gpus], nodes(2)) == {"n": 4, "g": 4}
 
 
-def test_jobs_of_which_nothing_is_known_grow_last_to_what_they_asked_for():
-    """They get their minimum as all do, and no more than they asked for."""
+def test_jobs_of_unknown_speed_grow_last_and_up_to_their_request():
+    """They get their minimum as all jobs do."""
     unknown = job("u", 2, 1, 4)
     known = job("k", 1, 1, 2, left=100, speed=linear(1.0), submitted=1.0)
     result = run_round(snapshot([unknown, known], nodes(1, 8)), Optimus(), None)
@@ -62,13 +62,13 @@ def test_jobs_of_which_nothing_is_known_grow_last_to_what_they_asked_for():
 
 
 def test_small_jobs_are_placed_first():
-    """Grants are in the order of their size."""
+    """Grants are in ascending order of GPUs."""
     jobs = [job("big", 4, left=9, speed=linear(1.0)), job("small", 1, left=9, speed=linear(1.0), submitted=1.0)]
     decision = run_round(snapshot(jobs, nodes(2)), Optimus(), None).decision
     assert [grant.uid for grant in decision.grants] == ["small", "big"]
 
 
-def test_what_cannot_be_preempted_keeps_its_gpus():
+def test_a_pinned_job_keeps_its_gpus():
     """It neither grows nor shrinks."""
     fixed = running(job("f", 2, 1, 4, left=1e9, speed=linear(1.0), preempt=Preempt.NO), "v100-0")
     assert amounts([fixed, job("a", 1, 1, 4, left=10, speed=linear(1.0))]) == {"f": 2, "a": 2}
@@ -82,8 +82,8 @@ def test_uneven_clusters_give_any_amount():
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 1000)), min_size=1, max_size=12))
-def test_it_leaves_no_gpu_idle_that_somebody_would_gain_by(wanted):
-    """Jobs that scale use up the cluster, or have all that they can use."""
+def test_no_gpu_idles_by_which_a_job_would_gain(wanted):
+    """Jobs that scale fill the cluster, or have all GPUs that they can use."""
     jobs = [job(f"j{i:02}", 1, 1, most, left=left, speed=linear(1.0)) for i, (most, left) in enumerate(wanted)]
     used = sum(amounts(jobs, nodes(1, 8)).values())
     assert used == min(8, sum(most for most, _ in wanted))

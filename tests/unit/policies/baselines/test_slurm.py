@@ -26,14 +26,14 @@ def runs(jobs, policy, the_nodes=None, now=0.0, state=None):
     return set(run_round(snapshot(jobs, the_nodes, now), policy, state).targets)
 
 
-def test_nobody_is_stopped_for_another():
-    """However low the priority of those that run."""
+def test_no_running_job_is_stopped():
+    """However low the priority of running jobs is."""
     old = running(job("old", 4, submitted=50.0, time_limit_seconds=1e6), "v100-0")
     assert runs([old, job("new", 4, submitted=0.0)], age_only(), now=60.0) == {"old"}
 
 
-def test_a_running_job_goes_on_where_it_is_on_nodes_that_accept_no_jobs():
-    """A node that drains ends nobody's run, and nobody moves."""
+def test_a_job_on_a_draining_node_continues():
+    """A draining node ends no run, and moves no job."""
     drained, other = nodes(1)[0], nodes(2)[1]
     drained = replace(drained, accepts=False)
     old = running(job("old", 2), "v100-0")
@@ -42,28 +42,28 @@ def test_a_running_job_goes_on_where_it_is_on_nodes_that_accept_no_jobs():
     assert targets["new"].nodes == ("v100-1",)
 
 
-def test_jobs_get_what_they_asked_for_even_if_they_could_use_more():
-    """Slurm knows no elasticity."""
+def test_jobs_get_their_requested_gpus_even_if_they_could_use_more():
+    """Slurm has no elastic jobs."""
     result = run_round(snapshot([job("a", 2, 1, 4)]), slurm(), None)
     assert result.targets["a"].gpus == 2
 
 
-def test_the_older_of_two_starts():
-    """By age, up to the age from which on it counts no more; then by submission."""
+def test_the_older_of_two_jobs_starts():
+    """Age counts up to the largest age; then submission decides."""
     jobs = [job("young", 4, submitted=100.0), job("aged", 4, submitted=10.0)]
     assert runs(jobs, age_only(), now=200.0) == {"aged"}
     assert runs(jobs, age_only(max_age_seconds=1.0), now=200.0) == {"aged"}
 
 
-def test_the_larger_of_two_starts_unless_small_ones_are_favoured():
-    """The size factor."""
+def test_the_larger_of_two_jobs_starts_unless_small_jobs_are_favoured():
+    """The size factor is reversed by ``favor_small``."""
     jobs = [job("small", 3), job("zlarge", 4)]
     weights = {"age_weight": 0.0, "fairshare_weight": 0.0}
     assert runs(jobs, slurm(**weights)) == {"zlarge"}
     assert runs(jobs, slurm(**weights, favor_small=True)) == {"small"}
 
 
-def test_who_has_used_less_starts_first():
+def test_the_user_with_less_past_usage_starts_first():
     """The account's usage counts before the user's own."""
     spent = job("spent", 4, user="ann", account="x", attained={"v100": 5000.0}, ran_seconds=1250.0)
     others = [
@@ -75,7 +75,7 @@ def test_who_has_used_less_starts_first():
 
 
 def test_shares_of_accounts_count_in_fair_share():
-    """An account that has used twice as much with three times the shares goes first; without shares it goes last."""
+    """An account with twice the usage and three times the shares comes first; one without shares comes last."""
     jobs = [
         job(f"{account}{i}", 4, user=account, account=account, submitted=float(i), **used)
         for i, (account, gpu_seconds) in enumerate([("x", 2000.0), ("y", 1000.0)])
@@ -87,7 +87,7 @@ def test_shares_of_accounts_count_in_fair_share():
 
 
 def test_usage_counts_half_after_its_half_life():
-    """Old usage is forgiven: after long enough, recent small usage weighs more."""
+    """After long enough, small recent usage weighs more than large old usage."""
     policy = slurm(half_life_seconds=100.0)
     before = snapshot(
         [job("a", 4, user="ann", attained={"v100": 6000.0}), job("b", 4, user="bob", attained={"v100": 100.0})]
@@ -103,8 +103,8 @@ def test_usage_counts_half_after_its_half_life():
     assert {user: amount for _, user, amount in state.data["usage"]} == {"ann": 1500.0, "bob": 25.0}
 
 
-def test_a_job_that_ended_between_two_looks_is_charged_to_the_second():
-    """Who is gone had its GPUs until now."""
+def test_a_job_that_ended_between_two_rounds_is_charged_until_the_second():
+    """It counts as if it had held its GPUs for all of that time."""
     policy = slurm(half_life_seconds=1e12)
     gone = running(job("gone", 4, user="ann", attained={"v100": 40.0}), "v100-0")
     state = run_round(snapshot([gone], now=10.0), policy, None).state
@@ -115,7 +115,7 @@ def test_a_job_that_ended_between_two_looks_is_charged_to_the_second():
 
 
 def test_a_short_job_is_backfilled_and_a_long_one_is_not():
-    """It may run until the first that waits gets its GPUs, by the time limits of those that run."""
+    """A backfilled job ends before the time limits of running jobs free the GPUs of the first waiting job."""
     holder = running(job("holder", 2, time_limit_seconds=100.0), "v100-0")
     first = job("first", 4, submitted=1.0, time_limit_seconds=50.0)
     short = job("short", 2, submitted=2.0, time_limit_seconds=40.0)
@@ -125,8 +125,8 @@ def test_a_short_job_is_backfilled_and_a_long_one_is_not():
     assert runs([holder, first, short], age_only(backfill=False), now=50.0) == {"holder"}
 
 
-def test_a_long_job_is_backfilled_on_gpus_that_the_first_will_not_need():
-    """The reservation leaves some over."""
+def test_a_long_job_is_backfilled_on_gpus_beyond_the_reservation():
+    """The reservation needs fewer GPUs than will be free."""
     holder = running(job("holder", 4, time_limit_seconds=100.0), "v100-0")
     first = job("first", 6, submitted=1.0)
     long = [job(f"l{i}", 1, submitted=2.0 + i) for i in range(3)]
@@ -134,8 +134,8 @@ def test_a_long_job_is_backfilled_on_gpus_that_the_first_will_not_need():
     assert found == {"holder", "l0", "l1"}
 
 
-def test_without_time_limits_backfill_delays_nobody():
-    """A job without a limit has the default one, as Slurm counts a year."""
+def test_without_time_limits_backfill_delays_no_job():
+    """A job without a time limit has the default one, a year."""
     holder = running(job("holder", 2), "v100-0")
     first, other = job("first", 4, submitted=1.0), job("other", 2, submitted=2.0)
     assert runs([holder, first, other], age_only(), now=50.0) == {"holder"}
@@ -143,8 +143,8 @@ def test_without_time_limits_backfill_delays_nobody():
     assert runs([holder, first, limited], age_only(), now=50.0) == {"holder", "other"}
 
 
-def test_each_gpu_type_has_its_own_first():
-    """A job that waits for one type holds nobody of another type back, and nobody delays the first of either."""
+def test_each_gpu_type_has_a_reservation_of_its_own():
+    """A job that waits for one type delays no job of another type, and neither reservation is delayed."""
     both = nodes(1, 4) + nodes(1, 4, "k80")
     holders = [
         running(job("h1", 2, gpu_types=("v100",)), "v100-0"),
@@ -156,8 +156,8 @@ def test_each_gpu_type_has_its_own_first():
     assert runs(holders, age_only(), both, now=50.0) == {"h1", "k"}
 
 
-def test_without_backfill_nobody_passes_the_first_on_any_type_that_it_could_have():
-    """Two of one type are what it waits for, and one of each is free."""
+def test_without_backfill_no_job_overtakes_the_first_on_any_of_its_types():
+    """The first waits for two GPUs of one type while one of each type is free."""
     both = nodes(1, 2) + nodes(1, 2, "k80")
     holders = [
         running(job("h1", 1), "v100-0"),
@@ -167,8 +167,8 @@ def test_without_backfill_nobody_passes_the_first_on_any_type_that_it_could_have
     assert runs([*holders, *line], age_only(backfill=False), both, now=50.0) == {"h1", "h2"}
 
 
-def test_reasons_say_what_is_waited_for():
-    """Position, and who is in the way."""
+def test_reasons_tell_position_and_reservation():
+    """They name the job with the reservation."""
     holder = running(job("holder", 2), "v100-0")
     jobs = [holder, job("first", 4, submitted=1.0), job("next", 2, submitted=2.0), job("huge", 64, submitted=3.0)]
     reasons = run_round(snapshot(jobs, now=50.0), age_only(), None).reasons
@@ -179,8 +179,8 @@ def test_reasons_say_what_is_waited_for():
     assert "could not give it 64 GPUs" in reason_words.words(reasons["huge"])
 
 
-def test_the_state_survives_json_and_anything_else_begins_anew():
-    """Written to the store and read back, it gives the same decision; garbage is as no state."""
+def test_the_state_survives_json_and_a_damaged_state_is_dropped():
+    """A state that was written and read gives the same decision; a damaged one counts as none."""
     jobs = [job("a", 4, user="ann", attained={"v100": 99.0}), job("b", 4, user="bob")]
     policy = slurm()
     state = run_round(snapshot(jobs), policy, None).state
@@ -191,8 +191,8 @@ def test_the_state_survives_json_and_anything_else_begins_anew():
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 200)), min_size=2, max_size=12))
-def test_backfill_never_delays_the_first(wanted):
-    """Played to the end with jobs that use up their limits, the first that waited starts when it was promised to."""
+def test_backfill_never_delays_the_first_waiting_job(wanted):
+    """With jobs that use up their time limits, it starts when its reservation says."""
     the_nodes, policy = nodes(2), age_only(max_age_seconds=1e9)
     jobs = {
         f"j{i:02}": job(f"j{i:02}", g, submitted=i * 1e-3, time_limit_seconds=float(s))
@@ -203,7 +203,7 @@ def test_backfill_never_delays_the_first(wanted):
 
 
 def _first_start(waiting, policy, the_nodes):
-    """When the first job that had to wait starts."""
+    """Unix seconds at which the first job that had to wait starts."""
     live, now, first = {}, 1.0, None
     uneven = {"uneven": True}
     while True:

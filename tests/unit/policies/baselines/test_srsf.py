@@ -10,15 +10,15 @@ RIGID = ShortestParameters(elastic=False)
 
 
 def test_a_wide_job_counts_for_all_of_its_gpus():
-    """The narrower job goes first although it takes longer; by time alone it would not."""
+    """The narrower job goes first although it takes longer; by remaining time alone it would not."""
     wide = job("wide", 4, left=40, speed=linear(1.0))  # 10 s, 40 GPU-seconds
     narrow = job("narrow", 1, left=20, speed=linear(1.0))  # 20 s, 20 GPU-seconds
     assert list(run_round(snapshot([wide, narrow]), Srsf(RIGID), None).targets) == ["narrow"]
     assert list(run_round(snapshot([wide, narrow]), Srtf(RIGID), None).targets) == ["wide"]
 
 
-def test_jobs_of_unknown_length_come_last():
-    """With a word about it."""
+def test_jobs_of_unknown_remaining_time_come_last():
+    """Their reason says so."""
     unknown, known = job("a", 4), job("b", 4, left=1e9, speed=linear(1.0))
     result = run_round(snapshot([unknown, known]), Srsf(RIGID), None)
     assert list(result.targets) == ["b"]

@@ -22,7 +22,7 @@ def test_the_job_that_is_soonest_done_runs_first():
 
 
 def test_a_newcomer_that_is_sooner_done_preempts():
-    """A running job goes on only while nobody shorter wants its GPUs."""
+    """A running job continues only while no shorter job needs its GPUs."""
     long = running(job("long", 4, left=100, speed=linear(1.0)), "v100-0")
     short = job("short", 4, left=10, speed=linear(1.0), submitted=5.0)
     assert runs([long, short]) == ["short"]
@@ -30,8 +30,8 @@ def test_a_newcomer_that_is_sooner_done_preempts():
     assert runs([nearly_done, short]) == ["long"]
 
 
-def test_jobs_of_unknown_length_come_last_by_submission():
-    """Neither a job without a total nor one without a speed overtakes one that is known."""
+def test_jobs_of_unknown_remaining_time_come_last_by_submission():
+    """Neither a job without total steps nor one without a speed overtakes a job of known remaining time."""
     no_total, no_speed = job("a", 4, speed=linear(1.0)), job("b", 4, left=1)
     known = job("z", 4, left=1e9, speed=linear(1.0), submitted=9.0)
     result = run_round(snapshot([no_total, no_speed, known]), RIGID, None)
@@ -40,15 +40,15 @@ def test_jobs_of_unknown_length_come_last_by_submission():
     assert runs([no_total, no_speed]) == ["a"]
 
 
-def test_a_measured_speed_counts_where_nothing_else_is_known():
-    """The trainer's own report."""
+def test_the_measured_speed_counts_where_no_other_is_known():
+    """The speed is the trainer's report of the present run."""
     reported = running(job("r", 4, left=100), "v100-0").evolve(steps_per_second=100.0)
     other = job("o", 4, left=2, speed=linear(0.1))
     assert runs([reported, other]) == ["r"]
 
 
-def test_the_speed_is_that_on_the_fastest_type_that_it_accepts():
-    """A type that it does not accept, or that is not there, does not count."""
+def test_the_speed_is_that_on_the_fastest_type_that_the_job_accepts():
+    """Types that the job does not accept, or that the cluster lacks, do not count."""
     mixed = nodes(1, 4, "k80") + nodes(1, 4, "v100")
     k80 = job("a", 4, left=100, speed=ByGpus(((4, 1.0),), "k80"))
     v100 = job("b", 4, left=100, speed=ByGpus(((4, 2.0),), "v100"), gpu_types=("v100",))
@@ -57,8 +57,8 @@ def test_the_speed_is_that_on_the_fastest_type_that_it_accepts():
     assert reason_words.words(reasons["a"]).startswith("2nd of 2")
 
 
-def test_a_type_without_room_for_it_does_not_count():
-    """A fast type of which there are too few GPUs, or none on nodes that suit it, says nothing of how long it runs."""
+def test_a_type_that_cannot_hold_the_job_does_not_count():
+    """A fast type with too few GPUs, or none on suitable nodes, does not determine the remaining time."""
 
     class Typed:
         def steps_per_second(self, gpu_type, spread):
@@ -73,8 +73,8 @@ def test_a_type_without_room_for_it_does_not_count():
     assert runs([long.evolve(partition="main"), short.evolve(partition="main")], the_nodes=here) == ["short"]
 
 
-def test_elastic_jobs_grow_with_what_is_left():
-    """Minima first, in order; then the shortest grows."""
+def test_elastic_jobs_grow_on_remaining_gpus():
+    """Minimums are served first, in order; then the shortest job grows."""
     short = job("s", 1, 1, 4, left=10, speed=linear(1.0))
     long = job("l", 1, 1, 4, left=99, speed=linear(1.0))
     found = run_round(snapshot([short, long]), Srtf(), None).targets

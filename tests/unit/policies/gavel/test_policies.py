@@ -50,7 +50,7 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class Rates:
-    """Steps per second by type; None where it is not known; beside others a part of that."""
+    """Steps per second by type, None where not known; co-located a fraction of that."""
 
     known: tuple[tuple[str, float], ...]
     part: float = 0.0
@@ -73,14 +73,14 @@ def rated(uid, gpus=1, part=0.0, submitted=0.0, left=None, **rates):
 
 def speed_of(found, job):
     """Effective throughput of a job that is never in a pair."""
-    return sum(part * dict(job.speed.known)[kind] for kind, part in found.get(job.uid, {}).items())
+    return sum(part * dict(job.speed.known)[gpu_type] for gpu_type, part in found.get(job.uid, {}).items())
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_any_cluster_and_queue_gets_a_valid_decision_twice(policy, data):
-    """The engine finds no fault with it, the state is JSON, and the same input gives the same answer."""
+    """The decision keeps the contract, the state is JSON, and the same input gives the same answer."""
     made = policy(policy.Parameters(aware=data.draw(st.booleans())))
     view = data.draw(snapshots())
     first = run_round(view, made, None)
@@ -89,36 +89,36 @@ def test_any_cluster_and_queue_gets_a_valid_decision_twice(policy, data):
     assert run_round(view, made, first.state) == run_round(view, made, first.state)
 
 
-def test_the_example_of_section_4_1_comes_through_a_round():
-    """The shares of a whole round are those that the paper prints."""
+def test_a_round_has_the_time_shares_of_the_example_of_section_4_1():
+    """The time shares of a whole round are those that the paper prints."""
     jobs = [rated("a", v100=40.0, k80=10.0), rated("b", v100=12.0, k80=4.0), rated("c", v100=100.0, k80=50.0)]
     found = shares(GavelLas(), jobs, cluster(v100=1, k80=1))
-    table = [[found[uid].get(kind, 0.0) for kind in ("v100", "k80")] for uid in "abc"]
+    table = [[found[uid].get(gpu_type, 0.0) for gpu_type in ("v100", "k80")] for uid in "abc"]
     assert table == [pytest.approx(row, abs=0.006) for row in ([0.45, 0.0], [0.45, 0.09], [0.09, 0.91])]
 
 
 def test_the_rounds_of_figure_5():
-    """X_example, one GPU of each type: after five rounds everybody has had exactly its fractions of them."""
+    """X_example, one GPU of each type: after five rounds each job has received exactly its fractions of them."""
     table = {"0": (0.6, 0.4, 0.0), "1": (0.2, 0.6, 0.2), "2": (0.2, 0.0, 0.8)}
-    kinds = ("v100", "p100", "k80")
-    book = TimeAccounts().renew(alone({uid: dict(zip(kinds, row, strict=True)) for uid, row in table.items()}), 0.0)
-    had = {uid: dict.fromkeys(kinds, 0) for uid in table}
+    gpu_types = ("v100", "p100", "k80")
+    book = TimeAccounts().renew(alone({uid: dict(zip(gpu_types, row, strict=True)) for uid, row in table.items()}), 0.0)
+    had = {uid: dict.fromkeys(gpu_types, 0) for uid in table}
     for _ in range(5):
         book = book.record_received(
             [known_job(uid).evolve(attained={k: 60.0 * n for k, n in had[uid].items()}) for uid in had]
         )
         for turn in choose(
-            book, [Candidate((uid,), 1, kinds) for uid in had], dict.fromkeys(kinds, 1), priorities(book, 60.0)
+            book, [Candidate((uid,), 1, gpu_types) for uid in had], dict.fromkeys(gpu_types, 1), priorities(book, 60.0)
         ):
             had[turn.combination[0]][turn.gpu_type] += 1
-    assert {uid: tuple(had[uid][kind] / 5 for kind in kinds) for uid in had} == table
+    assert {uid: tuple(had[uid][gpu_type] / 5 for gpu_type in gpu_types) for uid in had} == table
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
 @pytest.mark.parametrize("aware", [True, False])
 @pytest.mark.parametrize("sharing", [True, False])
 def test_every_policy_gives_valid_shares_whatever_is_known(policy, aware, sharing):
-    """Unknown speeds and totals, jobs that run nowhere, gangs and pairs: shares stay within time and GPUs."""
+    """Unknown speeds and totals, jobs that cannot run, gangs and pairs: shares stay within time and GPUs."""
     table = small_table()
     jobs = [
         known_job("a", table=table, total_steps=100.0, progress_steps=40.0),
@@ -133,22 +133,22 @@ def test_every_policy_gives_valid_shares_whatever_is_known(policy, aware, sharin
     gpus = {job.uid: job.gpus for job in jobs}
     time = dict.fromkeys(gpus, 0.0)
     used = {"v100": 0.0, "k80": 0.0}
-    for who, share in found.items():
-        for uid in who.split("+"):
+    for combination, share in found.items():
+        for uid in combination.split("+"):
             time[uid] += sum(share.values())
-        for kind, part in share.items():
-            used[kind] += part * gpus[who.split("+")[0]]
+        for gpu_type, part in share.items():
+            used[gpu_type] += part * gpus[combination.split("+")[0]]
     assert found
     assert max(time.values()) <= 1 + CLOSE
     assert all(count <= 2 + CLOSE for count in used.values())
     assert time["f"] == 0.0
-    assert sharing or not any("+" in who for who in found)
+    assert sharing or not any("+" in combination for combination in found)
 
 
-def held(uid, kind, gpus=1):
-    """A job that stays on its GPUs."""
-    place = Placement((kind,), gpus, kind)
-    return rated(uid, gpus, **{kind: 1.0}).evolve(status=Status.RUNNING, placement=place, preempt=Preempt.NO)
+def held(uid, gpu_type, gpus=1):
+    """A job that retains its GPUs."""
+    place = Placement((gpu_type,), gpus, gpu_type)
+    return rated(uid, gpus, **{gpu_type: 1.0}).evolve(status=Status.RUNNING, placement=place, preempt=Preempt.NO)
 
 
 FILL = GavelLas(GavelLasParameters(fill=True)), GavelLas(GavelLasParameters(fill=True, aware=False))
@@ -157,8 +157,8 @@ ALL = [*(policy(policy.Parameters(aware=aware)) for policy in EVERY for aware in
 
 @pytest.mark.parametrize("sharing", [True, False])
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: policy.name)
-def test_nobody_gets_shares_of_gpus_that_others_hold(policy, sharing):
-    """All of them; all of a job's only type; or so many that the rest is too few for a gang. Others have the rest."""
+def test_no_job_gets_shares_of_gpus_that_retained_jobs_hold(policy, sharing):
+    """They hold all GPUs, all of a job's only type, or so many that a gang does not fit; others share the rest."""
     waiting = rated("a", part=0.9, left=100, v100=1.0, k80=0.0)
     assert shares(policy, [held("p", "v100"), waiting], cluster(v100=1), sharing=sharing) == {}
     jobs = [held("p", "v100"), waiting, rated("b", left=100, v100=2.0, k80=1.0)]
@@ -169,8 +169,8 @@ def test_nobody_gets_shares_of_gpus_that_others_hold(policy, sharing):
 
 
 @pytest.mark.parametrize("policy", ALL, ids=lambda policy: policy.name)
-def test_jobs_without_steps_left_are_served(policy):
-    """They have not ended yet, and no GPU idles that one could use."""
+def test_jobs_without_remaining_steps_are_served(policy):
+    """They have not ended yet, and no GPU idles that a job could use."""
     jobs = [rated("a", left=0, v100=1.0), rated("b", submitted=1.0, left=0, v100=1.0)]
     found = shares(policy, jobs, cluster(v100=1), now=2.0)
     assert sum(share["v100"] for share in found.values()) == pytest.approx(1.0, abs=CLOSE)
@@ -178,7 +178,7 @@ def test_jobs_without_steps_left_are_served(policy):
 
 @pytest.mark.parametrize("policy", [GavelMakespan, GavelFinishTimeFairness, GavelLas])
 def test_where_types_are_alike_speeds_do_not_count(policy):
-    """Aware or not, every job has the same throughput; of LAS, with filling."""
+    """Aware or not, every job has the same throughput; LAS with water filling."""
     jobs = [
         rated(uid, gpus, left=left, submitted=float(i), v100=speed, k80=speed).evolve(weight=weight)
         for i, (uid, gpus, left, speed, weight) in enumerate(
@@ -203,7 +203,7 @@ def test_agnostic_policies_see_no_difference_between_types(policy):
 
 
 def test_weights_and_gangs_count_in_fairness():
-    """Twice the weight is twice the throughput; two GPUs for one job are half the time."""
+    """Twice the weight is twice the throughput; two GPUs for one job are half of the time."""
     jobs = [rated(uid, v100=1.0) for uid in "abc"]
     weighted = [jobs[0].evolve(weight=0.8), *(job.evolve(weight=0.4) for job in jobs[1:])]
     assert shares(GavelLas(), weighted, cluster(v100=1)) == {
@@ -215,8 +215,8 @@ def test_weights_and_gangs_count_in_fairness():
     assert found["b"]["v100"] == pytest.approx(2 / 3, abs=CLOSE)
 
 
-def test_pairs_share_where_it_pays():
-    """Two jobs that lose a quarter beside each other have the GPU together; at less than half they take turns."""
+def test_pairs_share_gpus_where_their_speeds_sum_up_to_more_than_one():
+    """Two jobs that each lose a quarter share the GPU; at less than half of their speeds they alternate."""
     nodes = cluster(v100=1)
     found = shares(GavelLas(), [rated(uid, part=0.75, v100=4.0) for uid in "ab"], nodes, sharing=True)
     assert found == {"a+b": {"v100": pytest.approx(1.0, abs=CLOSE)}}
@@ -226,7 +226,7 @@ def test_pairs_share_where_it_pays():
 
 @given(st.integers(1, 7), st.integers(1, 7), st.floats(0.01, 1.0))
 def test_the_time_of_two_classes_together_is_divided_among_their_jobs(first, second, total):
-    """Everybody of a class shares for equally long, for the whole time in all; who arrived first comes first."""
+    """Each job of a class is paired for equally long; times add up to the total; pairs are by arrival."""
     ones = [known_job(f"a{i}", submitted=float(i % 3)) for i in range(first)]
     others = [known_job(f"b{i}", submitted=float(i % 2)) for i in range(second)]
     arrived = {job.uid: (job.submitted, job.uid) for job in (*ones, *others)}
@@ -234,19 +234,23 @@ def test_the_time_of_two_classes_together_is_divided_among_their_jobs(first, sec
     assert sum(parts.values()) == pytest.approx(total)
     for mine in (ones, others):
         for job in mine:
-            assert sum(part for who, part in parts.items() if job.uid in who) == pytest.approx(total / len(mine))
-    assert all(arrived[who[0]] < arrived[who[1]] for who in parts)
+            assert sum(part for combination, part in parts.items() if job.uid in combination) == pytest.approx(
+                total / len(mine)
+            )
+    assert all(arrived[combination[0]] < arrived[combination[1]] for combination in parts)
 
 
 @given(st.integers(2, 7), st.floats(0.01, 1.0))
 def test_the_time_of_a_class_with_itself_is_divided_among_its_jobs(size, total):
-    """Nobody is paired with itself, and everybody shares for equally long."""
+    """No job is paired with itself, and each is paired for equally long."""
     jobs = [known_job(f"a{i}") for i in range(size)]
     parts = dict(divide_pair(jobs, jobs, total))
     assert sum(parts.values()) == pytest.approx(total)
     for job in jobs:
-        assert sum(part for who, part in parts.items() if job.uid in who) == pytest.approx(2 * total / size)
-    assert all(who[0] != who[1] for who in parts)
+        assert sum(part for combination, part in parts.items() if job.uid in combination) == pytest.approx(
+            2 * total / size
+        )
+    assert all(combination[0] != combination[1] for combination in parts)
 
 
 parts = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
@@ -257,17 +261,17 @@ def line(name, lengths):
 
 
 def time_of(found):
-    """By uid, with that in pairs."""
+    """By uid, the time alone and in pairs."""
     total = {}
-    for who, share in found:
-        for uid in who:
+    for combination, share in found:
+        for uid in combination:
             total[uid] = total.get(uid, 0.0) + share
     return total
 
 
 @given(parts, parts)
-def test_lines_side_by_side_give_everybody_its_time(first, second):
-    """Whoever lies beside nobody is alone; nobody is beside two at once."""
+def test_pair_off_gives_each_job_its_time(first, second):
+    """A job without an overlap is alone; no job is in two pairs at once."""
     lines = line("a", first), line("b", second)
     found = list(pair_off(*lines))
     assert time_of(found) == {job.uid: pytest.approx(share) for each in lines for job, share in each}
@@ -275,19 +279,19 @@ def test_lines_side_by_side_give_everybody_its_time(first, second):
 
 
 @given(parts)
-def test_a_line_in_halves_pairs_everybody_with_others(lengths):
-    """Nobody is left alone, but the one that has more time than all others together."""
+def test_halves_of_a_sequence_pair_each_job_with_others(lengths):
+    """Only a job with more time than all others together remains alone for a part of it."""
     jobs = line("a", lengths)
     found = list(pair_off(*split_in_halves(jobs)))
     assert time_of(found) == {job.uid: pytest.approx(share) for job, share in jobs}
-    alone_for = sum(share for who, share in found if len(who) == 1)
+    alone_for = sum(share for combination, share in found if len(combination) == 1)
     assert alone_for == pytest.approx(max(2 * max(lengths) - sum(lengths), 0.0), abs=CLOSE)
-    assert all(who[0] != who[1] for who, _ in found if len(who) > 1)
+    assert all(combination[0] != combination[1] for combination, _ in found if len(combination) > 1)
 
 
 @pytest.mark.parametrize("policy", [GavelMakespan, GavelFinishTimeFairness, GavelFirstCome, GavelShortestFirst])
 def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
-    """Where every job is on its own: of alike jobs, so many variables each; and the shares are valid."""
+    """Each job is a class of its own: the number of variables for each of many equal jobs is bounded."""
     made = policy()
 
     def variables(count):
@@ -296,8 +300,11 @@ def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
         classes = JobClasses.of(inputs, aware=True, class_key=made.class_key())
         times, _ = made.time_shares(inputs, {})
         assert sum(part for share in times.values() for part in share.values()) <= 2 + CLOSE
-        assert max(time_of((who, sum(share.values())) for who, share in times.items()).values()) <= 1 + CLOSE
-        assert any(len(who) > 1 for who in times)
+        assert (
+            max(time_of((combination, sum(share.values())) for combination, share in times.items()).values())
+            <= 1 + CLOSE
+        )
+        assert any(len(combination) > 1 for combination in times)
         return len(classes.problem.columns[0])
 
     assert variables(40) == 2 * 40 + 1
@@ -305,14 +312,14 @@ def test_programs_with_pairs_grow_with_jobs_not_with_pairs_of_jobs(policy):
 
 
 @pytest.mark.parametrize("policy", [GavelLas, GavelFinishTimeFairness])
-def test_who_needs_whole_gpus_shares_them_with_nobody(policy):
-    """Also where it is like others in everything else."""
+def test_a_job_that_needs_whole_gpus_is_in_no_pair(policy):
+    """Even where it equals other jobs in all other respects."""
     jobs = [rated(f"{i}", part=0.75, submitted=float(i), left=100, v100=4.0) for i in range(6)]
     jobs[2] = jobs[2].evolve(whole_gpus=True)
     found = shares(policy(), jobs, cluster(v100=2), sharing=True)
     assert "2" in found
-    assert not [who for who in found if "+" in who and "2" in who]
-    assert [who for who in found if "+" in who]
+    assert not [combination for combination in found if "+" in combination and "2" in combination]
+    assert [combination for combination in found if "+" in combination]
 
 
 @dataclass(frozen=True)
@@ -335,7 +342,7 @@ def nodes_of(*gpus):
 
 
 def test_consolidated_and_unconsolidated_gpus_are_two_worker_types():
-    """On two nodes of six GPUs three jobs of four fit, but only two of them on one node each; they take turns."""
+    """On two nodes of six GPUs three jobs of four fit, but only two of them consolidated; they alternate."""
     policy = GavelLas(GavelLasParameters(placement=True))
     jobs = [gang(uid) for uid in "abc"]
     found = shares(policy, jobs, nodes_of(6, 6))
@@ -346,11 +353,11 @@ def test_consolidated_and_unconsolidated_gpus_are_two_worker_types():
     speeds = [4 * together[uid] + 2 * apart[uid] for uid in "abc"]
     assert speeds == pytest.approx([10 / 3] * 3, abs=CLOSE)
     plain = shares(GavelLas(), jobs, nodes_of(6, 6))
-    assert {kind for share in plain.values() for kind in share} == {"v100"}
+    assert {gpu_type for share in plain.values() for gpu_type in share} == {"v100"}
 
 
 def test_rounds_honour_worker_types():
-    """In every round two run on one node each, one across; over time everybody is across equally often."""
+    """In every round two jobs run on one node each and one on two; over time each is unconsolidated equally often."""
     policy = GavelLas(GavelLasParameters(placement=True))
     rounds = Rounds(policy, nodes_of(6, 6), {0: [gang(uid) for uid in "abc"]}).run(30)
     across = [[uid for uid, place in targets.items() if len(place.nodes) > 1] for targets in rounds.history]
@@ -360,8 +367,8 @@ def test_rounds_honour_worker_types():
     assert turns == pytest.approx([10, 10, 10], abs=1)
 
 
-def test_a_consolidated_turn_is_not_spread():
-    """Where small jobs have half of each node, one makes room for the large one, rather than have it spread."""
+def test_a_consolidated_round_grant_is_not_spread():
+    """Small jobs hold half of each node: one of them moves, and the large job is not spread."""
     policy = GavelLas(GavelLasParameters(placement=True))
     small = [
         rated(f"s{i}", 2, v100=1.0).evolve(status=Status.RUNNING, placement=Placement((f"n{i}",), 2, "v100"))
@@ -382,15 +389,15 @@ def test_makespan_lets_all_jobs_end_together():
     assert found == {uid: {"v100": pytest.approx(part, abs=CLOSE)} for uid, part in (("a", 0.75), ("b", 0.25))}
 
 
-def test_a_job_of_unknown_length_is_taken_to_run_on_for_a_while():
-    """As long as the parameter says, at its fastest."""
+def test_a_job_of_unknown_steps_is_assumed_to_need_unknown_seconds():
+    """The parameter's seconds count on its fastest type."""
     jobs = [rated("a", left=300, v100=1.0), rated("b", v100=1.0)]
     found = shares(GavelMakespan(GavelMakespan.Parameters(unknown_seconds=100.0)), jobs, cluster(v100=1))
     assert found["a"]["v100"] == pytest.approx(0.75, abs=CLOSE)
 
 
-def test_unknown_speeds_are_guessed_from_those_of_others():
-    """A job known on one type gains as much on the other as the one that is known on both."""
+def test_unknown_speeds_are_estimated_from_those_of_others():
+    """A job known on one type gains as much on the other as a job that is known on both."""
     jobs = [rated("a", v100=8.0, k80=2.0), rated("b", v100=4.0), rated("c")]
     found = shares(GavelLas(), jobs, cluster(v100=1, k80=1))
     assert found.keys() == {"a", "b", "c"}
@@ -399,15 +406,15 @@ def test_unknown_speeds_are_guessed_from_those_of_others():
     assert found == {uid: pytest.approx(share, abs=CLOSE) for uid, share in known.items()}
 
 
-def test_finish_time_fairness_favours_who_waited_longer():
-    """Of two equal jobs, the one that came long ago has the larger share."""
+def test_finish_time_fairness_favours_the_job_that_waited_longer():
+    """Of two equal jobs, the one submitted long ago has the larger share."""
     jobs = [rated("a", left=1000, v100=1.0), rated("b", submitted=900.0, left=1000, v100=1.0)]
     found = shares(GavelFinishTimeFairness(), jobs, cluster(v100=1), now=1000.0)
     assert found["a"]["v100"] > found["b"]["v100"] + 0.01
 
 
-def test_finish_time_fairness_remembers_the_past_on_a_part_of_the_cluster():
-    """What a job has done since is counted at the speed of 1/n of the cluster then."""
+def test_finish_time_fairness_remembers_isolated_time():
+    """Past steps count at the speed of 1/n of the cluster at that time."""
     policy = GavelFinishTimeFairness()
     jobs = [rated(uid, left=1000, v100=1.0) for uid in "ab"]
     first = run_round(snapshot(jobs, cluster(v100=1)), policy, None)
@@ -423,15 +430,15 @@ def test_finish_time_fairness_remembers_the_past_on_a_part_of_the_cluster():
 @pytest.mark.parametrize("policy", [GavelFinishTimeFairness, GavelMakespan], ids=lambda policy: policy.name)
 @pytest.mark.parametrize("left", [0.0, 1e-12, 1e-9, 1e-6])
 @pytest.mark.parametrize("age", [1e4, 1e6, 3e7])
-def test_next_to_nothing_left_is_no_trouble(policy, left, age):
-    """With a job on its last step, however old, shares can be made; somebody has nearly all of the time."""
+def test_a_job_on_its_last_step_gets_valid_shares(policy, left, age):
+    """At any age of the job; some job has nearly all of the time."""
     old = known_job("a", total_steps=100.0, progress_steps=100.0 - left).evolve(speed=Rates((("v100", 1e3),), 0.0))
     found = shares(policy(), [old, rated("b", 4, submitted=1.0, left=1e6, v100=1.0)], cluster(v100=4), now=age)
     assert max(share["v100"] for share in found.values()) > 0.9
 
 
-def test_finish_time_fairness_remembers_the_past_of_who_does_not_fit_now():
-    """A gang whose GPUs others hold for a while."""
+def test_finish_time_fairness_remembers_isolated_time_of_jobs_that_do_not_fit():
+    """Such a job is a gang whose GPUs retained jobs hold for a while."""
     policy = GavelFinishTimeFairness()
     gang = rated("a", 2, left=1000, v100=1.0)
     first = run_round(snapshot([gang, rated("b", left=9, v100=1.0)], cluster(v100=2)), policy, None)
@@ -444,7 +451,7 @@ def test_finish_time_fairness_remembers_the_past_of_who_does_not_fit_now():
 
 @pytest.mark.parametrize(("policy", "first"), [(GavelFirstCome, "a"), (GavelShortestFirst, "b")])
 def test_queues_serve_the_first_on_its_fastest_type(policy, first):
-    """By arrival, or by what is left."""
+    """The first by arrival, or by remaining time."""
     jobs = [rated("a", left=100, v100=4.0, k80=1.0), rated("b", submitted=1.0, left=10, v100=4.0, k80=1.0)]
     found = shares(policy(), jobs, cluster(v100=1, k80=1), now=2.0)
     other = "ab".replace(first, "")
@@ -454,8 +461,8 @@ def test_queues_serve_the_first_on_its_fastest_type(policy, first):
     }
 
 
-def test_the_most_throughput_is_the_fast_jobs():
-    """A slow job has nothing while fast ones are there; two that share do more together."""
+def test_the_throughput_policy_prefers_fast_jobs_and_pairs():
+    """A slow job has no time while fast ones are present; a pair has more throughput than one job."""
     jobs = [rated("a", v100=4.0), rated("b", v100=3.0)]
     assert shares(GavelThroughput(), jobs, cluster(v100=1)) == {"a": {"v100": pytest.approx(1.0, abs=CLOSE)}}
     jobs = [rated("a", part=0.9, v100=4.0), rated("b", part=0.9, v100=3.0)]
@@ -464,7 +471,7 @@ def test_the_most_throughput_is_the_fast_jobs():
 
 
 def test_cost_takes_the_cheap_type_unless_a_deadline_needs_the_fast_one():
-    """A job with an SLO gets the throughput that this needs; with SLOs off it is as cheap as the other."""
+    """A job with an SLO gets the throughput that it requires; without ``slos`` it has the cheap type."""
     prices = {"v100": 4.0, "k80": 1.0}
     loose = rated("a", left=100, v100=2.0, k80=1.0)
     tight = rated("b", left=150, v100=2.0, k80=1.0).evolve(slo_seconds=100.0)
@@ -477,7 +484,7 @@ def test_cost_takes_the_cheap_type_unless_a_deadline_needs_the_fast_one():
 
 
 def test_a_reserve_is_kept_before_a_deadline():
-    """The throughput is what an earlier deadline would ask for."""
+    """The throughput is that of an earlier deadline."""
     job = rated("a", left=150, v100=2.0, k80=1.0).evolve(slo_seconds=100.0)
     policy = GavelCost(GavelCostParameters(prices={"v100": 4.0}, margin=0.1))
     assert speed_of(shares(policy, [job], cluster(v100=1, k80=1)), job) == pytest.approx(150 / 90, abs=CLOSE)
@@ -485,7 +492,7 @@ def test_a_reserve_is_kept_before_a_deadline():
 
 @pytest.mark.parametrize("slo", [105.0, 103.0, 101.0, 100.0])
 def test_a_deadline_within_the_reserve_is_still_met(slo):
-    """A hundred seconds of work on the fastest type have that type; what cannot be done any more has the cheapest."""
+    """A job with 100 s of work on the fastest type gets that type; one that cannot be in time gets the cheapest."""
     policy = GavelCost(GavelCostParameters(prices={"v100": 4.0, "k80": 1.0}))
     job = rated("a", left=200, v100=2.0, k80=1.0)
     nodes = cluster(v100=1, k80=1)
@@ -494,15 +501,15 @@ def test_a_deadline_within_the_reserve_is_still_met(slo):
 
 
 @pytest.mark.parametrize(("together", "running"), [(True, {"a"}), (False, {"a", "b"})])
-def test_a_dear_job_waits_for_cheap_ones_or_runs_where_it_pays_best(together, running):
-    """Its throughput over its cost lowers that of all together."""
+def test_an_expensive_job_waits_under_the_ratio_of_sums_and_runs_otherwise(together, running):
+    """Its throughput over its cost lowers the ratio of all jobs together."""
     jobs = [rated("a", v100=1.0, k80=1.0), rated("b", v100=1.0, k80=0.0)]
     policy = GavelCost(GavelCostParameters(prices={"v100": 4.0, "k80": 1.0}, together=together))
     assert shares(policy, jobs, cluster(v100=1, k80=1)).keys() == running
 
 
-def test_cost_leaves_dear_gpus_idle():
-    """A job for which they do not pay waits, rather than filling them, where it is the ratio of all together."""
+def test_the_cost_policy_leaves_expensive_gpus_idle():
+    """Under the ratio of sums, a job for which they do not pay waits."""
     jobs = [rated(uid, v100=1.0, k80=1.0) for uid in "ab"]
     policy = GavelCost(GavelCostParameters(prices={"v100": 4.0, "k80": 1.0}, together=True))
     result = run_round(snapshot(jobs, cluster(v100=1, k80=1)), policy, None)
@@ -510,13 +517,13 @@ def test_cost_leaves_dear_gpus_idle():
 
 
 def entities(*, fifo=False):
-    """Figure 6: product (fair inside) and research (FIFO inside), equal weights."""
+    """Figure 6: product (fairness inside) and research (FIFO inside), equal weights."""
     research = Entity(inside="fifo") if fifo else Entity()
     return GavelHierarchical(GavelHierarchicalParameters(entities={"product": Entity(), "research": research}))
 
 
 def test_the_hierarchy_of_figure_6():
-    """Product's three jobs share its half equally; of research's two the first has all, until it needs no more."""
+    """Product's three jobs share its half equally; research's first job has its half until it needs no more."""
     jobs = [
         *(rated(f"p{i}", v100=1.0).evolve(account="product") for i in range(3)),
         *(rated(f"r{i}", submitted=float(i), v100=1.0).evolve(account="research") for i in range(2)),
@@ -548,7 +555,7 @@ def test_the_hierarchy_counts_speeds():
 
 @pytest.mark.parametrize("accounts", ["ab", "abc"])
 def test_long_queues_of_different_speeds_are_filled(accounts):
-    """Turn by turn a solver rounds; all GPUs are given away, and the first of each queue has the fastest."""
+    """All GPUs are given out in spite of the solver's rounding, and the first of each queue has the fastest type."""
     chance = random.Random(0)  # noqa: S311  no secret
     jobs = []
     for number in range(40):
@@ -564,7 +571,7 @@ def test_long_queues_of_different_speeds_are_filled(accounts):
 
 
 def test_entities_have_their_weights():
-    """An account of weight three has three times as much as one that is not named."""
+    """An account of weight three has three times as much as an account that is not named."""
     jobs = [rated("a", v100=1.0).evolve(account="big"), rated("b", v100=1.0).evolve(account="other")]
     policy = GavelHierarchical(GavelHierarchicalParameters(entities={"big": Entity(weight=3.0)}))
     found = shares(policy, jobs, cluster(v100=1))
@@ -572,7 +579,7 @@ def test_entities_have_their_weights():
 
 
 def test_accounts_that_are_not_named_have_the_weights_of_their_shares():
-    """Shares of 3 : 1 are weights 1.5 and 0.5; unknown ones are average; named ones keep theirs; none is zero."""
+    """Shares of 3 : 1 are weights 1.5 and 0.5; unknown ones count as average; named ones keep theirs; none is zero."""
     accounts = {"vision": 0.3, "speech": 0.1, "none": None, "named": 0.9}
     jobs = [rated(name, v100=1.0).evolve(account=name, fair_share=share) for name, share in accounts.items()]
     policy = GavelHierarchical(GavelHierarchicalParameters(entities={"named": Entity(weight=3.0)}))
@@ -583,8 +590,8 @@ def test_accounts_that_are_not_named_have_the_weights_of_their_shares():
     assert policy.weights([jobs[0], jobs[1].evolve(fair_share=0.0)])["speech"] > 0
 
 
-def test_weights_that_change_make_shares_anew():
-    """An admin who changes an association's shares does not wait for a job to come or go."""
+def test_shares_are_recomputed_when_weights_change():
+    """A change of an association's shares counts before any job arrives or ends."""
     jobs = [rated(name, v100=1.0).evolve(account=name, fair_share=0.25) for name in "ab"]
     policy = GavelHierarchical()
     state = run_round(snapshot(jobs, cluster(v100=1)), policy, None).state
@@ -593,8 +600,8 @@ def test_weights_that_change_make_shares_anew():
     assert after.data["made_for"]["weights"] == {"a": 1.5, "b": 0.5}
 
 
-def test_water_filling_raises_who_can_still_grow():
-    """The job that runs only on a crowded type is stuck; the others go on to share the rest equally."""
+def test_water_filling_raises_jobs_that_can_still_grow():
+    """A job that runs only on a crowded type is a bottleneck; the others share the rest equally."""
     jobs = [rated("a", k80=1.0, v100=0.0), *(rated(uid, v100=1.0, k80=0.0) for uid in "bc")]
     jobs.append(rated("d", k80=1.0, v100=0.0))
     found = shares(GavelLas(GavelLasParameters(fill=True)), jobs, cluster(v100=2, k80=1))
@@ -603,8 +610,8 @@ def test_water_filling_raises_who_can_still_grow():
 
 
 @pytest.mark.parametrize(("now_known", "heed", "anew"), [(8.0, True, True), (4.1, True, False), (8.0, False, False)])
-def test_shares_are_made_anew_when_a_speed_changes(now_known, heed, anew):
-    """As when a job changes its batch size; a small change is noise, and it can be switched off."""
+def test_shares_are_recomputed_when_a_speed_changes(now_known, heed, anew):
+    """As when a job changes its batch size; small changes are noise, and ``heed_speeds`` switches it off."""
     policy = GavelLas(GavelLasParameters(heed_speeds=heed))
     jobs = [rated(uid, v100=4.0, k80=2.0) for uid in "ab"]
     nodes = cluster(v100=1, k80=1)
@@ -614,8 +621,8 @@ def test_shares_are_made_anew_when_a_speed_changes(now_known, heed, anew):
     assert (second.state.data["ledger"]["since"] == 60.0) == anew
 
 
-def test_a_class_that_knows_nothing_in_common_shares_nothing():
-    """Tables of their own say nothing of pairs: everybody runs alone."""
+def test_jobs_without_common_measurements_are_not_paired():
+    """Tables of their own have no co-located speeds: each job runs alone."""
     cells = {"v100": {("m", 1): 2.0}}, {"v100": {("m", 1): {("m", 1): 1.9}}}
     jobs = [known_job(uid, "m", table=Table(*cells)) for uid in "ab"]
     found = shares(GavelLas(GavelLasParameters()), jobs, cluster(v100=1), sharing=True)
@@ -623,7 +630,7 @@ def test_a_class_that_knows_nothing_in_common_shares_nothing():
 
 
 def test_parameters_are_checked():
-    """Prices and weights make sense."""
+    """Prices and weights are above zero."""
     with pytest.raises(ValueError, match="greater than 0"):
         GavelHierarchicalParameters(entities={"a": {"weight": 0}})
     with pytest.raises(ValueError, match="greater than 0"):

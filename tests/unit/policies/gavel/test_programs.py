@@ -31,7 +31,17 @@ def problem(rates, capacity, *, counts=None, scale=None):
         ones if scale is None else np.array(scale, dtype=float),
         np.array(capacity, dtype=float),
         Pairs.none(len(capacity)),
+        Pools.none(len(capacity)),
     )
+
+
+def fractions(made, x):
+    """Fraction of the time of one job of each class alone on each type, shape (M, J), from the variables."""
+    combination, gpu_type = made.columns
+    alone = combination < len(made.rates)
+    found = np.zeros(made.rates.shape)
+    found[combination[alone], gpu_type[alone]] = x[alone]
+    return found / made.counts[:, None]
 
 
 @st.composite
@@ -59,16 +69,12 @@ def problems(draw, *, pairs=False):
     first, second = (np.array([row[i] for row in found], dtype=np.int64) for i in (0, 1))
     part = np.array([row[2] for row in found]).reshape(-1, 1)
     sharing = Pairs(first, second, made.rates[first] * part, made.rates[second] * part)
-    return Problem(made.rates, made.counts, made.scale, made.capacity, sharing)
+    return replace(made, pairs=sharing)
 
 
 @st.composite
 def kinds_of_jobs(draw):
-    """Up to three kinds, of which there are several classes each; what a job does beside another depends on the kinds.
-
-    Returns:
-        The problem with a variable for each pair of classes, and the same with pools.
-    """
+    """Up to three kinds with several classes each; the co-located speed of a job depends on the two kinds alone."""
     size, types = draw(st.integers(1, 3)), draw(st.integers(1, 2))
     rates = np.array([draw(st.lists(st.floats(0.5, 20.0), min_size=types, max_size=types)) for _ in range(size)])
     kind = np.repeat(np.arange(size), [draw(st.integers(1, 4)) for _ in range(size)])
@@ -109,7 +115,8 @@ every_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRA
 
 
 def without_pairs(made):
-    return Problem(made.rates, made.counts, made.scale, made.capacity, Pairs.none(len(made.capacity)))
+    types = len(made.capacity)
+    return replace(made, pairs=Pairs.none(types), pools=Pools.none(types))
 
 
 def valid(made, x):
@@ -125,7 +132,7 @@ def least(made, x, weights):
 def test_the_example_of_section_4_1():
     """Three jobs on a V100 and a K80 get the fractions that the paper prints."""
     made = problem([[40, 10], [12, 4], [100, 50]], [1, 1])
-    found = made.fractions(max_min_fairness(made, np.ones(3)))
+    found = fractions(made, max_min_fairness(made, np.ones(3)))
     assert found == pytest.approx(np.array([[0.45, 0.0], [0.45, 0.09], [0.09, 0.91]]), abs=0.006)
     gain = (made.throughput @ max_min_fairness(made, np.ones(3))) / made.isolated
     assert gain == pytest.approx(np.full(3, 1.09), abs=0.01)
@@ -147,7 +154,7 @@ def test_the_water_filling_example_of_section_4_3():
 @given(problems(pairs=True), st.data())
 @settings(deadline=None)
 def test_allocations_are_valid(made, data):
-    """No job has more than all of its time, no type more than its GPUs."""
+    """No job has more than all of its time, and no type more than its GPUs."""
     size = len(made.rates)
     positive = st.lists(st.floats(1.0, 1000.0), min_size=size, max_size=size).map(np.array)
     assert valid(made, max_min_fairness(made, data.draw(positive)))
@@ -163,7 +170,7 @@ def test_allocations_are_valid(made, data):
 @given(problems())
 @settings(deadline=None)
 def test_sharing_incentive(made):
-    """Nobody's least share is below what an equal split of everything would give."""
+    """No job's least share is below that of an equal split of all GPUs."""
     apart = equal_share_factor(made, np.ones(len(made.rates))) * made.isolated
     found = least(made, max_min_fairness(made, np.ones(len(made.rates))), np.ones(len(made.rates)))
     assert found >= float(min(apart[made.equal > 0])) * (1 - CLOSE)
@@ -172,7 +179,7 @@ def test_sharing_incentive(made):
 @given(problems(), st.data())
 @settings(deadline=None)
 def test_sharing_incentive_of_durations(made, data):
-    """Neither the longest duration nor the largest rho is above what 1/n of everything for everybody would give."""
+    """Neither the longest duration nor the largest rho is above that of 1/n of all GPUs for each job."""
     size = len(made.rates)
     numbers = st.lists(st.floats(1.0, 1e4), min_size=size, max_size=size).map(np.array)
     steps, elapsed = data.draw(numbers), data.draw(numbers)
@@ -186,7 +193,7 @@ def test_sharing_incentive_of_durations(made, data):
 @given(problems(pairs=True), st.data())
 @settings(deadline=None)
 def test_colocation_never_makes_durations_longer(made, data):
-    """With pairs to choose from, the longest duration and the largest rho are at most those without."""
+    """With possible pairs, the longest duration and the largest rho are at most those without."""
     alone, size = without_pairs(made), len(made.rates)
     numbers = st.lists(st.floats(1.0, 1e4), min_size=size, max_size=size).map(np.array)
     steps, elapsed = data.draw(numbers), data.draw(numbers)
@@ -201,7 +208,7 @@ def test_colocation_never_makes_durations_longer(made, data):
 @given(problems(pairs=True))
 @settings(deadline=None)
 def test_colocation_is_never_worse(made):
-    """With pairs to choose from, the least share is at least that without."""
+    """With possible pairs, the least share is at least that without."""
     alone = without_pairs(made)
     ones = np.ones(len(made.rates))
     with_pairs = least(made, max_min_fairness(made, ones), ones)
@@ -211,7 +218,7 @@ def test_colocation_is_never_worse(made):
 @given(kinds_of_jobs(), st.data())
 @settings(deadline=None)
 def test_pools_are_as_good_as_a_variable_for_each_pair(both, data):
-    """The same objective in fewer variables, whatever it is."""
+    """The objectives are equal, with fewer variables."""
     direct, together = both
     size = len(direct.rates)
     steps = data.draw(st.lists(st.floats(1.0, 1000.0), min_size=size, max_size=size).map(np.array))
@@ -227,20 +234,20 @@ def least_of(made, x, factor):
     return float((factor * (made.throughput @ x)).min())
 
 
-def test_rooms_limit_whom_they_name():
-    """Two jobs whose GPUs fit on one node only: the second has to be apart, at half the speed."""
+def test_node_limits_hold_for_the_classes_that_they_name():
+    """The GPUs of two jobs fit on one node only: the second job is unconsolidated, at half the speed."""
     rates = [[2.0, 1.0], [2.0, 1.0]]
     made = replace(problem(rates, [8], scale=[4, 4]), source=(0,), node_limits=(NodeLimit(0, np.ones(2), 1.0),))
-    found = made.fractions(max_min_fairness(made, np.ones(2)))
+    found = fractions(made, max_min_fairness(made, np.ones(2)))
     assert found == pytest.approx(np.full((2, 2), 0.5), abs=CLOSE)
     alike = replace(made, node_limits=())
-    assert alike.fractions(max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
+    assert fractions(alike, max_min_fairness(alike, np.ones(2))) == pytest.approx(np.array([[1, 0]] * 2), abs=CLOSE)
 
 
 @given(problems(pairs=True))
 @settings(deadline=None)
 def test_water_filling_is_pareto_efficient(made):
-    """No class can have more without another one's having less."""
+    """No class can have more without less for another class."""
     reached = made.throughput @ water_filling(made, lambda growing: growing)
     floors = made.throughput, reached * (1 - 1e-7)
     for m in range(len(made.rates)):
@@ -252,7 +259,7 @@ def test_water_filling_is_pareto_efficient(made):
 @settings(max_examples=40, deadline=None)
 @given(made=problems(), data=st.data())
 def test_two_stages_are_pareto_efficient(program, made, data):
-    """What all have, each relative to its fastest, cannot grow without somebody's having less."""
+    """The sum of relative throughputs cannot grow without less for some job."""
     size = len(made.rates)
     x = program(made, data.draw(st.lists(st.floats(1.0, 100.0), min_size=size, max_size=size).map(np.array)))
     gain = (made.throughput / made.fastest[:, None]).sum(axis=0)
@@ -261,7 +268,7 @@ def test_two_stages_are_pareto_efficient(program, made, data):
 
 
 def shuffled(solve, seed):
-    """A solver that sees variables and rows in another order, and takes another method every other time."""
+    """A solver that gets variables and rows in another order, and uses another method every other time."""
     chance = np.random.default_rng(seed)
 
     def other(c, A_ub, b_ub, method):  # noqa: N803  scipy's names
@@ -292,8 +299,8 @@ ALL = PROGRAMS | SUMS | FILLING
 
 
 @pytest.mark.parametrize("program", ALL.values(), ids=ALL)
-def test_without_gpus_nobody_has_any(program):
-    """As when all are held: no program is unbounded, or divides by nothing."""
+def test_without_gpus_no_job_has_time(program):
+    """As when retained jobs hold all GPUs: no program is unbounded, or divides by zero."""
     none = replace(SEVERAL, capacity=np.zeros(3))
     assert none.throughput @ program(none, np.arange(1.0, 7.0)) == pytest.approx(np.zeros(6), abs=1e-6)
 
@@ -301,7 +308,7 @@ def test_without_gpus_nobody_has_any(program):
 @pytest.mark.parametrize("made", [ONE_TYPE, SEVERAL, replace(SEVERAL, rates=np.ones((6, 3)))])
 @pytest.mark.parametrize("program", ALL.values(), ids=ALL)
 def test_throughputs_do_not_depend_on_the_solver(monkeypatch, program, made):
-    """Nor on the order in which it is given variables and rows, nor on its method."""
+    """Nor do they depend on the order of variables and rows, or on the method."""
     solve = policies.gavel.solve.linprog
     numbers = np.resize([10.0, 2.0, 2.0, 1.0], len(made.rates))
     expected = made.throughput @ program(made, numbers)
@@ -310,8 +317,8 @@ def test_throughputs_do_not_depend_on_the_solver(monkeypatch, program, made):
         assert made.throughput @ program(made, numbers) == pytest.approx(expected, abs=CLOSE)
 
 
-def test_what_is_left_goes_to_the_heaviest_then_to_the_first():
-    """Beyond the least share that fairness gives; in whatever order they come, unless weights are equal."""
+def test_remaining_time_goes_to_the_heaviest_job_then_to_the_first():
+    """Beyond the least share; in any order of the jobs, and with equal weights to the first."""
     weights = np.array([1.0, 0.2, 0.25, 0.1])
     for order in ([0, 1, 2, 3], [0, 3, 2, 1], [3, 2, 1, 0]):
         found = ONE_TYPE.throughput @ max_min_fairness(ONE_TYPE, weights[order])
@@ -320,8 +327,8 @@ def test_what_is_left_goes_to_the_heaviest_then_to_the_first():
     assert found == pytest.approx(np.array([1.0, 1.0, 0.8, 0.2]), abs=CLOSE)
 
 
-def test_of_a_thousand_alike_the_first_go_first():
-    """Ties are broken also where the places in the queue are close to each other."""
+def test_of_a_thousand_equal_jobs_the_first_come_first():
+    """Ties are broken even where positions in the queue are close to each other."""
     made = problem(np.full((1000, 1), 1e-3), [300])
     assert made.throughput @ total_throughput(made, np.ones(1000)) == pytest.approx(
         np.repeat([1e-3, 0.0], [300, 700]), abs=1e-7
@@ -331,9 +338,9 @@ def test_of_a_thousand_alike_the_first_go_first():
 @given(problems())
 @settings(deadline=None)
 def test_classes_are_as_good_as_single_jobs(made):
-    """Jobs that are alike, counted as one class, have the same least share as on their own."""
+    """Equal jobs have the same least share as one class as on their own."""
     each = np.repeat(np.arange(len(made.counts)), made.counts.astype(int))
-    single = Problem(made.rates[each], np.ones(len(each)), made.scale[each], made.capacity, made.pairs)
+    single = replace(made, rates=made.rates[each], counts=np.ones(len(each)), scale=made.scale[each])
     one, other = np.ones(len(made.counts)), np.ones(len(each))
     assert least(made, max_min_fairness(made, one), one) == pytest.approx(
         least(single, max_min_fairness(single, other), other), rel=CLOSE
@@ -342,10 +349,10 @@ def test_classes_are_as_good_as_single_jobs(made):
 
 @given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=6), st.integers(1, 6))
 @settings(deadline=None)
-def test_on_one_type_it_is_weighted_max_min(weights, gpus):
-    """On a homogeneous cluster the shares of time are those of weighted max-min fairness by filling."""
+def test_water_filling_on_one_type_is_weighted_max_min_fairness(weights, gpus):
+    """On a homogeneous cluster, time shares are those of progressive filling."""
     made = problem(np.full((len(weights), 1), 7.0), [gpus])
-    found = made.fractions(water_filling(made, lambda growing: np.array(weights) * growing))[:, 0]
+    found = fractions(made, water_filling(made, lambda growing: np.array(weights) * growing))[:, 0]
     left, full, share = float(gpus), set(), {}
     while len(full) < len(weights):
         rest = [i for i in range(len(weights)) if i not in full]
@@ -357,8 +364,8 @@ def test_on_one_type_it_is_weighted_max_min(weights, gpus):
     assert found == pytest.approx([share[i] for i in range(len(weights))], abs=1e-3)
 
 
-def test_time_apart_is_not_spent_where_a_job_cannot_run():
-    """Half of the one GPU on which it runs is its part, however many others there are."""
+def test_isolated_time_is_on_types_on_which_a_job_can_run():
+    """Half of the one GPU on which it runs is its share, however many other GPUs there are."""
     made = problem([[10.0, 0.0], [10.0, 1.0]], [1, 32])
     assert made.isolated.tolist() == pytest.approx([5.0, (10 * 0.5 + 16) / 16.5])
 
@@ -366,21 +373,21 @@ def test_time_apart_is_not_spent_where_a_job_cannot_run():
 @given(problems(), st.data())
 @settings(deadline=None)
 def test_finish_time_fairness_is_the_least_possible(made, data):
-    """No rho that is smaller by a little is possible."""
+    """No rho that is slightly smaller is possible."""
     size = len(made.rates)
     numbers = st.lists(st.floats(1.0, 1e5), min_size=size, max_size=size).map(np.array)
     steps, elapsed = data.draw(numbers), data.draw(numbers)
     ideal = elapsed + steps / made.isolated
     found = made.throughput @ finish_time_fairness(made, steps, elapsed, elapsed)
     rho = float(np.max((elapsed + steps / found) / ideal))
-    room = rho * (1 - 1e-3) * ideal - elapsed
-    if (room > 0).all():
-        needs = steps / room
+    seconds = rho * (1 - 1e-3) * ideal - elapsed
+    if (seconds > 0).all():
+        needs = steps / seconds
         assert maximise(np.zeros(made.throughput.shape[1]), made.limits, (made.throughput, needs)) is None
 
 
 def test_makespan_may_be_longer_within_a_tolerance():
-    """Then the second stage has more to give: the short job ends earlier, the long one within the tolerance."""
+    """The second stage then has more to give: the short job ends earlier, the long one within the tolerance."""
     made = problem([[1.0], [1.0]], [1])
     assert made.throughput @ makespan(made, np.array([90.0, 10.0])) == pytest.approx([0.9, 0.1], abs=CLOSE)
     found = made.throughput @ makespan(made, np.array([90.0, 10.0]), 0.25)
@@ -391,41 +398,41 @@ def test_makespan_may_be_longer_within_a_tolerance():
 
 @given(problems())
 @settings(deadline=None)
-def test_spreading_over_types_keeps_everybodys_time(made):
-    """The time in all is the same, and the allocation as valid as it was."""
+def test_spreading_over_types_keeps_each_jobs_time(made):
+    """The sum of time is the same, and the allocation as valid as before."""
     x = max_min_fairness(made, np.ones(len(made.rates)))
     found = made.spread_evenly(x)
     assert valid(made, found)
-    assert made.fractions(found).sum(axis=1) == pytest.approx(made.fractions(x).sum(axis=1), abs=0.02)
+    assert fractions(made, found).sum(axis=1) == pytest.approx(fractions(made, x).sum(axis=1), abs=0.02)
 
 
-def test_time_is_spread_over_types_as_their_gpus():
+def test_time_is_spread_over_types_in_proportion_to_their_gpus():
     """Where nothing restricts it, a type with three times the GPUs has three times the time."""
     made = problem([[1.0, 1.0], [1.0, 1.0]], [3, 1])
-    assert made.fractions(made.spread_evenly(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(
+    assert fractions(made, made.spread_evenly(np.array([1.0, 0.0, 0.5, 0.5]))) == pytest.approx(
         np.array([[0.75, 0.25]] * 2)
     )
 
 
 def test_fifo_serves_the_first_on_its_fastest_type():
-    """The first job has all its time on the fastest type, the second what is left."""
+    """The first job has all of its time on the fastest type, the second the remaining time."""
     made = problem([[10, 1], [10, 1], [10, 1]], [1, 1])
-    found = made.fractions(in_order(made, np.array([1.0, 0.0, 2.0])))
+    found = fractions(made, in_order(made, np.array([1.0, 0.0, 2.0])))
     assert found == pytest.approx(np.array([[0, 1], [1, 0], [0, 0]]), abs=CLOSE)
 
 
-def test_a_large_job_does_not_wait_for_small_ones_that_came_later():
-    """Eight GPUs for one job count as much as for eight jobs, so the place in the queue decides."""
+def test_a_large_job_does_not_wait_for_later_small_jobs():
+    """Eight GPUs for one job count as much as for eight jobs, so the position in the queue decides."""
     made = problem(np.ones((9, 1)), [8], scale=[8] + [1] * 8)
-    found = made.fractions(in_order(made, np.arange(9.0)))[:, 0]
+    found = fractions(made, in_order(made, np.arange(9.0)))[:, 0]
     assert found == pytest.approx([1.0] + [0.0] * 8, abs=CLOSE)
 
 
-def test_cost():
-    """A slow job takes the cheap type unless its SLO needs the fast one; what is not possible is let off."""
+def test_the_cost_policy_buys_the_fast_type_only_for_deadlines():
+    """Requirements that cannot be met are waived."""
     made = problem([[3.0, 2.0]], [1, 1])
     cheap, _ = least_cost(made, np.array([3.0, 1.0]), np.array([0.0]))
-    assert made.fractions(cheap)[0, 0] == pytest.approx(0.0, abs=CLOSE)
+    assert fractions(made, cheap)[0, 0] == pytest.approx(0.0, abs=CLOSE)
     fast, met = least_cost(made, np.array([3.0, 1.0]), np.array([2.5]))
     assert made.throughput @ fast == pytest.approx([2.5], rel=CLOSE)
     assert met == pytest.approx([2.5])
