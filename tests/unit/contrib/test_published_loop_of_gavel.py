@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contrib.reproductions.parity_rows import gavel, row
-from contrib.reproductions.published_loops.gavel import simulate_gavel
+from contrib.reproductions.published_loops.gavel import GavelLoop
 from metasched.simulator.records import Settings
 from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.fifo import Fifo, FifoParameters
@@ -18,8 +18,8 @@ SETTINGS = Settings(round_seconds=100.0, sharing=True)
 
 
 def run(*jobs, policy=None, gpus=None, settings=SETTINGS, **more):
-    policy = policy or Fifo(FifoParameters(elastic=False))
-    return simulate_gavel(workload(small_table(), *jobs), gpus or cluster(v100=1), policy, settings, **more)
+    policy, nodes = policy or Fifo(FifoParameters(elastic=False)), gpus or cluster(v100=1)
+    return GavelLoop(workload(small_table(), *jobs), nodes, policy, settings, **more).run()
 
 
 def finished(outcome):

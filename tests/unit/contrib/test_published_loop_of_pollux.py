@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from contrib.reproductions.published_loops.pollux import simulate_pollux
+from contrib.reproductions.published_loops.pollux import PolluxLoop
 from metasched.core.model import Node
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from metasched.simulator.records import Settings, Submission, Workload
@@ -34,9 +34,8 @@ def submission(uid, at, gpus, steps, rate=1.0):
 def play(*submissions, nodes=NODES, policy=FIFO):
     seen = []
     workload = Workload("test", submissions)
-    outcome = simulate_pollux(
-        workload, nodes, policy, SETTINGS, watch=lambda s, r: seen.append((s.now, dict(r.targets)))
-    )
+    loop = PolluxLoop(workload, nodes, policy, SETTINGS, watch=lambda s, r: seen.append((s.now, dict(r.targets))))
+    outcome = loop.run()
     return {job.uid: job for job in outcome.jobs}, seen
 
 
@@ -86,10 +85,10 @@ def test_a_workload_that_can_never_run_ends():
 def test_a_generated_workload_is_played_to_its_end(policy):
     """All jobs end, none before it could have, and the same again gives the same."""
     workload = generate_pollux(PolluxWorkloadParameters(jobs=12, hours=1.0), 1, synthetic_profiles())
-    outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+    outcome = PolluxLoop(workload, NODES, policy, SETTINGS).run()
     assert all(job.jct is not None and job.jct > 30 for job in outcome.jobs)
     assert all(sum(stay.ended - stay.began for stay in job.intervals) <= job.jct for job in outcome.jobs)
-    assert simulate_pollux(workload, NODES, policy, SETTINGS).jobs == outcome.jobs
+    assert PolluxLoop(workload, NODES, policy, SETTINGS).run().jobs == outcome.jobs
 
 
 @needs("pollux")
@@ -102,5 +101,5 @@ def test_the_artifacts_figures_come_out_to_the_digit(name, policy, theirs):
     """Average JCT on 16 nodes of 4 T4."""
     profiles = read_profiles(DATA / "pollux" / "traces")
     workload = read_pollux(DATA / "pollux" / "workloads" / f"{name}.csv", profiles, most_gpus=64)
-    outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+    outcome = PolluxLoop(workload, NODES, policy, SETTINGS).run()
     assert fmean(job.jct for job in outcome.jobs) == theirs

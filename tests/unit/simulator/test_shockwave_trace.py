@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from contrib.reproductions.published_loops.shockwave import seconds_alone, simulate_shockwave
+from contrib.reproductions.published_loops.shockwave import ShockwaveLoop, isolated_seconds
 from metasched.core.model import Node, Placement
 from metasched.simulator import metrics
 from metasched.simulator.records import Settings
@@ -102,7 +102,7 @@ def test_a_restart_costs_steps_but_not_in_the_first_round(tmp_path):
     lines = [line(job_type=model_name("LM", 80), total_steps=240, arrival_seconds=at) for at in (0, 60)]
     path.write_text("\n".join(lines))
     fair = GandivaFair(GandivaFairParameters(as_published=True))
-    outcome = simulate_shockwave(read_shockwave(path, table), NODES, fair, Settings(round_seconds=120.0))
+    outcome = ShockwaveLoop(read_shockwave(path, table), NODES, fair, Settings(round_seconds=120.0)).run()
     assert [job.finished for job in outcome.jobs] == [240.0, 380.0]
     assert [job.overhead_seconds for job in outcome.jobs] == [0.0, 20.0]
 
@@ -111,10 +111,10 @@ def test_the_batch_changes_at_the_end_of_a_part_and_epochs_are_kept(tmp_path):
     """A job that adapts is through sooner than one that does not, and close to what it takes alone."""
     steps = 30 * FAMILIES["LM"].steps(10)
     workload = read(tmp_path, line(total_steps=steps, mode="gns"), line(total_steps=steps))
-    outcome = simulate_shockwave(workload, NODES, GandivaFair(), Settings(round_seconds=120.0))
+    outcome = ShockwaveLoop(workload, NODES, GandivaFair(), Settings(round_seconds=120.0)).run()
     adapting, static = (job.jct for job in outcome.jobs)
     assert adapting < static
-    assert adapting == pytest.approx(seconds_alone(workload.submissions[0]), rel=0.15)
+    assert adapting == pytest.approx(isolated_seconds(workload.submissions[0]), rel=0.15)
 
 
 def test_the_honest_simulation_takes_as_long_as_the_regimes(tmp_path):
@@ -150,8 +150,8 @@ def test_the_published_figures_are_met(policy, makespan, average, worst):
     """Makespan, average completion time and worst fairness are the artifact's, to the digit."""
     table = Table.read(DATA / "shockwave" / "tacc_throughputs.json")
     workload = read_shockwave(DATA.joinpath(*PUBLISHED), table, most_gpus=32)
-    outcome = simulate_shockwave(workload, NODES, policy, Settings(round_seconds=120.0))
-    alone = {one.job.uid: seconds_alone(one) for one in workload.submissions}
+    outcome = ShockwaveLoop(workload, NODES, policy, Settings(round_seconds=120.0)).run()
+    alone = {one.job.uid: isolated_seconds(one) for one in workload.submissions}
     jct = {job.uid: job.jct for job in outcome.jobs}
     assert round(outcome.ended, 4) == makespan
     assert round(sum(jct.values()) / len(jct), 4) == average

@@ -182,7 +182,7 @@ class Stage:
     @classmethod
     def of(cls, *submissions, count=1, **settings):
         cluster = Cluster(nodes(count), Settings(**settings))
-        cluster.move_to(0.0)
+        cluster.now = 0.0
         for each in submissions:
             cluster.arrive(each)
         return cls(cluster, [])
@@ -190,9 +190,9 @@ class Stage:
     def to(self, now):
         """Let time pass until then."""
         while self.cluster.next_event <= now:
-            self.cluster.move_to(self.cluster.next_event)
+            self.cluster.now = self.cluster.next_event
             self.ended += self.cluster.process_events()
-        self.cluster.move_to(now)
+        self.cluster.now = now
         return {job.uid: job for job in self.cluster.job_view()}
 
     def aim(self, targets, *pairs):
