@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
@@ -77,19 +76,9 @@ def read_elasticflow(path: Path, curves: Curves, *, gpu_type: str = "", most_gpu
         submitted, deadline = row.number("submit_time"), row.number("ddl")
         if deadline < submitted:
             raise row.refusal("ddl", "is before submit_time", "give a later deadline")
-        job = Job(
-            uid=f"{row.line:0{digits}}",
-            slurm_job_id=str(row.line),
-            name=f"{model}-{row.text('job_id')}",
-            user="trace",
-            submitted=submitted - first,
-            gpus=gpus,
-            min_gpus=min(sizes),
-            max_gpus=max(sizes),
-            gpu_types=(gpu_type,) if gpu_type else (),
-            cpus_per_unit=0,
-            slo_seconds=deadline - submitted,
-        )
+        uid, name = f"{row.line:0{digits}}", f"{model}-{row.text('job_id')}"
+        job = trace_job(uid, name, submitted - first, gpus, min_gpus=min(sizes), max_gpus=max(sizes))
+        job = job.evolve(gpu_types=(gpu_type,) if gpu_type else (), slo_seconds=deadline - submitted)
         training = ScalingTraining(row.whole("iteration", least=1), {gpu_type: curve})
         submissions.append(Submission(job, training))
     return Workload(path.name, tuple(submissions))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.rows import Row, plain_rows
 from metasched.throughput.throughput_table import Table, TableTraining
 
@@ -68,19 +68,8 @@ def table_jobs(
         if (model, gpus) not in table.job_types:
             raise row.refusal("scale_factor", f"no speed is known of {model!r} on {gpus} GPUs", "extend the table")
         steps = row.whole("total_steps", least=1)
-        job = Job(
-            uid=f"{row.line:0{digits}}",
-            slurm_job_id=str(row.line),
-            name=model,
-            user="trace",
-            submitted=submitted,
-            gpus=gpus,
-            min_gpus=gpus,
-            max_gpus=gpus,
-            cpus_per_unit=0,
-            weight=row.number("priority_weight", least=1e-9) / heaviest,
-        )
-        yield row, job, steps
+        job = trace_job(f"{row.line:0{digits}}", model, submitted, gpus)
+        yield row, job.evolve(weight=row.number("priority_weight", least=1e-9) / heaviest), steps
 
 
 def _slo_seconds(row: Row, steps: int, speed: float | None) -> float | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.throughput.scaling_curve import training_of_run
 
 
@@ -45,17 +44,9 @@ def workload(source: str, runs: Iterable[Run], speed_up: float | None) -> Worklo
     digits = len(str(len(ordered)))
     submissions = []
     for position, run in enumerate(ordered, start=1):
-        job = Job(
-            uid=f"{position:0{digits}}",
-            slurm_job_id=str(position),
-            name=run.name,
-            user=run.user,
-            account=run.account,
-            submitted=run.submitted - first,
-            gpus=run.gpus,
-            min_gpus=run.gpus if speed_up is None else 1,
-            max_gpus=run.gpus if speed_up is None else 2 * run.gpus,
-            cpus_per_unit=0,
-        )
+        least, most = (run.gpus, run.gpus) if speed_up is None else (1, 2 * run.gpus)
+        submitted = run.submitted - first
+        job = trace_job(f"{position:0{digits}}", run.name, submitted, run.gpus, min_gpus=least, max_gpus=most)
+        job = job.evolve(user=run.user, account=run.account)
         submissions.append(Submission(job, training_of_run(run.seconds, run.gpus, speed_up)))
     return Workload(source, tuple(submissions))

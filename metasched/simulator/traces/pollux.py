@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
 from metasched.throughput.goodput_profile import EpochRecords, Profile, ProfileTraining, StepTime, StepTimes
@@ -104,18 +103,8 @@ def read_pollux(path: Path, profiles: Mapping[str, Profile], *, most_gpus: int |
 
 def submission(uid: str, name: str, submitted: float, profile: Profile, *, gpus: int, batch: int) -> Submission:
     """A job that trains an application at a batch size, and asks for so many GPUs."""
-    job = Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=name,
-        user="trace",
-        submitted=submitted,
-        gpus=gpus,
-        min_gpus=1,
-        max_gpus=max(gpus, batch // profile.least_local),
-        gpu_types=(profile.gpu_type,),
-        cpus_per_unit=0,
-    )
+    most = max(gpus, batch // profile.least_local)
+    job = trace_job(uid, name, submitted, gpus, min_gpus=1, max_gpus=most).evolve(gpu_types=(profile.gpu_type,))
     return Submission(job, ProfileTraining(profile, batch))
 
 
