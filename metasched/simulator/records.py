@@ -218,7 +218,7 @@ class RoundOutcome:
     """One round.
 
     Attributes:
-        at: its instant.
+        at: its instant, in seconds.
         jobs: the number of live jobs.
         running: the number of jobs with a target.
         gpus: the number of GPUs in targets, each counted once.

@@ -19,14 +19,14 @@ WORKLOAD = ("job_id", "submit_time", "iteration", "model_name", "ddl", "batch_si
 BATCH = "global_batch_size"
 
 Curves = Mapping[tuple[str, int], Curve]
-"""By model and global batch size."""
+"""Scaling curves by (model, global batch size)."""
 
 
-def read_curves(folder: Path) -> dict[tuple[str, int], Curve]:
+def read_curves(folder: Path) -> Curves:
     """The measured curves of a folder, in iterations per second; an empty field or ``nan`` was not measured.
 
     Raises:
-        TraceError: there are none, or a file cannot be used as it is.
+        TraceError: the folder has no curve, or a file cannot be used as it is.
     """
     found = {}
     for path in sorted(folder.glob("*.csv")):
@@ -34,7 +34,7 @@ def read_curves(folder: Path) -> dict[tuple[str, int], Curve]:
             sizes = {column: column.strip() for column in row.values if column != BATCH}
             for column, size in sizes.items():
                 if not size.isdecimal() or int(size) < 1:
-                    raise row.refusal(column, "is not a number of GPUs", "name the column by the number")
+                    raise row.refusal(column, "is not a number of GPUs", "name the column by a number")
             points = {int(size): speed for column, size in sizes.items() if (speed := _speed(row, column)) is not None}
             if not points:
                 raise row.refusal(None, "has no speed", "give at least one")
@@ -48,9 +48,9 @@ def read_elasticflow(path: Path, curves: Curves, *, gpu_type: str = "", most_gpu
     """The jobs of a workload, elastic over the sizes at which they can run; the clock begins at the first arrival.
 
     Args:
-        path: of the CSV file.
-        curves: the speed of its models.
-        gpu_type: what the curves were measured on; empty for any type.
+        path: the CSV file.
+        curves: the speeds of its models.
+        gpu_type: the GPU type of the curves; empty for any type.
         most_gpus: the most GPUs that one job can have; None for no limit.
 
     Raises:

@@ -11,28 +11,28 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from metasched.simulator.records import Workload
-from metasched.simulator.traces.plain import Run, workload
+from metasched.simulator.traces.recorded_runs import RecordedRun, workload_of_runs
 from metasched.simulator.traces.rows import Row, named_rows
 
 COLUMNS = ("job_id", "user", "vc", "gpu_num", "submit_time", "duration")
 
 
 def read_helios(path: Path, *, most_gpus: int | None = None, speed_up: float | None = None) -> Workload:
-    """The GPU jobs of a trace; see ``plain.workload`` for ``speed_up``.
+    """The GPU jobs of a trace; see ``workload_of_runs`` for ``speed_up``.
 
     Jobs without GPUs, and those that never ran, are left out.
 
     Raises:
         TraceError: the trace cannot be used as it is.
     """
-    return workload(path.name, _runs(path, most_gpus), speed_up)
+    return workload_of_runs(path.name, _runs(path, most_gpus), speed_up)
 
 
-def _runs(path: Path, most_gpus: int | None) -> Iterator[Run]:
+def _runs(path: Path, most_gpus: int | None) -> Iterator[RecordedRun]:
     for row in named_rows(path, COLUMNS):
         seconds = row.number("duration")
         if row.whole("gpu_num") and seconds:
-            yield Run(
+            yield RecordedRun(
                 name=row.text("job_id"),
                 submitted=_instant(row, "submit_time"),
                 gpus=row.gpus("gpu_num", most_gpus),

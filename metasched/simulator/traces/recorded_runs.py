@@ -1,4 +1,4 @@
-"""What readers share whose traces say only how long a job ran, and on how many GPUs."""
+"""Jobs of traces that record only how long a job ran, and on how many GPUs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from metasched.throughput.scaling_curve import training_of_run
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordedRun:
     """One job of such a trace.
 
     Attributes:
-        name: the trace's own id.
-        submitted: seconds, on any clock.
-        gpus: at least 1.
-        seconds: that it ran.
+        name: the job's id in the trace.
+        submitted: the arrival, in seconds on any clock.
+        gpus: the number of its GPUs, at least 1.
+        seconds: its duration.
         user: its owner.
         account: the group or virtual cluster that it was submitted to, if any.
     """
@@ -30,14 +30,14 @@ class Run:
     account: str | None = None
 
 
-def workload(source: str, runs: Iterable[Run], speed_up: float | None) -> Workload:
-    """The runs as rigid jobs by arrival; the clock begins at the first of them.
+def workload_of_runs(source: str, runs: Iterable[RecordedRun], speed_up: float | None) -> Workload:
+    """The runs as jobs, by arrival; the clock begins at the first arrival.
 
     Args:
-        source: in words.
-        runs: in any order; those that arrive together keep it.
-        speed_up: the exponent of the speed-up by which jobs may have other numbers of GPUs, from one to twice as many
-            as they had; None if they may not.
+        source: the source of the workload, in words.
+        runs: the runs in any order; runs with the same arrival stay in this order.
+        speed_up: the exponent of speed over the number of GPUs, with which jobs are elastic from one GPU to twice as
+            many as they had; None for rigid jobs.
     """
     ordered = sorted(runs, key=lambda run: run.submitted)
     first = ordered[0].submitted if ordered else 0.0
