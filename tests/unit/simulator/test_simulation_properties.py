@@ -16,6 +16,7 @@ from policies.baselines.las import Las, LasParameters
 from tests.unit.workloads import Chaos, ChaosParameters, clusters, settings, workloads
 
 ROUNDS_OF_CHAOS = 300
+IDLE_ROUNDS = 100  # fewer than usual before a simulation without progress ends, to save time
 
 ENDING = (
     Fifo(),
@@ -23,6 +24,13 @@ ENDING = (
     Las(),
     Las(LasParameters(queue_thresholds_gpu_seconds=(20.0, 100.0), promote_knob=2.0)),
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_idle_rounds():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("metasched.simulator.simulation.MAX_IDLE_ROUNDS", IDLE_ROUNDS)
+        yield
 
 
 def chaos():
