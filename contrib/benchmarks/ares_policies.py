@@ -1,12 +1,12 @@
-"""What a decision of Ares takes at an arrival or an end, by the size of the cluster (Figure 11).
+"""The duration of one decision of Ares at an arrival and at a completion, by the size of the cluster (Figure 11).
 
     python -m contrib.benchmarks.ares_policies [--gpus N ...] [--repeat N] [--json]
 
-Nodes of 8 GPUs, and live jobs in proportion, as in the paper; on 64 GPUs there are 32. Jobs are trainings of made-up
-applications like Pollux's. A cluster in the middle of its work is looked at again after one arrival, and after one end.
-A decision is all that the policy does then: reading its state, the reference system, who gets what, and the reason for
-every live job. Events are what an arrival and an end together cost the reference system alone: comparisons in its heap,
-and time. Seconds are of the processor, medians.
+Nodes have 8 GPUs, and there are half as many live jobs as GPUs, as in the paper. Jobs train synthetic applications that
+resemble Pollux's. On a busy cluster, one decision is measured after an arrival and one after a completion. A decision
+is all that the policy does: it reads its state, advances the reference system, and gives every live job GPUs or a
+reason. An event is one arrival and one completion in the reference system alone: comparisons in its heap, and time.
+Seconds are medians of CPU time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from policies.ares.reference_system import ReferenceSystem
 
 SIZES = (64, 128, 256, 512, 1024, 2048, 4096)
 NODE_GPUS = 8
-PER_GPU = 0.5  # live jobs
-PAPER = 0.06  # s, at most, at 2,048 GPUs
+JOBS_PER_GPU = 0.5
+PAPER_SECONDS = 0.06  # the largest duration of a decision in the paper, at PAPER_GPUS
 PAPER_GPUS = 2048
 EVENTS = 1000
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What was found at one size.
+class Durations:
+    """The results at one size of the cluster.
 
     Attributes:
-        jobs: live.
-        arrival, end: seconds of a decision.
-        comparisons: of finish times, for an arrival and an end together.
-        event: seconds of the two.
+        jobs: the number of live jobs.
+        arrival: seconds of a decision after an arrival.
+        end: seconds of a decision after a completion.
+        comparisons: comparisons of finish times in one event.
+        event: seconds of one event.
     """
 
     jobs: int
@@ -54,13 +55,13 @@ class Taken:
     event: float
 
 
-class Counted(float):
-    """A number that counts how often it is compared with others."""
+class CountedTime(float):
+    """A finish time that counts all comparisons of such times."""
 
     count = 0
 
     def __lt__(self, other: float) -> bool:
-        Counted.count += 1
+        CountedTime.count += 1
         return float(self) < float(other)
 
     def __eq__(self, other: object) -> bool:
@@ -69,120 +70,115 @@ class Counted(float):
     __hash__ = float.__hash__
 
 
-class Work(float):
-    """GPU-seconds that make finish times counted."""
+class CountedWork(float):
+    """GPU-seconds of work, from which the reference system computes a ``CountedTime``."""
 
-    def __truediv__(self, other: float) -> Work:
-        return Work(float(self) / other)
+    def __truediv__(self, other: float) -> CountedWork:
+        return CountedWork(float(self) / other)
 
-    def __radd__(self, other: float) -> Counted:
-        return Counted(other + float(self))
+    def __radd__(self, other: float) -> CountedTime:
+        return CountedTime(other + float(self))
 
 
 def cluster(gpus: int, seed: int) -> tuple[Snapshot, PolicyState, Job]:
-    """A cluster at work, what Ares remembers of it, and a job that comes next."""
-    chance = random.Random(f"{gpus} {seed}")  # noqa: S311  no secret
-    count = int(gpus * PER_GPU)
+    """The snapshot of a busy cluster, Ares's state after a round on it, and the next job to arrive."""
+    rng = random.Random(f"{gpus} {seed}")  # noqa: S311  no secret
+    count = int(gpus * JOBS_PER_GPU)
     parameters = PolluxWorkloadParameters(jobs=count + 1, hours=2.0, tuned=False)
-    made = generate_pollux(parameters, seed, synthetic_profiles())
+    workload = generate_pollux(parameters, seed, synthetic_profiles())
     jobs = [
         one.job.evolve(
             total_steps=one.training.total,
-            progress_steps=chance.random() * 0.9 * one.training.total,
+            progress_steps=rng.random() * 0.9 * one.training.total,
             speed=one.training.known(0.0),
         )
-        for one in made.submissions
+        for one in workload.submissions
     ]
     nodes = tuple(Node(f"n{i:03}", "t4", NODE_GPUS, 0, 0) for i in range(gpus // NODE_GPUS))
     *live, new = jobs
-    view = Snapshot(new.submitted, 1, 60.0, nodes, tuple(live))
-    result = run_round(view, Ares(), None)
+    snapshot = Snapshot(new.submitted, 1, 60.0, nodes, tuple(live))
+    result = run_round(snapshot, Ares(), None)
     started = tuple(
         job.evolve(status=Status.RUNNING, placement=result.targets[job.uid]) if job.uid in result.targets else job
         for job in live
     )
-    after = Snapshot(view.now + 1.0, 2, 60.0, nodes, started)
+    after = Snapshot(snapshot.now + 1.0, 2, 60.0, nodes, started)
     stored = PolicyState(result.state.version, json.loads(json.dumps(dict(result.state.data))))
-    return after, stored, new.evolve(submitted=view.now + 0.5)
+    return after, stored, new.evolve(submitted=snapshot.now + 0.5)
 
 
-def decision(view: Snapshot, state: PolicyState) -> float:
-    """Seconds of one."""
+def decision(snapshot: Snapshot, state: PolicyState) -> float:
+    """The CPU seconds of one decision."""
     policy = Ares()
     begun = time.process_time()
-    policy.decide(view, state)
+    policy.decide(snapshot, state)
     return time.process_time() - begun
 
 
 def event(active: int) -> tuple[float, float]:
-    """Comparisons and seconds of an arrival and an end, with so many jobs active in the reference system."""
+    """The comparisons and CPU seconds of one event, with this number of active jobs in the reference system."""
     seconds = []
-    for number in (Work, float):
-        chance = random.Random(active)  # noqa: S311  no secret
+    for number in (CountedWork, float):
+        rng = random.Random(active)  # noqa: S311  no secret
         reference = ReferenceSystem(64, 0.0)
-        works = [number(chance.uniform(1e3, 1e6)) for _ in range(active + EVENTS)]
+        works = [number(rng.uniform(1e3, 1e6)) for _ in range(active + EVENTS)]
         for i in range(active):
             reference.arrive(f"{i}", works[i])
-        Counted.count = 0
+        CountedTime.count = 0
         begun = time.process_time()
         for i in range(EVENTS):
             reference.arrive(f"new {i}", works[active + i])
             reference.advance(reference.next_end)
         seconds.append(time.process_time() - begun)
-        if number is Work:
-            comparisons = Counted.count / EVENTS
+        if number is CountedWork:
+            comparisons = CountedTime.count / EVENTS
     return comparisons, seconds[1] / EVENTS
 
 
-def measure(gpus: int, repeat: int) -> Taken:
-    """The medians of some clusters of one size."""
+def measure(gpus: int, repeat: int) -> Durations:
+    """The medians over ``repeat`` clusters of one size."""
     bench.say(f"{gpus} GPUs")
     arrivals, ends, jobs = [], [], 0
     for seed in range(repeat):
-        view, state, new = cluster(gpus, seed)
-        jobs = len(view.jobs)
-        decision(view, state)  # speeds are looked up once, whoever asks
-        arrivals.append(decision(Snapshot(view.now, 2, 60.0, view.nodes, (*view.jobs, new)), state))
-        gone = next(job for job in view.jobs if job.placement is not None)
-        left = tuple(job for job in view.jobs if job is not gone)
-        ends.append(decision(Snapshot(view.now, 2, 60.0, view.nodes, left), state))
+        snapshot, state, new = cluster(gpus, seed)
+        jobs = len(snapshot.jobs)
+        decision(snapshot, state)  # so that the speeds of all jobs are cached
+        arrivals.append(decision(Snapshot(snapshot.now, 2, 60.0, snapshot.nodes, (*snapshot.jobs, new)), state))
+        ended = next(job for job in snapshot.jobs if job.placement is not None)
+        left = tuple(job for job in snapshot.jobs if job is not ended)
+        ends.append(decision(Snapshot(snapshot.now, 2, 60.0, snapshot.nodes, left), state))
     comparisons, seconds = event(jobs)
-    return Taken(jobs, statistics.median(arrivals), statistics.median(ends), comparisons, seconds)
+    return Durations(jobs, statistics.median(arrivals), statistics.median(ends), comparisons, seconds)
 
 
-def exponent(found: Mapping[int, float]) -> float:
-    """The slope over the live jobs, both logarithmic, by least squares; 1 is linear, near 0 a logarithm."""
-    points = [(math.log(jobs), math.log(value)) for jobs, value in found.items()]
-    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else math.nan
-
-
-def report(found: Mapping[int, Taken]) -> list[str]:
+def report(found: Mapping[int, Durations]) -> list[str]:
     """The table as Markdown."""
     lines = [
-        "| GPUs | live jobs | decision at an arrival, s | at an end, s | events: comparisons | of log2 of jobs | us |",
+        "| GPUs | live jobs | decision at arrival, s | at completion, s | event: comparisons | over log2(jobs) | us |",
         "|---|---|---|---|---|---|---|",
     ]
     for gpus, one in found.items():
         by_log = one.comparisons / math.log2(one.jobs)
         cells = f"{one.arrival:.4f} | {one.end:.4f} | {one.comparisons:.1f} | {by_log:.2f} | {1e6 * one.event:.1f}"
         lines.append(f"| {gpus} | {one.jobs} | {cells} |")
-    whole = exponent({one.jobs: one.arrival for one in found.values()})
-    compared = exponent({one.jobs: one.comparisons for one in found.values()})
-    timed = exponent({one.jobs: one.event for one in found.values()})
-    lines.append(f"| growth | | jobs^{whole:.2f} | | jobs^{compared:.2f} | | jobs^{timed:.2f} |")
+    if len(found) > 1:
+        decided = bench.growth({one.jobs: one.arrival for one in found.values()})
+        compared = bench.growth({one.jobs: one.comparisons for one in found.values()})
+        timed = bench.growth({one.jobs: one.event for one in found.values()})
+        lines.append(f"| growth | | {decided} | | {compared} | | {timed} |")
     return lines
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Measure and print; 1 if a decision at the paper's size takes longer than the paper says."""
+    """Measure, and print the table; the exit status is 1 if a decision takes longer than the paper's."""
     parser = bench.arguments(__doc__ or "")
-    parser.add_argument("--gpus", type=bench.positive, nargs="+", default=SIZES, help="sizes of clusters")
+    parser.add_argument("--gpus", type=bench.positive, nargs="+", default=SIZES, help="GPUs of the cluster")
     parser.add_argument("--repeat", type=bench.positive, default=5, help="clusters of each size; the median counts")
     options = parser.parse_args(given)
     found = {gpus: measure(gpus, options.repeat) for gpus in options.gpus}
     print("\n".join(report(found)))
     bench.finish({gpus: vars(one) for gpus, one in found.items()}, as_json=options.json)
-    slow = [gpus for gpus, one in found.items() if gpus <= PAPER_GPUS and max(one.arrival, one.end) > PAPER]
+    slow = [gpus for gpus, one in found.items() if gpus <= PAPER_GPUS and max(one.arrival, one.end) > PAPER_SECONDS]
     return 1 if slow else 0
 
 

@@ -1,4 +1,4 @@
-"""Scaffolding of the benchmarks and reproductions: options, private clusters, summaries of samples, the JSON line."""
+"""What benchmarks and reproductions share: options, private clusters, summaries of samples, the JSON line."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,12 +46,13 @@ def add_numbers(parser: argparse.ArgumentParser, option: str, default: Sequence[
     )
 
 
-def exponent(times: Mapping[int, float]) -> float | None:
-    """The slope of log time over log size, by least squares: 1 is linear growth; None for a single size."""
-    if len(times) < 2:  # noqa: PLR2004  a line
-        return None
+def growth(times: Mapping[int, float]) -> str:
+    """The growth of ``times`` (by size, two or more), as "jobs^1.00" for linear growth.
+
+    The exponent is the slope of log time over log size, by least squares.
+    """
     points = [(math.log(size), math.log(time)) for size, time in times.items()]
-    return statistics.linear_regression(*zip(*points, strict=True)).slope
+    return f"jobs^{statistics.linear_regression(*zip(*points, strict=True)).slope:.2f}"
 
 
 def positive(text: str) -> int:
@@ -94,6 +96,21 @@ def environment(cluster: DevCluster, shared: Path | None) -> Mapping[str, str]:
     found = {**cluster.env, "PATH": path, "OMP_NUM_THREADS": "1"}
     found.pop("METASCHED_SHARED", None)
     return found if shared is None else {**found, "METASCHED_SHARED": str(shared)}
+
+
+@contextmanager
+def daemon(cluster: DevCluster, base: Path, config: str) -> Iterator[None]:
+    """The daemon as a process, while the context lasts; ``base`` gets its configuration file and its log."""
+    path = base / "metasched.toml"
+    path.write_text(config)
+    with (base / "daemon.log").open("wb") as log:
+        argv = [sys.executable, "-m", "metasched", "--config", str(path), "daemon"]
+        process = subprocess.Popen(argv, env=cluster.env, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def milliseconds(seconds: Sequence[float]) -> dict[str, float]:

@@ -1,12 +1,12 @@
-"""What one decision of Gavel's policies takes: the program built and solved, by the number of jobs, one thread.
+"""The duration of one decision of Gavel's policies, by the number of jobs: the program is built and solved.
 
     python -m contrib.benchmarks.gavel_policies [--jobs N ...] [--only WORDS] [--json]
 
-Jobs are of Gavel's 26 job types in their real proportions of speed (made up here, fixed by the seed), of 1 to 8 GPUs,
-on three GPU types with a quarter as many GPUs as jobs. "First stage" is the program that the public code solves, with
-its building: grouping jobs into classes, matrices, solver. "Second stage" is what ours does beyond that. Beside them
-stands what the public code takes for the same program on a machine of the same kind. Where it is small enough, the
-program over single jobs is solved, too: the least share must be the same. Seconds are of the processor.
+Jobs have 26 synthetic job types, fixed by the seed, and 1 to 8 GPUs, on three GPU types with a quarter as many GPUs as
+jobs. The first stage is the program that the public code solves, with its building: grouping of jobs into classes,
+matrices, solver. The second stage is our addition. The table also has the public code's time for the same program on a
+machine of the same kind. Small programs are also solved over single jobs: the minimum share must be the same. Seconds
+are CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from policies.gavel.solve import inverse, second_stage
 from policies.gavel.sum_objectives import in_order
 
 TYPES = ("v100", "p100", "k80")
-MODELS = 26
+JOB_TYPES = 26
 ACCOUNTS = 4
-SAME = 1e-4  # relative: objectives that differ by less are the same
+TOLERANCE = 1e-4  # relative difference between equal objectives
 SIZES = (128, 512, 2048, 8192)
 THEIRS: Mapping[str, Mapping[int, float]] = {
     "max-min": {128: 0.04, 512: 0.02, 2048: 0.06},
@@ -51,45 +51,52 @@ THEIRS: Mapping[str, Mapping[int, float]] = {
     "hierarchical, FIFO inside": {},
     "AlloX": {128: 0.36, 512: 113.0},
 }
-"""Seconds that the public code takes, with ECOS (water filling: and GLPK), where that is known."""
+"""Seconds of the public code with ECOS (water filling: and GLPK), by number of jobs, where they are known."""
 
 FACTORS = {"water filling": 50.0, "max-min, sharing": 50.0, "AlloX": 50.0}
-"""So many times as fast ours has to be at the public code's largest size; elsewhere no slower."""
+"""The least ratio of the public code's time to ours, at its largest size; 1 for other policies and sizes."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """A job type's speeds."""
+class JobType:
+    """The speeds of a job type: a ``Speed``.
+
+    Attributes:
+        name: a number.
+        isolated: steps per second on one GPU, by GPU type.
+        pressure: the resources of a GPU that the job type uses, relative to others; decides co-located speeds.
+    """
 
     name: int
-    alone: Mapping[str, float]
-    part: float
+    isolated: Mapping[str, float]
+    pressure: float
 
     def __hash__(self) -> int:
         return self.name
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float:
-        """On so many GPUs."""
-        return self.alone[gpu_type] * math.pow(sum(spread), 0.9)
+        """Steps per second on GPUs of a type."""
+        return self.isolated[gpu_type] * math.pow(sum(spread), 0.9)
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float:
-        """What is left beside another."""
-        assert isinstance(other, Model)  # noqa: S101  there are no others here
-        return self.steps_per_second(gpu_type, spread) * 1.3 * self.part / (self.part + other.part)
+        """Steps per second next to a co-runner."""
+        assert isinstance(other, JobType)  # noqa: S101  all jobs of this benchmark have job types
+        share = self.pressure / (self.pressure + other.pressure)
+        return self.steps_per_second(gpu_type, spread) * 1.3 * share
 
 
 def inputs(count: int, *, sharing: bool = False, single: bool = False) -> AllocationInputs:
-    """So many jobs; of one GPU each if ``single``."""
-    chance = random.Random(count)  # noqa: S311  no secret
-    models = []
-    for name in range(MODELS):
-        fast = 10 ** chance.uniform(0, 2)
-        alone = {"v100": fast, "p100": fast * chance.uniform(0.3, 0.8), "k80": fast * chance.uniform(0.1, 0.5)}
-        models.append(Model(name, alone, chance.uniform(0.3, 1.0)))
+    """The inputs of a decision with ``count`` jobs, with one GPU each if ``single``."""
+    rng = random.Random(count)  # noqa: S311  no secret
+    job_types = []
+    for name in range(JOB_TYPES):
+        fast = 10 ** rng.uniform(0, 2)
+        isolated = {"v100": fast, "p100": fast * rng.uniform(0.3, 0.8), "k80": fast * rng.uniform(0.1, 0.5)}
+        job_types.append(JobType(name, isolated, rng.uniform(0.3, 1.0)))
     jobs = []
     for number in range(count):
-        gpus = 1 if single else chance.choices((1, 2, 4, 8), (70, 10, 15, 5))[0]
-        steps = 10 ** chance.uniform(4, 7)
+        gpus = 1 if single else rng.choices((1, 2, 4, 8), (70, 10, 15, 5))[0]
+        steps = 10 ** rng.uniform(4, 7)
         jobs.append(
             Job(
                 uid=f"{number:05}",
@@ -100,15 +107,15 @@ def inputs(count: int, *, sharing: bool = False, single: bool = False) -> Alloca
                 gpus=gpus,
                 min_gpus=gpus,
                 max_gpus=gpus,
-                speed=chance.choice(models),
+                speed=rng.choice(job_types),
                 total_steps=steps,
-                progress_steps=steps * chance.random(),
+                progress_steps=steps * rng.random(),
                 account=str(number % ACCOUNTS),
             )
         )
     gpus_per_node = {job.uid: dict.fromkeys(TYPES, (job.gpus,)) for job in jobs}
     speeds = {
-        job.uid: {kind: job.speed.steps_per_second(kind, (job.gpus,)) for kind in TYPES}
+        job.uid: {gpu_type: job.speed.steps_per_second(gpu_type, (job.gpus,)) for gpu_type in TYPES}
         for job in jobs
         if job.speed is not None
     }
@@ -118,15 +125,15 @@ def inputs(count: int, *, sharing: bool = False, single: bool = False) -> Alloca
 
 @dataclass(frozen=True)
 class Case:
-    """One policy.
+    """A policy whose two stages are measured separately.
 
     Attributes:
-        mark: how jobs are told apart.
-        first: the first stage: the floors for the second; or, where there is none, the variables.
-        stages: how many.
+        class_key: the key by which jobs are grouped into classes.
+        first: the first stage; returns the floors for the second one, or, without a second one, the variables.
+        stages: 1 or 2.
         sharing: whether jobs may share GPUs.
-        checked: up to so many jobs, the least share is compared with that of the program over single jobs.
-        most: jobs that it is measured with.
+        checked: the most jobs for which the minimum share is compared with the program over single jobs.
+        most: the most jobs that the policy is measured with.
     """
 
     class_key: ClassKey
@@ -137,7 +144,7 @@ class Case:
     most: int = SIZES[-1]
 
 
-def _left(classes: JobClasses) -> Floats:
+def _remaining_steps(classes: JobClasses) -> Floats:
     return classes.each(lambda job: job.remaining_steps or 0.0)
 
 
@@ -151,14 +158,14 @@ def _las(classes: JobClasses) -> Floats:
 
 def _ftf(classes: JobClasses) -> Floats:
     elapsed = classes.each(lambda job: 20000.0 - job.submitted)
-    return finish_time_level(classes.problem, _left(classes), elapsed, elapsed / 2)
+    return finish_time_level(classes.problem, _remaining_steps(classes), elapsed, elapsed / 2)
 
 
 def _makespan(classes: JobClasses) -> Floats:
-    return throughput_level(classes.problem, inverse(_left(classes)))
+    return throughput_level(classes.problem, inverse(_remaining_steps(classes)))
 
 
-def _filled(classes: JobClasses) -> Floats:
+def _water_filling(classes: JobClasses) -> Floats:
     return water_filling(classes.problem, lambda growing: growing)
 
 
@@ -166,60 +173,60 @@ def _in_order(classes: JobClasses) -> Floats:
     return in_order(classes.problem, np.arange(len(classes.members), dtype=float))
 
 
-def _own(job: Job) -> str:
+def _uid(job: Job) -> str:
     return job.uid
 
 
 CASES = {
     "max-min": Case(lambda _: None, _las, checked=2048),
-    "finish-time fairness": Case(_own, _ftf),
-    "makespan": Case(_own, _makespan),
-    "water filling": Case(lambda _: None, _filled, stages=1, checked=512),
+    "finish-time fairness": Case(_uid, _ftf),
+    "makespan": Case(_uid, _makespan),
+    "water filling": Case(lambda _: None, _water_filling, stages=1, checked=512),
     "max-min, sharing": Case(lambda _: None, _las, sharing=True, checked=128),
-    "finish-time fairness, sharing": Case(_own, _ftf, sharing=True, most=512),
-    "makespan, sharing": Case(_own, _makespan, sharing=True, most=512),
-    "first come, sharing": Case(_own, _in_order, stages=1, sharing=True, most=512),
+    "finish-time fairness, sharing": Case(_uid, _ftf, sharing=True, most=512),
+    "makespan, sharing": Case(_uid, _makespan, sharing=True, most=512),
+    "first come, sharing": Case(_uid, _in_order, stages=1, sharing=True, most=512),
 }
 
 
 @dataclass
-class Taken:
-    """Seconds of one decision's stages."""
+class StageSeconds:
+    """The CPU seconds of the stages of one decision."""
 
     first: float
     second: float = 0.0
 
 
-def decide(case: Case, asked: AllocationInputs) -> Taken:
-    """One decision."""
+def decide(case: Case, asked: AllocationInputs) -> StageSeconds:
+    """Measure the stages of one decision."""
     begun = time.process_time()
     classes = JobClasses.of(asked, aware=True, class_key=case.class_key)
     found = case.first(classes)
     between = time.process_time()
     if case.stages > 1:
         second_stage(classes.problem, found)
-    return Taken(between - begun, time.process_time() - between)
+    return StageSeconds(between - begun, time.process_time() - between)
 
 
 def difference(case: Case, asked: AllocationInputs) -> float:
-    """Relative, of the least share of the program over classes from that over single jobs."""
-    least = []
-    for class_key in (case.class_key, lambda job: job.uid):
+    """The relative difference between the minimum shares of the programs over classes and over single jobs."""
+    minima = []
+    for class_key in (case.class_key, _uid):
         classes = JobClasses.of(asked, aware=True, class_key=class_key)
         found = case.first(classes)
         reached = found if case.stages > 1 else classes.problem.throughput @ found
-        least.append(float((equal_share_factor(classes.problem, _weights(classes)) * reached).min()))
-    return abs(least[0] / least[1] - 1.0)
+        minima.append(float((equal_share_factor(classes.problem, _weights(classes)) * reached).min()))
+    return abs(minima[0] / minima[1] - 1.0)
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A policy that is measured in one piece.
+    """A policy that is measured as a whole.
 
     Attributes:
-        policy: it.
+        policy: the policy.
         single: whether jobs have one GPU each.
-        most: jobs that it is measured with.
+        most: the most jobs that the policy is measured with.
     """
 
     policy: TimeSharePolicy
@@ -236,33 +243,33 @@ WHOLE = {
 }
 
 
-def shared_out(one: Whole, count: int) -> Taken:
-    """One decision."""
+def decide_whole(one: Whole, count: int) -> StageSeconds:
+    """Measure one decision; its time counts as the first stage."""
     asked = inputs(count, single=one.single)
     begun = time.process_time()
     one.policy.time_shares(asked, {})
-    return Taken(time.process_time() - begun)
+    return StageSeconds(time.process_time() - begun)
 
 
-def measure(name: str, count: int, repeat: int) -> Taken:
-    """The medians of some decisions.
+def measure(name: str, count: int, repeat: int) -> StageSeconds:
+    """The medians over ``repeat`` decisions.
 
     Raises:
-        SystemExit: classes and single jobs have other objectives.
+        SystemExit: the programs over classes and over single jobs have different objectives.
     """
     bench.say(f"{name}, {count} jobs")
     if name in WHOLE:
-        found = [shared_out(WHOLE[name], count) for _ in range(repeat)]
+        found = [decide_whole(WHOLE[name], count) for _ in range(repeat)]
     else:
         case = CASES[name]
         asked = inputs(count, sharing=case.sharing)
         found = [decide(case, asked) for _ in range(repeat)]
-        if count <= case.checked and (apart := difference(case, asked)) > SAME:
-            raise SystemExit(f"{name}, {count} jobs: the objective differs by {apart:.1e} from that over single jobs")
-    return Taken(statistics.median(taken.first for taken in found), statistics.median(t.second for t in found))
+        if count <= case.checked and (differs := difference(case, asked)) > TOLERANCE:
+            raise SystemExit(f"{name}, {count} jobs: the objective differs by {differs:.1e} from that over single jobs")
+    return StageSeconds(statistics.median(taken.first for taken in found), statistics.median(t.second for t in found))
 
 
-def report(found: Mapping[str, Mapping[int, Taken]]) -> list[str]:
+def report(found: Mapping[str, Mapping[int, StageSeconds]]) -> list[str]:
     """The table as Markdown."""
     lines = [
         "| policy | jobs | first stage, s | second, s | the public code's, s | times as fast |",
@@ -273,20 +280,20 @@ def report(found: Mapping[str, Mapping[int, Taken]]) -> list[str]:
             theirs = THEIRS[name].get(count)
             cells = ("", "") if theirs is None else (f"{theirs:g}", f"{theirs / taken.first:.0f}")
             lines.append(f"| {name} | {count} | {taken.first:.4f} | {taken.second:.4f} | {cells[0]} | {cells[1]} |")
-        slope = bench.exponent({count: taken.first for count, taken in sizes.items()})
-        if slope is not None:
-            lines.append(f"| {name} | growth | jobs^{slope:.2f} | | | |")
+        if len(sizes) > 1:
+            slope = bench.growth({count: taken.first for count, taken in sizes.items()})
+            lines.append(f"| {name} | growth | {slope} | | | |")
     return lines
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Measure and print."""
+    """Measure, and print the table; the exit status is 1 if a policy is slower than it may be."""
     parser = bench.arguments(__doc__ or "")
     parser.add_argument("--jobs", type=bench.positive, nargs="+", default=SIZES, help="numbers of jobs")
     parser.add_argument("--repeat", type=bench.positive, default=3, help="decisions each; the median counts")
     parser.add_argument("--only", default="", help="policies whose name contains these words")
     options = parser.parse_args(given)
-    found: dict[str, dict[int, Taken]] = {}
+    found: dict[str, dict[int, StageSeconds]] = {}
     for name, theirs in THEIRS.items():
         if options.only in name:
             most = (CASES[name] if name in CASES else WHOLE[name]).most
@@ -298,8 +305,8 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if any(slow(name, count, taken) for name, sizes in found.items() for count, taken in sizes.items()) else 0
 
 
-def slow(name: str, count: int, taken: Taken) -> bool:
-    """Whether ours takes longer than it may beside the public code's figure, if there is one."""
+def slow(name: str, count: int, taken: StageSeconds) -> bool:
+    """Whether the first stage takes longer than the public code's time and ``FACTORS`` allow."""
     theirs = THEIRS[name]
     factor = FACTORS.get(name, 1.0) if count == max(theirs, default=None) else 1.0
     return count in theirs and taken.first * factor > theirs[count]

@@ -1,7 +1,7 @@
-"""A trainer without torch, for measuring what is around it: it speaks the protocol, "trains" one step and waits.
+"""A trainer without torch, to measure all but the training: it follows the protocol, does one step and waits.
 
-Standard library only. Its checkpoint is one small file. Reports go where metasched wants them, and without metasched
-into the working directory.
+It uses the standard library only. Its checkpoint is one small file. Its reports go to ``METASCHED_REPORTS``, or,
+without metasched, to the working directory.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The trainer of shim_overhead: alternating steps by plain DDP and by the shim, or a large state that is saved often.
+"""The trainer of shim_overhead: steps by plain DDP and by the shim in turn, or a large state that is saved often.
 
 overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
 overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
@@ -37,7 +37,7 @@ def make_net() -> nn.Module:
 
 
 def make_data() -> TensorDataset:
-    """Return a data set in memory, whose samples cost next to nothing to read."""
+    """Return a data set in memory."""
     generator = torch.Generator().manual_seed(1)
     return TensorDataset(
         torch.randn(SAMPLES, FEATURES, generator=generator), torch.randn(SAMPLES, 1, generator=generator)
@@ -45,7 +45,7 @@ def make_data() -> TensorDataset:
 
 
 def forward(model: nn.Module, x: torch.Tensor, y: torch.Tensor, seconds: float) -> torch.Tensor:
-    """Return the loss, after at least so many seconds of computing."""
+    """Return the loss, after at least this number of seconds of computing."""
     until = time.perf_counter() + seconds
     loss = nn.functional.mse_loss(model(x), y)
     while time.perf_counter() < until:
@@ -85,7 +85,7 @@ def shim_steps(ctx: Context, seconds: float) -> Iterator[None]:
 
 
 def measured(work: Iterator[None], steps: int) -> float:
-    """Return the seconds that so many steps take."""
+    """Return the wall time of a number of steps, in seconds."""
     started = time.perf_counter()
     for _ in range(steps):
         next(work)
@@ -152,7 +152,7 @@ def seconds_of_dd() -> float:
     """Return the seconds that dd takes to write the bytes of the newest checkpoint to the disk."""
     taken = 0.0
     for file in newest_checkpoint():
-        file.read_bytes()  # so that dd reads from memory, as a trainer has its state there
+        file.read_bytes()  # so that dd reads from the page cache: a trainer has its state in memory
         command = ["dd", f"if={file}", "of=copy", "bs=4M", "conv=fsync"]
         started = time.perf_counter()
         subprocess.run(command, stderr=subprocess.DEVNULL, timeout=900, check=True)
@@ -162,7 +162,7 @@ def seconds_of_dd() -> float:
 
 
 def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
-    """Time checkpoints as at a stop against dd, in pairs whose order alternates."""
+    """Time stop checkpoints and dd, in pairs whose order alternates."""
     ctx = trainer_shim.init("checkpoints", checkpoint_every=1e9)
     found: dict[str, list[float]] = {"dd": [], "shim": []}
     steps = train_states(ctx, megabytes, kind)
@@ -190,7 +190,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
 
 
 def save_all_the_time(megabytes: int, kind: str) -> None:
-    """Train until stopped, with a background checkpoint as soon as the last one is written."""
+    """Train until stopped, with a new background checkpoint as soon as the last one is written."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     ctx = trainer_shim.init("checkpoints", checkpoint_every=0.0)
     for _ in train_states(ctx, megabytes, kind):

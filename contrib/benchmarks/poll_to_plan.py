@@ -1,4 +1,4 @@
-"""What one look at Slurm costs the daemon, with many held jobs: time by stage, calls made to Slurm, memory."""
+"""The cost of one poll of the daemon with many held jobs: time by stage, calls to Slurm, memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SIZES = (1, 2, 4, 8, 1, 2, 16, 4)
 SUBMITTERS = 4
 STEADY_POLLS = 5
 FILL_SECONDS = 60.0
-# A stage is a function that the daemon calls at each poll: where it is found, and its name.
+# A stage is a function that the daemon calls at each poll: its owner and its name.
 STAGES: Mapping[str, tuple[Any, str]] = {
     "observe": (Observer, "observe"),
     "intake": (JobIntake, "take_in"),
@@ -60,7 +60,13 @@ SLURM = ("processes", "commands")
 
 
 class Stopwatch:
-    """Seconds spent in each stage and how often it was entered, since the last reset."""
+    """The seconds and the number of calls of each stage since the last reset.
+
+    Attributes:
+        seconds: by stage.
+        calls: by stage.
+        last: the arguments of the latest call, by stage.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -68,7 +74,7 @@ class Stopwatch:
         self.last: dict[str, tuple[Any, ...]] = {}
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set all seconds and calls to 0."""
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.calls = dict.fromkeys(STAGES, 0)
 
@@ -100,7 +106,7 @@ class Stopwatch:
 
 
 def submit(cluster: DevCluster, shared: Path, script: Path, *options: str) -> str:
-    """Submit one tagged job; its id."""
+    """Submit one job; returns its Slurm job id."""
     argv = ["sbatch", "--parsable", f"--chdir={script.parent}", "--output=/dev/null", *options, str(script)]
     done = subprocess.run(
         argv, env=environment(cluster, shared), capture_output=True, text=True, timeout=60, check=True
@@ -109,14 +115,14 @@ def submit(cluster: DevCluster, shared: Path, script: Path, *options: str) -> st
 
 
 def request(number: int) -> tuple[str, ...]:
-    """Sizes from a list; every other job is elastic."""
+    """The options of the job of this number: sizes from a list, every other job elastic."""
     gpus = SIZES[number % len(SIZES)]
     tag = f"metasched min_gpus=1 max_gpus={2 * gpus}" if number % 2 else "metasched"
     return (f"--gpus={gpus}", f"--comment={tag}")
 
 
 def milliseconds(watch: Stopwatch, total: float) -> dict[str, float]:
-    """One poll, in ms, with the number of calls; "ours" is what was not spent waiting for Slurm's commands."""
+    """The stages of one poll in ms, and the calls of Slurm's commands; "ours" is the time without these commands."""
     slurm = sum(watch.seconds[stage] for stage in SLURM)
     found = {stage: watch.seconds[stage] for stage in STAGES if stage not in SLURM}
     found |= {"total": total, "slurm": slurm, "ours": total - slurm}
@@ -126,7 +132,7 @@ def milliseconds(watch: Stopwatch, total: float) -> dict[str, float]:
 
 
 def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
-    """Poll once."""
+    """Poll once; returns the poll's ``milliseconds``."""
     watch.reset()
     begun = time.perf_counter()
     controller.poll()
@@ -134,17 +140,17 @@ def polled(controller: Controller, watch: Stopwatch) -> dict[str, float]:
 
 
 def median(samples: list[dict[str, float]]) -> dict[str, float]:
-    """Of several polls."""
+    """The medians over several polls."""
     return {name: round(statistics.median(sample[name] for sample in samples), 1) for name in samples[0]}
 
 
 def policy_named(name: str) -> Policy:
-    """With its defaults."""
+    """The policy with its default parameters."""
     return installed_policies().get(name)()
 
 
 def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
-    """Decide and plan as if no job held anything: the most that there can be to hand out."""
+    """The ms of a decision and a plan as if no job held GPUs, and the number of actions: the largest round."""
     jobs = tuple(job for job in snapshot.jobs if job.status is Status.HELD)
     emptied = replace(snapshot, jobs=jobs)
     begun = time.perf_counter()
@@ -160,7 +166,7 @@ def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
 
 
 def measure(base: Path, held: int) -> dict[str, Any]:
-    """Everything for one number of held jobs, in a process of its own, because peak memory is of a process."""
+    """The results for one number of held jobs; runs in a new process, because it reads the process's peak memory."""
     structlog.configure(processors=[lambda *_: _drop()])
     cluster = DevCluster.attach(base / "c")
     shared, script = base / "shared", base / "job.sh"
@@ -199,7 +205,7 @@ def measure(base: Path, held: int) -> dict[str, Any]:
         cluster.run("scancel", ids.pop())
         polls["one job ended"] = polled(controller, watch)
         ids.append(submit(cluster, shared, script, *request(0)))
-        polls["one job came"] = polled(controller, watch)
+        polls["one job arrived"] = polled(controller, watch)
         controller.poll()
         for name in POLICIES:
             controller.reconfigure(config, policy_named(name))
@@ -218,7 +224,7 @@ def _drop() -> Any:
 
 
 def show(held: int, found: Mapping[str, Any]) -> None:
-    """One number of jobs as a table."""
+    """Print the results for one number of held jobs as a table."""
     columns = ("total", "ours", "slurm", *STAGES)
     memory = found["memory_mib"]
     title = f"{held} held jobs: ms; memory {memory['before']} MiB without jobs, {memory['peak']} MiB at most"
@@ -234,9 +240,9 @@ def show(held: int, found: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the tables."""
     parser = arguments(__doc__ or "")
-    add_numbers(parser, "--jobs", (10, 1000, 5000), "how many held jobs")
+    add_numbers(parser, "--jobs", (10, 1000, 5000), "numbers of held jobs")
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "poll_to_plan", "unit": "ms", "jobs": {}}
     for held in options.jobs:

@@ -1,4 +1,4 @@
-"""From the decision to training again, part by part, beside what bare Slurm needs for the same on the same cluster."""
+"""The time from a decision until training resumes, part by part, compared with bare Slurm on the same cluster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from contrib.benchmarks.bench import (
     ROOT,
     arguments,
     cell,
+    daemon,
     environment,
     finish,
     milliseconds,
@@ -65,15 +65,15 @@ promote_knob = 100000
 format = "json"
 """
 WAIT_SECONDS = 180.0
-LOOK_SECONDS = 0.01
+CHECK_SECONDS = 0.01
 PARTS = {
     "decide": "the poll begins -> the round is committed",
     "queue": "-> successors are queued, the stop begins",
     "signal": "-> the trainer notices",
-    "checkpoint": "-> it has checkpointed",
-    "exit": "-> Slurm has the job back, held",
-    "notice": "-> we begin to start it",
-    "release": "-> it is updated and released",
+    "checkpoint": "-> the checkpoint is saved",
+    "exit": "-> the job is requeued and held",
+    "notice": "-> the daemon begins to start it",
+    "release": "-> the job is updated and released",
     "start": "-> its batch script runs",
     "launch": "-> the trainer's process (wrapper, srun)",
     "init": "-> the trainer is ready",
@@ -88,7 +88,12 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a job asks for."""
+    """A job's request.
+
+    Attributes:
+        options: options of sbatch.
+        tag: keys of the metasched tag.
+    """
 
     options: tuple[str, ...]
     tag: str = ""
@@ -96,15 +101,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One thing to measure, on two nodes of four GPUs.
+    """One kind of preemption, on two nodes of four GPUs.
 
     Attributes:
-        words: for people.
-        victim: the job that has to leave or to change; it starts on n1.
-        intruder: the job whose arrival does that.
-        blocker: runs before the others and stays.
-        by_victim: whether the victim's next start is measured, else the intruder's first.
-        bare: what an admin would update before the release with bare Slurm; None: the intruder is what starts.
+        words: the description for users.
+        victim: the job that is preempted, moved or resized; it starts on n1.
+        intruder: the job whose arrival preempts the victim.
+        blocker: a job that holds GPUs before the others start, to the end; None for none.
+        by_victim: whether the victim's next start is measured; else the intruder's first start.
+        bare: what an admin updates before the release with bare Slurm; None if the intruder is the job that starts.
     """
 
     words: str
@@ -119,32 +124,32 @@ FOUR = ("--nodes=1", "--ntasks=4", "--gres=gpu:4")
 TWO = ("--nodes=1", "--ntasks=2", "--gres=gpu:2")
 SCENARIOS = {
     "swap": Scenario(
-        "another job takes its four GPUs",
+        "another job gets its four GPUs",
         Request((*FOUR, "-w", "n1")),
         Request((*FOUR, "-w", "n1")),
         by_victim=False,
     ),
     "move": Scenario(
-        "it goes on elsewhere",
+        "it resumes on another node",
         Request(("--ntasks=4", "--gpus=4")),
         Request((*FOUR, "-w", "n1")),
         bare=("ReqNodeList=n2", "StartTime=now"),
     ),
     "shrink": Scenario(
-        "it goes on with two of its four GPUs",
+        "it resumes on two of its four GPUs",
         Request((*FOUR, "-w", "n1"), "min_gpus=2 max_gpus=4"),
         Request((*TWO, "-w", "n1")),
         bare=("NumNodes=1-1", "NumTasks=2", "NumCPUs=2", "Gres=gpu:2", "ReqNodeList=n1", "StartTime=now+1"),
     ),
     "spread": Scenario(
-        "it goes on with 2 x 2 instead of 1 x 4 GPUs",
+        "it resumes on 2 x 2 instead of 1 x 4 GPUs",
         Request(("--ntasks=4", "--gpus=4")),
         Request((*TWO, "-w", "n1")),
         blocker=Request((*TWO, "-w", "n2"), "preempt=no"),
         bare=("NumNodes=2-2", "NumTasks=4", "NumCPUs=4", "Gres=gpu:2", "ReqNodeList=n1,n2", "StartTime=now+1"),
     ),
 }
-# What srun must forget of the submit line, and what it needs instead: one task for each GPU.
+# srun starts one task for each GPU, and not the tasks of the submission.
 BARE_RUN = (
     "unset SLURM_NTASKS SLURM_NPROCS SLURM_GPUS_PER_NODE SLURM_GPUS SLURM_NTASKS_PER_NODE\n"
     "exec srun --mpi=none --nodes=$SLURM_JOB_NUM_NODES --ntasks-per-node=$SLURM_GPUS_ON_NODE "
@@ -153,8 +158,16 @@ BARE_RUN = (
 
 
 @dataclass
-class Site:
-    """One cluster with a directory; jobs are submitted to metasched where ``shared`` is set, else to bare Slurm."""
+class Submitter:
+    """Submits jobs of one trainer to a cluster.
+
+    Attributes:
+        cluster: the private cluster.
+        base: the directory of the jobs' directories.
+        shared: the daemon's shared directory; None for jobs of bare Slurm.
+        trainer: the trainer's command.
+        jobs: the number of jobs so far.
+    """
 
     cluster: DevCluster
     base: Path
@@ -163,7 +176,7 @@ class Site:
     jobs: int = 0
 
     def submit(self, request: Request, *options: str) -> tuple[str, Path]:
-        """Submit a job; its id, and the directory that it runs in."""
+        """Submit a job; returns its Slurm job id and its working directory."""
         self.jobs += 1
         directory = self.base / f"{'bare' if self.shared is None else 'job'}-{self.jobs}"
         directory.mkdir()
@@ -190,34 +203,38 @@ class Site:
             self.cluster.run("scancel", *jobs)
             time.sleep(0.1)
 
-    def happened(self, pattern: str, slurm_job_id: str, after: float) -> float | None:
-        """When slurmctld logged something of a job, the first time after an instant."""
+    def slurmctld_logged(self, pattern: str, slurm_job_id: str, after: float) -> float | None:
+        """When slurmctld first logged ``pattern`` for a job after an instant, in unix seconds; None if it did not."""
         for line in (self.cluster.layout.log / "slurmctld.log").read_text(errors="replace").splitlines():
             stamp, _, text = line.removeprefix("[").partition("] ")
             if pattern in text and f"JobId={slurm_job_id}" in text.split():
                 at = datetime.fromisoformat(stamp).timestamp()
-                if at >= after - 0.001:  # its clock has milliseconds
+                if at >= after - 0.001:  # the log has milliseconds
                     return at
         return None
 
 
 def wait(what: str, condition: Callable[[], Any]) -> Any:
-    """Wait for a condition and return what it returned; raises BenchmarkError."""
+    """Wait until ``condition`` returns a true value, and return that value.
+
+    Raises:
+        BenchmarkError: it does not within ``WAIT_SECONDS``.
+    """
     deadline = time.monotonic() + WAIT_SECONDS
     while not (result := condition()):
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"still not after {WAIT_SECONDS:g} s: {what}")
-        time.sleep(LOOK_SECONDS)
+            raise BenchmarkError(f"not within {WAIT_SECONDS:g} s: {what}")
+        time.sleep(CHECK_SECONDS)
     return result
 
 
-def any_moment() -> None:
-    """Wait for what a job may need to be ripe, and a random time: Slurm works in beats of a second, and so might we."""
+def wait_random_time() -> None:
+    """Wait 1 to 2 s, so that samples do not depend on the phase of Slurm's and the daemon's periods of a second."""
     time.sleep(1 + random.random())  # noqa: S311  no secret
 
 
 def reports(directory: Path, generation: int) -> dict[str, dict[str, Any]]:
-    """What a trainer has reported so far: the first line of each kind."""
+    """The first report line of each kind that a trainer has written so far."""
     try:
         text = (directory / f"incarnation-{generation}.jsonl").read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -231,42 +248,28 @@ def reports(directory: Path, generation: int) -> dict[str, dict[str, Any]]:
 
 
 def first_step(steps: Mapping[str, Any]) -> float:
-    """When the first step was done: a report covers some of them."""
+    """When the first step was done, in unix seconds, from a report that covers several steps."""
     return float(steps["t"] - steps["seconds"] * (steps["steps"] - 1) / steps["steps"])
 
 
 def started(directory: Path, number: int) -> float:
-    """When a batch script began for the nth time."""
+    """When the batch script of a job's directory started for the ``number``-th time, in unix seconds."""
     return float((directory / "starts").read_text().split()[number - 1])
 
 
 # With metasched
 
 
-@contextmanager
-def daemon(site: Site, busy_poll: float) -> Iterator[None]:
-    """The real daemon, while the context lasts."""
-    config = site.base / "metasched.toml"
-    config.write_text(CONFIG.format(base=site.base, busy_poll=busy_poll))
-    with (site.base / "daemon.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "metasched", "--config", str(config), "daemon"],
-            env=site.cluster.env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        wait("the daemon publishes", (site.base / "shared" / "status.json").exists)
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+def logged(submitter: Submitter, after: float, event: str, **values: object) -> float | None:
+    """When the daemon first logged an event after an instant, in unix seconds; None if it did not.
 
-
-def logged(site: Site, after: float, event: str, **values: object) -> float | None:
-    """When the daemon logged an event, the first time after an instant; a text need only begin as given."""
-    for line in (site.base / "daemon.log").read_text().splitlines():
+    Args:
+        submitter: the cluster, with the daemon's log.
+        after: the instant.
+        event: the event's name.
+        values: the beginnings of other values of the log line.
+    """
+    for line in (submitter.base / "daemon.log").read_text().splitlines():
         if not line.startswith("{"):
             continue
         entry = json.loads(line)
@@ -277,11 +280,11 @@ def logged(site: Site, after: float, event: str, **values: object) -> float | No
     return None
 
 
-def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
-    """One preemption by the daemon: seconds of each part."""
-    assert site.shared is not None  # noqa: S101  mypy
-    tree = site.shared / "reports"
-    with Store.open(site.base / "state" / "metasched.db", read_only=True) as store:
+def measure_ours(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
+    """The seconds of each part of one preemption by the daemon."""
+    assert submitter.shared is not None  # noqa: S101  mypy
+    tree = submitter.shared / "reports"
+    with Store.open(submitter.base / "state" / "metasched.db", read_only=True) as store:
 
         def record(slurm_job_id: str) -> JobRecord | None:
             return next(iter(store.find_jobs(slurm_job_id)), None)
@@ -291,22 +294,22 @@ def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
             return job if job is not None and job.current is not None and job.current.ready_at is not None else None
 
         if scenario.blocker is not None:
-            blocker, _ = site.submit(scenario.blocker)
+            blocker, _ = submitter.submit(scenario.blocker)
             wait("the blocker trains", lambda: ready(blocker))
-        victim, victim_directory = site.submit(scenario.victim)
+        victim, victim_directory = submitter.submit(scenario.victim)
         job = wait("the victim trains", lambda: ready(victim))
         if job.current.placement.nodes != ("n1",):
             raise BenchmarkError(f"the victim was expected on n1, and is on {job.current.placement}")
-        wait("it steps", lambda: "steps" in reports(tree / job.uid, 1))
-        any_moment()
-        intruder, intruder_directory = site.submit(scenario.intruder)
+        wait("the victim does steps", lambda: "steps" in reports(tree / job.uid, 1))
+        wait_random_time()
+        intruder, intruder_directory = submitter.submit(scenario.intruder)
         wait("the victim stops", lambda: "stop" in reports(tree / job.uid, 1))
         if scenario.by_victim:
             slurm_job_id, directory, uid, number = victim, victim_directory, job.uid, 2
         else:
             other = wait("the intruder is known", lambda: record(intruder))
             slurm_job_id, directory, uid, number = intruder, intruder_directory, other.uid, 1
-        wait("training goes on", lambda: "steps" in reports(tree / uid, number))
+        wait("training resumes", lambda: "steps" in reports(tree / uid, number))
         actions = store.recent_actions(100, job.uid)
         stop = next(action for action in actions if action.kind == "stop")
         begun = next(round_.at for round_ in store.recent_rounds() if round_.round == stop.round)
@@ -315,20 +318,20 @@ def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
 
     def need(what: str, at: float | None) -> float:
         if at is None:
-            raise BenchmarkError(f"no trace of it: {what}")
+            raise BenchmarkError(f"the logs do not have {what}")
         return at
 
     old, new = reports(tree / job.uid, 1), reports(tree / uid, number)
-    stopped = need("the stop", logged(site, begun, "action", action=f"stop {victim}:"))
+    stopped = need("the stop", logged(submitter, begun, "action", action=f"stop {victim}:"))
     instants = {
-        "decide": need("the round", logged(site, begun, "round", round=stop.round)),
+        "decide": need("the round", logged(submitter, begun, "round", round=stop.round)),
         "queue": stopped - (stop.latency_seconds or 0.0),
         "signal": old["stop"]["noticed"],
         "checkpoint": old["stop"]["t"],
-        "exit": need("the requeue", site.happened("Requeuing", victim, begun)),
+        "exit": need("the requeue", submitter.slurmctld_logged("Requeuing", victim, begun)),
     }
     if scenario.by_victim:
-        released = need("the start", logged(site, instants["exit"], "action", action=f"start {slurm_job_id} "))
+        released = need("the start", logged(submitter, instants["exit"], "action", action=f"start {slurm_job_id} "))
         instants |= {"notice": released - (release.latency_seconds or 0.0), "release": released}
     instants |= {
         "start": started(directory, number),
@@ -348,14 +351,14 @@ def measure_ours(site: Site, scenario: Scenario) -> dict[str, float]:
 # With bare Slurm
 
 
-def measure_bare(site: Site, scenario: Scenario) -> dict[str, float]:
-    """The same requeue and start by hand, of a trainer that exits at once on SIGTERM: seconds of each part."""
-    run = site.cluster.run
-    victim, victim_directory = site.submit(Request(FOUR), "-w", "n1")
+def measure_bare(submitter: Submitter, scenario: Scenario) -> dict[str, float]:
+    """The seconds of each part of the same requeue and start by hand, of a trainer that exits at once on SIGTERM."""
+    run = submitter.cluster.run
+    victim, victim_directory = submitter.submit(Request(FOUR), "-w", "n1")
     wait("the job trains", lambda: "steps" in reports(victim_directory, 1))
-    any_moment()
+    wait_random_time()
     if scenario.bare is None:
-        (slurm_job_id, directory), number = site.submit(scenario.intruder, "--hold"), 1
+        (slurm_job_id, directory), number = submitter.submit(scenario.intruder, "--hold"), 1
         begun = time.time()
         run("scontrol", "release", slurm_job_id)
         run("scontrol", "requeuehold", victim)
@@ -363,12 +366,12 @@ def measure_bare(site: Site, scenario: Scenario) -> dict[str, float]:
         slurm_job_id, directory, number = victim, victim_directory, 2
         begun = time.time()
         run("scontrol", "requeuehold", victim)
-        wait("it is pending", lambda: run("squeue", "-h", "-o", "%T", "-j", victim).strip() == "PENDING")
+        wait("the job is pending", lambda: run("squeue", "-h", "-o", "%T", "-j", victim).strip() == "PENDING")
         run("scontrol", "update", f"JobId={slurm_job_id}", *scenario.bare)
         run("scontrol", "release", slurm_job_id)
     released = time.time()
-    wait("it trains again", lambda: "steps" in reports(directory, number))
-    held = site.happened("Requeuing", victim, begun) or begun
+    wait("the job trains again", lambda: "steps" in reports(directory, number))
+    held = submitter.slurmctld_logged("Requeuing", victim, begun) or begun
     batch = started(directory, number)
     start = reports(directory, number)["start"]
     process = start["t"] - start["init_seconds"]
@@ -380,21 +383,21 @@ def measure_bare(site: Site, scenario: Scenario) -> dict[str, float]:
     return parts | {"launch": process - batch, "process": process - begun}
 
 
-# The whole
+# Both
 
 
 def collected(samples: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Each part's least, median and most, in ms."""
+    """Minimum, median and maximum of each part, in ms."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     return {name: milliseconds([sample[name] for sample in samples if name in sample]) for name in names}
 
 
 def measure(name: str, trainer: str, repeat: int, busy_poll: float, scenarios: Sequence[str]) -> dict[str, Any]:
-    """All scenarios on one cluster."""
+    """The results of the scenarios on one cluster, with and without metasched."""
     found: dict[str, Any] = {}
     with private_cluster(NodeGroup(2, 4), tuned=CLUSTERS[name]) as (cluster, base):
-        bare = Site(cluster, base, None, TRAINERS["light"])
-        ours = Site(cluster, base, base / "shared", TRAINERS[trainer])
+        bare = Submitter(cluster, base, None, TRAINERS["light"])
+        ours = Submitter(cluster, base, base / "shared", TRAINERS[trainer])
         (base / "shared").mkdir()
         for scenario in scenarios:
             samples = []
@@ -403,7 +406,8 @@ def measure(name: str, trainer: str, repeat: int, busy_poll: float, scenarios: S
                 samples.append(measure_bare(bare, SCENARIOS[scenario]))
                 bare.clear()
             found[scenario] = {"bare": collected(samples)}
-        with daemon(ours, busy_poll):
+        with daemon(cluster, base, CONFIG.format(base=base, busy_poll=busy_poll)):
+            wait("the daemon publishes", (base / "shared" / "status.json").exists)
             for scenario in scenarios:
                 samples = []
                 for number in range(repeat):
@@ -411,14 +415,14 @@ def measure(name: str, trainer: str, repeat: int, busy_poll: float, scenarios: S
                     samples.append(measure_ours(ours, SCENARIOS[scenario]))
                     ours.clear()
                 found[scenario]["ours"] = collected(samples)
-                beyond = statistics.median(sample["process"] for sample in samples)
-                beyond = 1000 * beyond - found[scenario]["bare"]["process"]["median"]
+                beyond = 1000 * statistics.median(sample["process"] for sample in samples)
+                beyond -= found[scenario]["bare"]["process"]["median"]
                 found[scenario]["beyond_bare"] = round(beyond, 1)
     return found
 
 
 def show(name: str, found: Mapping[str, Any]) -> None:
-    """One cluster as a table."""
+    """Print the results of one cluster as a table."""
     scenarios = list(found)
     words = "tuned SchedulerParameters" if CLUSTERS[name] else "Slurm's default SchedulerParameters"
     shown = table("ms: min / median / max", "", *scenarios, title=words, right=scenarios)
@@ -429,28 +433,34 @@ def show(name: str, found: Mapping[str, Any]) -> None:
     for part, text in PARTS.items():
         line(part, text)
     line("total", "decision -> first step", style="bold")
-    line("own", f"our own share: {' + '.join(OWN)}", style="bold green")
+    line("own", f"metasched's share: {' + '.join(OWN)}", style="bold green")
     row(shown)
     for part, text in (
-        ("exit", "bare Slurm: requeuehold -> the job is back, held"),
+        ("exit", "bare Slurm: requeuehold -> the job is requeued and held"),
         ("release", "-> updated and released by hand"),
         ("start", PARTS["start"]),
         ("launch", "-> the process (srun)"),
-        ("process", "bare Slurm in all"),
+        ("process", "bare Slurm, total"),
     ):
         line(part, text, "bare")
-    line("process", "ours in all to the same point, without the checkpoint")
-    row(shown, "beyond", "ours - bare, medians", *(f"{found[s]['beyond_bare']:.0f}" for s in scenarios), style="bold")
+    line("process", "metasched to the same point, without the checkpoint")
+    row(
+        shown,
+        "beyond",
+        "metasched - bare Slurm, medians",
+        *(f"{found[s]['beyond_bare']:.0f}" for s in scenarios),
+        style="bold",
+    )
     console().print(shown)
     console().print()
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the tables."""
     parser = arguments(f"{__doc__} Scenarios: " + "; ".join(f"{k}: {v.words}" for k, v in SCENARIOS.items()))
-    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="of each measurement (default 5)")
-    parser.add_argument("--trainer", choices=TRAINERS, default="light", help="without torch, or real training")
-    parser.add_argument("--cluster", choices=CLUSTERS, action="append", help="its SchedulerParameters (default: both)")
+    parser.add_argument("--repeat", type=positive, default=5, metavar="N", help="samples of each (default 5)")
+    parser.add_argument("--trainer", choices=TRAINERS, default="light", help="light: without torch")
+    parser.add_argument("--cluster", choices=CLUSTERS, action="append", help="SchedulerParameters (default: both)")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="(default: all)")
     parser.add_argument(
         "--busy-poll",

@@ -23,7 +23,7 @@ from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
 
 TRAINER = Path(__file__).with_name("overhead_trainer.py")
 UID = "0123456789abcdef"
-LIMIT = 900.0  # seconds for anything
+LIMIT = 900.0  # seconds: the longest wait
 
 
 class BenchmarkError(Exception):
@@ -31,7 +31,7 @@ class BenchmarkError(Exception):
 
 
 class Trainers:
-    """A world of trainers in a directory, with a lease and reports as metasched would have them."""
+    """A world of trainers in a directory, with the lease and the reports of a job of metasched."""
 
     def __init__(self, directory: Path, ranks: int, *command: object) -> None:
         self.directory = directory
@@ -84,7 +84,7 @@ class Trainers:
 
 @contextmanager
 def trainers(base: Path, ranks: int, *command: object) -> Iterator[Trainers]:
-    """Start trainers in a directory of their own; both are removed afterwards."""
+    """Start trainers in a temporary directory; at the end, kill the trainers and remove the directory."""
     with tempfile.TemporaryDirectory(dir=base) as directory:
         running = Trainers(Path(directory), ranks, *command)
         try:
@@ -99,31 +99,30 @@ def compare_steps(base: Path, seconds: float, block: int, pairs: int) -> dict[st
         running.wait(0)
     found = json.loads((base / "steps.json").read_text())
     ratios = [shim / plain for shim, plain in zip(found["shim"], found["plain"], strict=True)]
-    more = [shim - plain for shim, plain in zip(found["shim"], found["plain"], strict=True)]
+    extra = [shim - plain for shim, plain in zip(found["shim"], found["plain"], strict=True)]
     plain, shim = (statistics.median(found[name]) / block for name in ("plain", "shim"))
-    # that of a median
-    spread = 1.25 * statistics.pstdev(ratios) / len(ratios) ** 0.5
+    error = 1.25 * statistics.pstdev(ratios) / len(ratios) ** 0.5  # standard error of a median
     return {
         "computing_ms": round(1000 * seconds),
         "plain_ms": round(1000 * plain, 3),
         "shim_ms": round(1000 * shim, 3),
-        "more_us": round(1e6 * statistics.median(more) / block),
+        "more_us": round(1e6 * statistics.median(extra) / block),
         "overhead_percent": round(100 * (statistics.median(ratios) - 1), 2),
-        "overhead_error_percent": round(100 * spread, 2),
+        "overhead_error_percent": round(100 * error, 2),
     }
 
 
 def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, Any]:
-    """Measure checkpoints as at a stop against dd on the same bytes, and checkpoints in the background."""
+    """Compare stop checkpoints with dd on the same bytes, and measure background checkpoints."""
     ranks = 2 if kind == "fsdp2" else 1
-    say(f"checkpoints, {kind}, beside dd")
+    say(f"checkpoints, {kind}, compared with dd")
     with trainers(base, ranks, "saves", base / "saves.json", megabytes, kind, pairs) as running:
         running.wait(0)
     found = json.loads((base / "saves.json").read_text())
     ratios = [shim / dd for shim, dd in zip(found["shim"], found["dd"], strict=True)]
     say(f"checkpoints, {kind}, in the background")
     with trainers(base, ranks, "states", megabytes, kind) as running:
-        lines = _stopped(running, lambda: len(running.reports("checkpoint")) >= pairs)
+        lines = _checkpoints_until_stop(running, lambda: len(running.reports("checkpoint")) >= pairs)
     lines = [line for line in lines if line["cause"] == "periodic"]
     write, stall = (statistics.median(line[name] for line in lines) for name in ("seconds", "stall_seconds"))
     return {
@@ -140,12 +139,12 @@ def save_states(base: Path, megabytes: int, kind: str, pairs: int) -> dict[str, 
     }
 
 
-def _stopped(running: Trainers, ready: Callable[[], bool]) -> list[dict[str, Any]]:
+def _checkpoints_until_stop(running: Trainers, ready: Callable[[], bool]) -> list[dict[str, Any]]:
     """Stop the trainers when they are ready, and return the report lines of their checkpoints."""
     end = time.monotonic() + LIMIT
     while not ready():
         if time.monotonic() > end or running.processes[0].poll() is not None:
-            raise BenchmarkError("the trainers ended, or did not come so far")
+            raise BenchmarkError("the trainers ended, or made too few checkpoints")
         time.sleep(0.05)
     running.processes[0].send_signal(signal.SIGUSR2)
     running.wait(85)
@@ -164,10 +163,10 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     """Run the measurements, and print the tables."""
     parser = arguments("Measure what the trainer shim costs.")
-    parser.add_argument("--step-ms", type=positive, default=50, help="computing in a step")
+    parser.add_argument("--step-ms", type=positive, default=50, help="computing in a step, in ms")
     parser.add_argument("--block", type=positive, default=20, help="steps of one kind in a row")
     parser.add_argument("--pairs", type=positive, default=30, help="blocks of each kind")
-    parser.add_argument("--megabytes", type=positive, default=512, help="size of the state that is saved")
+    parser.add_argument("--megabytes", type=positive, default=512, help="size of the saved state")
     parser.add_argument("--repeat", type=positive, default=10, help="checkpoints of each kind")
     parser.add_argument("--directory", type=Path, help="where to write checkpoints (default: the temporary directory)")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How fast the simulator is: beside the public one of Gavel, by the number of jobs, and at its largest."""
+"""The speed of the simulator: compared with Gavel's public one, by the number of jobs, and on a large cluster."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from typing import Any
 
 from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
 from metasched.cli.status_tables import console, row, table
-from metasched.core.model import Job, Node, Placement, Speed
+from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import installed_policies
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
-from metasched.simulator.records import Outcome, Settings, Submission, Workload
+from metasched.simulator.records import Outcome, Settings, Submission, Workload, trace_job
 from metasched.simulator.simulation import simulate
 from metasched.throughput.throughput_table import Table
 from metasched.throughput.training import Pace, Training
 
 HOUR = 3600.0
 TYPES: Mapping[str, float] = {"v100": 1.0, "p100": 0.5, "k80": 0.25}  # relative speeds, where no table is given
-EACH = 36
+GPUS_OF_TYPE = 36
 RATE = 4.0  # jobs per hour
 WINDOW = range(4000, 5000)
 ROUND = 360.0
-AFTERWARDS = 600  # jobs that arrive behind the window
+AFTERWARDS = 600  # jobs that arrive after the window
 GROWTH = (1000, 2000, 4000, 8000)
 LARGE_JOBS = 100_000
 LARGE_NODES, LARGE_GPUS = 512, 8
@@ -45,77 +45,66 @@ DRIVER = ROOT / "contrib" / "reproductions" / "artifacts" / "gavel_simulator.py"
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A training at a speed of its own on each GPU type, in proportion to the GPUs."""
+    """A training whose speed depends on the GPU type, and is proportional to the number of GPUs: a ``Training``."""
 
     total: float
     gpus: int
     rates: Mapping[str, float]
 
-    def pace(self, done: float, placement: Placement, beside: Training | None = None) -> Pace:
-        """By the type."""
-        del done, beside
+    def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
+        """The pace on the placement's GPU type, to the end."""
+        del done, co_runner
         return Pace(self.rates[placement.gpu_type or ""] * placement.gpus / self.gpus, math.inf)
 
     def known(self, done: float) -> Speed | None:
-        """Nothing."""
+        """None: policies know no speed."""
         del done
         return None
 
 
 def submission(number: int, at: float, gpus: int, seconds: float, rates: Mapping[str, float]) -> Submission:
-    """A job that takes so long where the rate is 1."""
-    job = Job(
-        uid=f"{number:06}",
-        slurm_job_id=str(number),
-        name="job",
-        user="user",
-        submitted=at,
-        gpus=gpus,
-        min_gpus=gpus,
-        max_gpus=gpus,
-        cpus_per_unit=0,
-    )
-    return Submission(job, Constant(seconds, gpus, rates))
+    """A rigid job that takes this number of seconds at rate 1."""
+    return Submission(trace_job(f"{number:06}", "job", at, gpus), Constant(seconds, gpus, rates))
 
 
 def gavel_like(jobs: int, seed: int = 0) -> Workload:
     """Single-GPU jobs as in Gavel's continuous trace: Poisson arrivals, 30 minutes to a week, most of them short."""
-    chance = random.Random(seed)  # noqa: S311  no secret
+    rng = random.Random(seed)  # noqa: S311  no secret
     at, found = 0.0, []
     for number in range(jobs):
-        exponent = chance.uniform(1.5, 3.0) if chance.random() < 0.8 else chance.uniform(3.0, 4.0)  # noqa: PLR2004
+        exponent = rng.uniform(1.5, 3.0) if rng.random() < 0.8 else rng.uniform(3.0, 4.0)  # noqa: PLR2004
         found.append(submission(number, at, 1, 60.0 * 10**exponent, TYPES))
-        at += chance.expovariate(RATE / HOUR)
+        at += rng.expovariate(RATE / HOUR)
     return Workload("like Gavel's", tuple(found))
 
 
 def large(jobs: int, seed: int = 0) -> Workload:
     """Jobs of 1 to 16 GPUs with log-normal durations, at a load of 80 %."""
-    chance = random.Random(seed)  # noqa: S311  no secret
+    rng = random.Random(seed)  # noqa: S311  no secret
     mean = MEDIAN_SECONDS * math.exp(SIGMA**2 / 2) * sum(SIZES) / len(SIZES)
     rate = LOAD * LARGE_NODES * LARGE_GPUS / mean
-    arrivals = itertools.accumulate((chance.expovariate(rate) for _ in itertools.count()), initial=0.0)
+    arrivals = itertools.accumulate((rng.expovariate(rate) for _ in itertools.count()), initial=0.0)
     made = (
-        submission(n, at, chance.choice(SIZES), chance.lognormvariate(math.log(MEDIAN_SECONDS), SIGMA), {"v100": 1.0})
+        submission(n, at, rng.choice(SIZES), rng.lognormvariate(math.log(MEDIAN_SECONDS), SIGMA), {"v100": 1.0})
         for n, at in zip(range(jobs), arrivals, strict=False)
     )
     return Workload("large", tuple(made))
 
 
 def small_nodes() -> Sequence[Node]:
-    """Nodes of one GPU, 36 of each type."""
-    return [Node(f"{kind}-{i:02}", kind, 1, 1, 1) for kind in TYPES for i in range(EACH)]
+    """108 nodes of one GPU, 36 of each type."""
+    return [Node(f"{gpu_type}-{i:02}", gpu_type, 1, 1, 1) for gpu_type in TYPES for i in range(GPUS_OF_TYPE)]
 
 
 def large_nodes() -> Sequence[Node]:
-    """4,096 GPUs."""
+    """512 nodes of 8 GPUs."""
     return [Node(f"n{i:03}", "v100", LARGE_GPUS, 64, 1) for i in range(LARGE_NODES)]
 
 
 def figures(outcome: Outcome) -> dict[str, Any]:
-    """What a simulation took, in seconds; ``ours`` is all but the policy."""
+    """The durations of a simulation in seconds, and its size; ``ours`` is all but the policy."""
     ours = outcome.total_seconds - outcome.policy_seconds
-    job_rounds = sum(found.jobs for found in outcome.rounds)
+    job_rounds = sum(one.jobs for one in outcome.rounds)
     return {
         "total": outcome.total_seconds,
         "policy": outcome.policy_seconds,
@@ -129,14 +118,14 @@ def figures(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def apart(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """A measurement in a process of its own, so that memory is its own, too."""
+def in_new_process(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """The result of a measurement in a new process, whose peak memory is that of the measurement alone."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, *args).result()
 
 
 def run_gavel(policy: str, scheduler: Path | None) -> dict[str, Any]:
-    """Gavel's continuous trace, jobs 4,000 to 5,000 of it, in rounds of six minutes without early ones."""
+    """Figures of Gavel's continuous trace up to jobs 4,000 to 5,000, with the CPU seconds (``cpu``)."""
     jobs = WINDOW.stop + AFTERWARDS
     if scheduler is None:
         workload = gavel_like(jobs)
@@ -149,12 +138,12 @@ def run_gavel(policy: str, scheduler: Path | None) -> dict[str, Any]:
 
 
 def run_growth(policy: str, jobs: int) -> dict[str, Any]:
-    """The same at other lengths, to the end."""
+    """Figures of a trace like Gavel's with this number of jobs, to its end."""
     return figures(simulate(gavel_like(jobs), small_nodes(), _policy(policy), _settings()))
 
 
 def run_large(policy: str, jobs: int) -> dict[str, Any]:
-    """Many jobs on many GPUs."""
+    """Figures of this number of jobs on 4,096 GPUs."""
     return figures(simulate(large(jobs), large_nodes(), _policy(policy), _settings()))
 
 
@@ -167,7 +156,7 @@ def _settings() -> Settings:
 
 
 def run_artifact(python: str, scheduler: Path, policy: str) -> dict[str, float]:
-    """The public simulator's own figures."""
+    """The figures of Gavel's public simulator, run by another Python: wall, CPU and policy seconds."""
     command = [python, str(DRIVER), str(scheduler), "--policy", policy, "--rate", str(RATE)]
     command += ["--window", str(WINDOW.start), str(WINDOW.stop)]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=3600)
@@ -176,7 +165,7 @@ def run_artifact(python: str, scheduler: Path, policy: str) -> dict[str, float]:
 
 
 def show(title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Figures as a table."""
+    """Print the figures as a table."""
     names = ("total", "policy", "engine", "loop", "rounds", "finished", "us", "MB")
     made = table("", *names, title=title, right=names)
     for name, facts in found.items():
@@ -187,9 +176,9 @@ def show(title: str, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def main() -> None:
-    """All three, and the artifact if it is given."""
+    """Measure the three workloads, and the artifact if it is given; print the tables."""
     parser = arguments(__doc__ or "")
-    parser.add_argument("--artifact", type=Path, metavar="DIR", help="Gavel's scheduler folder, to be measured beside")
+    parser.add_argument("--artifact", type=Path, metavar="DIR", help="Gavel's scheduler folder, to compare with")
     parser.add_argument("--python", default=sys.executable, help="a Python that can run the artifact")
     parser.add_argument("--policy", action="append", help="policies of the first two tables (default: fifo)")
     parser.add_argument("--jobs", type=positive, default=LARGE_JOBS, help="in the large trace (default: 100,000)")
@@ -198,7 +187,7 @@ def main() -> None:
     scheduler = None if given.artifact is None else given.artifact.resolve()
     result: dict[str, Any] = {}
     say("Gavel's continuous trace")
-    result["gavel"] = {policy: apart(run_gavel, policy, scheduler) for policy in policies}
+    result["gavel"] = {policy: in_new_process(run_gavel, policy, scheduler) for policy in policies}
     show(
         "Gavel's continuous trace, 108 GPUs: seconds; us is per live job and round, without the policy", result["gavel"]
     )
@@ -215,11 +204,11 @@ def main() -> None:
         )
     say("growth")
     result["growth"] = {
-        f"{policy}, {jobs} jobs": apart(run_growth, policy, jobs) for policy in policies for jobs in GROWTH
+        f"{policy}, {jobs} jobs": in_new_process(run_growth, policy, jobs) for policy in policies for jobs in GROWTH
     }
     show("By the number of jobs", result["growth"])
     say(f"{given.jobs} jobs on {LARGE_NODES * LARGE_GPUS} GPUs")
-    result["large"] = {policy: apart(run_large, policy, given.jobs) for policy in ("fifo", "las")}
+    result["large"] = {policy: in_new_process(run_large, policy, given.jobs) for policy in ("fifo", "las")}
     show(f"{given.jobs} jobs on {LARGE_NODES * LARGE_GPUS} GPUs", result["large"])
     finish(result, as_json=given.json)
 

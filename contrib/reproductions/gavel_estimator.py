@@ -8,19 +8,18 @@ from statistics import fmean
 
 import numpy as np
 
-from contrib.reproductions.gavel_workloads import Line, Scale, jct, ratio, run
+from contrib.reproductions.gavel_workloads import Line, Scale, ratio, run
+from contrib.reproductions.measured_runs import jct_hours
 from metasched.core.model import Placement, Speed
 from metasched.simulator.records import Workload
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
 from metasched.throughput.throughput_table import Table, TableSpeed, TableTraining
 from metasched.throughput.training import Pace, Training
-from policies.gavel.policies import (
-    GavelLas,
-)
+from policies.gavel.policies import GavelLas
 
-MEASURED = 0.2  # of a new job's fingerprint, where speeds are estimated
+MEASURED = 0.2  # fraction of a new job's fingerprint that is measured
 Seen = set[tuple[str, int, str, str]]
-"""GPU type, GPUs, and two models that have been co-located on them."""
+"""(GPU type, GPUs, model, model) of the pairs that have been co-located."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +30,7 @@ class ObservedSpeed:
     seen: Seen
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """Its own."""
+        """The true isolated speed."""
         return self.truth.steps_per_second(gpu_type, spread)
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
@@ -53,18 +52,18 @@ class EstimatedTraining:
 
     @property
     def total(self) -> float:
-        """Its own."""
+        """Steps in all."""
         return self.truth.total
 
     def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
-        """Its own."""
+        """The true pace; a co-located pair counts as measured from here on."""
         if not isinstance(co_runner, EstimatedTraining):
             return self.truth.pace(done, placement, co_runner)
         self.seen.add((placement.gpu_type or "", placement.gpus, self.truth.model, co_runner.truth.model))
         return self.truth.pace(done, placement, co_runner.truth)
 
     def known(self, done: float) -> Speed:
-        """The estimate."""
+        """The estimated speed."""
         del done
         return self.speed
 
@@ -76,21 +75,21 @@ def estimator(scale: Scale) -> Iterator[Line]:
     reference = Estimator(scale.table)
     for seed in scale.seeds:
         workload = small.arriving(6.0, seed)
-        guessed = _estimated(workload, reference, seed)
+        estimated = _estimated(workload, reference, seed)
         for name, jobs, sharing in (
             ("oracle", workload, True),
-            ("estimated", guessed, True),
-            ("alone", workload, False),
+            ("estimated", estimated, True),
+            ("isolated", workload, False),
         ):
             _, metrics = run(jobs, small.nodes(), GavelLas(), window=scale.window, sharing=sharing)
-            found.setdefault(name, []).append(jct(metrics))
-    yield Line("estimator: mean error of what is left of a speed", "", (_error(reference),), "")
+            found.setdefault(name, []).append(jct_hours(metrics))
+    yield Line("estimator: mean error of the fraction of a speed that co-location leaves", "", (_error(reference),), "")
     yield Line("LAS with sharing: estimated / oracle", "about 1", ratio(found["estimated"], found["oracle"]))
-    yield Line("LAS: without sharing / with it, oracle", "more", ratio(found["alone"], found["oracle"]))
+    yield Line("LAS: without sharing / with it, oracle", "more", ratio(found["isolated"], found["oracle"]))
 
 
 def _estimated(workload: Workload, reference: Estimator, seed: int) -> Workload:
-    """Jobs whose model was not measured in advance, but beside a few reference jobs: each is taken for new."""
+    """The workload with estimated co-located speeds: each model is measured with a few reference jobs only."""
     made: dict[str, Speed] = {}
     seen: Seen = set()
     submissions = []
@@ -98,8 +97,8 @@ def _estimated(workload: Workload, reference: Estimator, seed: int) -> Workload:
         model, truth = one.job.name, one.training
         assert isinstance(truth, TableTraining)  # noqa: S101  the generator's
         if model not in made:
-            rest, known = _profiled(reference, model, seed)
-            like = TableSpeed(reference.table, rest.closest(known))
+            others, known = _profiled(reference, model, seed)
+            like = TableSpeed(reference.table, others.closest(known))
             made[model] = EstimatedSpeed(ObservedSpeed(TableSpeed(reference.table, model), seen), like)
         submissions.append(replace(one, training=EstimatedTraining(truth, made[model], seen)))
     return replace(workload, submissions=tuple(submissions))
@@ -108,30 +107,33 @@ def _estimated(workload: Workload, reference: Estimator, seed: int) -> Workload:
 def _profiled(
     reference: Estimator, model: str, seed: int
 ) -> tuple[Estimator, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """The reference jobs but one, and what was measured of the fingerprint of that."""
+    """The estimator without one reference job, and the measured part of that job's fingerprint (NaN elsewhere)."""
     table = reference.table
 
-    def rest(cells: Mapping[tuple[str, int], object]) -> dict[tuple[str, int], object]:
-        return {kind: cell for kind, cell in cells.items() if kind[0] != model}
+    def without_model(cells: Mapping[tuple[str, int], object]) -> dict[tuple[str, int], object]:
+        return {key: cell for key, cell in cells.items() if key[0] != model}
 
-    alone = {sheet: rest(cells) for sheet, cells in table.alone.items()}
-    colocated = {sheet: {k: rest(row) for k, row in rest(cells).items()} for sheet, cells in table.colocated.items()}  # type: ignore[arg-type]
+    alone = {sheet: without_model(cells) for sheet, cells in table.alone.items()}
+    colocated = {
+        sheet: {key: without_model(row) for key, row in without_model(cells).items()}  # type: ignore[arg-type]
+        for sheet, cells in table.colocated.items()
+    }
     others = Estimator(Table(alone, colocated), reference.gpus)  # type: ignore[arg-type]
     number = reference.models.index(model)
-    columns = [reference.column(kind, other) for kind in table.types for other in others.models]
+    columns = [reference.column(gpu_type, other) for gpu_type in table.types for other in others.models]
     row = reference.fingerprints[number][columns]
-    chance = np.random.default_rng([seed, number])
-    known = chance.permutation(len(row)) < MEASURED * len(row)
+    rng = np.random.default_rng([seed, number])
+    known = rng.permutation(len(row)) < MEASURED * len(row)
     return others, np.where(known, row, np.nan)
 
 
 def _error(reference: Estimator) -> float:
-    """Mean absolute error of completed fingerprints, each model taken for new."""
-    wrong = []
+    """The mean absolute error of completed fingerprints, where each model in turn is the new one."""
+    errors = []
     for number, model in enumerate(reference.models):
         others, known = _profiled(reference, model, 0)
-        columns = [reference.column(kind, other) for kind in reference.table.types for other in others.models]
+        columns = [reference.column(gpu_type, other) for gpu_type in reference.table.types for other in others.models]
         truth = reference.fingerprints[number][columns]
         hidden = np.isnan(known) & ~np.isnan(truth)
-        wrong.append(float(np.abs(others.fingerprint(known) - truth)[hidden].mean()))
-    return fmean(wrong)
+        errors.append(float(np.abs(others.fingerprint(known) - truth)[hidden].mean()))
+    return fmean(errors)

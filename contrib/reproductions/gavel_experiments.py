@@ -1,4 +1,4 @@
-"""The experiments of Gavel's section 7.3 to 7.5: each returns one line of the table per figure."""
+"""The experiments of Gavel's sections 7.3 to 7.5; each yields the lines of the table for one headline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from statistics import fmean
 
 import numpy as np
 
-from contrib.reproductions.gavel_workloads import HOUR, PRICES, TYPES, Line, Scale, by_job, jct, ratio, run
+from contrib.reproductions.gavel_workloads import PRICES, TYPES, Line, Scale, jct_by_job, ratio, run
+from contrib.reproductions.measured_runs import HOUR, jct_hours
 from metasched.core.model import Job, Node, Snapshot
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
@@ -34,23 +35,23 @@ from policies.gavel.policies import (
 )
 
 DAY = 24 * HOUR
-FIFO_RATE = 5.2  # jobs/h: where the public code's runs have the paper's ratios
-LATE = 5  # rounds: 30 minutes, the longest that section 7.4 finds bearable
-NODE_GPUS = 6  # of a node, where placement counts: a job of 4 GPUs leaves 2 that no other such job can have together
+FIFO_RATE = 5.2  # jobs/h: the load at which the public code's runs have the paper's ratios
+LATE_ROUNDS = 5  # 30 minutes, the longest delay of time shares that section 7.4 tolerates
+NODE_GPUS = 6  # for the experiment on placement: on each node a job of 4 GPUs leaves 2, too few for another one
 
 
 def las(scale: Scale) -> Iterator[Line]:
-    """Figure 9, and with shares that come into force late (section 7.4)."""
+    """Figure 9, also with time shares that take effect late (section 7.4)."""
     yield from _las(scale, 5.6, "3.5", ("28.96", "3.31", "2.17"), multiple=False)
 
 
 def las_multiple(scale: Scale) -> Iterator[Line]:
-    """Figure 10."""
+    """Figure 10: as Figure 9, with jobs of several GPUs."""
     yield from _las(scale, 2.6, "2.2", ("36.44", "1.94", "1.98"), multiple=True)
 
 
 def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multiple: bool) -> Iterator[Line]:
-    """One regime of jobs."""
+    """The lines of one workload under max-min fairness."""
     found: dict[str, list[float]] = {}
     policies: list[tuple[str, Policy, bool]] = [
         ("aware", GavelLas(), False),
@@ -58,13 +59,13 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
         ("shared", GavelLas(), True),
         ("gandiva", Gandiva(), True),
         *([] if multiple else [("allox", AlloX(), False)]),
-        *([] if multiple else [("late", GavelLas(GavelLasParameters(recompute_rounds=LATE)), False)]),
+        *([] if multiple else [("late", GavelLas(GavelLasParameters(recompute_rounds=LATE_ROUNDS)), False)]),
     ]
     for seed in scale.seeds:
         workload = scale.arriving(rate, seed, multiple=multiple)
         for name, policy, sharing in policies:
             _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
-            found.setdefault(name, []).append(jct(metrics))
+            found.setdefault(name, []).append(jct_hours(metrics))
     what = f"LAS, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", tuple(found["aware"]), "h", public=public[0])
     yield Line(f"{what} agnostic / aware", paper, ratio(found["agnostic"], found["aware"]), public=public[1])
@@ -73,23 +74,23 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
     )
     if not multiple:
         yield Line(f"{what} aware / AlloX", "about 1", ratio(found["aware"], found["allox"]), public="1.14")
-        minutes = f"shares {LATE * 360 // 60} minutes late"
+        minutes = f"time shares {LATE_ROUNDS * 360 // 60} minutes late"
         yield Line(f"{what} {minutes} / at once", "", ratio(found["late"], found["aware"]))
         yield Line(f"{what} agnostic / {minutes}", "more than 1", ratio(found["agnostic"], found["late"]))
 
 
 def ftf(scale: Scale) -> Iterator[Line]:
-    """Finish-time fairness with the load of Figure 9, where the public code's runs have the paper's ratios."""
+    """Finish-time fairness at the load of Figure 9, at which the public code's runs have the paper's ratios."""
     yield from _ftf(scale, 5.6, ("30.47", "2.81", "2.78"), multiple=False)
 
 
 def ftf_multiple(scale: Scale) -> Iterator[Line]:
-    """Figure 11."""
+    """Figure 11: finish-time fairness, with jobs of several GPUs."""
     yield from _ftf(scale, 2.6, ("33.90", "1.90", "1.77"), multiple=True)
 
 
 def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) -> Iterator[Line]:
-    """One regime of jobs; rho is beside the same job under equal parts, as in the public code's runs."""
+    """The lines of one workload; rho is a job's JCT over its JCT under equal shares, as in the public code's runs."""
     times: dict[str, list[float]] = {}
     rhos: dict[str, list[float]] = {}
     policies: list[tuple[str, Policy]] = [
@@ -99,13 +100,13 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
     ]
     for seed in scale.seeds:
         workload = scale.arriving(rate, seed, multiple=multiple)
-        apart: Mapping[str, float] = {}
+        isolated: Mapping[str, float] = {}
         for name, policy in policies:
             outcome, metrics = run(workload, scale.nodes(), policy, window=scale.window)
-            found = by_job(outcome, workload, scale.window)
-            apart = apart or found
-            times.setdefault(name, []).append(jct(metrics))
-            rhos.setdefault(name, []).append(fmean(time / apart[uid] for uid, time in found.items()))
+            found = jct_by_job(outcome, workload, scale.window)
+            isolated = isolated or found
+            times.setdefault(name, []).append(jct_hours(metrics))
+            rhos.setdefault(name, []).append(fmean(time / isolated[uid] for uid, time in found.items()))
     what = f"finish-time fairness, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", tuple(times["aware"]), "h", public=public[0])
     yield Line(f"{what} average JCT, agnostic / aware", "3", ratio(times["agnostic"], times["aware"]), public=public[1])
@@ -113,7 +114,7 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
 
 
 def makespan(scale: Scale) -> Iterator[Line]:
-    """The makespan paragraph of section 7.3."""
+    """The makespans in section 7.3."""
     found: dict[str, list[float]] = {}
     for seed in scale.seeds:
         workload = gavel_jobs(scale.table, GavelWorkloadParameters(jobs=scale.batch, multiple=True), seed)
@@ -132,7 +133,7 @@ def makespan(scale: Scale) -> Iterator[Line]:
 
 
 def fifo(scale: Scale) -> Iterator[Line]:
-    """The FIFO paragraph of section 7.3."""
+    """FIFO in section 7.3."""
     found: dict[str, list[float]] = {}
     for seed in scale.seeds:
         workload = scale.arriving(FIFO_RATE, seed)
@@ -142,7 +143,7 @@ def fifo(scale: Scale) -> Iterator[Line]:
             ("shared", GavelFirstCome(), True),
         ):
             _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
-            found.setdefault(name, []).append(jct(metrics))
+            found.setdefault(name, []).append(jct_hours(metrics))
     load = f"FIFO, single, {FIFO_RATE:g} jobs/h"
     yield Line(f"{load}: average JCT, aware", "", tuple(found["aware"]), "h", public="56.69")
     yield Line(f"{load}: agnostic / aware", "2.7", ratio(found["agnostic"], found["aware"]), public="2.68")
@@ -152,7 +153,7 @@ def fifo(scale: Scale) -> Iterator[Line]:
 
 
 def priorities(scale: Scale) -> Iterator[Line]:
-    """A fifth of the jobs has five times the weight; policy and load as in the public code's runs."""
+    """A fifth of the jobs with five times the weight; policy and load are those of the public code's runs."""
     high: dict[bool, list[float]] = {}
     low: dict[bool, list[float]] = {}
     for seed in scale.seeds:
@@ -161,7 +162,7 @@ def priorities(scale: Scale) -> Iterator[Line]:
         for aware in (True, False):
             policy = GavelLas(GavelLasParameters(aware=aware, fill=True))
             outcome, _ = run(workload, scale.nodes(), policy, window=scale.window)
-            times = by_job(outcome, workload, scale.window)
+            times = jct_by_job(outcome, workload, scale.window)
             high.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid in urgent))
             low.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid not in urgent))
     what = "LAS with priorities, multiple, 2.4 jobs/h:"
@@ -170,7 +171,7 @@ def priorities(scale: Scale) -> Iterator[Line]:
 
 
 def cost(scale: Scale) -> Iterator[Line]:
-    """Jobs of ResNet-50 and A3C with deadlines."""
+    """Cost and missed SLOs of ResNet-50 and A3C jobs with deadlines."""
     spent: dict[str, list[float]] = {}
     late: dict[str, list[float]] = {}
     for seed in scale.seeds:
@@ -199,11 +200,11 @@ def cost(scale: Scale) -> Iterator[Line]:
 
 
 def _deadlines(scale: Scale, seed: int) -> Workload:
-    """ResNet-50 and A3C for 0.5 to 8 days on a V100, and 1.2 to 10 times that to do it; a third of the GPUs busy.
+    """Jobs of 0.5 to 8 days on a V100, with SLOs of 1.2 to 10 times that, which keep a third of the GPUs busy.
 
-    There are as many of either, though the table has several batch sizes of ResNet-50.
+    There are as many of ResNet-50 as of A3C, though the table has several batch sizes of ResNet-50.
     """
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     families = [[m for m in scale.table.models if m.startswith(name)] for name in ("ResNet-50", "A3C")]
     times = math.lcm(*map(len, families))
     models = [model for family in families for model in family * (times // len(family))]
@@ -213,32 +214,32 @@ def _deadlines(scale: Scale, seed: int) -> Workload:
     made = gavel_jobs(scale.table, parameters, seed)
     submissions = []
     for one in made.submissions:
-        model, seconds = one.job.name, DAY * float(chance.choice(days))
+        model, seconds = one.job.name, DAY * float(rng.choice(days))
         speed = scale.table.speed(model, "v100", (1,)) or 0.0
-        job = one.job.evolve(slo_seconds=seconds * float(chance.choice((1.2, 2.0, 10.0))))
+        job = one.job.evolve(slo_seconds=seconds * float(rng.choice((1.2, 2.0, 10.0))))
         submissions.append(Submission(job, TableTraining(scale.table, model, seconds * speed)))
     return replace(made, submissions=tuple(submissions))
 
 
 def placement(scale: Scale) -> Iterator[Line]:
-    """Section 3.1: consolidated and unconsolidated GPUs as two worker types, on nodes that make them differ."""
+    """Section 3.1: consolidated and unconsolidated GPUs as two worker types, on nodes on which they differ."""
     found: dict[bool, list[float]] = {}
     nodes = tuple(
-        Node(f"{kind}-{number}", kind, NODE_GPUS, cpus=0, memory=0)
-        for kind in TYPES
+        Node(f"{gpu_type}-{number}", gpu_type, NODE_GPUS, cpus=0, memory=0)
+        for gpu_type in TYPES
         for number in range(max(round(scale.gpus / NODE_GPUS), 2))
     )
     for seed in scale.seeds:
         workload = scale.arriving(2.0, seed, multiple=True)
-        for counts in (False, True):
-            policy = GavelLas(GavelLasParameters(placement=counts))
-            found.setdefault(counts, []).append(jct(run(workload, nodes, policy, window=scale.window)[1]))
+        for aware in (False, True):
+            policy = GavelLas(GavelLasParameters(placement=aware))
+            found.setdefault(aware, []).append(jct_hours(run(workload, nodes, policy, window=scale.window)[1]))
     what = f"LAS, multiple, 2 jobs/h, nodes of {NODE_GPUS} GPUs"
     yield Line(f"{what}: placement not a type / a type", "", ratio(found[False], found[True]))
 
 
 def rounds(scale: Scale) -> Iterator[Line]:
-    """Figure 15."""
+    """Figure 15: round lengths, and the ideal of ``ideal_jct``."""
     found: dict[float, list[float]] = {}
     best = []
     lengths = (360.0, 720.0, 1440.0, 2880.0)
@@ -246,8 +247,8 @@ def rounds(scale: Scale) -> Iterator[Line]:
         workload = scale.arriving(4.0, seed)
         for seconds in lengths:
             _, metrics = run(workload, scale.nodes(), GavelLas(), window=scale.window, seconds=seconds)
-            found.setdefault(seconds, []).append(jct(metrics))
-        best.append(ideal(workload, scale.nodes(), GavelLas(), scale.window))
+            found.setdefault(seconds, []).append(jct_hours(metrics))
+        best.append(ideal_jct(workload, scale.nodes(), GavelLas(), scale.window))
     yield Line("LAS, single, 4 jobs/h: rounds of 360 s / ideal", "about 1", ratio(found[360.0], best))
     for seconds in lengths[1:]:
         yield Line(
@@ -255,8 +256,8 @@ def rounds(scale: Scale) -> Iterator[Line]:
         )
 
 
-def ideal(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, window: range) -> float:
-    """The average JCT, h, if everybody had exactly its shares at every instant, and new ones at every change."""
+def ideal_jct(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, window: range) -> float:
+    """The average JCT in hours if every job had exactly its time share at every instant, recomputed at every change."""
     arrivals = list(workload.submissions)
     wanted = {one.job.uid for one in arrivals[window.start : window.stop]}
     left: dict[str, float] = {}
@@ -266,14 +267,14 @@ def ideal(workload: Workload, nodes: tuple[Node, ...], policy: TimeSharePolicy, 
     memory: Mapping[str, object] = {}
     while len(times) < len(wanted):
         inputs = allocation_inputs(Snapshot(now, 1, 1.0, nodes, tuple(live.values())))
-        given, memory = policy.time_shares(inputs, memory)
+        shares, memory = policy.time_shares(inputs, memory)
         speed = {
-            who[0]: sum((inputs.speed(live[who[0]], kind) or 0.0) * part for kind, part in share.items())
-            for who, share in given.items()
+            uids[0]: sum((inputs.speed(live[uids[0]], gpu_type) or 0.0) * part for gpu_type, part in share.items())
+            for uids, share in shares.items()
         }
         ends = {uid: now + left[uid] / rate for uid, rate in speed.items() if rate > 0}
-        coming = arrivals[arrived].job.submitted if arrived < len(arrivals) else np.inf
-        then = min(coming, min(ends.values(), default=np.inf))
+        next_arrival = arrivals[arrived].job.submitted if arrived < len(arrivals) else np.inf
+        then = min(next_arrival, min(ends.values(), default=np.inf))
         for uid, rate in speed.items():
             left[uid] -= rate * (then - now)
         now = then

@@ -3,15 +3,15 @@
     python -m contrib.reproductions.gavel_headlines --data DIR [--quick | --scale F] [--only NAME ...] [--plots DIR]
                                                  [--processes N] [--results FILE]
 
-36 GPUs of each of three types, rounds of 360 s, Poisson arrivals, jobs 4000 to 5000 measured, three seeds. --scale has
-that part of the GPUs, of the load, and of the jobs before and in the window (jobs of several GPUs need 8 of a type, a
-scale of 0.25); --quick 12 GPUs of each type, the load in proportion, jobs 200 to 350 and two seeds. Where the paper
-gives a ratio, ours is that of the same two policies, as mean and standard deviation over the seeds. "Public code" is
-what the authors' own runs of their simulator gave, as the notebooks in their repository print it
-(scheduler/notebooks/figures/evaluation), where they do.
+The cluster has 36 GPUs of each of three types. Rounds last 360 s, arrivals are Poisson, jobs 4000 to 5000 are measured,
+with three seeds. --scale F takes the fraction F of the GPUs, of the load, and of the jobs before and in the window
+(jobs of several GPUs need 8 of a type, a scale of 0.25). --quick takes 12 GPUs of each type, the load in proportion,
+jobs 200 to 350 and two seeds. Where the paper gives a ratio, our figure is the ratio of the same two policies, as mean
+and standard deviation over the seeds. "Public code" is the figure of the authors' own runs of their simulator, where
+the notebooks in their repository print it (scheduler/notebooks/figures/evaluation).
 
---processes runs so many seeds and headlines at once. With --results, what is finished is kept in that file, a line of
-JSON for each headline and seed, and another run with the same sizes goes on from there.
+--processes N simulates N pairs of a headline and a seed at once. --results FILE stores each finished pair as a line of
+JSON; another run with the same sizes skips the pairs that the file has.
 """
 
 from __future__ import annotations
@@ -59,20 +59,25 @@ HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
 
 
 def main() -> int:
-    """Run the headlines that were asked for, and print the table."""
+    """Run the selected headlines, and print the table; returns the exit status."""
     parser = bench.arguments(__doc__ or "")
     bench.add_data(parser)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="small clusters, few jobs, two seeds")
-    sizes.add_argument("--scale", type=float, default=1.0, help="this part of the paper's GPUs, load and jobs")
+    sizes.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's GPUs, load and jobs")
     parser.add_argument("--only", nargs="+", choices=HEADLINES, default=list(HEADLINES), help="headlines")
-    parser.add_argument("--gpus", type=bench.positive, help="of each type")
-    parser.add_argument("--window", type=bench.positive, nargs=2, help="first and last job measured")
-    parser.add_argument("--batch", type=bench.positive, help="jobs that are there at once, or have deadlines")
-    parser.add_argument("--seeds", type=bench.positive, help="how many")
-    parser.add_argument("--plots", type=Path, help="where pictures go")
-    parser.add_argument("--processes", type=bench.positive, default=1, help="how many simulate at once")
-    parser.add_argument("--results", type=Path, help="file that keeps what is finished, for another run to go on from")
+    parser.add_argument("--gpus", type=bench.positive, help="GPUs of each type")
+    parser.add_argument(
+        "--window",
+        type=bench.positive,
+        nargs=2,
+        help="positions of measured jobs: from, to",
+    )
+    parser.add_argument("--batch", type=bench.positive, help="jobs that arrive at once, or have deadlines")
+    parser.add_argument("--seeds", type=bench.positive, help="number of seeds")
+    parser.add_argument("--plots", type=Path, help="directory of the plots")
+    parser.add_argument("--processes", type=bench.positive, default=1, help="simulations at once")
+    parser.add_argument("--results", type=Path, help="file of finished headlines, which another run skips")
     given = parser.parse_args()
     first, last = (max(round(number * given.scale), number // 1000) for number in (4000, 5000))
     table = Table.read(given.data / "gavel" / "simulation_throughputs.json")
@@ -85,12 +90,12 @@ def main() -> int:
         plots=given.plots,
     )
     wanted = [(name, seed) for seed in scale.seeds for name in given.only]
-    done = _kept(given.results, scale)
+    done = _read_results(given.results, scale)
     with ProcessPoolExecutor(given.processes, max_tasks_per_child=1) as pool:
-        running = {pool.submit(_lines, scale, *task): task for task in wanted if task not in done}
+        running = {pool.submit(_run_headline, scale, *task): task for task in wanted if task not in done}
         for future in as_completed(running):
             done[running[future]] = future.result()
-            _keep(given.results, scale, *running[future], future.result())
+            _store_result(given.results, scale, *running[future], future.result())
     print("| figure | paper | public code | ours |\n|---|---|---|---|")
     found = []
     for name in given.only:
@@ -102,34 +107,34 @@ def main() -> int:
     return 0
 
 
-def _lines(scale: Scale, name: str, seed: int) -> list[Line]:
-    """One headline with one seed."""
+def _run_headline(scale: Scale, name: str, seed: int) -> list[Line]:
+    """The lines of one headline with one seed."""
     gc.set_threshold(200_000, 50, 50)  # millions of small objects live as long as the simulation
     return list(HEADLINES[name](replace(scale, seeds=range(seed, seed + 1))))
 
 
-def _kept(file: Path | None, scale: Scale) -> dict[tuple[str, int], list[Line]]:
-    """What is finished of the same sizes, by headline and seed."""
+def _read_results(file: Path | None, scale: Scale) -> dict[tuple[str, int], list[Line]]:
+    """The stored lines of runs of the same sizes, by headline and seed."""
     found: dict[tuple[str, int], list[Line]] = {}
     if file is not None and file.exists():
         for text in file.read_text().splitlines():
-            kept = json.loads(text)
-            if kept["sizes"] == _sizes(scale):
-                lines = [Line(**line | {"ours": tuple(line["ours"])}) for line in kept["lines"]]
-                found[kept["headline"], kept["seed"]] = lines
+            stored = json.loads(text)
+            if stored["sizes"] == _sizes(scale):
+                lines = [Line(**line | {"ours": tuple(line["ours"])}) for line in stored["lines"]]
+                found[stored["headline"], stored["seed"]] = lines
     return found
 
 
-def _keep(file: Path | None, scale: Scale, name: str, seed: int, lines: Sequence[Line]) -> None:
-    """Add what is finished."""
+def _store_result(file: Path | None, scale: Scale, name: str, seed: int, lines: Sequence[Line]) -> None:
+    """Append the lines of one headline and seed to the file, if there is one."""
     if file is not None:
-        kept = {"sizes": _sizes(scale), "headline": name, "seed": seed, "lines": [asdict(line) for line in lines]}
+        stored = {"sizes": _sizes(scale), "headline": name, "seed": seed, "lines": [asdict(line) for line in lines]}
         with file.open("a") as out:
-            out.write(json.dumps(kept) + "\n")
+            out.write(json.dumps(stored) + "\n")
 
 
 def _sizes(scale: Scale) -> list[int]:
-    """What results must have in common."""
+    """The sizes that stored lines must have to be used again."""
     return [scale.gpus, scale.window.start, scale.window.stop, scale.batch]
 
 

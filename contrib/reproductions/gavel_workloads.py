@@ -1,40 +1,37 @@
-"""Scale and figures that the experiments of Gavel's headlines share."""
+"""Cluster, workloads and table lines of the experiments of Gavel's headlines."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from contrib.benchmarks import bench
+from contrib.reproductions.measured_runs import HOUR, simulate_and_measure
 from metasched.core.model import Node
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
-from metasched.simulator.metrics import Metrics, measure
+from metasched.simulator.metrics import Metrics
 from metasched.simulator.records import Outcome, Settings, Workload
-from metasched.simulator.simulation import simulate
 from metasched.throughput.throughput_table import Table
 
 TYPES = ("v100", "p100", "k80")
-PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}  # $ an hour, Google's on-demand prices then
-HOUR = 3600.0
+PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}  # $ per GPU-hour: Google's on-demand prices in 2020
 GPUS = 36  # of each type, in the paper
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large simulations are.
+    """The size of the simulations.
 
     Attributes:
-        table: speeds.
-        gpus: of each type.
-        window: the jobs that are measured.
-        batch: jobs of a workload that is there at once.
-        seeds: of the workloads.
-        plots: where pictures go, if anywhere.
+        table: the speeds of the job types.
+        gpus: GPUs of each type.
+        window: positions of the measured jobs, by arrival.
+        batch: the number of jobs of a workload that arrives at once, or that has deadlines.
+        seeds: the seeds of the workloads.
+        plots: the directory of the plots; None for no plots.
     """
 
     table: Table
@@ -45,11 +42,11 @@ class Scale:
     plots: Path | None
 
     def nodes(self, gpus: int | None = None) -> tuple[Node, ...]:
-        """One for each type, as the paper's simulator counts GPUs."""
+        """One node for each type, with ``gpus`` (by default the scale's): the paper's simulator counts GPUs by type."""
         return tuple(Node(kind, kind, self.gpus if gpus is None else gpus, cpus=0, memory=0) for kind in TYPES)
 
     def arriving(self, rate: float, seed: int, *, multiple: bool = False, weights: bool = False) -> Workload:
-        """Jobs at so many an hour in the paper's cluster, until long after the window."""
+        """Jobs that arrive until long after the window; ``rate`` is jobs per hour on the paper's number of GPUs."""
         parameters = GavelWorkloadParameters(
             jobs=2 * self.window.stop, jobs_per_hour=rate * self.gpus / GPUS, multiple=multiple, weights=weights
         )
@@ -58,14 +55,14 @@ class Scale:
 
 @dataclass(frozen=True)
 class Line:
-    """One figure.
+    """One line of the table: a published figure and ours.
 
     Attributes:
-        what: is measured.
-        paper: says what.
-        ours: by seed.
-        unit: of ours.
-        public: what the public code's runs gave, from the authors' notebooks.
+        what: the experiment and the metric.
+        paper: the paper's figure; empty where it has none.
+        ours: our figures, one for each seed.
+        unit: the unit of ``ours``; "x" for a ratio.
+        public: the figure of the authors' own runs, from their notebooks; empty where there is none.
     """
 
     what: str
@@ -76,7 +73,7 @@ class Line:
 
     @property
     def cell(self) -> str:
-        """Mean and standard deviation."""
+        """The mean of ``ours`` and its standard deviation, for the table."""
         spread = f" +- {statistics.stdev(self.ours):.2f}" if len(self.ours) > 1 else ""
         return f"{fmean(self.ours):.2f}{spread} {self.unit}"
 
@@ -90,30 +87,17 @@ def run(
     sharing: bool = False,
     seconds: float = 360.0,
 ) -> tuple[Outcome, Metrics]:
-    """A simulation, measured."""
-    begun = time.perf_counter()
+    """The outcome and the metrics of a simulation in rounds of fixed length (``seconds``), as in the paper."""
     settings = Settings(round_seconds=seconds, early_rounds=False, sharing=sharing)
-    outcome = simulate(workload, nodes, policy, settings, window=window)
-    metrics = measure(outcome, workload, window=window, prices=PRICES)
-    words = f"{workload.source}: {policy.name} {policy.parameters.model_dump(exclude_defaults=True)}"
-    bench.say(
-        f"{words}{', sharing' if sharing else ''}: JCT {(metrics.jct_mean or 0) / HOUR:.2f} h, "
-        f"{time.perf_counter() - begun:.0f} s"
-    )
-    return outcome, metrics
+    return simulate_and_measure(workload, nodes, policy, settings, window=window, prices=PRICES)
 
 
-def jct(metrics: Metrics) -> float:
-    """The mean, h."""
-    return (metrics.jct_mean or 0.0) / HOUR
-
-
-def by_job(outcome: Outcome, workload: Workload, window: range) -> Mapping[str, float]:
-    """The JCT of each job in the window, h, by uid."""
+def jct_by_job(outcome: Outcome, workload: Workload, window: range) -> Mapping[str, float]:
+    """The JCT in hours of each completed job in the window, by uid."""
     chosen = {one.job.uid for one in workload.submissions[window.start : window.stop]}
     return {job.uid: job.jct / HOUR for job in outcome.jobs if job.uid in chosen and job.jct is not None}
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:
-    """Seed by seed."""
+    """The quotients, seed by seed."""
     return tuple(a / b for a, b in zip(above, below, strict=True))

@@ -1,10 +1,10 @@
-"""Our simulator in the artifacts' manners, beside the figures that their own simulators give.
+"""Our policies in the loops of published simulators, compared with those simulators' figures.
 
     python -m contrib.reproductions.parity --data DIR [--only WORDS] [--json]
 
-Every row runs one of our policies through the daemon's own engine, on the artifact's trace, in the artifact's manner of
-keeping time. A figure agrees when it is equal to the last digit of the artifact's. The status is 1 if one differs
-without a reason, or if a row could not run.
+Each row runs one of our policies through the daemon's own engine, on the artifact's trace, in the loop of the
+artifact's simulator. A figure agrees if it equals the artifact's to the last known digit. The exit status is 1 if a
+figure differs without an explanation, or if the data of a row is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from metasched.core.errors import MetaschedError
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A row, with what it gave."""
+    """A row with its results.
+
+    Attributes:
+        row: the row.
+        ours: our figures, in the order of the row's measures.
+        seconds: wall time of the row.
+    """
 
     row: row.Row
     ours: tuple[float, ...]
@@ -33,19 +39,19 @@ class Result:
 
     @property
     def verdicts(self) -> list[str]:
-        """Of each figure."""
+        """The verdict on each figure."""
         return [m.verdict(ours, self.row.reason) for m, ours in zip(self.row.measures, self.ours, strict=True)]
 
 
 def modules() -> list[ModuleType]:
-    """The modules of rows, by name."""
+    """The modules that have rows, ordered by name."""
     names = sorted(info.name for info in pkgutil.iter_modules(parity_rows.__path__))
     found = (importlib.import_module(f"{parity_rows.__name__}.{name}") for name in names)
     return [module for module in found if hasattr(module, "rows")]
 
 
 def run(one: row.Row) -> Result:
-    """Run a row."""
+    """Run one row, and print its name as progress."""
     bench.say(f"{one.artifact}, {one.workload}: {one.policy}")
     begun = time.perf_counter()
     ours = one.run()
@@ -53,7 +59,7 @@ def run(one: row.Row) -> Result:
 
 
 def table(results: Sequence[Result]) -> str:
-    """All of it as Markdown, with the reasons below."""
+    """The results as a Markdown table, with the reasons for differences below."""
     lines = [
         "| artifact | workload | policy | figure | artifact's | ours | | s |",
         "|---|---|---|---|---|---|---|---|",
@@ -69,7 +75,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def main() -> int:
-    """Run the rows that were asked for, and print the table."""
+    """Run the selected rows, and print the table; returns the exit status."""
     parser = bench.arguments(__doc__ or "")
     bench.add_data(parser)
     parser.add_argument("--only", default="", help="rows whose artifact, workload or policy contain these words")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from metasched.core.model import Placement, Status
+from metasched.core.model import Job, Placement, Status
 from metasched.simulator.records import JobOutcome, RunInterval, Submission
 from metasched.throughput.training import Pace
 
@@ -17,6 +18,7 @@ STOPPED = Pace(0.0, math.inf)
 MAX_JOBS_PER_GPU = 2
 
 
+@dataclass(slots=True, eq=False)
 class HeldGpus:
     """A set of GPUs that is held by one job, or by two co-located jobs.
 
@@ -26,12 +28,9 @@ class HeldGpus:
         joined_at: when the latest of these jobs got them, in seconds.
     """
 
-    __slots__ = ("jobs", "joined_at", "placement")
-
-    def __init__(self, placement: Placement) -> None:
-        self.placement = placement
-        self.jobs: list[LiveJob] = []
-        self.joined_at = math.inf
+    placement: Placement
+    jobs: list[LiveJob] = field(default_factory=list)
+    joined_at: float = math.inf
 
     def co_runner(self, live: LiveJob) -> LiveJob | None:
         """The other job on these GPUs; None where ``live`` has them to itself."""
@@ -41,6 +40,7 @@ class HeldGpus:
         return None
 
 
+@dataclass(slots=True, eq=False)
 class LiveJob:
     """A job that has arrived and is not finished. Instants are seconds on the simulation's clock.
 
@@ -71,61 +71,42 @@ class LiveJob:
         version: the number of the job's latest predicted event; earlier events are void.
     """
 
-    __slots__ = (
-        "began",
-        "demand_at_arrival",
-        "done_steps",
-        "earlier_attained",
-        "earlier_ran",
-        "failures",
-        "first_started",
-        "gpu_type",
-        "gpus",
-        "intervals",
-        "job",
-        "lost_seconds",
-        "overhead_seconds",
-        "pace",
-        "saved_at",
-        "saved_steps",
-        "shared",
-        "start_left",
-        "submission",
-        "total_steps",
-        "trains_from",
-        "units",
-        "updated_at",
-        "version",
-    )
+    submission: Submission
+    demand_at_arrival: float
+    job: Job = field(init=False)
+    total_steps: float = field(init=False)
+    done_steps: float = field(init=False)
+    updated_at: float = 0.0
+    saved_steps: float = field(init=False)
+    saved_at: float = 0.0
+    pace: Pace = STOPPED
+    trains_from: float = math.inf
+    start_left: float = 0.0
+    began: float = 0.0
+    gpu_type: str = ""
+    units: int = 0
+    earlier_attained: Mapping[str, float] = field(init=False)
+    earlier_ran: float = field(init=False)
+    intervals: list[RunInterval] = field(default_factory=list)
+    first_started: float | None = None
+    gpus: HeldGpus | None = None
+    shared: tuple[tuple[float, float], ...] = ()
+    failures: int = 0
+    lost_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    version: int = 0
 
-    def __init__(self, submission: Submission, demand: float) -> None:
-        job = submission.job
-        self.submission = submission
-        self.total_steps = submission.training.total
-        self.demand_at_arrival = demand
+    def __post_init__(self) -> None:
+        job = self.submission.job
+        self.total_steps = self.submission.training.total
         self.done_steps = self.saved_steps = job.progress_steps or 0.0
-        self.updated_at = 0.0
-        self.saved_at = 0.0
-        self.pace = STOPPED
-        self.trains_from = math.inf
-        self.start_left = 0.0
-        self.began = 0.0
-        self.gpu_type, self.units = "", 0
-        self.earlier_attained: Mapping[str, float] = dict(job.attained)
+        self.earlier_attained = dict(job.attained)
         self.earlier_ran = job.ran_seconds
-        self.intervals: list[RunInterval] = []
-        self.first_started: float | None = None
-        self.gpus: HeldGpus | None = None
-        self.shared: tuple[tuple[float, float], ...] = ()
-        self.failures = 0
-        self.lost_seconds = 0.0
-        self.overhead_seconds = 0.0
-        self.version = 0
         self.job = job.evolve(
             status=Status.HELD,
             placement=None,
             co_runner=None,
-            total_steps=self.total_steps if submission.declared else None,
+            total_steps=self.total_steps if self.submission.declared else None,
             progress_steps=self.declared_steps,
         )
         self.update_speed()

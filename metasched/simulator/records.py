@@ -14,6 +14,23 @@ from metasched.core.policy import PolicyState
 from metasched.throughput.training import Training
 
 
+def trace_job(
+    uid: str, name: str, submitted: float, gpus: int, *, min_gpus: int | None = None, max_gpus: int | None = None
+) -> Job:
+    """A job of a trace, as submitted: without CPUs, and rigid unless ``min_gpus`` or ``max_gpus`` is given."""
+    return Job(
+        uid=uid,
+        slurm_job_id=uid,
+        name=name,
+        user="trace",
+        submitted=submitted,
+        gpus=gpus,
+        min_gpus=gpus if min_gpus is None else min_gpus,
+        max_gpus=gpus if max_gpus is None else max_gpus,
+        cpus_per_unit=0,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """One job of a workload.
@@ -201,7 +218,7 @@ class RoundOutcome:
     """One round.
 
     Attributes:
-        at: its instant.
+        at: its instant, in seconds.
         jobs: the number of live jobs.
         running: the number of jobs with a target.
         gpus: the number of GPUs in targets, each counted once.

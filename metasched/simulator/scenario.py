@@ -17,7 +17,7 @@ from metasched.core.model import Node
 from metasched.core.validation_errors import explain, nearest
 from metasched.simulator.metrics import IsolatedDurations
 from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
-from metasched.simulator.workload_sources import AnySource
+from metasched.simulator.workload_formats import AnyFormat
 
 GIB = 1024**3
 Positive = Annotated[float, Field(gt=0)]
@@ -129,7 +129,7 @@ class WindowSection(_Section):
 
 class _File(_Section):
     nodes: Annotated[tuple[NodesSection, ...], Field(min_length=1, strict=False)]
-    workload: AnySource = Field(discriminator="format")
+    workload: AnyFormat = Field(discriminator="format")
     settings: SettingsSection = SettingsSection()
     failures: FailuresSection | None = None
     window: WindowSection | None = None
@@ -147,7 +147,7 @@ class Scenario:
         window: positions of the measured jobs, in the order of arrival; None for all.
         prices: the price of one GPU for an hour, by GPU type.
         limit_factor: see ``SettingsSection``.
-        source: the source of the workload.
+        format: the workload's format, with its parameters.
         content: all inputs as JSON-compatible data: the file's content, and a digest of each data file.
     """
 
@@ -157,7 +157,7 @@ class Scenario:
     window: range | None
     prices: Mapping[str, float]
     limit_factor: float
-    source: AnySource
+    format: AnyFormat
     content: Mapping[str, Any]
 
     def workload(self, seed: int) -> Workload:
@@ -167,7 +167,7 @@ class Scenario:
             TraceError: a data file is missing or malformed.
             ScenarioError: there are no jobs, or none of them is in the window.
         """
-        found = self.source.workload(self.path.parent, self.nodes, seed)
+        found = self.format.workload(self.path.parent, self.nodes, seed)
         if not found.submissions:
             raise ScenarioError(self.path, [f"workload: {found.source} has no jobs"])
         self._check_window(found)
@@ -227,7 +227,7 @@ def load_scenario(path: Path) -> Scenario:
         window=None if read.window is None else range(read.window.first, read.window.last),
         prices=read.prices,
         limit_factor=read.settings.limit_factor,
-        source=read.workload,
+        format=read.workload,
         content=read.model_dump(mode="json") | {"files": _digests(path.parent, read.workload)},
     )
 
@@ -259,10 +259,10 @@ def _nodes(sections: Sequence[NodesSection]) -> list[Node]:
     return nodes
 
 
-def _digests(base: Path, source: AnySource) -> dict[str, str]:
+def _digests(base: Path, workload: AnyFormat) -> dict[str, str]:
     """The SHA-256 of each data file, by its path relative to ``base``."""
     found = {}
-    for path in source.files(base):
+    for path in workload.files(base):
         name = os.path.relpath(path, base)
         try:
             with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """The simulated cluster: which job holds which GPUs, and when the next job ends, checkpoints or changes its speed.
 
-The simulation calls, at each instant: ``move_to`` (advance the clock to ``next_event`` at the latest),
-``process_events`` (completions, ends of checkpoints, changes of speed), ``arrive``, ``fail`` and ``repair`` (from
-outside), then, after a round, ``set_targets``. A target is realised in three steps:
+At each instant the simulation sets ``now`` (at most ``next_event``) and calls ``process_events`` (completions, ends of
+checkpoints, changes of speed), ``fail``, ``repair`` and ``arrive`` (from outside), then, after a round,
+``set_targets``. A target is realised in three steps:
 
 1. ``_redirect`` stops (checkpoint, then hold), suspends or resumes each job whose target is not what it holds;
    ``_split_pairs`` stops jobs that keep their nodes, but with another co-runner.
@@ -118,10 +118,6 @@ class Cluster:
         return live.outcome(self.now, finished, demand / life / self._capacity if life > 0 else 0.0)
 
     # -- changes --------------------------------------------------------------------------------------------------
-
-    def move_to(self, now: float) -> None:
-        """Advance the clock to ``now``, which is at most ``next_event``."""
-        self.now = now
 
     def arrive(self, submission: Submission) -> None:
         """Add a job. A job with a placement resumes there, with its earlier service and progress.

@@ -7,7 +7,7 @@ due, the daemon's engine decides on a snapshot and the cluster gets the round's 
 
 Rounds are ``round_seconds`` apart. Arrivals, completions and failures may trigger an early round, after which the
 following ones are counted from it. The simulation ends when all jobs of the window are complete, or after
-``MAX_IDLE_ROUNDS`` rounds without progress.
+``round_loop.MAX_IDLE_ROUNDS`` rounds without progress.
 """
 
 from __future__ import annotations
@@ -15,50 +15,13 @@ from __future__ import annotations
 import heapq
 import math
 import random
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from metasched.core.model import Decision, Node, Snapshot
-from metasched.core.policy import Policy, PolicyState
-from metasched.scheduling.engine import RoundResult, run_round
-from metasched.simulator.records import Failures, InitialState, JobOutcome, Outcome, RoundOutcome, Settings, Workload
+from metasched.core.model import Node, Snapshot
+from metasched.core.policy import Policy
+from metasched.simulator.records import Failures, InitialState, JobOutcome, Outcome, Settings, Workload
+from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundLoop, RoundObserver
 from metasched.simulator.simulated_cluster import Cluster
-
-MAX_IDLE_ROUNDS = 1000
-"""The simulation ends after so many rounds without progress and without arrivals to come.
-
-The jobs that are left fit nowhere, or the policy moves them faster than they restart.
-"""
-
-RoundObserver = Callable[[Snapshot, RoundResult], object]
-"""A function that is called after each round, with its snapshot and its result."""
-
-
-class TimedPolicy(Policy):
-    """A wrapper that measures the wall time of a policy's decisions.
-
-    Attributes:
-        policy: the wrapped policy.
-        seconds: wall time spent in ``decide`` so far.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        super().__init__(policy.parameters)
-        self.policy = policy
-        self.name = policy.name  # type: ignore[misc]
-        self.seconds = 0.0
-
-    def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """The initial state of the wrapped policy."""
-        return self.policy.initial_state(snapshot)
-
-    def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """The decision of the wrapped policy, whose duration is added up."""
-        begun = time.perf_counter()
-        try:
-            return self.policy.decide(snapshot, state)
-        finally:
-            self.seconds += time.perf_counter() - begun
 
 
 def simulate(
@@ -85,8 +48,10 @@ def simulate(
     return _Simulation(workload, nodes, policy, settings, window=window, watch=watch, begin=begin).run()
 
 
-class _Simulation:
+class _Simulation(RoundLoop):
     """The state of one call of ``simulate``."""
+
+    name = "metasched"
 
     def __init__(
         self,
@@ -99,57 +64,41 @@ class _Simulation:
         watch: RoundObserver | None,
         begin: InitialState | None,
     ) -> None:
-        self.workload = workload
-        self.nodes = tuple(nodes)
-        self.policy = TimedPolicy(policy)
-        self.settings = settings
-        self.watch = watch
+        super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
         self.cluster = Cluster(self.nodes, settings)
         self.steady = policy.steady
         self.wakes_on_arrival, self.wakes_on_completion = policy.wakes_on_arrival, policy.wakes_on_completion
         self.begin = begin or InitialState()
         self.state = self.begin.state
-        self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
-        wanted = self.arrivals if window is None else [self.arrivals[i] for i in window if i < len(self.arrivals)]
-        self.awaited = {submission.job.uid for submission in wanted}
-        self.arrived = 0
         self.outages = _Outages(settings.failures, self.nodes, settings.seed)
-        self.done: dict[str, JobOutcome] = {}
-        self.rounds: list[RoundOutcome] = []
         self.schedule = _RoundSchedule(settings.round_seconds)
         self.changed = False  # whether anything happened since the last round
         self.woken = False  # whether something of that triggers an early round
-        self.idle_rounds = 0
-        self.engine_seconds = 0.0
 
-    def run(self) -> Outcome:
-        """Process instant after instant; returns the outcome."""
-        begun = time.perf_counter()
+    def play(self) -> None:
+        """Process instant after instant."""
         cluster = self.cluster
         while self.awaited:
             arrival = self.next_arrival
             now = min(arrival, cluster.next_event, self.outages.next if cluster.live else math.inf, self.next_round)
             if now == math.inf or (self.idle_rounds > MAX_IDLE_ROUNDS and arrival == math.inf):
                 break
-            cluster.move_to(now)
+            self.now = cluster.now = now
             self.process_events()
             self.fail_and_repair()
             self.arrive()
             if self.next_round <= now:
-                self.decide()
-        return self.outcome(time.perf_counter() - begun)
+                self.play_round()
 
     @property
     def next_arrival(self) -> float:
-        """The instant of the next submission; infinite after the last."""
-        if self.arrived == len(self.arrivals):
-            return math.inf
-        return max(self.arrivals[self.arrived].job.submitted, self.begin.at)
+        """The instant of the next submission, at least that of the initial state; infinite after the last."""
+        return max(super().next_arrival, self.begin.at)
 
     @property
     def next_round(self) -> float:
         """The instant of the next round, as far as is known now; infinite while no round is needed."""
-        now, settings = self.cluster.now, self.settings
+        now, settings = self.now, self.settings
         if not self.cluster.live or (self.steady and not self.changed):
             return math.inf
         if not self.rounds:
@@ -161,32 +110,30 @@ class _Simulation:
     def process_events(self) -> None:
         """Process the cluster's events of this instant, and record completions."""
         for outcome in self.cluster.process_events():
-            self.done[outcome.uid] = outcome
-            self.awaited.discard(outcome.uid)
+            self.record_end(outcome)
             self.changed = True
             self.woken |= self.wakes_on_completion
             self.idle_rounds = 0
 
     def arrive(self) -> None:
         """Submit the jobs whose arrival is reached."""
-        while self.next_arrival <= self.cluster.now:
-            self.cluster.arrive(self.arrivals[self.arrived])
-            self.arrived += 1
+        for submission in self.due_arrivals():
+            self.cluster.arrive(submission)
             self.changed = True
             self.woken |= self.wakes_on_arrival
 
     def fail_and_repair(self) -> None:
         """Take nodes down and up whose failure or repair is reached."""
-        while self.outages.next <= self.cluster.now:
+        while self.outages.next <= self.now:
             name, down = self.outages.pop()
             (self.cluster.fail if down else self.cluster.repair)(name)
             self.changed = self.woken = True
 
-    def decide(self) -> None:
+    def play_round(self) -> None:
         """Run one round of the engine, and give its targets to the cluster."""
         cluster, settings = self.cluster, self.settings
         snapshot = Snapshot(
-            now=cluster.now,
+            now=self.now,
             round=self.begin.round + len(self.rounds) + 1,
             round_seconds=settings.round_seconds,
             nodes=cluster.node_view(),
@@ -195,41 +142,21 @@ class _Simulation:
             sharing=settings.sharing,
             quotas=self.begin.quotas,
         )
-        begun = time.perf_counter()
-        result = run_round(snapshot, self.policy, self.state)
-        self.engine_seconds += time.perf_counter() - begun
-        self.state = result.state
+        result = self.decide(snapshot)
         if cluster.trains:
             self.idle_rounds = 0
         elif not cluster.lacks_nodes:  # jobs that wait for a repair can still run
             self.idle_rounds += 1
         cluster.set_targets(result.targets, result.co_runners)
-        self.schedule.record_round(cluster.now)
+        self.schedule.record_round(self.now)
         self.changed = self.woken = False
         seconds_of_pairs = {max(pair) for pair in result.co_runners.items()}
         gpus = sum([place.gpus for uid, place in result.targets.items() if uid not in seconds_of_pairs])
-        self.rounds.append(RoundOutcome(cluster.now, len(snapshot.jobs), len(result.targets), gpus))
-        if self.watch is not None:
-            self.watch(snapshot, result)
+        self.record_round(snapshot, result, gpus)
 
-    def outcome(self, seconds: float) -> Outcome:
-        """The outcome; ``seconds`` is the simulation's wall time."""
-        left = {uid: self.cluster.outcome(live, None) for uid, live in self.cluster.live.items()}
-        found = self.done | left
-        return Outcome(
-            source=self.workload.source,
-            policy=self.policy.name,
-            parameters=self.policy.parameters.model_dump(mode="json"),
-            settings=self.settings,
-            loop="metasched",
-            nodes=self.nodes,
-            jobs=tuple(found[s.job.uid] for s in self.arrivals if s.job.uid in found),
-            rounds=tuple(self.rounds),
-            ended=self.cluster.now,
-            policy_seconds=self.policy.seconds,
-            engine_seconds=self.engine_seconds - self.policy.seconds,
-            total_seconds=seconds,
-        )
+    def unfinished(self) -> Iterable[JobOutcome]:
+        """The records, up to now, of the jobs that have arrived and not ended."""
+        return [self.cluster.outcome(live, None) for live in self.cluster.live.values()]
 
 
 class _RoundSchedule:

@@ -30,8 +30,8 @@ def table_json(rows=None):
     """A table as its file has it."""
     return {
         sheet: {
-            str(kind): {"null": alone, **{str(other): list(pair) for other, pair in beside.items()}}
-            for kind, (alone, beside) in kinds.items()
+            str(kind): {"null": alone, **{str(other): list(pair) for other, pair in colocated.items()}}
+            for kind, (alone, colocated) in kinds.items()
         }
         for sheet, kinds in (rows or ROWS).items()
     }
@@ -46,11 +46,11 @@ def write_table(path, rows=None):
 def small_table(**more):
     """The table."""
     alone = {sheet: {kind: cells[0] for kind, cells in kinds.items()} for sheet, kinds in ROWS.items()}
-    beside = {
+    colocated = {
         sheet: {kind: {other: pair[0] for other, pair in cells[1].items()} for kind, cells in kinds.items()}
         for sheet, kinds in ROWS.items()
     }
-    return Table(alone, beside, **more)
+    return Table(alone, colocated, **more)
 
 
 def cluster(**gpus):

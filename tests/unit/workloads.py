@@ -1,4 +1,4 @@
-"""Small workloads for the tests of the simulator: trainings whose speed is known, and policies that do anything."""
+"""Small workloads for the tests of the simulator: trainings of known speed, and a random policy."""
 
 from __future__ import annotations
 
@@ -18,30 +18,36 @@ from tests import builders
 
 @dataclass(frozen=True)
 class Linear:
-    """A training with a constant speed on each GPU, by type; slower with a co-runner; in regimes of ``every`` steps.
+    """A training whose speed is proportional to the GPUs: a ``Training``.
 
-    Every other regime is twice as fast.
+    Attributes:
+        total: steps in all.
+        rate: steps per second on each GPU.
+        fast: the factor on GPUs of type a100.
+        colocated: the factor next to a co-runner.
+        every: steps of a regime; every other regime is twice as fast.
+        per_gpu: whether the speed grows with the number of GPUs.
     """
 
     total: float
     rate: float = 1.0
     fast: float = 1.0
-    beside: float = 1.0
+    colocated: float = 1.0
     every: float = float("inf")
     per_gpu: bool = True
 
     def pace(self, done, placement, co_runner=None):
-        """The pace by GPUs, GPU type, regime and co-runner."""
+        """The pace by the GPUs, their type, the regime and the co-runner."""
         gpus = placement.gpus if self.per_gpu else 1
-        kind = self.fast if placement.gpu_type == "a100" else 1.0
+        of_type = self.fast if placement.gpu_type == "a100" else 1.0
         regime = int(done // self.every)
         while (regime + 1) * self.every <= done:  # the quotient is rounded, too
             regime += 1
-        factor = self.beside if co_runner is not None else 1.0
-        return Pace(self.rate * gpus * kind * factor * (1 + regime % 2), (regime + 1) * self.every)
+        factor = self.colocated if co_runner is not None else 1.0
+        return Pace(self.rate * gpus * of_type * factor * (1 + regime % 2), (regime + 1) * self.every)
 
     def known(self, done):
-        """No speed is known in advance."""
+        """None: policies know no speed."""
         del done
 
 
@@ -62,22 +68,22 @@ def submission(uid, gpus=1, submitted=0.0, total=100.0, **more):
 
 
 def workload(*submissions):
-    """The workload of these submissions."""
+    """The submissions as a workload, by arrival."""
     return Workload("drawn", tuple(sorted(submissions, key=lambda s: (s.job.submitted, s.job.uid))))
 
 
 class ChaosParameters(PolicyParameters):
-    """Parameters of chaos.
+    """Parameters of ``Chaos``.
 
     Attributes:
-        seed: seed of the choices.
+        seed: of the random choices.
     """
 
     seed: int = 0
 
 
 class Chaos(Policy):
-    """A pure policy with arbitrary decisions within the contract: its choices are a hash of round and job."""
+    """A policy of random decisions that the contract allows; pure, as choices are hashes of seed, round and job."""
 
     name = "chaos"
     Parameters = ChaosParameters
@@ -85,21 +91,21 @@ class Chaos(Policy):
     def decide(self, snapshot, state):
         """Grant most jobs any amount in any order, some of them in pairs, and let the others wait."""
 
-        def choose(job, what, choices):
+        def choice(job, what, choices):
             return zlib.crc32(f"{self.parameters.seed} {snapshot.round} {job.uid} {what}".encode()) % choices
 
-        order = sorted(snapshot.jobs, key=lambda job: (choose(job, "turn", 1000), job.uid))
+        order = sorted(snapshot.jobs, key=lambda job: (choice(job, "turn", 1000), job.uid))
         grants, waits, alone = [], {}, []
         for job in order:
-            if choose(job, "wait", 4) == 0 and not is_pinned(job):
-                waits[job.uid] = Reason.text("arbitrary")
+            if choice(job, "wait", 4) == 0 and not is_pinned(job):
+                waits[job.uid] = Reason.text("random")
                 continue
-            gpus = job.min_gpus + choose(job, "gpus", job.max_gpus - job.min_gpus + 1)
+            gpus = job.min_gpus + choice(job, "gpus", job.max_gpus - job.min_gpus + 1)
             if is_pinned(job) and job.placement is not None:
                 gpus = job.placement.gpus
-            grant = Grant(job.uid, gpus, Reason.text("arbitrary"))
+            grant = Grant(job.uid, gpus, Reason.text("random"))
             host = next((other for other in alone if other.gpus == gpus > 0), None)
-            if snapshot.sharing and host is not None and choose(job, "share", 2):
+            if snapshot.sharing and host is not None and choice(job, "share", 2):
                 alone.remove(host)
                 grant = replace(grant, co_runner=host.uid)
             else:
@@ -110,7 +116,7 @@ class Chaos(Policy):
 
 @st.composite
 def submissions(draw, index, *, sharing=False):
-    """A job of 1 to 8 GPUs, or none, that fits two nodes of four; speeds may vary by place, co-runner and regime."""
+    """A job of 0 to 8 GPUs that fits two nodes of four; its speed may depend on placement, co-runner and regime."""
     gpus = draw(st.sampled_from((0, 1, 1, 2, 2, 4, 8)))
     low = draw(st.integers(1, gpus)) if gpus else 0
     high = draw(st.sampled_from((gpus, 2 * gpus)))
@@ -119,7 +125,7 @@ def submissions(draw, index, *, sharing=False):
         total=float(draw(st.integers(0, 200))) / draw(st.sampled_from((1, 3, 7))),
         rate=draw(st.sampled_from((1.0, 0.3))),
         fast=draw(st.sampled_from((1.0, 2.5))),
-        beside=draw(st.sampled_from((1.0, 0.6))) if sharing else 1.0,
+        colocated=draw(st.sampled_from((1.0, 0.6))) if sharing else 1.0,
         every=draw(st.sampled_from((float("inf"), 30.0, 7.1))),
     )
     when = float(draw(st.integers(0, 300))) / draw(st.sampled_from((1, 3)))
@@ -129,7 +135,7 @@ def submissions(draw, index, *, sharing=False):
 
 @st.composite
 def workloads(draw, *, sharing=False):
-    """A workload of up to ten jobs."""
+    """Up to ten jobs."""
     count = draw(st.integers(1, 10))
     return workload(*(draw(submissions(i, sharing=sharing)) for i in range(count)))
 
@@ -145,7 +151,7 @@ def clusters(draw):
 
 @st.composite
 def settings(draw, *, failures=True, costs=True):
-    """Settings of a cluster on which all jobs end."""
+    """Any behaviour of a cluster under which all jobs end."""
     cost = st.sampled_from((0.0, 3.0, 10.0)) if costs else st.just(0.0)
     return Settings(
         round_seconds=draw(st.sampled_from((60.0, 17.3, 0.1 * 300))),

@@ -1,1 +1,1 @@
-"""The rows of the parity table, one module for each artifact; see ``row.py``."""
+"""The rows of the parity table, one module for each artifact; ``row.py`` has their form."""

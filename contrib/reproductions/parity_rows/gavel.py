@@ -1,9 +1,9 @@
 """Gavel's simulator on its artifact's traces, and on jobs that arrive at random; rounds of 360 s.
 
-The clusters are 2 GPUs of each type; 8 V100, 16 P100 and 24 K80; and 36 of each type.
+The clusters have 2 GPUs of each type; 8 V100, 16 P100 and 24 K80; and 36 of each type.
 
-Most of its programs have many optima, of which its interior-point solver takes one in the middle; ours take one that is
-best in a second stage. Those rows need not be equal, but at least as good.
+Most of the artifact's programs have many optima. Its interior-point solver returns one in the middle, our policies one
+that is best in a second stage. Our figures in those rows need not be equal, but at least as good.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from contrib.reproductions.parity_rows.row import Measure, Row
-from contrib.reproductions.published_loops.gavel import simulate_gavel
+from contrib.reproductions.published_loops.gavel import GavelLoop
 from metasched.core.model import Node
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
@@ -35,21 +36,20 @@ from policies.gavel.policies import (
     GavelPolicy,
 )
 
-RECOMPUTE = 1920.0  # s: the public simulator allocates no more often
-FASTEST_FIRST = ("v100", "p100", "k80")  # it fills one type after the other
+RECOMPUTE = 1920.0  # s: the least time between two computations of time shares in the public simulator
+FASTEST_FIRST = ("v100", "p100", "k80")  # the order in which the public simulator fills GPU types
 RESIDUE = (
-    "the artifact's interior-point solver leaves shares of about 1e-9 where the optimum has 0, and its mechanism fills "
-    "idle GPUs in their order; with its shares rounded to 6 digits the artifact gives 3016.178, the same rounds as ours"
+    "the artifact's interior-point solver leaves time shares of about 1e-9 where the optimum has 0, and its mechanism "
+    "fills idle GPUs in their order; with its time shares rounded to 6 digits the artifact gives 3016.178, the same "
+    "rounds as ours"
 )
-
-
 MIDDLE = (
-    "the artifact's program fixes only the worst job; ours then makes the most of what is left, and its average JCT is "
-    "to be at least as good"
+    "the artifact's program determines only the worst job's throughput; our second stage maximises the others', and "
+    "our average JCT is to be at least as good"
 )
-SEARCH = f"it takes a makespan within 5 % of the least one, which is our tolerance; and {MIDDLE}"
-SHARED = f"shares are made anew at every change, as the paper has it; and {MIDDLE}"
-ORDERS = 12
+SEARCH = f"the artifact accepts a makespan within 5 % of the least one, which is our tolerance; and {MIDDLE}"
+SHARED = f"time shares are computed anew at every change, as in the paper; and {MIDDLE}"
+ORDERS = 12  # orders of GPU types, by seed, over which our figure is the mean
 BATCHES = {
     "ResNet-18": (16, 32, 64, 128, 256),
     "ResNet-50": (16, 32, 64, 128),
@@ -58,17 +58,17 @@ BATCHES = {
     "Recommendation": (512, 1024, 2048, 4096, 8192),
 }
 MODELS = [*(f"{name} (batch size {size})" for name, sizes in BATCHES.items() for size in sizes), "A3C", "CycleGAN"]
-THEIR_SEED = 2  # it adds that to its own, which is 0
-NEAR = 0.05  # relative, where chance has its part
+THEIR_SEED = 2  # the artifact adds it to its own seed, which is 0
+NEAR = 0.05  # the relative difference that is explained by random orders
 CHANCE = (
-    f"the order of types is chance: ours is the mean over {ORDERS} of them, which differ by some 100 s; its figure "
-    "is of one; and its program fixes only the worst job"
+    f"the order of types is random: our figure is the mean over {ORDERS} orders, which differ by some 100 s, the "
+    "artifact's is of one order; and its program determines only the worst job's throughput"
 )
 
 
 def cluster(*gpus: int) -> tuple[Node, ...]:
-    """So many GPUs of each type: the simulator counts GPUs by type, so one node of each stands for all."""
-    return tuple(Node(kind, kind, count, cpus=0, memory=0) for kind, count in zip(FASTEST_FIRST, gpus, strict=True))
+    """One node for each type, with the given GPUs, in the order of ``FASTEST_FIRST``: the artifact counts by type."""
+    return tuple(Node(name, name, count, cpus=0, memory=0) for name, count in zip(FASTEST_FIRST, gpus, strict=True))
 
 
 def average_jct(
@@ -79,16 +79,16 @@ def average_jct(
     sharing: bool = False,
     window: range | None = None,
 ) -> float:
-    """Of the jobs in the window, of all if there is none, s."""
+    """The average JCT in seconds, of the jobs in the window; of all jobs without a window."""
     settings = Settings(round_seconds=360.0, sharing=sharing)
-    outcome = simulate_gavel(workload, nodes, policy, settings, window=window)
+    outcome = GavelLoop(workload, nodes, policy, settings, window=window).run()
     chosen = workload.submissions if window is None else workload.submissions[window.start : window.stop]
     wanted = {one.job.uid for one in chosen}
     return fmean(job.jct for job in outcome.jobs if job.uid in wanted and job.jct is not None)
 
 
 def rows(data: Path) -> list[Row]:
-    """Its rows."""
+    """All rows."""
     folder = data / "gavel"
     traces = folder / "traces"
     workload = read_gavel(traces / "artifact_evaluation.trace", Table.read(folder / "simulation_throughputs.json"))
@@ -136,9 +136,9 @@ def _baselines(workload: Workload) -> list[Row]:
 
 
 def _programs(workload: Workload) -> list[Row]:
-    """Aware, and agnostic in the mean over several orders of types."""
+    """The policies that solve a program: heterogeneity-aware, and agnostic as the mean over ``ORDERS``."""
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
-    close = {"tolerance": 0.05}
+    close: dict[str, Any] = {"tolerance": 0.05}
     las, ftf = GavelLas(GavelLasParameters(**ordered)), GavelFinishTimeFairness(GavelParameters(**ordered))
     least = GavelMakespan(GavelMakespanParameters(**ordered, **close))
     found = [
@@ -152,7 +152,7 @@ def _programs(workload: Workload) -> list[Row]:
             SEARCH,
         ),
     ]
-    agnostic: list[tuple[type[GavelPolicy], dict[str, float], float]] = [
+    agnostic: list[tuple[type[GavelPolicy], dict[str, Any], float]] = [
         (GavelLas, {}, 4214.900),
         (GavelFinishTimeFairness, {}, 4211.201),
         (GavelMakespan, close, 4592.403),
@@ -171,7 +171,7 @@ def _programs(workload: Workload) -> list[Row]:
 
 
 def _shared(workload: Workload) -> list[Row]:
-    """With space sharing."""
+    """Policies with GPU sharing, which the paper calls space sharing."""
     turns = TimeShareParameters(types_in_turn=FASTEST_FIRST, carry=False).model_dump()
     nodes = cluster(2, 2, 2)
     found: list[tuple[Policy, str, float]] = [
@@ -192,7 +192,7 @@ def _shared(workload: Workload) -> list[Row]:
 
 
 def _physical(folder: Path) -> list[Row]:
-    """The trace of its physical cluster."""
+    """The rows of the trace of the artifact's physical cluster."""
     table = Table.read(folder / "physical_cluster_throughputs.json")
     workload = read_gavel(folder / "traces" / "max_min_fairness.trace", table)
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
@@ -216,7 +216,7 @@ def _physical(folder: Path) -> list[Row]:
 
 
 def _continuous(folder: Path) -> list[Row]:
-    """Poisson arrivals, of which jobs 4000 to 4999 are measured."""
+    """The rows of Poisson arrivals, of which jobs 4000 to 4999 are measured."""
     table = Table.read(folder / "simulation_throughputs.json")
     window, nodes = range(4000, 5000), cluster(36, 36, 36)
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump() | {"aware": False}

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from contrib.reproductions.parity_rows.row import Measure, Row
-from contrib.reproductions.published_loops.pollux import simulate_pollux
+from contrib.reproductions.published_loops.pollux import PolluxLoop
 from metasched.core.model import Node
 from metasched.core.policy import Policy
 from metasched.simulator.records import Settings, Workload
@@ -23,36 +23,28 @@ THEIRS = {
     "workload-1": ((2473.65, 2), (4087.0625, 4)),
     "workload-6": ((3469.69375, 5), (5301.875, 3)),
 }
-"""Average JCT under Tiresias and under Optimus+Oracle, with the decimals that are known."""
+"""Average JCT under Tiresias and under Optimus+Oracle, each with the number of known decimals, by workload."""
 
 
 def rows(data: Path) -> list[Row]:
-    """Two policies on the workloads whose figures are known.
-
-    Raises:
-        TraceError: the data is not there, or not what it should be.
-    """
+    """Tiresias and Optimus on the workloads whose figures are known."""
     profiles = read_profiles(data / "pollux" / "traces")
     found = []
     for name, (tiresias, optimus) in THEIRS.items():
         workload = read_pollux(data / "pollux" / "workloads" / f"{name}.csv", profiles, most_gpus=64)
-        words = f"{name}, 16 x 4 T4"
-        found += [
-            Row(
-                "Pollux",
-                words,
-                "las as Tiresias",
-                (Measure("average JCT, s", *tiresias),),
-                _run(workload, Las(TIRESIAS)),
-            ),
-            Row("Pollux", words, "optimus, oracle", (Measure("average JCT, s", *optimus),), _run(workload, Optimus())),
+        cases: list[tuple[str, Policy, tuple[float, int]]] = [
+            ("las as Tiresias", Las(TIRESIAS), tiresias),
+            ("optimus, oracle", Optimus(), optimus),
         ]
+        for words, policy, theirs in cases:
+            measure = Measure("average JCT, s", *theirs)
+            found.append(Row("Pollux", f"{name}, 16 x 4 T4", words, (measure,), _run(workload, policy)))
     return found
 
 
 def _run(workload: Workload, policy: Policy) -> Callable[[], tuple[float, ...]]:
     def run() -> tuple[float, ...]:
-        outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+        outcome = PolluxLoop(workload, NODES, policy, SETTINGS).run()
         return (fmean(job.jct for job in outcome.jobs if job.jct is not None),)
 
     return run

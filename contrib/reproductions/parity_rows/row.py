@@ -1,28 +1,28 @@
-"""What each module of rows gives: ``rows(data) -> list[Row]``, where ``data`` is the folder of the public data.
+"""Rows of the parity table.
 
-A module that lacks its part of the data raises ``OSError`` or ``TraceError``; its rows are then told as missing.
+Each other module of the package has a function ``rows(data) -> list[Row]``, where ``data`` is the data folder.
+It raises ``OSError`` or ``TraceError`` where the folder lacks the artifact's data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 EQUAL, EXPLAINED, DIFFERENT = "equal", "explained", "DIFFERENT"
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure.
+    """One published figure, and how far ours may be from it.
 
     Attributes:
-        name: what it is.
-        theirs: what the artifact gives.
-        decimals: so many of them are known, and must agree.
-        without: what the artifact gives without the behaviour that the row's reason names, where that was tried.
-        at_most: whether the row's reason explains only figures that are less: ours are to be at least as good.
-        within: the row's reason explains no more than this, relative to theirs; None where another bound says so.
+        name: the metric and its unit.
+        theirs: the artifact's figure.
+        decimals: the number of its known decimals, all of which must agree.
+        without: the artifact's figure without the behaviour that the row's reason names; None if it was not run so.
+        at_most: whether the row's reason explains smaller figures only: ours are to be at least as good.
+        within: the largest relative difference that the row's reason explains; None for no limit of this kind.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Measure:
     within: float | None = None
 
     def verdict(self, ours: float, reason: str) -> str:
-        """In one word, whether ours agrees; or is explained by the row's reason, within what that allows."""
+        """``EQUAL``, ``EXPLAINED`` (another figure that the row's reason allows) or ``DIFFERENT``."""
         if round(ours, self.decimals) == round(self.theirs, self.decimals):
             return EQUAL
         bounds = []
@@ -48,15 +48,15 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy on one of the artifact's workloads.
+    """One policy on one workload of an artifact.
 
     Attributes:
-        artifact: whose simulator gave the figures.
-        workload: trace and cluster, in a few words.
-        policy: ours, with the parameters that matter.
-        measures: the figures to be met.
-        run: runs our simulator in the artifact's manner, and returns our figures, in the order of ``measures``.
-        reason: why a figure differs (the artifact's behaviour that causes it); empty where all must agree.
+        artifact: the published simulator.
+        workload: the trace and the cluster, in words.
+        policy: our policy, with the parameters that matter.
+        measures: the published figures.
+        run: simulates in the artifact's loop; returns our figures, in the order of ``measures``.
+        reason: the artifact's behaviour that makes figures differ; empty where all figures must be equal.
     """
 
     artifact: str
@@ -65,6 +65,3 @@ class Row:
     measures: tuple[Measure, ...]
     run: Callable[[], tuple[float, ...]]
     reason: str = ""
-
-
-Rows = Callable[[Path], list[Row]]

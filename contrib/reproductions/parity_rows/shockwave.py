@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from contrib.reproductions.parity_rows.row import Measure, Row
-from contrib.reproductions.published_loops.shockwave import seconds_alone, simulate_shockwave
+from contrib.reproductions.published_loops.shockwave import ShockwaveLoop, isolated_seconds
 from metasched.core.model import Node
 from metasched.core.policy import Policy
 from metasched.simulator.metrics import UNFAIR, Fairness
@@ -23,42 +23,44 @@ from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.max_sum_throughput import MaxSumThroughput
 
 GPUS = 32
-RECOMPUTE = 1000.0  # s: the public simulator makes shares no more often
+RECOMPUTE = 1000.0  # s: the least time between two computations of time shares in the public simulator
 TRACE = "120_0.2_5_100_40_25_0,0.5,0.5_0.6,0.3,0.09,0.01_multigpu_dynamic.trace"
-DIGITS = 5  # of rho, and of shares where those of the artifact's solver were rounded
-NEAR = 0.05  # relative, where solvers may differ
+DIGITS = 5  # decimals of rho, and of time shares where those of the artifact's solver are rounded
+NEAR = 0.05  # the relative difference that is explained by another solver
 SOLVER = (
-    "the artifact's interior point solver (ECOS) leaves shares of 1e-11 to 1e-7 with jobs that should have none, and"
-    " these decide who has the GPUs that are left over; with its shares rounded to 5 digits, the artifact gives what we"
-    " give, round by round: the next row"
+    "the artifact's interior-point solver (ECOS) leaves time shares of 1e-11 to 1e-7 with jobs that should have none,"
+    " and these decide which jobs get idle GPUs; with its time shares rounded to 5 digits, the artifact decides as we"
+    " do, round by round: see the next row"
 )
 
 
 class Rounded(MaxSumThroughput):
-    """Its shares without the last digits."""
+    """The policy with time shares rounded to ``DIGITS``, as those of the artifact are rounded for comparison."""
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """Rounded."""
+        """The time shares, rounded; and the policy's memory."""
         found, memory = super().time_shares(inputs, memory)
-        return {
-            who: {kind: round(part, DIGITS) for kind, part in share.items()} for who, share in found.items()
-        }, memory
+        rounded = {
+            uids: {gpu_type: round(fraction, DIGITS) for gpu_type, fraction in shares.items()}
+            for uids, shares in found.items()
+        }
+        return rounded, memory
 
 
 def figures(workload: Workload, policy: Policy) -> tuple[float, ...]:
-    """Makespan (the clock at the end), average JCT, worst rho, and the percentage of jobs treated unfairly."""
+    """Makespan (the clock at the end) and average JCT in seconds, worst rho, and the percentage of unfair jobs."""
     nodes = (Node("cluster", "v100", GPUS, cpus=0, memory=0),)
-    outcome = simulate_shockwave(workload, nodes, policy, Settings(round_seconds=120.0))
+    outcome = ShockwaveLoop(workload, nodes, policy, Settings(round_seconds=120.0)).run()
     jct = {job.uid: job.jct for job in outcome.jobs if job.jct is not None}
     contention = max(len(jct) / GPUS, 1.0)
-    alone = {one.job.uid: seconds_alone(one) for one in workload.submissions}
-    rho = {uid: round(time / (alone[uid] * contention), DIGITS) for uid, time in jct.items()}
+    isolated = {one.job.uid: isolated_seconds(one) for one in workload.submissions}
+    rho = {uid: round(time / (isolated[uid] * contention), DIGITS) for uid, time in jct.items()}
     fairness = Fairness(rho, UNFAIR["shockwave"])
     return outcome.ended, fmean(jct.values()), fairness.worst or 0.0, 100 * (fairness.unfair or 0.0)
 
 
 def rows(data: Path) -> list[Row]:
-    """Its rows."""
+    """The rows of four policies."""
     folder = data / "shockwave"
     table = Table.read(folder / "tacc_throughputs.json")
     workload = read_shockwave(folder / "traces" / TRACE, table, most_gpus=GPUS)

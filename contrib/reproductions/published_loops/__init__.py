@@ -1,1 +1,1 @@
-"""The loops of published simulators, followed in what they do with time: for parity with their figures."""
+"""The event loops of published simulators, for parity with their figures."""

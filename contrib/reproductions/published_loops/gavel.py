@@ -1,109 +1,71 @@
 """The loop of Gavel's public simulator, driving our engine.
 
-What it does otherwise than ``simulator.run``:
+It differs from ``metasched.simulator.simulation`` as follows:
 
-- A round lasts until the last of its jobs is through its part of it, which is at most ``round_seconds``: each job does
-  as many whole steps as fit, so most rounds are a fraction of a step shorter.
-- A job that ends earlier leaves its GPUs idle; one of a pair ends when the longer of the two is through.
-- Arrivals wait for the end of the round. There is no cost of starting, stopping or moving.
-- Where nothing runs, the clock jumps to the next arrival, but the time counts as received by who runs next.
-- Jobs that have arrived since shares were last made are given GPUs, but do not run on them: those stay idle.
-- A part with fewer steps than GPUs is no progress; a job that makes none five times in a row is dropped.
-- Shares made at instant 0, or made before everything stood still, are as if they had never been made: the least time
-  between two allocations does not hold for them.
+- A round lasts until the last of its jobs has done its work for the round, which takes at most ``round_seconds``: each
+  job does as many whole steps as fit, so most rounds are a fraction of a step shorter.
+- The GPUs of a job that ends earlier are idle until the round ends; both jobs of a co-located pair end when the longer
+  one ends.
+- Arrivals wait for the end of the round. Starts, stops and moves cost nothing.
+- If no job runs, the clock jumps to the next arrival, but the next jobs to run count the time as received.
+- Jobs that have arrived since the time shares were computed are placed, but do not run: their GPUs are idle.
+- Work of fewer steps than GPUs is no progress; a job without progress in five rounds in a row is dropped.
+- Time shares that were computed at instant 0, or before a time in which no job ran, are treated as absent: the least
+  time between two computations does not apply to them.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from metasched.core.model import Job, Node, Placement, Snapshot, Status
-from metasched.core.policy import Policy, PolicyState
-from metasched.scheduling.engine import RoundResult, run_round
-from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
-from metasched.simulator.simulation import MAX_IDLE_ROUNDS, RoundObserver, TimedPolicy
-from metasched.throughput.training import Training
+from contrib.reproductions.published_loops.loop import LiveJob, PublishedLoop
+from metasched.core.model import Node, Placement, Snapshot
+from metasched.core.policy import Policy
+from metasched.scheduling.engine import RoundResult
+from metasched.simulator.records import Settings, Workload
+from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
 from metasched.time_shares.round_mechanism import expire, jobs_with_shares
 
-FAILED_PARTS = 5
-
-
-def simulate_gavel(
-    workload: Workload,
-    nodes: Sequence[Node],
-    policy: Policy,
-    settings: Settings,
-    *,
-    window: range | None = None,
-    watch: RoundObserver | None = None,
-) -> Outcome:
-    """Run a workload to its end, as Gavel's public simulator would.
-
-    Args:
-        workload: the jobs.
-        nodes: the cluster.
-        policy: who decides.
-        settings: the round's length, and whether GPUs may be shared; everything else is the loop's.
-        window: positions in the workload; the simulation ends when these jobs are done. None for all of them.
-        watch: is shown every round.
-    """
-    return GavelLoop(workload, nodes, policy, settings, window=window, watch=watch).run()
+MAX_FAILED_ROUNDS = 5
 
 
 @dataclass(slots=True)
-class Live:
-    """A job that has arrived and is not done.
+class GavelJob(LiveJob):
+    """A live job.
 
     Attributes:
-        submission: as it came.
-        job: as snapshots show it.
-        demand_at_arrival: the integral of demand over time, then.
-        began: the start of the present interval.
-        failed: parts without progress in a row.
-        intervals: earlier allocations.
-        first_started: when it first ran.
-        overhead_seconds: for which it held GPUs without training.
+        failed: rounds without progress in a row.
     """
 
-    submission: Submission
-    job: Job
-    demand_at_arrival: float
-    began: float = 0.0
     failed: int = 0
-    intervals: tuple[RunInterval, ...] = ()
-    first_started: float | None = None
-    overhead_seconds: float = 0.0
-
-    @property
-    def training(self) -> Training:
-        """How it trains."""
-        return self.submission.training
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A round's work of one job, or of two that share GPUs.
+class RoundWork:
+    """The work in one round of one job, or of two co-located jobs.
 
     Attributes:
-        members: who.
-        place: where.
-        steps: of each.
-        until: when the longer one is through.
+        jobs: the jobs.
+        placement: their GPUs.
+        steps: the steps that each job does.
+        until: when the longer one ends.
     """
 
-    members: tuple[Live, ...]
-    place: Placement
+    jobs: tuple[GavelJob, ...]
+    placement: Placement
     steps: tuple[float, ...]
     until: float
 
 
-class GavelLoop:
-    """One call of ``simulate_gavel``; loops of simulators that descend from Gavel's override what they do otherwise."""
+class GavelLoop(PublishedLoop[GavelJob]):
+    """One simulation as in Gavel's public simulator; of ``settings`` it reads ``round_seconds`` and ``sharing``.
 
-    loop = "gavel"
+    Loops of simulators that descend from Gavel's override what they do differently.
+    """
+
+    name = "gavel"
 
     def __init__(
         self,
@@ -115,108 +77,61 @@ class GavelLoop:
         window: range | None = None,
         watch: RoundObserver | None = None,
     ) -> None:
-        self.workload = workload
-        self.nodes = tuple(nodes)
-        self.policy = TimedPolicy(policy)
-        self.settings = settings
-        self.watch = watch
-        self.arrivals = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid))
-        wanted = self.arrivals if window is None else [self.arrivals[i] for i in window if i < len(self.arrivals)]
-        self.awaited = {submission.job.uid for submission in wanted}
-        self.arrived = 0
-        self.capacity = sum(node.gpus for node in self.nodes)
-        self.live: dict[str, Live] = {}
-        self.done: dict[str, JobOutcome] = {}
-        self.parts: list[Part] = []
-        self.state: PolicyState | None = None
-        self.rounds: list[RoundOutcome] = []
+        super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
+        self.work: list[RoundWork] = []
         self.now = self.next_arrival if self.arrivals else 0.0
         self.round_began = 0.0
         self.round_ended: float | None = None
-        self.demand_time = 0.0  # the integral of demand over time
-        self.idle_rounds = 0
-        self.engine_seconds = 0.0
 
-    def run(self) -> Outcome:
-        """Round after round."""
-        begun = time.perf_counter()
+    def play(self) -> None:
+        """Play round after round."""
         while self.awaited and self.idle_rounds <= MAX_IDLE_ROUNDS:
-            if not self.parts and self.next_arrival == math.inf and self.state is not None:
+            if not self.work and self.next_arrival == math.inf and self.state is not None:
                 self.state = replace(self.state, data=expire(self.state.data))
             self.end_round()
             self.arrive()
-            self.decide()
-        return self.outcome(time.perf_counter() - begun)
-
-    @property
-    def next_arrival(self) -> float:
-        """When the next job is submitted; infinite after the last."""
-        return self.arrivals[self.arrived].job.submitted if self.arrived < len(self.arrivals) else math.inf
-
-    def move_to(self, now: float) -> None:
-        """Let time pass."""
-        self.demand_time += sum(live.job.gpus for live in self.live.values()) * (now - self.now)
-        self.now = now
+            if self.awaited:
+                self.play_round()
 
     def end_round(self) -> None:
-        """Go on to where the last job is through its part, or to the next arrival where nothing runs."""
-        if not self.parts:
+        """Advance the clock to the end of the longest work, or to the next arrival if no job runs."""
+        if not self.work:
             if self.next_arrival < math.inf:
                 self.move_to(max(self.now, self.next_arrival))
             return
         if self.round_ended is not None:
             self.round_began = self.round_ended
-        self.round_ended = max(part.until for part in self.parts)
+        self.round_ended = max(work.until for work in self.work)
         self.move_to(self.round_ended)
-        for part in sorted(self.parts, key=lambda part: -part.until):
-            self.credit(part)
-        self.parts = []
+        for work in sorted(self.work, key=lambda work: -work.until):
+            self.complete(work)
+        self.work = []
 
-    def credit(self, part: Part) -> None:
-        """Write down what a part has brought."""
-        seconds = part.until - self.round_began
-        gpus = part.place.gpus
-        if seconds <= 0 or any(steps <= 0 or steps // gpus <= 0 for steps in part.steps):
-            if len(part.members) == 1:
-                self.fail(part.members[0], part.until)
+    def complete(self, work: RoundWork) -> None:
+        """Add the work of a round to its jobs' progress, and end the jobs that are complete or dropped."""
+        seconds = work.until - self.round_began
+        if seconds <= 0 or any(steps <= 0 or steps // work.placement.gpus <= 0 for steps in work.steps):
+            if len(work.jobs) == 1:
+                (live,) = work.jobs
+                live.failed += 1
+                if live.failed >= MAX_FAILED_ROUNDS:
+                    self.end(live, work.until, finished=False)
             return
-        for live, steps in zip(part.members, part.steps, strict=True):
-            job, kind = live.job, part.place.gpu_type or ""
+        for live, steps in zip(work.jobs, work.steps, strict=True):
             live.failed = 0
-            live.job = job.evolve(
-                progress_steps=(job.progress_steps or 0) + steps,
-                attained={**job.attained, kind: job.attained.get(kind, 0.0) + gpus * seconds},
-                ran_seconds=job.ran_seconds + seconds,
-            )
+            live.receive(seconds, steps=steps)
             if not live.job.remaining_steps:
-                self.finish(live, part.until)
-
-    def fail(self, live: Live, at: float) -> None:
-        """A part without progress."""
-        live.failed += 1
-        if live.failed >= FAILED_PARTS:
-            self.finish(live, at, dropped=True)
-
-    def finish(self, live: Live, at: float, *, dropped: bool = False) -> None:
-        """It is done, or dropped."""
-        uid = live.job.uid
-        self.done[uid] = self.outcome_of(live, at, None if dropped else at)
-        self.awaited.discard(uid)
-        del self.live[uid]
+                self.end(live, work.until)
 
     def arrive(self) -> None:
-        """Submissions that are due."""
-        while self.next_arrival <= self.now:
-            submission = self.arrivals[self.arrived]
+        """Add the jobs whose arrival is reached."""
+        for submission in self.due_arrivals():
             training = submission.training
             job = submission.job.evolve(total_steps=training.total, progress_steps=0, speed=training.known(0))
-            self.live[job.uid] = Live(submission, job, self.demand_time)
-            self.arrived += 1
+            self.live[job.uid] = GavelJob(submission, job, self.demand_integral)
 
-    def decide(self) -> None:
-        """One round of the engine, and what its jobs will do in it."""
-        if not self.awaited:
-            return
+    def play_round(self) -> None:
+        """Run one round of the engine, and compute the work of its jobs."""
         snapshot = Snapshot(
             now=self.now,
             round=len(self.rounds) + 1,
@@ -226,117 +141,51 @@ class GavelLoop:
             uneven=self.settings.uneven,
             sharing=self.settings.sharing,
         )
-        begun = time.perf_counter()
-        result = run_round(snapshot, self.policy, self.state)
-        self.engine_seconds += time.perf_counter() - begun
-        self.state = result.state if self.now else replace(result.state, data=expire(result.state.data))
-        heeded = self.heeded(result)
-        self.aim(heeded)
-        self.parts = [self.part(unit) for unit in self.units(heeded)]
-        self.idle_rounds = 0 if self.parts or self.next_arrival < math.inf else self.idle_rounds + 1
-        gpus = sum(part.place.gpus for part in self.parts)
-        self.rounds.append(RoundOutcome(self.now, len(snapshot.jobs), len(result.targets), gpus))
-        if self.watch is not None:
-            self.watch(snapshot, result)
+        result = self.decide(snapshot)
+        if not self.now:
+            self.state = replace(result.state, data=expire(result.state.data))
+        effective = self.effective(result)
+        self.set_targets(effective.targets)
+        for uid, live in self.live.items():
+            co_runner = effective.co_runners.get(uid) if uid in effective.targets else None
+            live.job = live.job.evolve(co_runner=co_runner)
+        self.work = [self.round_work(jobs) for jobs in self.running(effective)]
+        self.idle_rounds = 0 if self.work or self.next_arrival < math.inf else self.idle_rounds + 1
+        self.record_round(snapshot, result, sum(work.placement.gpus for work in self.work))
 
-    def heeded(self, result: RoundResult) -> RoundResult:
-        """What of a decision comes to pass."""
+    def effective(self, result: RoundResult) -> RoundResult:
+        """The result without the targets of jobs that have no time shares yet."""
         known = jobs_with_shares(result.state.data)
         if known is None:
             return result
         targets = {
-            uid: place
-            for uid, place in result.targets.items()
+            uid: placement
+            for uid, placement in result.targets.items()
             if uid in known and result.co_runners.get(uid, uid) in known
         }
         return replace(result, targets=targets)
 
-    def aim(self, result: RoundResult) -> None:
-        """Bring the jobs to their targets."""
-        for uid, live in self.live.items():
-            job, target = live.job, result.targets.get(uid)
-            if job.placement is not None and job.placement != target:
-                live.intervals = (*live.intervals, RunInterval(live.began, self.now, job.placement))
-                live.job = job = job.evolve(
-                    status=Status.HELD,
-                    placement=None,
-                    last_placement=job.placement,
-                    last_ended=self.now,
-                    run_started=None,
-                    trainer_ready=False,
-                    preemptions=job.preemptions + 1,
-                )
-            if target is not None and job.placement is None:
-                live.began = self.now
-                live.first_started = self.now if live.first_started is None else live.first_started
-                job = job.evolve(
-                    status=Status.RUNNING,
-                    placement=target,
-                    run=job.run + 1,
-                    run_started=self.now,
-                    trainer_ready=True,
-                )
-            live.job = job.evolve(co_runner=result.co_runners.get(uid) if target is not None else None)
-
-    def units(self, result: RoundResult) -> Iterable[tuple[Live, ...]]:
-        """Who runs, each with who shares its GPUs."""
-        met: set[str] = set()
+    def running(self, result: RoundResult) -> Iterable[tuple[GavelJob, ...]]:
+        """The jobs with targets, each alone or with its co-runner."""
+        yielded: set[str] = set()
         for uid in result.targets:
-            if uid not in met:
+            if uid not in yielded:
                 other = result.co_runners.get(uid)
-                both = (uid,) if other is None else (uid, other)
-                met.update(both)
-                yield tuple(self.live[member] for member in both)
+                uids = (uid,) if other is None else (uid, other)
+                yielded.update(uids)
+                yield tuple(self.live[each] for each in uids)
 
-    def part(self, members: tuple[Live, ...]) -> Part:
-        """As many whole steps as fit in a round, and no more than are left."""
-        place = members[0].job.placement
-        assert place is not None  # noqa: S101  they have just been given one
+    def round_work(self, jobs: tuple[GavelJob, ...]) -> RoundWork:
+        """As many whole steps of each job as fit in a round, and no more than are left."""
+        placement = jobs[0].job.placement
+        assert placement is not None  # noqa: S101  jobs with targets hold GPUs
         now, steps, until = self.now, [], self.now
-        for live, other in zip(members, members[::-1], strict=True):
-            beside = other.training if other is not live else None
-            pace = live.training.pace(live.job.progress_steps or 0, place, beside)
+        for live, other in zip(jobs, jobs[::-1], strict=True):
+            co_runner = other.submission.training if other is not live else None
+            pace = live.submission.training.pace(live.job.progress_steps or 0, placement, co_runner)
             speed = pace.steps_per_second
             count = min(int(speed * self.settings.round_seconds), live.job.remaining_steps or 0)
             steps.append(count)
             if speed > 0:
                 until = max(until, now + count / speed)
-        return Part(members, place, tuple(steps), until)
-
-    def outcome_of(self, live: Live, at: float, finished: float | None) -> JobOutcome:
-        """What has become of a job so far."""
-        job = live.job
-        life = at - job.submitted
-        contention = (self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0
-        intervals = (
-            live.intervals if job.placement is None else (*live.intervals, RunInterval(live.began, at, job.placement))
-        )
-        return JobOutcome(
-            uid=job.uid,
-            submitted=job.submitted,
-            first_started=live.first_started,
-            finished=finished,
-            intervals=intervals,
-            preemptions=job.preemptions,
-            overhead_seconds=live.overhead_seconds,
-            contention=contention,
-        )
-
-    def outcome(self, seconds: float) -> Outcome:
-        """All that came of it."""
-        left = {uid: self.outcome_of(live, self.now, None) for uid, live in self.live.items()}
-        found = self.done | left
-        return Outcome(
-            source=self.workload.source,
-            policy=self.policy.name,
-            parameters=self.policy.parameters.model_dump(mode="json"),
-            settings=self.settings,
-            loop=self.loop,
-            nodes=self.nodes,
-            jobs=tuple(found[s.job.uid] for s in self.arrivals if s.job.uid in found),
-            rounds=tuple(self.rounds),
-            ended=self.now,
-            policy_seconds=self.policy.seconds,
-            engine_seconds=self.engine_seconds - self.policy.seconds,
-            total_seconds=seconds,
-        )
+        return RoundWork(jobs, placement, tuple(steps), until)

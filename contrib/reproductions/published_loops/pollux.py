@@ -1,55 +1,35 @@
 """The loop of Pollux's public simulator (OSDI 2021 artifact), driving our engine.
 
-What it does otherwise than ``simulator.run``:
+It differs from ``metasched.simulator.simulation`` as follows:
 
-- The clock goes in scheduling intervals from 0. Arrivals and ends wait for the end of an interval: what an ended job
-  held is idle until then.
-- Whoever gets another place, the first one included, trains only ``restart_seconds`` later. Leaving is free.
-- Where the speed changes (an epoch ends), and at the job's end, the time is rounded to a whole second.
-- Its policies decide amounts, and place them themselves: a job whose amount stays keeps its place; the others, in the
-  order of the grants, take from the node with most free GPUs, then from the next, however unevenly.
-- What its Optimus knows of a job is not quite the truth: steps are counted at the user's batch size, those of the epoch
-  under way as if it were over (and one in the last); a single GPU makes two passes at least, whatever the batch; and
-  jobs of the application ``ncf`` never have more than one GPU.
+- The clock moves in scheduling intervals from 0. Arrivals and completions wait for the end of an interval: the GPUs of
+  a job that ended are idle until then.
+- A job with a new placement, its first one included, trains after ``restart_seconds`` only. Stops cost nothing.
+- At a change of speed (an epoch ends), and at the job's end, the time is rounded to a whole second.
+- The artifact's policies decide the numbers of GPUs, and place them themselves: a job whose number stays the same keeps
+  its placement; the other jobs, in the order of the grants, take GPUs from the node with the most free GPUs, then from
+  the next one, however uneven the placement is.
+- The artifact's Optimus knows a job's work inexactly: steps are counted at the user's batch size, the present epoch
+  counts as completed (and the last epoch as one step); a single GPU does at least two passes, whatever the batch size;
+  and jobs of the application ``ncf`` never have more GPUs than they ask for.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed, Status
+from contrib.reproductions.published_loops.loop import LiveJob, PublishedLoop
+from metasched.core.model import Decision, Grant, Job, Node, Placement, Snapshot, Speed
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
-from metasched.scheduling.engine import run_round
-from metasched.simulator.records import JobOutcome, Outcome, RoundOutcome, RunInterval, Settings, Submission, Workload
-from metasched.simulator.simulation import MAX_IDLE_ROUNDS, RoundObserver, TimedPolicy
+from metasched.simulator.records import Settings, Workload
+from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
 from metasched.throughput.goodput_profile import Profile, ProfileTraining, packed
 
 NEVER_GROWS = "ncf"
 NODE_GPUS = 4
-
-
-def simulate_pollux(
-    workload: Workload,
-    nodes: Sequence[Node],
-    policy: Policy,
-    settings: Settings,
-    *,
-    watch: RoundObserver | None = None,
-) -> Outcome:
-    """Run a workload to its end, as Pollux's public simulator would.
-
-    Args:
-        workload: the jobs.
-        nodes: the cluster.
-        policy: who decides the amounts.
-        settings: ``round_seconds`` is the interval, ``restart_seconds`` the delay; everything else is the loop's.
-        watch: is shown every round.
-    """
-    return _Loop(workload, nodes, policy, settings, watch).run()
 
 
 class MostFreeFirst(Policy):
@@ -61,16 +41,16 @@ class MostFreeFirst(Policy):
         self.name = policy.name  # type: ignore[misc]
 
     def initial_state(self, snapshot: Snapshot) -> PolicyState:
-        """As the policy does."""
+        """The initial state of the wrapped policy."""
         return self.policy.initial_state(snapshot)
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
-        """The policy's amounts, each with its place; who is offered as fallback waits."""
+        """The policy's grants, each with its exact placement; the jobs of its fallback wait."""
         decision, state = self.policy.decide(snapshot, state)
         free = {node.name: node.gpus for node in snapshot.nodes}
-        kept = {grant.uid: place for grant in decision.grants if (place := _kept(snapshot.job[grant.uid], grant))}
-        for place in kept.values():
-            for name, gpus in place.node_gpus:
+        kept = {grant.uid: held for grant in decision.grants if (held := _kept(snapshot.job[grant.uid], grant))}
+        for placement in kept.values():
+            for name, gpus in placement.node_gpus:
                 free[name] -= gpus
         waits = {**decision.waits, **{grant.uid: grant.reason for grant in decision.fallback}}
         grants = []
@@ -79,43 +59,44 @@ class MostFreeFirst(Policy):
                 missing = Reason.of(Code.WAITS_FOR_GPUS, gpus=grant.gpus, gpu_types=(), free=sum(free.values()))
                 waits[grant.uid] = grant.reason.and_also(missing)
                 continue
-            place = kept.get(grant.uid) or _take(free, grant.gpus, snapshot)
-            grants.append(replace(grant, at_least=None, gpu_type=place.gpu_type, exact=place))
+            placement = kept.get(grant.uid) or _take(free, grant.gpus, snapshot)
+            grants.append(replace(grant, at_least=None, gpu_type=placement.gpu_type, exact=placement))
         return Decision(tuple(grants), (), waits), state
 
 
 def _kept(job: Job, grant: Grant) -> Placement | None:
-    """Its present place, if the amount is the same."""
+    """The job's present placement, if the grant has as many GPUs; None otherwise."""
     return job.placement if job.placement is not None and job.placement.gpus == grant.gpus else None
 
 
 def _take(free: dict[str, int], gpus: int, snapshot: Snapshot) -> Placement:
-    """So many GPUs, from the node with most of them, then from the next."""
-    shares: dict[str, int] = {}
+    """A placement of this number of GPUs, from the node with the most of ``free``, then from the next one."""
+    node_gpus: dict[str, int] = {}
     while gpus > 0:
         name = max(free, key=free.__getitem__)
         count = min(free[name], gpus)
         free[name] -= count
         gpus -= count
-        shares[name] = count
-    return Placement(tuple(shares), max(shares.values()), snapshot.node[name].gpu_type, uneven=tuple(shares.values()))
+        node_gpus[name] = count
+    counts = tuple(node_gpus.values())
+    return Placement(tuple(node_gpus), max(counts), snapshot.node[name].gpu_type, uneven=counts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OptimusView:
-    """The step times that the artifact's Optimus predicts: truth, but for a single GPU."""
+    """The speeds that the artifact's Optimus predicts: the true ones, except on a single GPU. It is a ``Speed``."""
 
     profile: Profile
     batch: int
-    found: dict[int, float | None] = field(default_factory=dict)
+    _by_gpus: dict[int, float | None] = field(default_factory=dict)
 
     def steps_per_second(self, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """At the user's batch size, on nodes of four GPUs, packed."""
+        """Steps per second at the user's batch size, on the fewest nodes of four GPUs."""
         del gpu_type
         gpus = sum(spread)
-        if gpus not in self.found:
-            self.found[gpus] = self._predict(gpus)
-        return self.found[gpus]
+        if gpus not in self._by_gpus:
+            self._by_gpus[gpus] = self._predict(gpus)
+        return self._by_gpus[gpus]
 
     def _predict(self, gpus: int) -> float | None:
         split = self.profile.split(self.batch, gpus)
@@ -126,74 +107,68 @@ class OptimusView:
         return None if times is None else 1 / (times.step + (times.step - times.sync) * split.accumulated)
 
     def steps_per_second_with(self, other: Speed, gpu_type: str, spread: tuple[int, ...]) -> float | None:
-        """Nothing shares GPUs there."""
+        """None: the artifact has no GPU sharing."""
         del other, gpu_type, spread
         return None
 
 
 @dataclass(slots=True)
-class _Live:
-    """A job that has arrived and is not done."""
+class PolluxJob(LiveJob):
+    """A live job.
 
-    submission: Submission
-    job: Job
-    view: Speed | None
-    demand_at_arrival: float
+    Attributes:
+        known_speed: the speed that policies see, for the jobs of an application's profile.
+        done: steps of progress done.
+        delay: seconds of the present restart that are left.
+    """
+
+    known_speed: Speed | None = None
     done: float = 0.0
-    delay: float = 0.0  # before it trains on
-    began: float = 0.0  # the start of the present interval
-    first_started: float | None = None
-    overhead: float = 0.0
-    intervals: list[RunInterval] = field(default_factory=list)
+    delay: float = 0.0
 
 
-class _Loop:
-    """One call of ``simulate_pollux``."""
+class PolluxLoop(PublishedLoop[PolluxJob]):
+    """One simulation as in Pollux's public simulator.
+
+    Of ``settings`` it reads ``round_seconds``, the scheduling interval, and ``restart_seconds``, the delay of training
+    after each change of placement.
+    """
+
+    name = "pollux"
 
     def __init__(
-        self, workload: Workload, nodes: Sequence[Node], policy: Policy, settings: Settings, watch: RoundObserver | None
+        self,
+        workload: Workload,
+        nodes: Sequence[Node],
+        policy: Policy,
+        settings: Settings,
+        *,
+        watch: RoundObserver | None = None,
     ) -> None:
-        self.workload = workload
-        self.nodes = tuple(nodes)
-        self.policy = TimedPolicy(policy)
-        self.placing = MostFreeFirst(self.policy)
-        self.settings = settings
-        self.watch = watch
+        super().__init__(workload, nodes, MostFreeFirst(policy), settings, watch=watch)
         self.now = 0.0
-        self.to_come = sorted(workload.submissions, key=lambda s: (s.job.submitted, s.job.uid), reverse=True)
-        self.capacity = sum(node.gpus for node in self.nodes)
-        self.live: dict[str, _Live] = {}
-        self.done: dict[str, JobOutcome] = {}
-        self.state: PolicyState | None = None
-        self.rounds: list[RoundOutcome] = []
-        self.demand_time = 0.0
-        self.engine_seconds = 0.0
 
-    def run(self) -> Outcome:
-        """Interval after interval."""
-        begun = time.perf_counter()
-        vain = 0
-        while (self.live or self.to_come) and vain <= MAX_IDLE_ROUNDS:
-            trained = [self.train(live) for live in list(self.live.values())]
-            self.demand_time += sum(live.job.gpus for live in self.live.values()) * self.settings.round_seconds
-            self.now += self.settings.round_seconds
+    def play(self) -> None:
+        """Play interval after interval."""
+        while self.awaited and self.idle_rounds <= MAX_IDLE_ROUNDS:
+            progress = [self.train(live) for live in list(self.live.values())]
+            self.move_to(self.now + self.settings.round_seconds)
             self.arrive()
             if self.live:
-                self.decide()
-            vain = 0 if self.to_come or any(trained) else vain + 1
-        return self.outcome(time.perf_counter() - begun)
+                self.play_round()
+            self.idle_rounds = 0 if self.next_arrival < math.inf or any(progress) else self.idle_rounds + 1
 
-    def train(self, live: _Live) -> bool:
-        """One job's interval; whether it came further."""
-        place, training, before = live.job.placement, live.submission.training, live.done
-        if place is None:
+    def train(self, live: PolluxJob) -> bool:
+        """Train one job for an interval; returns whether it did any steps."""
+        placement, training, before = live.job.placement, live.submission.training, live.done
+        if placement is None:
             return False
         delay = min(live.delay, self.settings.round_seconds)
         live.delay -= delay
-        live.overhead += delay
+        live.overhead_seconds += delay
         left = self.settings.round_seconds - delay
         while left > 0 and live.done < training.total:
-            pace = training.pace(live.done, place)
+            pace = training.pace(live.done, placement)
             goal = min(pace.until, training.total)
             if live.done + pace.steps_per_second * left < goal:
                 live.done += pace.steps_per_second * left
@@ -201,30 +176,26 @@ class _Loop:
             else:
                 left -= round((goal - live.done) / pace.steps_per_second)
                 live.done = goal
-        job, kind = live.job, place.gpu_type or ""
-        held = self.settings.round_seconds - (left if live.done >= training.total else 0.0)
-        live.job = job.evolve(
-            attained={kind: job.attained.get(kind, 0.0) + place.gpus * held}, ran_seconds=job.ran_seconds + held
-        )
-        if live.done >= training.total:
-            del self.live[job.uid]
-            self.done[job.uid] = self.outcome_of(live, self.now + held, finished=True)
+        complete = live.done >= training.total
+        held = self.settings.round_seconds - (left if complete else 0.0)
+        live.receive(held)
+        if complete:
+            self.end(live, self.now + held)
         return live.done > before
 
     def arrive(self) -> None:
-        """Submissions until now."""
-        while self.to_come and self.to_come[-1].job.submitted <= self.now:
-            submission = self.to_come.pop()
+        """Add the jobs whose arrival is reached."""
+        for submission in self.due_arrivals():
             job, training = submission.job, submission.training
-            view = None
+            speed = None
             if isinstance(training, ProfileTraining):
-                view = OptimusView(training.profile, training.batch)
+                speed = OptimusView(training.profile, training.batch)
                 if training.profile.name == NEVER_GROWS:
                     job = job.evolve(max_gpus=max(job.gpus, 1))
-            self.live[job.uid] = _Live(submission, job, view, self.demand_time)
+            self.live[job.uid] = PolluxJob(submission, job, self.demand_integral, known_speed=speed)
 
-    def tell(self, live: _Live) -> Job:
-        """The job as the policy sees it."""
+    def job_view(self, live: PolluxJob) -> Job:
+        """The job as policies see it."""
         training = live.submission.training
         if not isinstance(training, ProfileTraining):
             speed = training.known(live.done)
@@ -233,12 +204,12 @@ class _Loop:
         last, epoch = len(profile.ends) - 1, profile.epoch(live.done)
         total = profile.steps_after(batch, last)
         left = total - profile.steps_after(batch, epoch) if epoch < last else 1.0
-        return live.job.evolve(total_steps=total, progress_steps=total - left, speed=live.view)
+        return live.job.evolve(total_steps=total, progress_steps=total - left, speed=live.known_speed)
 
-    def decide(self) -> None:
-        """One round of the engine."""
+    def play_round(self) -> None:
+        """Run one round of the engine, and give its targets to the jobs."""
         for live in self.live.values():
-            live.job = self.tell(live)
+            live.job = self.job_view(live)
         snapshot = Snapshot(
             now=self.now,
             round=len(self.rounds) + 1,
@@ -247,68 +218,9 @@ class _Loop:
             jobs=tuple(live.job for live in self.live.values()),
             uneven=True,
         )
-        begun = time.perf_counter()
-        result = run_round(snapshot, self.placing, self.state)
-        self.engine_seconds += time.perf_counter() - begun
-        self.state = result.state
-        for uid, live in self.live.items():
-            target = result.targets.get(uid)
-            if target != live.job.placement:
-                self.move(live, target)
-        gpus = sum(place.gpus for place in result.targets.values())
-        self.rounds.append(RoundOutcome(self.now, len(snapshot.jobs), len(result.targets), gpus))
-        if self.watch is not None:
-            self.watch(snapshot, result)
-
-    def move(self, live: _Live, target: Placement | None) -> None:
-        """End the present interval, if there is one, and begin the next one, if the job has a target."""
-        before = live.job.placement
-        if before is not None:
-            live.intervals.append(RunInterval(live.began, self.now, before))
-            live.job = live.job.evolve(
-                status=Status.HELD,
-                placement=None,
-                last_placement=before,
-                last_ended=self.now,
-                run_started=None,
-                preemptions=live.job.preemptions + 1,
-            )
-        if target is not None:
-            live.delay = self.settings.restart_seconds
-            live.began = self.now
-            live.first_started = self.now if live.first_started is None else live.first_started
-            live.job = live.job.evolve(
-                status=Status.RUNNING, placement=target, run=live.job.run + 1, run_started=self.now, trainer_ready=True
-            )
-
-    def outcome_of(self, live: _Live, at: float, *, finished: bool) -> JobOutcome:
-        """What has become of a job by then."""
-        job, life = live.job, at - live.job.submitted
-        return JobOutcome(
-            uid=job.uid,
-            submitted=job.submitted,
-            first_started=live.first_started,
-            finished=at if finished else None,
-            intervals=(*live.intervals, *([RunInterval(live.began, at, job.placement)] if job.placement else [])),
-            preemptions=job.preemptions,
-            overhead_seconds=live.overhead,
-            contention=(self.demand_time - live.demand_at_arrival) / life / self.capacity if life > 0 else 0.0,
-        )
-
-    def outcome(self, seconds: float) -> Outcome:
-        """All that came of it."""
-        found = self.done | {uid: self.outcome_of(live, self.now, finished=False) for uid, live in self.live.items()}
-        return Outcome(
-            source=self.workload.source,
-            policy=self.policy.name,
-            parameters=self.policy.parameters.model_dump(mode="json"),
-            settings=self.settings,
-            loop="pollux",
-            nodes=self.nodes,
-            jobs=tuple(found[s.job.uid] for s in self.workload.submissions if s.job.uid in found),
-            rounds=tuple(self.rounds),
-            ended=self.now,
-            policy_seconds=self.policy.seconds,
-            engine_seconds=self.engine_seconds - self.policy.seconds,
-            total_seconds=seconds,
-        )
+        result = self.decide(snapshot)
+        for uid, target in result.targets.items():
+            if target != self.live[uid].job.placement:
+                self.live[uid].delay = self.settings.restart_seconds
+        self.set_targets(result.targets)
+        self.record_round(snapshot, result, sum(placement.gpus for placement in result.targets.values()))

@@ -21,10 +21,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.parameters import TableParameters
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.throughput.throughput_table import Table, TableTraining
 
 LONG = 0.2  # fraction of the jobs
@@ -96,16 +95,7 @@ def _submissions(
             raise GeneratorError(f"the table has no speed of {model!r} on {gpus} GPUs of type {reference!r}")
         urgent = weights and rng.uniform(0.0, 1.0) <= URGENT
         slo = _slo_factor(slo_rng.random()) if parameters.slos else None
-        job = Job(
-            uid=f"{number:0{digits}}",
-            slurm_job_id=str(number),
-            name=model,
-            user="trace",
-            submitted=submitted,
-            gpus=gpus,
-            min_gpus=gpus,
-            max_gpus=gpus,
-            cpus_per_unit=0,
+        job = trace_job(f"{number:0{digits}}", model, submitted, gpus).evolve(
             weight=1.0 if urgent or not weights else 1 / URGENT_WEIGHT,
             slo_seconds=None if slo is None else slo * seconds,
         )

@@ -15,10 +15,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.parameters import TableParameters
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, parse_model
 from metasched.throughput.throughput_table import Table
 
@@ -78,17 +77,7 @@ def shockwave_jobs(
             mode = Mode.STATIC
         model = rng.choice(models[count])
         steps = max(int(seconds * (table.speed(model, reference, (count,)) or 0.0)), 1)
-        job = Job(
-            uid=f"{number:0{digits}}",
-            slurm_job_id=str(number),
-            name=f"{model}, {mode.value}",
-            user="trace",
-            submitted=submitted,
-            gpus=count,
-            min_gpus=count,
-            max_gpus=count,
-            cpus_per_unit=0,
-        )
+        job = trace_job(f"{number:0{digits}}", f"{model}, {mode.value}", submitted, count)
         submissions.append(Submission(job, RegimeTraining.of(table, mode, model, count, steps)))
         submitted += rng.expovariate(1.0 / parameters.gap_seconds)
     return Workload(f"Shockwave, a job every {parameters.gap_seconds:g} s, seed {seed}", tuple(submissions))

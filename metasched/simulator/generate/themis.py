@@ -18,10 +18,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from metasched.core.model import Job
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.parameters import TableParameters
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.throughput.throughput_table import Table, TableTraining
 
 DOMAINS: Mapping[str, float] = {"vision": 0.1, "language": 0.6, "others": 0.3}
@@ -85,19 +84,10 @@ def themis_apps(
         rng.shuffle(ranks)
         for task, rank in enumerate(ranks):
             phases = _phases(count, rank)
-            uid = f"{number:0{digits}}_{task}"
+            name = f"{model}, {phases} of {count.bit_length()} phases"
             max_gpus = _max_gpus(table, model, reference, min(2 ** (phases - 1), MAX_GPUS))
-            job = Job(
-                uid=uid,
-                slurm_job_id=uid,
-                name=f"{model}, {phases} of {count.bit_length()} phases",
-                user=f"app{number}",
-                submitted=submitted,
-                gpus=1,
-                min_gpus=1,
-                max_gpus=max_gpus,
-                cpus_per_unit=0,
-            )
+            job = trace_job(f"{number:0{digits}}_{task}", name, submitted, 1, max_gpus=max_gpus)
+            job = job.evolve(user=f"app{number}")
             submissions.append(Submission(job, TableTraining(table, model, steps * phases)))
         submitted += rng.expovariate(1.0 / parameters.gap_seconds)
     submissions.sort(key=lambda one: (one.job.submitted, one.job.uid))

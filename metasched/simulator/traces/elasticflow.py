@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
@@ -20,14 +19,14 @@ WORKLOAD = ("job_id", "submit_time", "iteration", "model_name", "ddl", "batch_si
 BATCH = "global_batch_size"
 
 Curves = Mapping[tuple[str, int], Curve]
-"""By model and global batch size."""
+"""Scaling curves by (model, global batch size)."""
 
 
-def read_curves(folder: Path) -> dict[tuple[str, int], Curve]:
+def read_curves(folder: Path) -> Curves:
     """The measured curves of a folder, in iterations per second; an empty field or ``nan`` was not measured.
 
     Raises:
-        TraceError: there are none, or a file cannot be used as it is.
+        TraceError: the folder has no curve, or a file cannot be used as it is.
     """
     found = {}
     for path in sorted(folder.glob("*.csv")):
@@ -35,7 +34,7 @@ def read_curves(folder: Path) -> dict[tuple[str, int], Curve]:
             sizes = {column: column.strip() for column in row.values if column != BATCH}
             for column, size in sizes.items():
                 if not size.isdecimal() or int(size) < 1:
-                    raise row.refusal(column, "is not a number of GPUs", "name the column by the number")
+                    raise row.refusal(column, "is not a number of GPUs", "name the column by a number")
             points = {int(size): speed for column, size in sizes.items() if (speed := _speed(row, column)) is not None}
             if not points:
                 raise row.refusal(None, "has no speed", "give at least one")
@@ -49,9 +48,9 @@ def read_elasticflow(path: Path, curves: Curves, *, gpu_type: str = "", most_gpu
     """The jobs of a workload, elastic over the sizes at which they can run; the clock begins at the first arrival.
 
     Args:
-        path: of the CSV file.
-        curves: the speed of its models.
-        gpu_type: what the curves were measured on; empty for any type.
+        path: the CSV file.
+        curves: the speeds of its models.
+        gpu_type: the GPU type of the curves; empty for any type.
         most_gpus: the most GPUs that one job can have; None for no limit.
 
     Raises:
@@ -77,19 +76,9 @@ def read_elasticflow(path: Path, curves: Curves, *, gpu_type: str = "", most_gpu
         submitted, deadline = row.number("submit_time"), row.number("ddl")
         if deadline < submitted:
             raise row.refusal("ddl", "is before submit_time", "give a later deadline")
-        job = Job(
-            uid=f"{row.line:0{digits}}",
-            slurm_job_id=str(row.line),
-            name=f"{model}-{row.text('job_id')}",
-            user="trace",
-            submitted=submitted - first,
-            gpus=gpus,
-            min_gpus=min(sizes),
-            max_gpus=max(sizes),
-            gpu_types=(gpu_type,) if gpu_type else (),
-            cpus_per_unit=0,
-            slo_seconds=deadline - submitted,
-        )
+        uid, name = f"{row.line:0{digits}}", f"{model}-{row.text('job_id')}"
+        job = trace_job(uid, name, submitted - first, gpus, min_gpus=min(sizes), max_gpus=max(sizes))
+        job = job.evolve(gpu_types=(gpu_type,) if gpu_type else (), slo_seconds=deadline - submitted)
         training = ScalingTraining(row.whole("iteration", least=1), {gpu_type: curve})
         submissions.append(Submission(job, training))
     return Workload(path.name, tuple(submissions))

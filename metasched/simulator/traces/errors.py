@@ -1,4 +1,4 @@
-"""What a bad trace is refused with."""
+"""The error of the trace readers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class TraceError(MetaschedError):
     """A trace, or a file that goes with it, cannot be used as it is.
 
     Attributes:
-        file: which file.
-        line: its line, from 1; None where it is about the file as a whole.
-        column: the name of the column or key; None where it is about the line as a whole.
-        fault: what is wrong, in words.
-        fix: what to do about it, in words.
+        file: the file.
+        line: the number of the line, from 1; None for a fault of the whole file.
+        column: the column or key; None for a fault of the whole line.
+        fault: the fault, in words.
+        fix: the remedy, in words.
     """
 
     def __init__(self, file: Path, line: int | None, column: str | None, fault: str, fix: str) -> None:

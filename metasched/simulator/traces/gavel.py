@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.rows import Row, plain_rows
 from metasched.throughput.throughput_table import Table, TableTraining
 
@@ -28,7 +28,7 @@ def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, refere
     """The jobs of a trace.
 
     Uids are line numbers. The largest priority weight of the trace becomes weight 1. An SLO is a factor on the job's
-    duration alone on a reference type, as where the traces come from; -1 means none.
+    isolated duration on the reference type, as in the public simulator; -1 means none.
 
     Args:
         path: the trace.
@@ -49,10 +49,10 @@ def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, refere
 def table_jobs(
     path: Path, columns: Sequence[str], table: Table, most_gpus: int | None
 ) -> Iterator[tuple[Row, Job, int]]:
-    """Each line of a trace in this form or one that descends from it, with its job, named by its model, and its steps.
+    """(row, job, steps) for each line of a trace in Gavel's form or a derived one; the job's name is its model.
 
     Raises:
-        TraceError: the line cannot be used as it is.
+        TraceError: a line cannot be used as it is.
     """
     rows = list(plain_rows(path, columns))
     digits = len(str(rows[-1].line)) if rows else 1
@@ -68,26 +68,15 @@ def table_jobs(
         if (model, gpus) not in table.job_types:
             raise row.refusal("scale_factor", f"no speed is known of {model!r} on {gpus} GPUs", "extend the table")
         steps = row.whole("total_steps", least=1)
-        job = Job(
-            uid=f"{row.line:0{digits}}",
-            slurm_job_id=str(row.line),
-            name=model,
-            user="trace",
-            submitted=submitted,
-            gpus=gpus,
-            min_gpus=gpus,
-            max_gpus=gpus,
-            cpus_per_unit=0,
-            weight=row.number("priority_weight", least=1e-9) / heaviest,
-        )
-        yield row, job, steps
+        job = trace_job(f"{row.line:0{digits}}", model, submitted, gpus)
+        yield row, job.evolve(weight=row.number("priority_weight", least=1e-9) / heaviest), steps
 
 
 def _slo_seconds(row: Row, steps: int, speed: float | None) -> float | None:
-    """How long after its arrival it should be finished."""
+    """The job's SLO in seconds after its arrival; None for no SLO."""
     factor = row.number("slo", least=-1.0)
     if factor < 0:
         return None
     if not speed:
-        raise row.refusal("slo", "the job does not run on the type that SLOs are relative to", "name another type")
+        raise row.refusal("slo", "the job does not run on the reference type of SLOs", "name another type")
     return factor * steps / speed

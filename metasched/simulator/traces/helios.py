@@ -1,47 +1,38 @@
 """SenseTime's Helios traces (Hu et al., SC 2021; ``cluster_log.csv``).
 
 Columns: job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration, queue; times
-as ``YYYY-MM-DD HH:MM:SS``, durations in seconds. How a job ended does not matter here: what it held, it needed.
+as ``YYYY-MM-DD HH:MM:SS``, durations in seconds. A job counts as its duration on its GPUs, however it ended.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from metasched.simulator.records import Workload
-from metasched.simulator.traces.plain import Run, workload
+from metasched.simulator.traces.recorded_runs import RecordedRun, workload_of_runs
 from metasched.simulator.traces.rows import Row, named_rows
 
 COLUMNS = ("job_id", "user", "vc", "gpu_num", "submit_time", "duration")
 
 
-def read_helios(
-    path: Path, *, most_gpus: int | None = None, speed_up: float | None = None, most_jobs: int | None = None
-) -> Workload:
-    """The GPU jobs of a trace; see ``plain.workload`` for ``speed_up``.
+def read_helios(path: Path, *, most_gpus: int | None = None, speed_up: float | None = None) -> Workload:
+    """The GPU jobs of a trace; see ``workload_of_runs`` for ``speed_up``.
 
     Jobs without GPUs, and those that never ran, are left out.
-
-    Args:
-        path: of the CSV file.
-        most_gpus: the most GPUs that one job can have; None for no limit.
-        speed_up: an exponent, or None.
-        most_jobs: read no more jobs than this.
 
     Raises:
         TraceError: the trace cannot be used as it is.
     """
-    return workload(path.name, itertools.islice(_runs(path, most_gpus), most_jobs), speed_up)
+    return workload_of_runs(path.name, _runs(path, most_gpus), speed_up)
 
 
-def _runs(path: Path, most_gpus: int | None) -> Iterator[Run]:
+def _runs(path: Path, most_gpus: int | None) -> Iterator[RecordedRun]:
     for row in named_rows(path, COLUMNS):
         seconds = row.number("duration")
         if row.whole("gpu_num") and seconds:
-            yield Run(
+            yield RecordedRun(
                 name=row.text("job_id"),
                 submitted=_instant(row, "submit_time"),
                 gpus=row.gpus("gpu_num", most_gpus),

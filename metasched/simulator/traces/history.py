@@ -1,4 +1,4 @@
-"""Our own past: the jobs of a daemon's database."""
+"""The past jobs of a daemon's database."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from metasched.store import JobRecord, Store
 
 
 def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 1.0) -> Workload:
-    """The jobs that have ended and have run, with the work that they did at the speeds that they reported.
+    """The jobs that have run, with the work that they did, at the speeds that they reported.
 
-    The clock begins at the first submission. Requests for nodes, partitions and features are left out, so that the
-    jobs fit other clusters too; GPU types and what tags asked for stay. Nothing tells who shared GPUs: what jobs did
-    then counts as if they had been alone.
+    The clock begins at the first submission. Requests for nodes, partitions and features are dropped, so that the jobs
+    fit other clusters too; GPU types and the keys of tags are kept. The database does not tell which jobs were
+    co-located: speeds count as those of jobs without a co-runner.
 
     Args:
         path: the database.
         most_gpus: the most GPUs that one job can have; None for no limit.
-        speed_up: exponent of the growth of speed with the number of GPUs, beyond the sizes that were measured.
+        speed_up: the exponent of speed over the number of GPUs, beyond the measured sizes.
 
     Raises:
-        TraceError: a job's request is not what it should be.
-        StoreError: it is no database of ours.
+        TraceError: a job's stored request is malformed, or needs more GPUs than ``most_gpus``.
+        StoreError: the file is not a daemon's database.
     """
     with Store.open(path, read_only=True) as store:
         ran = [record for record in store.recent_jobs(ALL) if record.ran_seconds]
@@ -41,17 +41,17 @@ def read_history(path: Path, *, most_gpus: int | None = None, speed_up: float = 
 
 
 def _job(path: Path, record: JobRecord, first: float, most_gpus: int | None) -> Job:
-    needed = record.requirements
+    request = record.requirements
     try:
-        gpus, least, most = int(needed["gpus"]), int(needed["min_gpus"]), int(needed["max_gpus"])
-        types, weight = tuple(map(str, needed.get("gpu_types", ()))), float(needed.get("weight", 1.0))
-        preempt = Preempt(needed.get("preempt", Preempt.CHECKPOINT))
-        slo = needed.get("slo_seconds")
+        gpus, least, most = int(request["gpus"]), int(request["min_gpus"]), int(request["max_gpus"])
+        types, weight = tuple(map(str, request.get("gpu_types", ()))), float(request.get("weight", 1.0))
+        preempt = Preempt(request.get("preempt", Preempt.CHECKPOINT))
+        slo = request.get("slo_seconds")
         slo_seconds = None if slo is None else float(slo)
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(path, None, "jobs.requirements", f"job {record.uid}: {error!r}", "repair the row") from error
     if most_gpus is not None and least > most_gpus:
-        fault = f"job {record.uid} takes {least} GPUs at least, and the cluster can give one job {most_gpus}"
+        fault = f"job {record.uid} needs {least} GPUs at least, and the cluster can give one job {most_gpus}"
         raise TraceError(path, None, "jobs.requirements", fault, "use a larger cluster")
     return Job(
         uid=record.uid,

@@ -14,16 +14,17 @@ from typing import Any, NoReturn
 
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.errors import TraceError
-from metasched.simulator.traces.plain import Run, workload
+from metasched.simulator.traces.recorded_runs import RecordedRun, workload_of_runs
 
-NONE = ("", "None")
+NO_TIME = ("", "None")
 
 
 def read_philly(path: Path, *, most_gpus: int | None = None, speed_up: float | None = None) -> Workload:
-    """The jobs of a log; see ``plain.workload`` for ``speed_up``.
+    """The jobs of a log; see ``workload_of_runs`` for ``speed_up``.
 
-    A job ran for as long as all of its attempts together, on the GPUs of the last one. The log has jobs without
-    attempts and attempts without times, as its authors say: these do not count, and jobs without others are left out.
+    A job's duration is that of all its attempts together, and its GPUs are those of the last attempt. As the log's
+    authors say, it has jobs without attempts and attempts without times: such attempts do not count, and jobs without
+    other attempts are left out.
 
     Raises:
         TraceError: the log cannot be used as it is.
@@ -39,11 +40,11 @@ def read_philly(path: Path, *, most_gpus: int | None = None, speed_up: float | N
     if not isinstance(jobs, list):
         raise TraceError(path, None, None, "is not a list of jobs", "give cluster_job_log")
     runs = (_Entry(path, f"[{index}]", job).run(most_gpus) for index, job in enumerate(jobs))
-    return workload(path.name, (run for run in runs if run is not None), speed_up)
+    return workload_of_runs(path.name, (run for run in runs if run is not None), speed_up)
 
 
 class _Entry:
-    """One object of the log, and where it is."""
+    """One object of the log, with its position for error messages."""
 
     def __init__(self, path: Path, where: str, value: Any) -> None:
         self.path = path
@@ -69,7 +70,7 @@ class _Entry:
 
     def instant(self, key: str) -> float | None:
         """Unix seconds; None where the log has none."""
-        if self.value.get(key) is None or self.value[key] in NONE:
+        if self.value.get(key) is None or self.value[key] in NO_TIME:
             return None
         text = self.text(key)
         try:
@@ -77,8 +78,8 @@ class _Entry:
         except ValueError:
             self.refuse(key, f"{text!r} is not a time", "give YYYY-MM-DD HH:MM:SS")
 
-    def run(self, most_gpus: int | None) -> Run | None:
-        """The job that this is; None if nothing is recorded of it that could be run again."""
+    def run(self, most_gpus: int | None) -> RecordedRun | None:
+        """The run of this job; None for a job without GPUs, or without an attempt that has both times."""
         submitted = self.instant("submitted_time")
         if submitted is None:
             self.refuse("submitted_time", "is missing", "give the time of submission")
@@ -99,5 +100,5 @@ class _Entry:
                 f"the job had {gpus} GPUs, and the cluster can give one job {most_gpus}",
                 "use a larger cluster, or leave the job out",
             )
-        vc = self.value.get("vc")
-        return Run(self.text("jobid"), submitted, gpus, seconds, self.text("user"), None if vc is None else str(vc))
+        name, user, vc = self.text("jobid"), self.text("user"), self.value.get("vc")
+        return RecordedRun(name, submitted, gpus, seconds, user, None if vc is None else str(vc))

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
-from metasched.core.model import Job
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
 from metasched.throughput.goodput_profile import EpochRecords, Profile, ProfileTraining, StepTime, StepTimes
@@ -22,17 +21,17 @@ SCALABILITY = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time
 VALIDATION = ("progress", "iteration", "grad_sqr", "grad_var")
 
 EPOCHS = {"bert": 2, "cifar10": 100, "deepspeech2": 80, "imagenet": 90, "ncf": 10, "yolov3": 50}
-"""EpochRecords to the validation metric of the paper's table 1; other applications train as long as their files say."""
+"""Epochs until the validation metric of the paper's table 1; for other applications the files decide."""
 
 MOST_LOCAL = {"yolov3": 8}
-"""Where less fits into a GPU than was measured."""
+"""The largest local batch size of an application, where larger ones were measured than fit into a GPU."""
 
 
 def read_profiles(folder: Path, *, gpu_type: str = "t4") -> dict[str, Profile]:
     """The applications of a folder, by name.
 
     Raises:
-        TraceError: there are none, or a file cannot be used as it is.
+        TraceError: the folder has no application, or a file cannot be used as it is.
     """
     found = {path.parent.name: read_profile(path.parent, gpu_type) for path in sorted(folder.glob("*/placements.csv"))}
     if not found:
@@ -41,7 +40,7 @@ def read_profiles(folder: Path, *, gpu_type: str = "t4") -> dict[str, Profile]:
 
 
 def read_profile(folder: Path, gpu_type: str = "t4") -> Profile:
-    """One application.
+    """The application of one folder.
 
     Raises:
         TraceError: a file cannot be used as it is.
@@ -74,7 +73,7 @@ def read_profile(folder: Path, gpu_type: str = "t4") -> Profile:
 
 
 def read_pollux(path: Path, profiles: Mapping[str, Profile], *, most_gpus: int | None = None) -> Workload:
-    """The jobs of a workload, each elastic from one GPU to the most that its batch can be divided among.
+    """The jobs of a workload, each elastic from one GPU to the most that its batch size can be divided among.
 
     Uids are line numbers.
 
@@ -103,19 +102,9 @@ def read_pollux(path: Path, profiles: Mapping[str, Profile], *, most_gpus: int |
 
 
 def submission(uid: str, name: str, submitted: float, profile: Profile, *, gpus: int, batch: int) -> Submission:
-    """A job that trains an application at a batch size, and asks for so many GPUs."""
-    job = Job(
-        uid=uid,
-        slurm_job_id=uid,
-        name=name,
-        user="trace",
-        submitted=submitted,
-        gpus=gpus,
-        min_gpus=1,
-        max_gpus=max(gpus, batch // profile.least_local),
-        gpu_types=(profile.gpu_type,),
-        cpus_per_unit=0,
-    )
+    """A job that trains an application at a batch size, and asks for ``gpus``."""
+    most = max(gpus, batch // profile.least_local)
+    job = trace_job(uid, name, submitted, gpus, min_gpus=1, max_gpus=most).evolve(gpu_types=(profile.gpu_type,))
     return Submission(job, ProfileTraining(profile, batch))
 
 

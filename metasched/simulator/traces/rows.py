@@ -1,4 +1,4 @@
-"""Lines of a trace as rows whose fields are asked for by column, and refused by line and column."""
+"""Lines of a trace as rows: typed fields by column, and errors that name the line and the column."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from pathlib import Path
 
 from metasched.simulator.traces.errors import TraceError
 
-SHOWN = 5  # so many known names are shown to who gave an unknown one
+SHOWN = 5  # known names in the message about an unknown one
 
 
 class Row:
-    """One line; ``values`` are its fields as written."""
+    """One line of a file.
+
+    Attributes:
+        file: the file.
+        line: the number of the line, from 1.
+        values: the fields as written, by column.
+    """
 
     def __init__(self, file: Path, line: int, values: Mapping[str, str]) -> None:
         self.file = file
@@ -21,14 +27,14 @@ class Row:
         self.values = values
 
     def refusal(self, column: str | None, fault: str, fix: str) -> TraceError:
-        """The error that names this line."""
+        """An error that names this line; ``column`` is None for a fault of the whole line."""
         return TraceError(self.file, self.line, column, fault, fix)
 
     def text(self, column: str) -> str:
         """A field that must not be empty.
 
         Raises:
-            TraceError: it is.
+            TraceError: it is empty.
         """
         found = self.values[column].strip()
         if not found:
@@ -39,7 +45,7 @@ class Row:
         """A finite number.
 
         Raises:
-            TraceError: it is none, or below ``least``.
+            TraceError: it is not a finite number, or is below ``least``.
         """
         text = self.text(column)
         try:
@@ -56,7 +62,7 @@ class Row:
         """A whole number.
 
         Raises:
-            TraceError: it is none, below ``least`` or above ``most``.
+            TraceError: it is not a whole number, or is below ``least`` or above ``most``.
         """
         found = self.number(column, least=least)
         if not found.is_integer():
@@ -69,7 +75,7 @@ class Row:
         """The GPUs of one job, at least 1.
 
         Raises:
-            TraceError: it is no such number, or the cluster cannot give one job so many.
+            TraceError: it is not a whole number from 1 to ``most_gpus``.
         """
         found = self.whole(column, least=1)
         if most_gpus is not None and found > most_gpus:
@@ -84,7 +90,7 @@ class Row:
         """One of the known names.
 
         Raises:
-            TraceError: it is another.
+            TraceError: it is not a known name.
         """
         found = self.text(column)
         if found not in known:
@@ -95,10 +101,10 @@ class Row:
 
 
 def plain_rows(path: Path, columns: Sequence[str], *, delimiter: str = "\t") -> Iterator[Row]:
-    """The rows of a file without a header line; blank lines are passed over.
+    """The rows of a file without a header line; blank lines are skipped.
 
     Raises:
-        TraceError: the file cannot be read, or a line has another number of fields.
+        TraceError: the file cannot be read, or a line has not one field for each column.
     """
     for line, fields in _lines(path, delimiter):
         if len(fields) != len(columns):
@@ -114,7 +120,7 @@ def plain_rows(path: Path, columns: Sequence[str], *, delimiter: str = "\t") -> 
 
 
 def named_rows(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> Iterator[Row]:
-    """The rows of a file whose first line names its columns; it may have others beside those asked for.
+    """The rows of a file whose first line names its columns; it may have more than ``columns``.
 
     Raises:
         TraceError: the file cannot be read, lacks one of ``columns``, or has a line with another number of fields.
@@ -138,12 +144,12 @@ def named_rows(path: Path, columns: Sequence[str], *, delimiter: str = ",") -> I
 
 
 def _lines(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Numbered lines, split."""
+    """The fields of each line that is not blank, with its number."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            # Tab-separated traces hold commands, whose quotes are the shell's.
-            bare = delimiter == "\t"
-            reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if bare else csv.QUOTE_MINIMAL)
+            # Tab-separated traces hold shell commands, whose quotes are part of the field.
+            shell = delimiter == "\t"
+            reader = csv.reader(file, delimiter=delimiter, quoting=csv.QUOTE_NONE if shell else csv.QUOTE_MINIMAL)
             for fields in reader:
                 if any(field.strip() for field in fields):
                     yield reader.line_num, fields

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.errors import TraceError
-from metasched.simulator.traces.plain import Run, workload
+from metasched.simulator.traces.recorded_runs import RecordedRun, workload_of_runs
 from metasched.simulator.traces.rows import Row
 
 COLUMNS = ("JobID", "JobName", "User", "Account", "Submit", "ElapsedRaw", "AllocTRES")
@@ -22,24 +22,19 @@ _TYPED = re.compile(r"(?:^|,)gres/gpu:([^=,]+)=([^,]*)")
 
 
 def read_sacct(path: Path, *, most_gpus: int | None = None, speed_up: float | None = None) -> Workload:
-    """The GPU jobs that ran; see ``plain.workload`` for ``speed_up``. Steps, and jobs that never ran, are left out.
-
-    Args:
-        path: of the output.
-        most_gpus: the most GPUs that one job can have; None for no limit.
-        speed_up: an exponent, or None.
+    """The GPU jobs that ran; see ``workload_of_runs`` for ``speed_up``. Steps, and jobs that never ran, are left out.
 
     Raises:
         TraceError: the file cannot be used as it is.
     """
-    found = workload(path.name, _runs(path, most_gpus), speed_up)
+    found = workload_of_runs(path.name, _runs(path, most_gpus), speed_up)
     if not found.submissions:
-        raise _nothing(path)
+        raise _no_jobs(path)
     return found
 
 
-def _nothing(path: Path) -> TraceError:
-    """Why none of the jobs can be used."""
+def _no_jobs(path: Path) -> TraceError:
+    """The error for an output without a job that can be simulated."""
     counts = [gpus_of(row) for row in records(path) if isinstance(row, Row)]
     if not counts:
         return TraceError(path, None, None, "has no jobs", "ask sacct with -a and -S, from when on")
@@ -51,16 +46,16 @@ def _nothing(path: Path) -> TraceError:
 
 
 def records(path: Path, columns: Sequence[str] = COLUMNS, delimiter: str = "|") -> Iterator[Row | TraceError]:
-    """The records of jobs, without those of steps; an error for each line that is none.
+    """The records of jobs, without those of steps; an error for each line that is not a record.
 
-    Sacct writes names as they are: one that contains the delimiter makes its line unreadable. With a delimiter that
-    nobody can know, and the name as the last column, names may be anything: what follows a line break in one is a line
-    without any delimiter.
+    Sacct does not quote names: a name that contains the delimiter makes its line unreadable. With a delimiter of
+    several characters that users cannot guess, and the name as the last column, all names can be read: a line without
+    any delimiter is the rest of a name with a line break.
 
     Args:
-        path: of the output.
-        columns: that it must have; it may have others.
-        delimiter: between columns.
+        path: the output of sacct.
+        columns: the required columns; the output may have more.
+        delimiter: the delimiter between columns.
 
     Raises:
         TraceError: the file cannot be read, or lacks one of the columns.
@@ -85,10 +80,10 @@ def records(path: Path, columns: Sequence[str] = COLUMNS, delimiter: str = "|") 
 
 
 def gpus_of(row: Row, most_gpus: int | None = None) -> int:
-    """How many GPUs the job had: of all types, or, where accounting counts no others, of those that it names.
+    """The GPUs of a job: of all types, or, where accounting has counts of single types only, the sum of these.
 
     Raises:
-        TraceError: that is no number, or more than the cluster can give one job.
+        TraceError: the count is not a number, or is above ``most_gpus``.
     """
     allocated = row.values["AllocTRES"]
     counts = _GPUS.findall(allocated)[:1] or [count for _, count in _TYPED.findall(allocated)]
@@ -103,21 +98,21 @@ def gpus_of(row: Row, most_gpus: int | None = None) -> int:
 
 
 def gpu_type_of(row: Row) -> str | None:
-    """Their type; None where accounting does not tell one."""
-    types = {kind for kind, _ in _TYPED.findall(row.values["AllocTRES"])}
+    """The type of a job's GPUs; None where accounting names no type, or several."""
+    types = {gpu_type for gpu_type, _ in _TYPED.findall(row.values["AllocTRES"])}
     return types.pop() if len(types) == 1 else None
 
 
 def instant(row: Row, column: str, zone: tzinfo | None = None) -> float:
-    """A time as unix seconds.
+    """A time in unix seconds.
 
     Args:
         row: the record.
-        column: unix seconds (``SLURM_TIME_FORMAT=%s``), or wall clock, which sacct does not say the zone of.
-        zone: of a wall clock; None for this machine's.
+        column: the column, in unix seconds (``SLURM_TIME_FORMAT=%s``) or as local times without a zone.
+        zone: the zone of local times; None for this machine's.
 
     Raises:
-        TraceError: it is neither.
+        TraceError: the field is not a time.
     """
     text = row.text(column)
     try:
@@ -125,10 +120,10 @@ def instant(row: Row, column: str, zone: tzinfo | None = None) -> float:
             return float(text)
         return datetime.fromisoformat(text).replace(tzinfo=zone).timestamp()
     except (ValueError, OverflowError):
-        raise row.refusal(column, f"{text!r} is no time", "give YYYY-MM-DDTHH:MM:SS") from None
+        raise row.refusal(column, f"{text!r} is not a time", "give YYYY-MM-DDTHH:MM:SS") from None
 
 
-def _runs(path: Path, most_gpus: int | None) -> Iterator[Run]:
+def _runs(path: Path, most_gpus: int | None) -> Iterator[RecordedRun]:
     for row in records(path):
         if isinstance(row, TraceError):
             raise row
@@ -136,4 +131,4 @@ def _runs(path: Path, most_gpus: int | None) -> Iterator[Run]:
         if seconds > 0 and gpus > 0:
             user, account = row.values["User"].strip(), row.values["Account"].strip()
             submitted = instant(row, "Submit", UTC)
-            yield Run(row.text("JobID"), submitted, gpus, seconds, user or "unknown", account or None)
+            yield RecordedRun(row.text("JobID"), submitted, gpus, seconds, user or "unknown", account or None)

@@ -28,8 +28,8 @@ COLUMNS = (
 def read_shockwave(path: Path, table: Table, *, most_gpus: int | None = None) -> Workload:
     """The jobs of a trace.
 
-    Uids are line numbers. The largest priority weight of the trace becomes weight 1. Durations are nominal, and SLOs
-    are not used by the artifact: neither is read.
+    Uids are line numbers. The largest priority weight of the trace becomes weight 1. Durations are nominal, and the
+    artifact does not use SLOs: the reader ignores both.
 
     Args:
         path: the trace.

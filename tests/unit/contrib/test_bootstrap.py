@@ -66,7 +66,7 @@ def test_venv_that_was_interrupted_is_made_again(bootstrap):
 
 
 def test_venv_of_a_checkout_that_was_moved_is_made_again(bootstrap, tmp_path):
-    """The programs in it name the directory that they were made in."""
+    """The programs in a virtual environment name the directory in which it was made."""
     bootstrap()
     moved = bootstrap.checkout.rename(tmp_path / "moved")
     assert MADE in bootstrap(moved)

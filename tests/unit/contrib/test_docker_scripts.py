@@ -58,8 +58,8 @@ def cluster(tmp_path):
         ("down", "", 69, "no Docker engine can be had here: none answers"),
     ],
 )
-def test_the_cluster_says_how_it_ended(cluster, verb, installed, status, words):
-    """An installation that failed is no cluster, and without an engine there is nothing to take away."""
+def test_the_cluster_script_reports_its_outcome(cluster, verb, installed, status, words):
+    """After a failed installation there is no cluster; without a container engine there is nothing to remove."""
     ended = cluster(verb, installed)
     assert ended.returncode == status, ended.stderr
     assert words in ended.stderr
@@ -88,8 +88,8 @@ def wheels(monkeypatch):
     return module
 
 
-def test_old_wheels_do_not_stay_beside_new_ones(wheels, tmp_path, monkeypatch):
-    """A directory holds one version of each; what it had before may be taken from it."""
+def test_new_wheels_replace_old_ones(wheels, tmp_path, monkeypatch):
+    """The directory has one version of each package; its other wheels may be used again."""
     directory = tmp_path / "wheels"
     directory.mkdir()
     for name in ("metasched-1.whl", "scipy-1.whl"):
@@ -100,8 +100,8 @@ def test_old_wheels_do_not_stay_beside_new_ones(wheels, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [directory]
 
 
-def test_a_directory_of_other_things_is_left_alone(wheels, tmp_path, monkeypatch, capsys):
-    """What is replaced as a whole must hold wheels alone."""
+def test_a_directory_with_other_files_is_not_replaced(wheels, tmp_path, monkeypatch, capsys):
+    """Only a directory of wheels alone is replaced."""
     (tmp_path / "thesis.tex").touch()
     monkeypatch.setattr(sys, "argv", ["wheels.py", str(tmp_path), "3.11"])
     with pytest.raises(SystemExit):

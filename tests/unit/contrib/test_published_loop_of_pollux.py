@@ -4,7 +4,7 @@ from statistics import fmean
 
 import pytest
 
-from contrib.reproductions.published_loops.pollux import simulate_pollux
+from contrib.reproductions.published_loops.pollux import PolluxLoop
 from metasched.core.model import Node
 from metasched.simulator.generate.pollux import PolluxWorkloadParameters, generate_pollux, synthetic_profiles
 from metasched.simulator.records import Settings, Submission, Workload
@@ -34,14 +34,13 @@ def submission(uid, at, gpus, steps, rate=1.0):
 def play(*submissions, nodes=NODES, policy=FIFO):
     seen = []
     workload = Workload("test", submissions)
-    outcome = simulate_pollux(
-        workload, nodes, policy, SETTINGS, watch=lambda s, r: seen.append((s.now, dict(r.targets)))
-    )
+    loop = PolluxLoop(workload, nodes, policy, SETTINGS, watch=lambda s, r: seen.append((s.now, dict(r.targets))))
+    outcome = loop.run()
     return {job.uid: job for job in outcome.jobs}, seen
 
 
-def test_arrivals_wait_for_the_interval_and_starts_cost_the_restart():
-    """Submitted at 10, seen at 60, training from 90 on."""
+def test_arrivals_wait_for_the_interval_and_starts_cost_a_restart():
+    """A job that is submitted at 10 s starts at 60 s and trains from 90 s on."""
     jobs, seen = play(submission("a", 10.0, 4, 100))
     assert seen[0][0] == 60.0
     assert jobs["a"].first_started == 60.0
@@ -49,22 +48,22 @@ def test_arrivals_wait_for_the_interval_and_starts_cost_the_restart():
     assert jobs["a"].overhead_seconds == 30.0
 
 
-def test_what_an_ended_job_held_is_idle_until_the_interval_ends():
-    """The next starts at the boundary."""
+def test_gpus_of_an_ended_job_are_idle_until_the_interval_ends():
+    """The next job starts at the end of the interval."""
     jobs, _ = play(submission("a", 0.0, 4, 15), submission("b", 0.0, 4, 10), nodes=NODES[:1])
     assert jobs["a"].finished == 60 + 30 + 15
     assert jobs["b"].first_started == 120.0
 
 
-def test_ends_are_rounded_to_whole_seconds():
-    """As the artifact counts."""
+def test_completions_are_rounded_to_whole_seconds():
+    """The artifact does the same."""
     jobs, _ = play(submission("a", 0.0, 4, 10, rate=3.0), submission("b", 0.0, 4, 11, rate=3.0))
     assert jobs["a"].finished == 93.0
     assert jobs["b"].finished == 94.0
 
 
-def test_newcomers_take_from_the_emptiest_node_and_others_stay():
-    """Unevenly, if it must be."""
+def test_new_jobs_take_gpus_from_the_emptiest_node_and_others_keep_theirs():
+    """Placements may be uneven."""
     _, seen = play(
         submission("a", 0.0, 3, 500), submission("b", 100.0, 3, 500), submission("c", 200.0, 2, 500), nodes=NODES[:2]
     )
@@ -75,21 +74,21 @@ def test_newcomers_take_from_the_emptiest_node_and_others_stay():
     assert later["c"].node_gpus == (("n00", 1), ("n01", 1))
 
 
-def test_a_workload_that_can_never_run_ends():
-    """Jobs wider than the cluster are left unfinished."""
+def test_a_simulation_of_jobs_that_fit_nowhere_ends():
+    """Jobs wider than the cluster are not complete."""
     jobs, _ = play(submission("a", 0.0, 8, 15), submission("b", 0.0, 4, 15), nodes=NODES[:1])
     assert jobs["a"].finished is None
     assert jobs["b"].finished is not None
 
 
 @pytest.mark.parametrize("policy", [TIRESIAS, Optimus()], ids=lambda policy: policy.name)
-def test_a_generated_workload_is_played_to_its_end(policy):
-    """All jobs end, none before it could have, and the same again gives the same."""
+def test_a_generated_workload_ends(policy):
+    """All jobs are complete after at least a restart, and a second simulation gives the same records."""
     workload = generate_pollux(PolluxWorkloadParameters(jobs=12, hours=1.0), 1, synthetic_profiles())
-    outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+    outcome = PolluxLoop(workload, NODES, policy, SETTINGS).run()
     assert all(job.jct is not None and job.jct > 30 for job in outcome.jobs)
-    assert all(sum(stay.ended - stay.began for stay in job.intervals) <= job.jct for job in outcome.jobs)
-    assert simulate_pollux(workload, NODES, policy, SETTINGS).jobs == outcome.jobs
+    assert all(sum(interval.ended - interval.began for interval in job.intervals) <= job.jct for job in outcome.jobs)
+    assert PolluxLoop(workload, NODES, policy, SETTINGS).run().jobs == outcome.jobs
 
 
 @needs("pollux")
@@ -98,9 +97,9 @@ def test_a_generated_workload_is_played_to_its_end(policy):
     [("workload-1", TIRESIAS, 2473.65), ("workload-6", TIRESIAS, 3469.69375), ("workload-6", Optimus(), 5301.875)],
     ids=["tiresias-1", "tiresias-6", "optimus-6"],
 )
-def test_the_artifacts_figures_come_out_to_the_digit(name, policy, theirs):
-    """Average JCT on 16 nodes of 4 T4."""
+def test_the_published_figures_are_equal(name, policy, theirs):
+    """They are mean JCTs on 16 nodes of 4 T4, equal in all digits."""
     profiles = read_profiles(DATA / "pollux" / "traces")
     workload = read_pollux(DATA / "pollux" / "workloads" / f"{name}.csv", profiles, most_gpus=64)
-    outcome = simulate_pollux(workload, NODES, policy, SETTINGS)
+    outcome = PolluxLoop(workload, NODES, policy, SETTINGS).run()
     assert fmean(job.jct for job in outcome.jobs) == theirs

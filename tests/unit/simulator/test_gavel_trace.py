@@ -38,8 +38,8 @@ def drawn(table, seed=0, **parameters):
     return gavel_jobs(table, GavelWorkloadParameters(**parameters), seed)
 
 
-def test_a_trace_gives_its_jobs(tmp_path):
-    """Model, GPUs, steps and arrival are those of the line, and uids sort as the lines do."""
+def test_each_line_of_a_trace_is_a_job(tmp_path):
+    """A job has the model, GPUs, steps and arrival of its line; uids sort as the lines do."""
     lines = [{}] * 9 + [{"job_type": "steady", "scale_factor": "2", "arrival_seconds": "12.5"}]
     found = read_gavel(trace(tmp_path, *lines), small_table())
     jobs = [submission.job for submission in found.submissions]
@@ -50,12 +50,12 @@ def test_a_trace_gives_its_jobs(tmp_path):
 
 
 def test_weights_are_relative_to_the_largest(tmp_path):
-    """A weight of 5 beside ones of 1 becomes 1 beside 0.2."""
+    """Weights of 5 and 1 become 1 and 0.2."""
     found = read_gavel(trace(tmp_path, {}, {"priority_weight": "5.0"}), small_table())
     assert [submission.job.weight for submission in found.submissions] == [0.2, 1.0]
 
 
-def test_an_slo_is_a_factor_on_the_duration_alone(tmp_path):
+def test_an_slo_is_a_factor_on_the_isolated_duration(tmp_path):
     """500 steps at 10 steps/s take 50 s; an SLO of 2 allows 100."""
     found = read_gavel(trace(tmp_path, {"slo": "2.0"}, {}), small_table())
     assert [submission.job.slo_seconds for submission in found.submissions] == [100.0, None]
@@ -89,8 +89,8 @@ def test_a_bad_field_is_refused_by_line_and_column(tmp_path, column, value, word
     assert caught.value.fix in str(caught.value)
 
 
-def test_an_slo_needs_a_job_that_runs_on_the_reference(tmp_path):
-    """A job that does not run there has no duration to multiply."""
+def test_an_slo_of_a_job_that_cannot_run_on_the_reference_type_is_refused(tmp_path):
+    """Its isolated duration there is not known."""
     path = trace(tmp_path, {"job_type": "steady", "scale_factor": "2", "slo": "2.0"})
     with pytest.raises(TraceError, match="line 1, column 'slo'"):
         read_gavel(path, small_table(), reference="k80")
@@ -105,7 +105,7 @@ def test_missing_and_superfluous_fields_are_refused(tmp_path):
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    """As a file, without a line."""
+    """The error names the file, and no line."""
     with pytest.raises(TraceError) as caught:
         read_gavel(tmp_path / "gone", small_table())
     assert (caught.value.line, caught.value.column) == (None, None)
@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 def test_the_published_trace_is_read():
-    """All of its 15 jobs, none of them too wide for two GPUs of a type."""
+    """The trace has 15 jobs, each of at most two GPUs."""
     data = os.environ.get("METASCHED_DATA")
     if data is None:
         pytest.skip("METASCHED_DATA does not name the folder of the public data")
@@ -133,7 +133,7 @@ def wide_table():
 
 
 def test_a_seed_fixes_the_generated_jobs():
-    """The same seed gives the same jobs, another one gives others."""
+    """The same seed gives the same jobs, another seed gives others."""
     first, again, other = (drawn(wide_table(), seed, jobs=50, jobs_per_hour=4) for seed in (1, 1, 2))
     assert [s.job for s in first.submissions] == [s.job for s in again.submissions]
     assert [s.job.submitted for s in first.submissions] != [s.job.submitted for s in other.submissions]
@@ -153,8 +153,8 @@ def test_continuous_jobs_are_those_of_the_paper():
     assert made[-1].job.submitted / 3999 == pytest.approx(900.0, rel=0.1)
 
 
-def test_static_jobs_are_all_there_at_once():
-    """And single without ``multiple``."""
+def test_static_jobs_all_arrive_at_once():
+    """Without ``multiple`` each has one GPU."""
     made = drawn(wide_table(), 1, jobs=30).submissions
     assert {(s.job.submitted, s.job.gpus) for s in made} == {(0.0, 1)}
 
@@ -180,7 +180,7 @@ def test_weights_and_slos_are_given_on_request():
         (Table({"v100": {("one", 1): 0.0}}, {}), {}, "no speed of 'one'"),
     ],
 )
-def test_a_workload_that_cannot_be_made_is_refused(table, more, words):
-    """The error says what the table lacks."""
+def test_a_workload_that_the_table_cannot_provide_is_refused(table, more, words):
+    """The error names what the table lacks."""
     with pytest.raises(GeneratorError, match=words):
         drawn(table, **({"jobs": 5} | more))

@@ -33,7 +33,7 @@ def key(workload):
 
 
 def test_the_same_seed_gives_the_same_jobs(profiles):
-    """And another seed others."""
+    """Another seed gives other jobs."""
     assert key(generate_pollux(PolluxWorkloadParameters(), 3, profiles)) == key(
         generate_pollux(PolluxWorkloadParameters(), 3, profiles)
     )
@@ -43,8 +43,8 @@ def test_the_same_seed_gives_the_same_jobs(profiles):
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_applications_are_as_long_as_their_category(profiles, name):
-    """GPU-hours on one GPU at the first batch size."""
+def test_applications_have_the_gpu_hours_of_their_category(profiles, name):
+    """GPU-hours are those on one GPU at the first batch size."""
     app = profiles[name]
     starts = (0.0, *app.ends)
     spans = (end - start for start, end in zip(starts, app.ends, strict=False))
@@ -54,7 +54,7 @@ def test_applications_are_as_long_as_their_category(profiles, name):
 
 
 def test_categories_have_their_shares(profiles):
-    """Of many jobs, about as many of each application as table 1 of the paper says."""
+    """Of many jobs, the fractions of the applications are about those of table 1 of the paper."""
     found = Counter(
         s.training.profile.name for s in generate_pollux(PolluxWorkloadParameters(jobs=4000), 1, profiles).submissions
     )
@@ -62,8 +62,8 @@ def test_categories_have_their_shares(profiles):
         assert found[name] / 4000 == pytest.approx(share, abs=0.03)
 
 
-def test_jobs_arrive_within_the_hours_and_most_of_them_round_the_peak(profiles):
-    """In order; over a whole day the middle half has more than three in five."""
+def test_jobs_arrive_within_the_hours_and_most_of_them_around_the_peak(profiles):
+    """Arrivals are sorted; the middle half of a day has more than three in five jobs."""
     found = [
         s.job.submitted
         for s in generate_pollux(PolluxWorkloadParameters(jobs=2000, hours=24.0), 1, profiles).submissions
@@ -73,15 +73,15 @@ def test_jobs_arrive_within_the_hours_and_most_of_them_round_the_peak(profiles):
     assert sum(DAY / 4 < at < 3 * DAY / 4 for at in found) > 1200
 
 
-def test_tuned_users_ask_for_what_scales_at_half_to_four_fifths(profiles):
-    """Every job's size and batch are among its application's tuned ones, and most are on several GPUs."""
+def test_tuned_jobs_ask_for_sizes_that_scale_at_50_to_80_percent(profiles):
+    """Every job's GPUs and batch size are among its application's tuned ones, and most jobs have several GPUs."""
     jobs = generate_pollux(PolluxWorkloadParameters(), 1, profiles).submissions
     assert all((s.job.gpus, s.training.batch) in s.training.profile.tuned_sizes() for s in jobs)
     assert any(s.job.gpus >= 16 for s in jobs)
 
 
-def test_other_users_ask_for_few_gpus_and_the_first_batch_for_each(profiles):
-    """As in the Philly trace."""
+def test_untuned_jobs_ask_for_few_gpus_and_the_first_batch_size_on_each(profiles):
+    """The numbers of GPUs are those of the Philly trace."""
     jobs = generate_pollux(PolluxWorkloadParameters(tuned=False), 1, profiles).submissions
     assert all(s.training.batch == s.job.gpus * s.training.profile.first_batch for s in jobs)
     assert sum(s.job.gpus == 1 for s in jobs) > len(jobs) * 0.8

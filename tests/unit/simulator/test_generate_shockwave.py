@@ -28,13 +28,13 @@ def drawn(seed=0, *, gpus=GPUS, modes=MODES, **parameters):
 
 
 def test_the_same_seed_gives_the_same_jobs():
-    """And another seed others."""
+    """Another seed gives other jobs."""
     assert drawn(seed=3) == drawn(seed=3)
     assert drawn(seed=3) != drawn(seed=4)
 
 
-def test_the_mix_is_that_of_the_paper():
-    """GPUs, modes and arrivals come in about their shares; nobody lasts less than 0.2 or more than 5 hours."""
+def test_gpus_modes_and_arrivals_have_the_shares_of_the_paper():
+    """All jobs last 0.2 to 5 hours."""
     submissions = drawn(jobs=3000).submissions
     gpus = Counter(one.job.gpus for one in submissions)
     assert gpus[1] / 3000 == pytest.approx(0.6, abs=0.05)
@@ -49,15 +49,15 @@ def test_the_mix_is_that_of_the_paper():
 
 
 def test_short_jobs_do_not_adapt_like_accordion():
-    """Hardly anything would be left of them."""
+    """They would have hardly any steps left."""
     submissions = drawn(jobs=500, modes={Mode.ACCORDION: 1.0}).submissions
     static = [one.training.total / (4.0 * one.job.gpus) for one in submissions if one.training.mode is Mode.STATIC]
     assert static
     assert max(static) < 1000
 
 
-def test_jobs_adapt():
-    """Some have several regimes, at batches of their family that the table knows."""
+def test_jobs_have_several_batch_sizes():
+    """The batch sizes are in the table, and of one model family."""
     trainings = [one.training for one in drawn(jobs=200).submissions]
     assert any(len(training.regimes) > 1 for training in trainings)
     assert all(regime.batch in BATCHES[t.family] for t in trainings for regime in t.regimes)
@@ -65,6 +65,6 @@ def test_jobs_adapt():
 
 
 def test_a_table_without_the_models_is_refused():
-    """It says on how many GPUs of which type."""
+    """The error names the number and the type of the GPUs."""
     with pytest.raises(GeneratorError, match="8 GPUs of type 'k80'"):
         drawn(gpus={8: 1.0}, reference="k80")

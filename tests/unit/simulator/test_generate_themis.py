@@ -16,28 +16,28 @@ def drawn(seed=0, *, configurations=CONFIGURATIONS, **parameters):
 
 
 def test_the_same_seed_gives_the_same_jobs():
-    """And another seed others."""
+    """Another seed gives other jobs."""
     assert drawn(seed=3) == drawn(seed=3)
     assert drawn(seed=3) != drawn(seed=4)
 
 
-def test_half_of_the_jobs_is_cut_after_every_phase():
-    """Of eight, four have one phase to do, two have two, one has three, and the best all four."""
+def test_each_phase_ends_half_of_the_jobs():
+    """Of eight jobs, four have one phase, two have two, one has three, and the best one has four."""
     submissions = drawn(apps=1, configurations={8: 1.0}).submissions
     shortest = min(one.training.total for one in submissions)
     phases = Counter(round(one.training.total / shortest) for one in submissions)
     assert phases == {1: 4, 2: 2, 3: 1, 4: 1}
 
 
-def test_survivors_may_have_more_gpus():
-    """Twice as many after every phase, as far as their speed is known; all of them run on one."""
+def test_jobs_of_more_phases_may_have_more_gpus():
+    """The maximum doubles with each phase, as far as speeds are known; the minimum is one GPU."""
     submissions = drawn(apps=1, configurations={16: 1.0}).submissions
     assert Counter(one.job.max_gpus for one in submissions) == {1: 8, 2: 4, 4: 4}
     assert {(one.job.gpus, one.job.min_gpus) for one in submissions} == {(1, 1)}
 
 
-def test_an_app_is_a_job_array_of_one_model_at_one_time():
-    """Its tasks share base, user, model and arrival."""
+def test_an_app_is_a_job_array_of_one_model_and_one_arrival():
+    """Its tasks share the base of the uid, the user, the model and the arrival."""
     submissions = drawn(apps=30).submissions
     apps = {}
     for one in submissions:
@@ -51,15 +51,15 @@ def test_an_app_is_a_job_array_of_one_model_at_one_time():
     )
 
 
-def test_most_apps_explore_and_most_of_them_language():
-    """A tenth has one job; 60 % are language models."""
+def test_most_apps_have_several_jobs_and_language_models():
+    """A tenth of the apps has one job; 60 % are language models."""
     first = [one for one in drawn(apps=600).submissions if one.job.uid.endswith("_0")]
     assert sum("LM" in one.job.name for one in first) / 600 == pytest.approx(0.6, abs=0.07)
     assert sum("of 1 phases" in one.job.name for one in first) / 600 == pytest.approx(0.1, abs=0.05)
 
 
-def test_what_cannot_be_made_is_refused():
-    """Numbers that cannot be halved to one, and tables without a model."""
+def test_parameters_that_cannot_be_met_are_refused():
+    """These are numbers of configurations that are no power of two, and a table without a model."""
     with pytest.raises(GeneratorError, match="powers of two"):
         drawn(configurations={6: 1.0})
     with pytest.raises(GeneratorError, match="'k80'"):

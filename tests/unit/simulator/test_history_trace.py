@@ -50,8 +50,8 @@ def store(tmp_path):
         yield made
 
 
-def test_speeds_are_measured_by_size_and_extended_by_rule(store):
-    """All reports of a size count together; beyond the measured sizes the rule holds."""
+def test_speeds_are_measured_by_size_and_extrapolated_beyond(store):
+    """All reports of a size count together; beyond the measured sizes the exponent decides."""
     ended(store, UID, 0.0, [(ONE, 100), (TWO, 100)], steps=500)
     reported(store, 1, 100, 50.0)
     reported(store, 1, 100, 150.0)
@@ -62,7 +62,7 @@ def test_speeds_are_measured_by_size_and_extended_by_rule(store):
 
 
 def test_history_becomes_a_workload(store, tmp_path):
-    """Jobs that ran are there with their requests and the work that they did; the clock begins at the first."""
+    """Jobs that ran have their requests and the work that they did; the clock begins at the first arrival."""
     ended(store, UID, 5000.0, [(ONE, 100), (TWO, 100)], steps=400)
     reported(store, 1, 100, 100.0)
     reported(store, 2, 300, 100.0)
@@ -78,7 +78,7 @@ def test_history_becomes_a_workload(store, tmp_path):
 
 
 def test_jobs_without_gpus_have_the_speed_that_they_reported(store, tmp_path):
-    """However many processes they were, so that their simulation ends."""
+    """The number of their processes does not matter, so that their simulation ends."""
     spot = Placement(("n1",), 0, None)
     ended(store, UID, 0.0, [(spot, 100)], steps=400, needs={"gpus": 0, "min_gpus": 0, "max_gpus": 0})
     reported(store, 1, 300, 100.0)
@@ -87,7 +87,7 @@ def test_jobs_without_gpus_have_the_speed_that_they_reported(store, tmp_path):
 
 
 def test_a_broken_request_is_refused(store, tmp_path):
-    """A row that says no number of GPUs is named, as is a job that no cluster of this size can run."""
+    """The error names a row without a number of GPUs, and a job that needs more GPUs than the cluster has."""
     ended(store, UID, 0.0, [(ONE, 100)], needs={})
     with pytest.raises(TraceError, match=f"jobs.requirements.*{UID}"):
         read_history(tmp_path / "metasched.db")
@@ -99,8 +99,8 @@ def test_a_broken_request_is_refused(store, tmp_path):
         read_history(tmp_path / "metasched.db", most_gpus=8)
 
 
-def test_sacct(tmp_path):
-    """GPU jobs that ran are there by submission; steps, CPU jobs and jobs that never ran are not."""
+def test_gpu_jobs_of_sacct_that_ran_are_read(tmp_path):
+    """They are ordered by submission; steps, CPU jobs and jobs that never ran are left out."""
     path = tmp_path / "jobs.txt"
     path.write_text(
         SACCT
@@ -132,7 +132,7 @@ def test_sacct(tmp_path):
     ],
 )
 def test_bad_accounting_is_refused(tmp_path, line, told):
-    """What makes no sense is refused by line and column."""
+    """The error names the line and the column."""
     path = tmp_path / "jobs.txt"
     path.write_text(SACCT + line + "\n")
     with pytest.raises(TraceError, match=told):

@@ -34,8 +34,8 @@ def two_jobs():
     return found, workload(TABLE, ("a", "quick", 1, 1000, 0.0), ("b", "quick", 1, 1000, 0.0))
 
 
-def test_times_of_jobs():
-    """Completion, makespan, wait and queueing follow from submissions, stays and ends."""
+def test_jct_makespan_wait_and_queueing():
+    """They follow from arrivals, intervals and completions."""
     found = measure(*two_jobs())
     assert (found.jobs, found.unfinished) == (2, 0)
     assert found.jct_mean == found.jct_median == 150.0
@@ -44,16 +44,16 @@ def test_times_of_jobs():
     assert found.first_wait_mean == found.queueing_mean == 50.0
 
 
-def test_utilization_counts_what_is_held_and_what_is_wanted():
-    """Half of the GPU time is held; two jobs wanted two GPUs for 100 s, and one of them one for 100 s more."""
+def test_utilization_is_gpu_time_held_over_capacity_and_over_demand():
+    """Half of the GPU time is held; two jobs ask for two GPUs for 100 s, and one of them for one GPU for 100 s more."""
     found = measure(*two_jobs())
     assert found.utilization == pytest.approx(0.5)
     assert found.utilization_wanted == pytest.approx(200 / 300)
     assert found.gpu_hours == pytest.approx(200 / 3600)
 
 
-def test_an_unfinished_job_has_no_makespan():
-    """While a job is not done the makespan is not defined, and means are over those that are."""
+def test_with_an_unfinished_job_the_makespan_is_none():
+    """Means are over the complete jobs."""
     ended, jobs = two_jobs()
     ended = replace(ended, jobs=(ended.jobs[0], replace(ended.jobs[1], finished=None)))
     found = measure(ended, jobs)
@@ -61,8 +61,8 @@ def test_an_unfinished_job_has_no_makespan():
     assert set(found.fairness["shockwave"].rho) == {"a"}
 
 
-def test_nothing_at_all_is_defined_of_no_jobs():
-    """Without jobs every mean is None."""
+def test_without_jobs_every_mean_is_none():
+    """No metric fails for an empty workload."""
     found = measure(outcome(), workload(TABLE)).values
     counts = {"jobs", "unfinished", "gpu_hours", "lost_hours", "overhead_hours"}
     assert {name for name, value in found.items() if value is not None} == counts
@@ -75,15 +75,15 @@ def test_the_window_chooses_jobs_by_arrival():
     assert found.fairness["shockwave_live"].rho == {"b": pytest.approx(2.0)}
 
 
-def test_cost_is_by_type_and_needs_a_price():
-    """GPU-hours times the price of their type; without a price there is no cost."""
+def test_cost_is_gpu_hours_times_the_price_of_their_type():
+    """Without the price of a type the cost is None."""
     assert measure(*two_jobs(), prices={"v100": 3.6}).cost == pytest.approx(0.2)
     assert measure(*two_jobs(), prices={"k80": 1.0}).cost is None
     assert measure(*two_jobs()).cost is None
 
 
-def test_what_two_jobs_share_counts_once():
-    """Two jobs have the same GPU for 60 s, and the one that is measured has it for 40 s more."""
+def test_gpus_of_co_located_jobs_count_once():
+    """Two jobs are on one GPU for 60 s, and the measured one has it alone for 40 s more."""
     place, together = Placement(("v100",), 1, "v100"), ((0.0, 60.0),)
     ends = [
         JobOutcome(uid, 0.0, 0.0, end, (RunInterval(0.0, end, place, together),))
@@ -98,7 +98,7 @@ def test_what_two_jobs_share_counts_once():
 
 
 @pytest.mark.parametrize(("racks", "seconds"), [("aab", 200.0), ("aba", 200.0), ("abc", 400.0)])
-def test_time_alone_heeds_distance(racks, seconds):
+def test_the_isolated_duration_depends_on_the_distance_of_the_nodes(racks, seconds):
     """100 s of two nodes of four GPUs take twice as long within a rack, and four times as long between racks."""
     nodes = [Node(f"n{i}", "v100", 4, 16, 64, rack=rack) for i, rack in enumerate(racks)]
     alone = IsolatedDurations(nodes, Locality(rack=0.5, cluster=0.25))
@@ -109,7 +109,7 @@ def test_time_alone_heeds_distance(racks, seconds):
 
 
 def test_preemptions_and_restarts():
-    """A job with two stays restarted once, whether it was preempted or its node failed."""
+    """A job with two intervals restarted once, after a preemption or a node failure."""
     stopped = job("a", 0.0, (0, 50, 1), (100, 160, 1), finished=160.0, preemptions=1, overhead_seconds=10.0)
     found = measure(outcome(stopped), workload(TABLE, ("a", "quick", 1, 1000, 0.0)))
     assert (found.preemptions_mean, found.restarts_mean) == (1.0, 1.0)
@@ -117,8 +117,8 @@ def test_preemptions_and_restarts():
     assert found.queueing_mean == pytest.approx(50.0)
 
 
-def test_placement_score_is_the_part_of_gpu_time_on_the_fewest_nodes():
-    """Two GPUs on two nodes of two are spread; four GPUs on two nodes are not."""
+def test_consolidated_is_the_fraction_of_gpu_time_on_the_fewest_nodes():
+    """Two GPUs on two nodes of two are not consolidated; four GPUs on two nodes are."""
     nodes = tuple(Node(f"n{i}", "v100", 2, 0, 0) for i in range(2))
     spread = RunInterval(0.0, 10.0, Placement(("n0", "n1"), 1, "v100"))
     together = RunInterval(10.0, 20.0, Placement(("n0", "n1"), 2, "v100"))
@@ -127,15 +127,15 @@ def test_placement_score_is_the_part_of_gpu_time_on_the_fewest_nodes():
     assert found.consolidated == pytest.approx(40 / 60)
 
 
-def test_shockwaves_fairness_is_static():
-    """Fair is the time alone times jobs over GPUs; 1.05 is the artifact's threshold."""
+def test_shockwaves_fair_time_has_a_static_contention():
+    """It is the isolated duration times jobs over GPUs; the threshold is 1.05, as in the artifact."""
     rho = measure(*two_jobs()).fairness["shockwave"]
     assert rho.rho == {"a": pytest.approx(1.0), "b": pytest.approx(2.0)}
     assert (rho.worst, rho.mean, rho.unfair) == (pytest.approx(2.0), pytest.approx(1.5), 0.5)
 
 
-def test_themis_has_apps_share_the_cluster():
-    """The tasks of one base are one app; it ends with its last task, and its fair time grows with the live apps."""
+def test_themis_fairness_is_of_apps():
+    """Tasks of one base are an app, which ends with its last task; its fair time grows with the number of live apps."""
     jobs = [("1_0", "quick", 1, 1000, 0.0), ("1_1", "quick", 1, 1000, 0.0), ("2", "quick", 1, 1000, 0.0)]
     ends = (
         job("1_0", 0.0, (0, 100, 1), finished=100.0),
@@ -148,7 +148,7 @@ def test_themis_has_apps_share_the_cluster():
 
 
 def test_gavels_isolated_share_is_of_every_type():
-    """1/n of 2 V100 (10 steps/s) and 2 K80 (1 step/s) is all of the time, half on each, while n is 2."""
+    """While n is 2, 1/n of 2 V100 (10 steps/s) and of 2 K80 (1 step/s) is half of the time on each."""
     nodes = cluster(v100=2, k80=2)
     ends = (job("a", 0.0, (0, 100, 1), finished=100.0), job("b", 0.0, (0, 100, 1), finished=100.0))
     jobs = workload(TABLE, ("a", "quick", 1, 1000, 0.0), ("b", "quick", 1, 1000, 0.0))
@@ -156,29 +156,29 @@ def test_gavels_isolated_share_is_of_every_type():
     assert rho["a"] == pytest.approx(100 / (1000 / (0.5 * 10 + 0.5 * 1)))
 
 
-def test_polluxs_fairness_is_by_contention():
-    """Fair is the time alone times the contention in the job's life, which the simulation told."""
+def test_polluxs_fair_time_has_the_contention_of_the_jobs_life():
+    """It is the isolated duration times the contention that the simulation recorded."""
     late = job("a", 0.0, (100, 200, 1), finished=200.0, contention=1.6)
     found = measure(outcome(late), workload(TABLE, ("a", "quick", 1, 1000, 0.0)))
     assert found.rho == {"a": pytest.approx(200 / 160)}
 
 
-def test_aress_fair_end_is_under_processor_sharing():
-    """On one GPU, 100 s and 50 s of work at once end after 100 s and 150 s if both have half of it."""
+def test_aress_fair_time_is_that_of_processor_sharing():
+    """On one GPU, jobs of 100 s and 50 s that arrive together end after 100 s and 150 s."""
     ends = (job("a", 0.0, (0, 100, 1), finished=100.0), job("b", 0.0, (100, 150, 1), finished=150.0))
     jobs = workload(TABLE, ("a", "quick", 1, 1000, 0.0), ("b", "quick", 1, 500, 0.0))
     rho = measure(outcome(*ends, nodes=cluster(v100=1)), jobs).fairness["ares"].rho
     assert rho == {"a": pytest.approx(100 / 150), "b": pytest.approx(150 / 100)}
 
 
-def test_ares_does_not_ask_for_more_than_running_alone():
-    """On an empty cluster processor sharing would give a job more GPUs than it asks for: alone is fair enough."""
+def test_aress_fair_time_is_at_least_the_isolated_duration():
+    """On an empty cluster processor sharing would give a job more GPUs than it asks for."""
     found = measure(outcome(job("a", 0.0, (0, 100, 1), finished=100.0)), workload(TABLE, ("a", "quick", 1, 1000, 0.0)))
     assert found.fairness["ares"].rho == {"a": pytest.approx(1.0)}
 
 
 def test_values_have_every_number_by_name():
-    """All numbers, those of fairness by definition."""
+    """The metrics of fairness are named by their definitions."""
     values = measure(*two_jobs()).values
     assert values["jct_mean"] == 150.0
     assert values["rho_worst_shockwave"] == pytest.approx(2.0)
@@ -187,8 +187,8 @@ def test_values_have_every_number_by_name():
     )
 
 
-def test_time_alone_goes_through_the_regimes():
-    """With a batch that grows, the time alone is the sum over the regimes."""
+def test_the_isolated_duration_is_the_sum_over_regimes():
+    """The speed changes with the batch size."""
     rows = {(model_name("LM", batch), 1): float(batch) for batch in (10, 20, 40, 80)}
     table = Table({"v100": rows}, {})
     steps = FAMILIES["LM"].steps
@@ -198,8 +198,8 @@ def test_time_alone_goes_through_the_regimes():
     assert isolated_seconds(training, Placement(("n",), 1, "k80")) == math.inf
 
 
-def test_percentiles_lie_between_ranks():
-    """Linear between order statistics."""
+def test_percentiles_are_interpolated_between_ranks():
+    """The interpolation is linear."""
     assert percentile([1.0, 2.0, 4.0], 0.5) == 2.0
     assert percentile([1.0, 2.0], 0.99) == pytest.approx(1.99)
     assert percentile([3.0], 0.99) == 3.0

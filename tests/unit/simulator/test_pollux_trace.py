@@ -32,16 +32,16 @@ def workload(folder, *lines):
     return path
 
 
-def test_an_application_is_its_folder(folder):
-    """Placements in any order, all batch sizes, all epochs of the shortest file."""
+def test_an_application_is_read_from_its_folder(folder):
+    """Its placements are in any order; it has all batch sizes, and the epochs of the shortest file."""
     app = read_profiles(folder / "traces")["app"]
     assert (app.first_batch, app.most_batch, app.least_local, app.most_local) == (8, 16, 2, 8)
     assert app.ends == (10.0, 20.0)
     assert app.step_time((2, 1), 2) == (1.5, 0.5)
 
 
-def test_jobs_are_elastic_as_far_as_their_batch_can_be_divided(folder):
-    """They ask for what the workload says, and train at its batch size."""
+def test_jobs_are_elastic_up_to_the_gpus_that_their_batch_size_allows(folder):
+    """Their requests and batch sizes are those of the workload."""
     profiles = read_profiles(folder / "traces")
     found = read_pollux(workload(folder, "a-0,5,app,2,8", "b-1,9,app,1,16"), profiles)
     first, second = found.submissions
@@ -66,7 +66,7 @@ def test_jobs_are_elastic_as_far_as_their_batch_can_be_divided(folder):
     ],
 )
 def test_a_bad_line_is_refused_by_line_and_column(folder, line, column):
-    """What cannot be simulated is named where it stands."""
+    """The error names what cannot be simulated."""
     profiles = read_profiles(folder / "traces")
     with pytest.raises(TraceError) as caught:
         read_pollux(workload(folder, "ok,5,app,2,8", line), profiles, most_gpus=64)
@@ -83,7 +83,7 @@ def test_a_bad_line_is_refused_by_line_and_column(folder, line, column):
     ],
 )
 def test_bad_measurements_are_refused_by_column(folder, file, text, column):
-    """A profile is never made of half a file."""
+    """No profile is made from a part of a file."""
     (folder / "traces" / "app" / file).write_text(text)
     with pytest.raises(TraceError) as caught:
         read_profiles(folder / "traces")
@@ -92,7 +92,7 @@ def test_bad_measurements_are_refused_by_column(folder, file, text, column):
 
 
 def test_a_folder_without_applications_is_refused(tmp_path):
-    """Nothing to simulate is an error, not an empty workload."""
+    """The result is an error, not an empty workload."""
     with pytest.raises(TraceError, match="holds no application"):
         read_profiles(tmp_path)
 

@@ -70,8 +70,8 @@ def test_a_scenario_is_read(scenario):
         ("[prices]", "[", "is not TOML"),
     ],
 )
-def test_mistakes_are_named(scenario, before, after, told):
-    """A wrong file is refused with its key."""
+def test_a_wrong_scenario_is_refused(scenario, before, after, told):
+    """The error names the file and the key."""
     scenario.write_text(SCENARIO.replace(before, after))
     with pytest.raises(ScenarioError) as caught:
         load_scenario(scenario)
@@ -80,7 +80,7 @@ def test_mistakes_are_named(scenario, before, after, told):
 
 
 def test_a_missing_trace_is_an_error_of_the_command(scenario):
-    """What a reader refuses is one clear message."""
+    """The command ends with the one message of the reader."""
     (scenario.parent / "jobs.txt").unlink()
     done = call("simulate", scenario)
     assert done.exit_code == 1
@@ -94,8 +94,8 @@ def test_a_missing_trace_is_an_error_of_the_command(scenario):
         (JOBS.splitlines()[:1], ["has no jobs"]),
     ],
 )
-def test_a_trace_without_anything_to_simulate_is_an_error(scenario, lines, told):
-    """It says why, and what the accounting lacks."""
+def test_a_trace_without_jobs_to_simulate_is_refused(scenario, lines, told):
+    """The error names the cause, also what the accounting lacks."""
     (scenario.parent / "jobs.txt").write_text("\n".join(lines))
     done = call("simulate", scenario)
     assert done.exit_code == 1
@@ -103,7 +103,7 @@ def test_a_trace_without_anything_to_simulate_is_an_error(scenario, lines, told)
 
 
 def test_the_same_seed_gives_the_same_result(scenario):
-    """Everything but the time that it took is equal, and a result survives its file."""
+    """All but the wall times is equal, also after the result is written and read."""
     found = load_scenario(scenario)
     one, other = (run_case(found, Case("las")) for _ in range(2))
     times = results.Result.__slots__.index("seconds")
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_result(scenario):
 
 
 def test_load_makes_jobs_arrive_faster(scenario):
-    """At load 2 jobs arrive in half of the time, with the same work."""
+    """At load 2 jobs arrive in half the time, with the same work."""
     workload = load_scenario(scenario).workload(0)
     twice = at_load(workload, 2.0)
     for one, other in zip(workload.submissions, twice.submissions, strict=True):
@@ -125,16 +125,16 @@ def test_load_makes_jobs_arrive_faster(scenario):
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": 2}', "[1]"])
-def test_other_files_are_no_results(tmp_path, content):
-    """A damaged result is named, with what to do."""
+def test_a_damaged_result_is_refused(tmp_path, content):
+    """The error names the file and the remedy."""
     path = tmp_path / "r.json"
     path.write_text(content)
     with pytest.raises(results.ResultError, match="remove it"):
         results.read(path)
 
 
-def test_simulate(scenario):
-    """The command prints the metrics and what it took; cost is by the scenario's prices."""
+def test_simulate_prints_metrics_and_wall_times(scenario):
+    """The cost is by the scenario's prices."""
     done = call("simulate", scenario, "--policy", "fifo:elastic=false", "--plots", scenario.parent / "plots")
     assert done.exit_code == 0, done.output
     assert "JCT MEAN h" in done.output
@@ -155,14 +155,14 @@ def test_simulate(scenario):
         ("las:elastik=1", "did you mean 'elastic'?"),
     ],
 )
-def test_a_wrong_policy_is_refused(scenario, policy, told):
-    """A policy or a parameter that does not exist is a wrong call; the nearest is named."""
+def test_an_unknown_policy_or_parameter_is_refused(scenario, policy, told):
+    """The command fails as for a wrong call, and names the nearest one."""
     done = call("simulate", scenario, "--policy", policy)
     assert (done.exit_code, "--policy" in done.output, told in done.output) == (2, True, True)
 
 
-def test_compare_goes_on_where_it_was(scenario):
-    """Results that are there are not made again; other data, other parameters make others."""
+def test_compare_skips_finished_simulations(scenario):
+    """Other data and other parameters are simulated again."""
     out = scenario.parent / "out"
     argv = [
         "compare",
@@ -194,8 +194,8 @@ def test_compare_goes_on_where_it_was(scenario):
     assert len(list((out / "results").iterdir())) == 8
 
 
-def test_compare_in_processes_is_the_same(scenario):
-    """Parallel processes give what one process gives."""
+def test_compare_gives_the_same_results_in_several_processes(scenario):
+    """Parallel processes give the results of one process."""
     found = []
     for processes in ("1", "2"):
         out = scenario.parent / processes
@@ -204,8 +204,8 @@ def test_compare_in_processes_is_the_same(scenario):
     assert found[0] == found[1]
 
 
-def test_a_sweep_is_handed_to_slurm(scenario, tmp_path, monkeypatch):
-    """Slurm gets an array with a task for each simulation, and a script that runs one of them."""
+def test_a_sweep_can_run_as_a_slurm_array(scenario, tmp_path, monkeypatch):
+    """Slurm gets an array with one task for each simulation, and a script that runs one of them."""
     seen = []
 
     def sbatch(argv, **options):
@@ -226,20 +226,20 @@ def test_a_sweep_is_handed_to_slurm(scenario, tmp_path, monkeypatch):
     assert len(list((out / "results").iterdir())) == 1
 
 
-def test_a_distribution():
-    """Values ascend, and each comes with the fraction that is not larger."""
+def test_cdf_has_ascending_values_and_fractions():
+    """The fraction of a value is that of the values up to it."""
     assert cdf([3.0, 1.0]) == ([1.0, 3.0], [0.5, 1.0])
 
 
-def test_equal_results_give_equal_pictures(scenario):
-    """Plots are the same to the byte."""
+def test_equal_results_give_equal_plots(scenario):
+    """The files are equal to the byte."""
     found = [run_case(load_scenario(scenario), Case("fifo"))]
     pages = [[path.read_bytes() for path in draw(found, scenario.parent / name)] for name in ("a", "b")]
     assert pages[0] == pages[1]
 
 
-def test_allocations_are_thinned_out():
-    """However long a history is, a few thousand points stay, the last among them."""
+def test_allocation_histories_are_thinned():
+    """A result has at most a few thousand points, with the last one."""
     points = [(float(i), i) for i in range(100_001)]
     kept = results.thinned(points)
     assert len(kept) <= 2 * results.POINTS
@@ -247,7 +247,7 @@ def test_allocations_are_thinned_out():
 
 
 def test_jobs_without_a_time_limit_get_one(scenario):
-    """It is so many times what the job takes alone, by what distance costs there."""
+    """It is a multiple of the isolated duration, distance costs included."""
     scenario.write_text(SCENARIO.replace("round_seconds", "limit_factor = 3.0\ncluster_factor = 0.5\nround_seconds"))
     found = [one.job.time_limit_seconds for one in load_scenario(scenario).workload(0).submissions]
     assert found == [3 * 3600.0, 3 * 1200.0, 3 * 900.0, 3 * 60.0]
@@ -260,8 +260,8 @@ def test_jobs_without_a_time_limit_get_one(scenario):
         ('format = "history"\npath = "metasched.db"', ["metasched.db", "metasched.db-wal"]),
     ],
 )
-def test_other_data_make_other_results(scenario, source, files):
-    """Whichever of the files changes: two of one name in two folders, a database and its log."""
+def test_changed_data_files_give_another_fingerprint(scenario, source, files):
+    """So does each file of a folder, and the log of a database."""
     scenario.write_text(SCENARIO.replace('format = "sacct"\npath = "jobs.txt"\nspeed_up = 0.8', source))
 
     def write(*texts):
@@ -277,7 +277,7 @@ def test_other_data_make_other_results(scenario, source, files):
 
 @pytest.mark.parametrize(("first", "last"), [(4, 9), (3, 3)])
 def test_a_window_without_jobs_is_refused(scenario, first, last):
-    """With what the trace has; one that ends beyond it is none."""
+    """The error says which jobs the workload has; a window may end after the last job."""
     scenario.write_text(f"{SCENARIO}\n[window]\nfirst = {first}\nlast = {last}\n")
     with pytest.raises(ScenarioError, match=f"from {first} up to {last}.*jobs 0 to 3, which arrive from 0 s to 1800 s"):
         run_case(load_scenario(scenario), Case("fifo"))
@@ -305,8 +305,8 @@ TABLE = {
         'format = "generate-pollux"\njobs = 20\ngpu_type = "v100"',
     ],
 )
-def test_generators(scenario, workload):
-    """Each draws the same jobs for the same seed and others for another, and their simulation ends."""
+def test_generators_draw_by_the_seed(scenario, workload):
+    """The same seed draws the same jobs, another seed others, and their simulation ends."""
     (scenario.parent / "table.json").write_text(json.dumps(TABLE))
     text = SCENARIO.replace('format = "sacct"\npath = "jobs.txt"\nspeed_up = 0.8', workload)
     scenario.write_text(text)

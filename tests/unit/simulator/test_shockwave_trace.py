@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from contrib.reproductions.published_loops.shockwave import seconds_alone, simulate_shockwave
+from contrib.reproductions.published_loops.shockwave import ShockwaveLoop, isolated_seconds
 from metasched.core.model import Node, Placement
 from metasched.simulator import metrics
 from metasched.simulator.records import Settings
@@ -54,7 +54,7 @@ def read(tmp_path, *lines, **more):
 
 
 def test_a_line_is_a_job_with_its_regimes(tmp_path):
-    """Its GPUs, arrival and steps, and how its batch adapts."""
+    """It has the GPUs, arrival, steps and batch sizes of its line."""
     lines = [line(), line(mode="gns", total_steps=30 * FAMILIES["LM"].steps(10), scale_factor=2, arrival_seconds=7.5)]
     one, other = read(tmp_path, *lines).submissions
     assert (one.job.uid, one.job.gpus, one.job.submitted, one.training.total) == ("1", 1, 0.0, 1000)
@@ -77,48 +77,48 @@ def test_a_line_is_a_job_with_its_regimes(tmp_path):
     ],
 )
 def test_a_bad_line_is_refused_by_line_and_column(tmp_path, changes, column):
-    """Unknown models and modes, impossible numbers, and jobs wider than the cluster."""
+    """These are unknown models and modes, impossible numbers, and jobs wider than the cluster."""
     with pytest.raises(TraceError) as caught:
         read(tmp_path, line(), line(**changes), most_gpus=32)
     assert (caught.value.line, caught.value.column) == (2, column)
 
 
-def test_arrivals_are_sorted(tmp_path):
+def test_arrivals_must_be_sorted(tmp_path):
     """A job that arrives before the line above is refused."""
     with pytest.raises(TraceError, match="before the line above"):
         read(tmp_path, line(arrival_seconds=5), line(arrival_seconds=4))
 
 
 def test_a_line_with_too_few_fields_is_refused(tmp_path):
-    """As of Gavel's format, which lacks two columns."""
+    """Gavel's format, for example, lacks two columns."""
     with pytest.raises(TraceError, match="12"):
         read(tmp_path, "\t".join(line().split("\t")[:10]))
 
 
 def test_a_restart_costs_steps_but_not_in_the_first_round(tmp_path):
-    """The first job runs from round to round; the second, which starts later, loses 20 s of its first full round."""
+    """The first job runs in all rounds; the second one starts later, and loses 20 s of its first full round."""
     table = Table({"v100": {(model_name("LM", 80), 1): 1.0}}, {})
     path = tmp_path / "a.trace"
     lines = [line(job_type=model_name("LM", 80), total_steps=240, arrival_seconds=at) for at in (0, 60)]
     path.write_text("\n".join(lines))
     fair = GandivaFair(GandivaFairParameters(as_published=True))
-    outcome = simulate_shockwave(read_shockwave(path, table), NODES, fair, Settings(round_seconds=120.0))
+    outcome = ShockwaveLoop(read_shockwave(path, table), NODES, fair, Settings(round_seconds=120.0)).run()
     assert [job.finished for job in outcome.jobs] == [240.0, 380.0]
     assert [job.overhead_seconds for job in outcome.jobs] == [0.0, 20.0]
 
 
-def test_the_batch_changes_at_the_end_of_a_part_and_epochs_are_kept(tmp_path):
-    """A job that adapts is through sooner than one that does not, and close to what it takes alone."""
+def test_the_batch_size_changes_at_the_end_of_a_round_and_epochs_are_kept(tmp_path):
+    """A job that adapts ends sooner than one that does not, and close to its isolated duration."""
     steps = 30 * FAMILIES["LM"].steps(10)
     workload = read(tmp_path, line(total_steps=steps, mode="gns"), line(total_steps=steps))
-    outcome = simulate_shockwave(workload, NODES, GandivaFair(), Settings(round_seconds=120.0))
+    outcome = ShockwaveLoop(workload, NODES, GandivaFair(), Settings(round_seconds=120.0)).run()
     adapting, static = (job.jct for job in outcome.jobs)
     assert adapting < static
-    assert adapting == pytest.approx(seconds_alone(workload.submissions[0]), rel=0.15)
+    assert adapting == pytest.approx(isolated_seconds(workload.submissions[0]), rel=0.15)
 
 
-def test_the_honest_simulation_takes_as_long_as_the_regimes(tmp_path):
-    """With a GPU for each, every job ends when its training alone would."""
+def test_our_simulation_takes_as_long_as_the_regimes(tmp_path):
+    """With a GPU for each, every job ends after its isolated duration."""
     steps = 30 * FAMILIES["LM"].steps(10)
     workload = read(tmp_path, line(total_steps=steps, mode="gns"), line(total_steps=steps, mode="accordion"))
     outcome = simulate(workload, NODES, GandivaFair(), Settings(round_seconds=120.0))
@@ -146,12 +146,12 @@ def test_the_honest_simulation_takes_as_long_as_the_regimes(tmp_path):
     ],
     ids=["gandiva_fair", "allox"],
 )
-def test_the_published_figures_are_met(policy, makespan, average, worst):
-    """Makespan, average completion time and worst fairness are the artifact's, to the digit."""
+def test_the_published_figures_are_equal(policy, makespan, average, worst):
+    """Makespan, mean JCT and worst rho are those of the artifact in all known digits."""
     table = Table.read(DATA / "shockwave" / "tacc_throughputs.json")
     workload = read_shockwave(DATA.joinpath(*PUBLISHED), table, most_gpus=32)
-    outcome = simulate_shockwave(workload, NODES, policy, Settings(round_seconds=120.0))
-    alone = {one.job.uid: seconds_alone(one) for one in workload.submissions}
+    outcome = ShockwaveLoop(workload, NODES, policy, Settings(round_seconds=120.0)).run()
+    alone = {one.job.uid: isolated_seconds(one) for one in workload.submissions}
     jct = {job.uid: job.jct for job in outcome.jobs}
     assert round(outcome.ended, 4) == makespan
     assert round(sum(jct.values()) / len(jct), 4) == average
@@ -159,8 +159,8 @@ def test_the_published_figures_are_met(policy, makespan, average, worst):
 
 
 @needs(*PUBLISHED)
-def test_the_published_trace_runs_honestly():
-    """Every job of it ends, with restarts that cost time."""
+def test_our_simulation_of_the_published_trace_ends():
+    """Every job is complete, with restarts that cost time."""
     table = Table.read(DATA / "shockwave" / "tacc_throughputs.json")
     workload = read_shockwave(DATA.joinpath(*PUBLISHED), table, most_gpus=32)
     workload = replace(workload, submissions=workload.submissions[:20])

@@ -52,15 +52,15 @@ def pair_size(**left):
     return {uid: Estimate(training_of_run(1000.0 + seconds, 2), 1000.0, "known") for uid, seconds in left.items()}
 
 
-def test_a_running_job_goes_on_and_the_next_follows():
-    """What runs ends when its work does, without a restart; who waits starts then."""
+def test_a_running_job_keeps_its_gpus_to_its_end():
+    """It does not restart, and a waiting job starts after it."""
     found = forecast(look(running("a", 0.0, 1000.0), job("b", 5.0)), known(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
     assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + 500.0]
     assert [one.preemptions["f"] for one in found] == [0, 0]
 
 
-def test_policies_differ():
-    """Under LAS the job that has had much is stopped for one that has had nothing; under FIFO it is not."""
+def test_forecasts_differ_by_policy():
+    """LAS stops a job with much service for one without; FIFO does not."""
     policies = {"f": Fifo(), "l": Las(Las.Parameters(queue_thresholds_gpu_seconds=(100.0,)))}
     old = running("a", 0.0, 1000.0, preemptions=2)
     one, other = forecast(look(old, job("b", 5.0)), known(a=300.0, b=50.0), policies, SETTINGS)
@@ -68,8 +68,8 @@ def test_policies_differ():
     assert one.ends["l"] == NOW + 350.0
 
 
-def test_a_restart_costs():
-    """Who is started pays for it; who goes on does not."""
+def test_only_started_jobs_pay_for_a_start():
+    """A job that runs already does not."""
     settings = Settings(round_seconds=100.0, min_round_seconds=0.0, start_seconds=60.0, restart_seconds=60.0)
     jobs = look(running("a", 0.0, 1000.0), job("b", 5.0))
     found = forecast(jobs, known(a=300.0, b=200.0), {"f": Fifo()}, settings)
@@ -77,15 +77,15 @@ def test_a_restart_costs():
 
 
 def test_blocked_jobs_are_left_out_unless_they_run():
-    """A job that must not start is no part of the forecast; one that runs keeps its GPUs to its end."""
+    """A job that must not start is not in the forecast; a running one keeps its GPUs to its end."""
     blocked = Reason.text("it waits for job 3")
     jobs = look(running("a", 0.0, 1000.0, blocked=blocked), job("b", 5.0), job("c", 6.0, blocked=blocked))
     found = forecast(jobs, known(a=300.0, b=200.0), {"f": Fifo()}, SETTINGS)
     assert {one.job.uid: one.ends["f"] for one in found} == {"a": NOW + 300.0, "b": NOW + 500.0}
 
 
-def test_what_somebody_else_suspended_stays_suspended():
-    """It holds its GPUs and does not go on, whatever we had asked of it; who needs them waits."""
+def test_a_job_that_an_admin_suspended_stays_suspended():
+    """It holds its GPUs without progress, even if the daemon had asked it to stop; other jobs wait."""
     asleep = running("a", 0.0, 1000.0, gpus=2).evolve(status=Status.SUSPENDED, stop_requested=NOW - 1.0)
     jobs = look(asleep, running("b", 0.0, 1000.0, gpus=2), job("c", 6.0))
     found = forecast(jobs, pair_size(a=300.0, b=300.0) | known(c=100.0), {"f": Fifo()}, SETTINGS)
@@ -93,8 +93,8 @@ def test_what_somebody_else_suspended_stays_suspended():
 
 
 @pytest.mark.parametrize("limit", [Quota("gpus", frozenset("ab"), 2), Quota("jobs", frozenset("ab"), 1, of_jobs=True)])
-def test_limits_hold_in_the_forecast(limit):
-    """Two jobs for which there is room run one after the other where a limit allows no more."""
+def test_quotas_hold_in_the_forecast(limit):
+    """Two jobs that fit together run one after the other where a quota allows no more."""
     jobs = look(running("a", 0.0, 1000.0, gpus=2), job("b", 5.0, gpus=2))
     for limits, second in (((), 200.0), ((limit,), 500.0)):
         view = Snapshot(NOW, 7, 100.0, (NODE,), jobs.jobs, quotas=limits)
@@ -102,8 +102,8 @@ def test_limits_hold_in_the_forecast(limit):
         assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + second]
 
 
-def test_a_job_on_a_node_that_is_not_listed_goes_on_there():
-    """As the daemon leaves it where it is; nobody else gets anything there."""
+def test_a_job_on_a_node_that_is_not_listed_keeps_its_gpus():
+    """The daemon does not move it either; no other job starts on that node."""
     away = running("a", 0.0, 1000.0).evolve(placement=Placement(("gone",), 4, "v100"))
     found = forecast(
         look(away, job("b", 5.0), job("c", 6.0)), known(a=300.0, b=200.0, c=100.0), {"f": Fifo()}, SETTINGS
@@ -126,8 +126,8 @@ class Curious(Fifo):
         return super().decide(snapshot, state)
 
 
-def test_a_policy_goes_on_from_its_state_and_knows_what_it_knows_now():
-    """The number of the round and the state are carried on; how much work is assumed is not told."""
+def test_a_policy_continues_from_its_state():
+    """Round number and state are those of the daemon; assumed work is hidden from the policy."""
     policies = {"now": Curious(), "new": Curious()}
     estimates = {
         **pair_size(a=300.0),
@@ -152,8 +152,8 @@ def test_a_policy_goes_on_from_its_state_and_knows_what_it_knows_now():
         ({"total_steps": 100}, 50.0, "its own reports"),
     ],
 )
-def test_what_is_known_of_a_job_that_has_not_run(tmp_path, facts, seconds, how):
-    """An assumption, within its time limit; where it can share GPUs, what the daemon has learned of it alone counts."""
+def test_the_work_of_a_job_that_has_not_run_is_estimated(tmp_path, facts, seconds, how):
+    """It is the assumption, at most the time limit; for jobs that may share GPUs, the learned isolated speeds count."""
     learned = MeasuredSpeed("ann/x", {("v100", (4,)): 2.0}, {(("v100", (4,)), "ann/y"): 1.0})
     with Store.open(tmp_path / "metasched.db") as store:
         found = estimate_all(store, [job("a", 0.0, speed=learned, **facts)], 14400.0, 0.9)["a"]
@@ -162,13 +162,13 @@ def test_what_is_known_of_a_job_that_has_not_run(tmp_path, facts, seconds, how):
 
 
 def test_a_job_that_fits_nowhere_never_ends():
-    """It is shown without an end."""
+    """Its forecast has no end."""
     found = forecast(look(job("a", 0.0, gpus=8)), known(a=300.0), {"f": Fifo()}, SETTINGS)
     assert found[0].ends == {"f": None}
 
 
-def test_a_policy_that_never_lets_jobs_start_is_given_up():
-    """Where jobs are moved about faster than they restart, the simulation ends, and the jobs do not."""
+def test_a_simulation_that_moves_jobs_faster_than_they_restart_ends():
+    """The jobs are reported as not complete."""
     settings = Settings(round_seconds=3.0, min_round_seconds=0.0, restart_seconds=60.0)
     policy = Las(Las.Parameters(queue_thresholds_gpu_seconds=(1.0,), promote_knob=1.0))
     jobs = look(running("a", 0.0, 5.0), job("b", NOW))
@@ -176,8 +176,8 @@ def test_a_policy_that_never_lets_jobs_start_is_given_up():
     assert None in {one.ends["l"] for one in found}
 
 
-def test_two_on_the_same_gpus_stay_together():
-    """Where the live cluster shares GPUs; nobody is stopped for it."""
+def test_co_located_jobs_stay_co_located():
+    """The snapshot says that the cluster shares GPUs; no job is stopped."""
     pair = [running(uid, 0.0, 1000.0, co_runner=other) for uid, other in ("ab", "ba")]
     view = Snapshot(NOW, 7, 100.0, (NODE,), tuple(pair), sharing=True)
     found = forecast(view, known(a=300.0, b=300.0), {"g": Gandiva()}, SETTINGS)

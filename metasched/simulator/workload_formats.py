@@ -26,18 +26,18 @@ from metasched.simulator.traces.sacct import read_sacct
 from metasched.simulator.traces.shockwave import read_shockwave
 from metasched.throughput.throughput_table import Table
 
-FromText = Annotated[Path, Field(strict=False)]
-SpeedUp = Annotated[float, Field(ge=0, le=1)] | None
+PathText = Annotated[Path, Field(strict=False)]
+Exponent = Annotated[float, Field(ge=0, le=1)]
 
 
-class Source(BaseModel):
+class WorkloadFormat(BaseModel):
     """Base of all formats: one ``[workload]`` table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     @abstractmethod
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
-        """The jobs, for a cluster of these nodes; generators draw them by the seed.
+        """The jobs; traces check their sizes against the nodes, generators draw them by the seed.
 
         Raises:
             MetaschedError: a data file is missing or malformed, or has not what the parameters ask for.
@@ -50,7 +50,7 @@ class Source(BaseModel):
 
 
 def most_gpus(nodes: Iterable[Node]) -> int:
-    """The most GPUs that one job can have: all GPUs of one type."""
+    """The largest number of GPUs of one type, which is the most that one job can have."""
     total: dict[str | None, int] = {}
     for node in nodes:
         total[node.gpu_type] = total.get(node.gpu_type, 0) + node.gpus
@@ -69,36 +69,32 @@ def _files_of(path: Path) -> list[Path]:
     return sorted(found for found in path.rglob("*") if found.is_file()) if path.is_dir() else [path]
 
 
-class TableSource(Source):
+class TableGenerator(WorkloadFormat):
     """Base of the generators that draw models from a throughput table.
 
     Attributes:
         throughputs: the table (JSON).
     """
 
-    throughputs: FromText
+    throughputs: PathText
 
     def files(self, base: Path) -> list[Path]:
-        """The path of the throughput table."""
+        """The file of the throughput table."""
         return [base / self.throughputs]
 
     def table(self, base: Path) -> Table:
-        """The table.
-
-        Raises:
-            TableError: the file is no such table.
-        """
+        """The throughput table, read from its file."""
         return Table.read(base / self.throughputs)
 
 
-class TraceSource(Source):
-    """Base of the sources that read a trace.
+class TraceFormat(WorkloadFormat):
+    """Base of the formats of traces.
 
     Attributes:
         path: the trace.
     """
 
-    path: FromText
+    path: PathText
 
     def files(self, base: Path) -> list[Path]:
         """The trace, and the files of its throughputs."""
@@ -106,7 +102,7 @@ class TraceSource(Source):
         return [base / self.path, *(_files_of(base / more) if more is not None else ())]
 
 
-class TableTrace(TraceSource):
+class TableTrace(TraceFormat):
     """``format = "gavel"``, or ``"shockwave"``: jobs that change their batch size.
 
     Attributes:
@@ -114,7 +110,7 @@ class TableTrace(TraceSource):
     """
 
     format: Literal["gavel", "shockwave"]
-    throughputs: FromText
+    throughputs: PathText
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """The jobs of the trace, as a workload."""
@@ -123,7 +119,7 @@ class TableTrace(TraceSource):
         return read(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
 
 
-class PolluxTrace(TraceSource):
+class PolluxTrace(TraceFormat):
     """``format = "pollux"``.
 
     Attributes:
@@ -132,7 +128,7 @@ class PolluxTrace(TraceSource):
     """
 
     format: Literal["pollux"]
-    throughputs: FromText
+    throughputs: PathText
     gpu_type: str = "t4"
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
@@ -142,7 +138,7 @@ class PolluxTrace(TraceSource):
         return read_pollux(base / self.path, profiles, most_gpus=most_gpus(nodes))
 
 
-class ElasticFlowTrace(TraceSource):
+class ElasticFlowTrace(TraceFormat):
     """``format = "elasticflow"``.
 
     Attributes:
@@ -151,7 +147,7 @@ class ElasticFlowTrace(TraceSource):
     """
 
     format: Literal["elasticflow"]
-    throughputs: FromText
+    throughputs: PathText
     gpu_type: str = ""
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
@@ -161,7 +157,15 @@ class ElasticFlowTrace(TraceSource):
         return read_elasticflow(base / self.path, curves, gpu_type=self.gpu_type, most_gpus=most_gpus(nodes))
 
 
-class DurationTrace(TraceSource):
+DURATION_READERS = {
+    "microsoft": read_microsoft,
+    "philly": read_philly,
+    "helios": read_helios,
+    "sacct": read_sacct,
+}
+
+
+class DurationTrace(TraceFormat):
     """``format = "microsoft"``, ``"philly"``, ``"helios"`` or ``"sacct"``: durations and numbers of GPUs.
 
     Attributes:
@@ -170,24 +174,15 @@ class DurationTrace(TraceSource):
     """
 
     format: Literal["microsoft", "philly", "helios", "sacct"]
-    speed_up: SpeedUp = None
+    speed_up: Exponent | None = None
 
     def workload(self, base: Path, nodes: Sequence[Node], seed: int) -> Workload:
         """The jobs of the trace, as a workload."""
         del seed
-        path, most = base / self.path, most_gpus(nodes)
-        match self.format:
-            case "microsoft":
-                return read_microsoft(path, most_gpus=most, speed_up=self.speed_up)
-            case "philly":
-                return read_philly(path, most_gpus=most, speed_up=self.speed_up)
-            case "helios":
-                return read_helios(path, most_gpus=most, speed_up=self.speed_up)
-            case "sacct":
-                return read_sacct(path, most_gpus=most, speed_up=self.speed_up)
+        return DURATION_READERS[self.format](base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
 
 
-class HistoryTrace(TraceSource):
+class HistoryTrace(TraceFormat):
     """``format = "history"``: the daemon's database, or a copy.
 
     Attributes:
@@ -195,7 +190,7 @@ class HistoryTrace(TraceSource):
     """
 
     format: Literal["history"]
-    speed_up: Annotated[float, Field(ge=0, le=1)] = 1.0
+    speed_up: Exponent = 1.0
 
     def files(self, base: Path) -> list[Path]:
         """The database, and its write-ahead log, which has the latest transactions."""
@@ -208,7 +203,7 @@ class HistoryTrace(TraceSource):
         return read_history(base / self.path, most_gpus=most_gpus(nodes), speed_up=self.speed_up)
 
 
-class GavelGenerator(TableSource, GavelWorkloadParameters):
+class GavelGenerator(TableGenerator, GavelWorkloadParameters):
     """``format = "generate-gavel"``: drawn by the distributions of Gavel's section 7.1."""
 
     format: Literal["generate-gavel"]
@@ -219,7 +214,7 @@ class GavelGenerator(TableSource, GavelWorkloadParameters):
         return gavel_jobs(self.table(base), self, seed)
 
 
-class PolluxGenerator(Source, PolluxWorkloadParameters):
+class PolluxGenerator(WorkloadFormat, PolluxWorkloadParameters):
     """``format = "generate-pollux"``: drawn by the categories of Pollux's section 5.1.
 
     Attributes:
@@ -228,7 +223,7 @@ class PolluxGenerator(Source, PolluxWorkloadParameters):
     """
 
     format: Literal["generate-pollux"]
-    throughputs: FromText | None = None
+    throughputs: PathText | None = None
     gpu_type: str = "t4"
 
     def files(self, base: Path) -> list[Path]:
@@ -244,7 +239,7 @@ class PolluxGenerator(Source, PolluxWorkloadParameters):
         return generate_pollux(self, seed, read_profiles(base / folder, gpu_type=self.gpu_type))
 
 
-class ShockwaveGenerator(TableSource, ShockwaveWorkloadParameters):
+class ShockwaveGenerator(TableGenerator, ShockwaveWorkloadParameters):
     """``format = "generate-shockwave"``: the paper's mix of static, Accordion and GNS jobs."""
 
     format: Literal["generate-shockwave"]
@@ -255,7 +250,7 @@ class ShockwaveGenerator(TableSource, ShockwaveWorkloadParameters):
         return shockwave_jobs(self.table(base), self, seed)
 
 
-class ThemisGenerator(TableSource, ThemisWorkloadParameters):
+class ThemisGenerator(TableGenerator, ThemisWorkloadParameters):
     """``format = "generate-themis"``: hyper-parameter searches with successive halving, as job arrays."""
 
     format: Literal["generate-themis"]
@@ -266,7 +261,7 @@ class ThemisGenerator(TableSource, ThemisWorkloadParameters):
         return themis_apps(self.table(base), self, seed)
 
 
-AnySource = (
+AnyFormat = (
     TableTrace
     | PolluxTrace
     | ElasticFlowTrace

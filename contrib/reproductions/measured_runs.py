@@ -1,0 +1,41 @@
+"""One simulation for the headlines of a paper: simulated, measured, and told as progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from contrib.benchmarks import bench
+from metasched.core.model import Node
+from metasched.core.policy import Policy
+from metasched.simulator.metrics import Metrics, measure
+from metasched.simulator.records import Outcome, Settings, Workload
+from metasched.simulator.simulation import simulate
+
+HOUR = 3600.0
+
+
+def simulate_and_measure(
+    workload: Workload,
+    nodes: Sequence[Node],
+    policy: Policy,
+    settings: Settings,
+    *,
+    window: range | None = None,
+    prices: Mapping[str, float] | None = None,
+) -> tuple[Outcome, Metrics]:
+    """The outcome and the metrics of a simulation; for the parameters see ``simulate`` and ``measure``."""
+    begun = time.perf_counter()
+    outcome = simulate(workload, nodes, policy, settings, window=window)
+    metrics = measure(outcome, workload, window=window, prices=prices)
+    sharing = ", sharing" if settings.sharing else ""
+    bench.say(
+        f"{workload.source}: {policy.name} {policy.parameters.model_dump(exclude_defaults=True)}{sharing}: "
+        f"JCT {jct_hours(metrics):.2f} h, {metrics.unfinished} unfinished, {time.perf_counter() - begun:.0f} s"
+    )
+    return outcome, metrics
+
+
+def jct_hours(metrics: Metrics) -> float:
+    """The mean JCT in hours; 0 if no job is complete."""
+    return (metrics.jct_mean or 0.0) / HOUR
