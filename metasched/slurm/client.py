@@ -113,10 +113,6 @@ class SlurmJob:
     features: frozenset[str]
     required_nodes: tuple[str, ...]
     exclusive: bool
-    allocated: Mapping[str, int]
-    allocated_gpu_type: str | None
-    allocated_cpus: Mapping[str, int]
-    allocated_memory: Mapping[str, int]
     restarts: int
     requeue: bool
     dependency: str
@@ -130,6 +126,10 @@ class SlurmJob:
     batch: bool = True
     excluded_nodes: tuple[str, ...] = ()
     shards_per_node: int | None = None
+    allocated: Mapping[str, int] = field(default_factory=dict)
+    allocated_gpu_type: str | None = None
+    allocated_cpus: Mapping[str, int] = field(default_factory=dict)
+    allocated_memory: Mapping[str, int] = field(default_factory=dict)
     gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shards: Mapping[str, int] = field(default_factory=dict)
     reservation: str = ""
@@ -144,7 +144,6 @@ class SlurmNode:
         name: node name.
         gpus: configured GPUs by type ("" for untyped).
         cpus, memory: configured totals; memory in bytes.
-        cpus_allocated, memory_allocated, gpus_allocated: held by all jobs, tagged and others; memory in bytes.
         state: Slurm's words ("idle", "mixed+drain", ...).
         accepts: whether the node is up, responding, and neither drained nor failing.
         features, partitions: names.
@@ -156,9 +155,6 @@ class SlurmNode:
     gpus: Mapping[str, int]
     cpus: int
     memory: int
-    cpus_allocated: int
-    memory_allocated: int
-    gpus_allocated: int
     state: str
     accepts: bool
     features: frozenset[str]
@@ -226,7 +222,6 @@ class SlurmSettings:
         version: (22, 5, 8).
         cluster: ClusterName.
         requeue_exit_hold: exit codes after which Slurm itself requeues and holds a job (RequeueExitHold).
-        kill_wait: seconds between SIGTERM and SIGKILL.
         job_submit_plugins: names of the plugins (JobSubmitPlugins).
         as_of: the controller's clock at its answer, unix seconds; None where the answer has none.
         values: all settings as Slurm prints them, by Slurm's names.
@@ -235,7 +230,6 @@ class SlurmSettings:
     version: tuple[int, ...]
     cluster: str
     requeue_exit_hold: frozenset[int]
-    kill_wait: float
     job_submit_plugins: tuple[str, ...]
     as_of: float | None = None
     values: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf
 
 from metasched.core.model import Hold
 from metasched.slurm import field_parsers
@@ -30,9 +29,9 @@ from metasched.slurm.errors import (
     WrongJobStateError,
 )
 from metasched.slurm.update_arguments import update_arguments
+from tests.fakes.fake_nodes import MIB, FakeNode, FakeNodes
 from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
 
-MIB = 2**20
 BEGIN_DELAY = 121.0
 _TERM, _KILL = "SIGTERM", "SIGKILL"
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
@@ -74,22 +73,8 @@ class Trainer:
             slurm.exit(job.slurm_job_id, self.stop_exit_code, after=self.stop_seconds)
 
 
-@dataclass(frozen=True)
-class FakeNode:
-    """One node of a FakeSlurm: memory in bytes, ``shards`` of each GPU (0: whole GPUs only), its switch or block."""
-
-    name: str
-    gpus: int = 4
-    gpu_type: str = "v100"
-    cpus: int = 16
-    memory: int = 64000 * MIB
-    partitions: frozenset[str] = frozenset({"main"})
-    shards: int = 0
-    rack: str | None = None
-
-
 @dataclass
-class _Job:
+class FakeJob:
     shown: SlurmJob
     trainer: Trainer
     sticky_hold: bool = False  # an admin's hold that waits for the job to be pending again
@@ -128,24 +113,20 @@ class FakeSlurm:
         self.now = now
         self.calls: list[tuple[str, str]] = []
         self.accounting: Associations | None = None
-        self._nodes = {node.name: node for node in nodes}
-        self._down: set[str] = set()
-        self._drained: set[str] = set()
-        self._reservations: dict[str, Reservation] = {}
+        self._kill_wait = kill_wait
         self._settings = SlurmSettings(
             (22, 5, 8),
             "fake",
             requeue_exit_hold,
-            kill_wait,
             ("lua",),
             values={"AccountingStorageEnforce": "associations,limits,qos"},
         )
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, FakeJob] = {}
+        self._nodes = FakeNodes(nodes, self._jobs)
         self._next_id = 1
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._reachable = True
-        self._forgotten: set[tuple[str, int]] = set()  # GPUs of which one of two jobs has ended
 
     # SlurmClient
 
@@ -162,17 +143,17 @@ class FakeSlurm:
     def nodes(self) -> Sequence[SlurmNode]:
         """See SlurmClient."""
         self._call("nodes")
-        return tuple(self._node(node) for node in self._nodes.values())
+        return self._nodes.shown(self.now)
 
     def reservations(self) -> Sequence[Reservation]:
         """See SlurmClient."""
         self._call("reservations")
-        return tuple(one for one in self._reservations.values() if one.end > self.now)
+        return tuple(one for one in self._nodes.reservations.values() if one.end > self.now)
 
     def racks(self) -> Mapping[str, str]:
         """See SlurmClient; what the nodes say."""
         self._call("racks")
-        return {node.name: node.rack for node in self._nodes.values() if node.rack is not None}
+        return {node.name: node.rack for node in self._nodes.by_name.values() if node.rack is not None}
 
     def associations(self) -> Associations | None:
         """See SlurmClient; what ``accounting`` says, and is not enforced."""
@@ -206,7 +187,7 @@ class FakeSlurm:
         """See SlurmClient."""
         update_arguments(geometry)  # refuses what the real one refuses
         for job in self._touch("update", slurm_job_id, JobState.PENDING):
-            if unknown := [name for name in geometry.nodes if name not in self._nodes]:
+            if unknown := [name for name in geometry.nodes if name not in self._nodes.by_name]:
                 raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
             per_node, shards = geometry.gpus_per_node or None, geometry.shards_per_node
             if per_node and (shards is None) is (job.shown.shards_per_node is not None):
@@ -373,23 +354,23 @@ class FakeSlurm:
 
     def node_down(self, name: str) -> None:
         """Lose a node: its jobs are requeued without a hold."""
-        self._down.add(self._nodes[name].name)
+        self._nodes.down.add(self._nodes.by_name[name].name)
         for job in self._jobs.values():
             if job.shown.state in _ACTIVE and name in job.shown.allocated:
                 self._back_to_pending(job, Hold.NONE, "PENDING")
 
     def node_drain(self, name: str) -> None:
         """Drain a node: it gets no new jobs."""
-        self._drained.add(self._nodes[name].name)
+        self._nodes.drained.add(self._nodes.by_name[name].name)
 
     def node_up(self, name: str) -> None:
         """Return a node to service."""
-        self._down.discard(name)
-        self._drained.discard(name)
+        self._nodes.down.discard(name)
+        self._nodes.drained.discard(name)
 
     def reserve(self, reservation: Reservation) -> None:
         """Make a reservation: its nodes are for its jobs only from its start to its end."""
-        self._reservations[reservation.name] = reservation
+        self._nodes.reservations[reservation.name] = reservation
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -414,7 +395,7 @@ class FakeSlurm:
         if not self._reachable:
             raise SlurmUnavailableError("Unable to contact slurm controller (connect failure)")
 
-    def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[_Job]:
+    def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[FakeJob]:
         """Return the jobs of a call (all tasks of an array); they must be in one of the states (none: in any)."""
         self._call(method, _checked(slurm_job_id))
         jobs = self._find(slurm_job_id)
@@ -426,17 +407,17 @@ class FakeSlurm:
                 raise WrongJobStateError(f"{method}: job {slurm_job_id} is {job.shown.slurm_state}")
         return jobs
 
-    def _find(self, slurm_job_id: str) -> list[_Job]:
+    def _find(self, slurm_job_id: str) -> list[FakeJob]:
         if slurm_job_id in self._jobs:
             return [self._jobs[slurm_job_id]]
         return [job for job in self._jobs.values() if str(job.shown.array_job_id) == slurm_job_id]
 
-    def _one(self, slurm_job_id: str) -> _Job:
+    def _one(self, slurm_job_id: str) -> FakeJob:
         if slurm_job_id not in self._jobs:
             raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
         return self._jobs[slurm_job_id]
 
-    def _show(self, job: _Job, **changes: object) -> None:
+    def _show(self, job: FakeJob, **changes: object) -> None:
         state = changes.get("state")
         if isinstance(state, JobState) and "slurm_state" not in changes:
             changes["slurm_state"] = state.value
@@ -446,70 +427,20 @@ class FakeSlurm:
         job_id = self._next_id
         tasks = field_parsers.array_tasks(options["array"]) if "array" in options else []
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
-        self._check_possible(job)
+        self._nodes.check_possible(job)
         self._next_id += 1 + len(tasks)
         for position, task in enumerate(tasks):
             slurm_job_id = f"{job_id}_{task}"
             own_id = job_id if position == 0 else job_id + position
             shown = replace(job, slurm_job_id=slurm_job_id, job_id=own_id, array_job_id=job_id, array_task_id=task)
-            self._jobs[slurm_job_id] = _Job(shown, replace(trainer, signals=[]), script=script)
+            self._jobs[slurm_job_id] = FakeJob(shown, replace(trainer, signals=[]), script=script)
         if not tasks:
-            self._jobs[job.slurm_job_id] = _Job(job, trainer, script=script)
+            self._jobs[job.slurm_job_id] = FakeJob(job, trainer, script=script)
         return str(job_id)
-
-    def _check_possible(self, job: SlurmJob) -> None:
-        nodes = self._nodes.values()
-        if (job.gpus_per_node or 0) > max(node.gpus for node in nodes) or (job.shards_per_node or 0) > max(
-            node.shards for node in nodes
-        ):
-            raise SlurmCommandError("sbatch: Requested node configuration is not available")
-
-    def _node(self, node: FakeNode) -> SlurmNode:
-        on_it = [job.shown for job in self._jobs.values() if node.name in job.shown.allocated]
-        computing = [job for job in on_it if job.state is not JobState.SUSPENDED]
-        down = node.name in self._down
-        return SlurmNode(
-            name=node.name,
-            gpus={node.gpu_type: node.gpus} if node.gpus else {},
-            cpus=node.cpus,
-            memory=node.memory,
-            cpus_allocated=sum(job.allocated_cpus[node.name] for job in computing),
-            memory_allocated=sum(job.allocated_memory[node.name] for job in computing),
-            gpus_allocated=sum(job.allocated[node.name] for job in on_it if not job.shards),
-            state=("down" if down else "mixed" if on_it else "idle") + ("+drain" if node.name in self._drained else ""),
-            accepts=not down and node.name not in self._drained,
-            features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
-            partitions=node.partitions,
-            shards_per_gpu=node.shards,
-            reserved=any(
-                node.name in one.nodes and one.start <= self.now < one.end for one in self._reservations.values()
-            ),
-        )
-
-    def _is_open(self, name: str, job: SlurmJob) -> bool:
-        """Whether the reservations let a job start on a node."""
-        names = set(filter(None, job.reservation.split(",")))
-        until = self.now + (job.time_limit or inf)
-        there = {
-            one.name: one
-            for one in self._reservations.values()
-            if name in one.nodes and self.now < one.end and one.start < until
-        }
-        mine = any(there[one].start <= self.now for one in names & there.keys())
-        return mine if names else not there
-
-    def _free(self, name: str) -> list[int]:
-        """Shards that are free of each GPU of a node; 1 stands for a whole GPU where there are no shards."""
-        units = self._nodes[name].shards or 1
-        free = [units] * self._nodes[name].gpus
-        for job in self._jobs.values():
-            for gpu in job.indices.get(name, ()):
-                free[gpu] -= job.shown.shards.get(name, units)
-        return free
 
     # Starting
 
-    def _is_queued(self, job: _Job) -> bool:
+    def _is_queued(self, job: FakeJob) -> bool:
         shown = job.shown
         return shown.state is JobState.PENDING and shown.hold is Hold.NONE and not shown.dependency
 
@@ -527,61 +458,21 @@ class FakeSlurm:
         self._follow_dependencies()
         for job in sorted(self._jobs.values(), key=_turn):
             if self._is_queued(job) and (job.shown.eligible is None or job.shown.eligible <= self.now):
-                nodes = self._nodes_for(job.shown)
+                nodes = self._nodes.choose(job.shown, self.now)
                 if nodes is None:
                     self._show(job, reason="Resources")
                 else:
                     self._start(job, nodes)
 
-    def _needs(self, job: SlurmJob, nodes: int) -> tuple[int, int, int]:
-        """GPUs, CPUs and bytes on each of so many nodes."""
-        total = job.gpus_total or (job.gpus_per_task or 0) * job.tasks or (nodes if job.shards_per_node else 0)
-        gpus = job.gpus_per_node if job.gpus_per_node is not None else -(-total // nodes)
-        cpus = max(-(-job.cpus // nodes), (job.cpus_per_gpu or 0) * gpus)
-        if job.memory_per_node is not None:
-            return gpus, cpus, job.memory_per_node
-        return gpus, cpus, job.memory_per_gpu * gpus if job.memory_per_gpu else (job.memory_per_cpu or 0) * cpus
-
-    def _nodes_for(self, job: SlurmJob) -> tuple[str, ...] | None:
-        """Nodes with room for it; those that it requires, or the first ones."""
-        wanted = job.required_nodes or tuple(self._nodes)
-        number = len(job.required_nodes) or job.nodes_requested
-        need = self._needs(job, number)
-        fit = [name for name in wanted if self._has_room(name, job, need)]
-        if job.required_nodes and len(fit) < number:
-            return None
-        return tuple(fit[:number]) if len(fit) >= number else None
-
-    def _has_room(self, name: str, job: SlurmJob, need: tuple[int, int, int]) -> bool:
-        node, seen = self._nodes[name], self._node(self._nodes[name])
-        if not seen.accepts or (job.gpu_type and job.gpu_type != node.gpu_type) or not self._is_open(name, job):
-            return False
-        if job.exclusive and seen.state != "idle":
-            return False
-        _, cpus, memory = need
-        return (
-            self._which(name, job, need[0]) is not None
-            and seen.cpus_allocated + cpus <= node.cpus
-            and seen.memory_allocated + memory <= node.memory
-        )
-
-    def _which(self, name: str, job: SlurmJob, gpus: int) -> tuple[int, ...] | None:
-        """The GPUs of a node that it would get: the first that have room, as Slurm takes them; None without room."""
-        free = self._free(name)
-        if job.shards_per_node is not None:
-            return next(((gpu,) for gpu, shards in enumerate(free) if shards >= job.shards_per_node), None)
-        units = self._nodes[name].shards or 1
-        whole = [gpu for gpu, shards in enumerate(free) if shards == units or (name, gpu) in self._forgotten]
-        return tuple(whole[:gpus]) if len(whole) >= gpus else None
-
-    def _start(self, job: _Job, nodes: tuple[str, ...]) -> None:
-        gpus, cpus, memory = self._needs(job.shown, len(nodes))
+    def _start(self, job: FakeJob, nodes: tuple[str, ...]) -> None:
+        first = self._nodes.by_name[nodes[0]]
+        gpus, cpus, memory = self._nodes.needs(job.shown, len(nodes))
         if job.shown.exclusive:
-            gpus, cpus = self._nodes[nodes[0]].gpus, self._nodes[nodes[0]].cpus
+            gpus, cpus = first.gpus, first.cpus
         job.run += 1
-        job.indices = {name: self._which(name, job.shown, gpus) or () for name in nodes if gpus}
+        job.indices = {name: self._nodes.choose_gpus(name, job.shown, gpus) or () for name in nodes if gpus}
         shards = job.shown.shards_per_node
-        self._forgotten -= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        self._nodes.forgotten -= {(name, gpu) for name, which in job.indices.items() for gpu in which}
         self._show(
             job,
             state=JobState.RUNNING,
@@ -592,7 +483,7 @@ class FakeSlurm:
             ended=None,
             exit_code=None,
             allocated=dict.fromkeys(nodes, gpus),
-            allocated_gpu_type=self._nodes[nodes[0]].gpu_type if gpus and not shards else None,
+            allocated_gpu_type=first.gpu_type if gpus and not shards else None,
             allocated_cpus=dict.fromkeys(nodes, cpus),
             allocated_memory=dict.fromkeys(nodes, memory),
         )
@@ -607,7 +498,7 @@ class FakeSlurm:
             self.after(job.shown.time_limit, time_out)
         job.trainer.started(self, job.shown)
 
-    def _compute(self, job: _Job) -> None:
+    def _compute(self, job: FakeJob) -> None:
         """The trainer works from now on, and exits when its work is done."""
         job.computing_since = self.now
         if job.trainer.seconds is None:
@@ -620,21 +511,21 @@ class FakeSlurm:
 
         self.after(max(job.trainer.seconds - job.trainer.done, 0.0), done)
 
-    def _pause(self, job: _Job) -> None:
+    def _pause(self, job: FakeJob) -> None:
         if job.computing_since is not None and job.trainer.keeps_work:
             job.trainer.done += self.now - job.computing_since
         job.computing_since = None
 
     # Ending
 
-    def _deliver(self, job: _Job, signal: str) -> None:
+    def _deliver(self, job: FakeJob, signal: str) -> None:
         job.trainer.signals.append((self.now, signal))
         if signal == _KILL:
             self._exited(job, 137)
         else:
             job.trainer.signalled(self, job.shown, signal)
 
-    def _terminate(self, job: _Job, state: JobState, hold: Hold) -> None:
+    def _terminate(self, job: FakeJob, state: JobState, hold: Hold) -> None:
         """SIGTERM now, SIGKILL after KillWait; COMPLETING until then."""
         job.after = (state, hold)
         suspended = job.shown.state is JobState.SUSPENDED
@@ -649,10 +540,10 @@ class FakeSlurm:
         if suspended:
             self._exited(job, 137)  # a stopped process gets no SIGTERM that it could act on
         else:
-            self.after(self._settings.kill_wait, kill)
+            self.after(self._kill_wait, kill)
             self._deliver(job, _TERM)
 
-    def _exited(self, job: _Job, code: int) -> None:
+    def _exited(self, job: FakeJob, code: int) -> None:
         """The script is gone."""
         self._pause(job)
         if job.after is not None:
@@ -670,20 +561,20 @@ class FakeSlurm:
         self._vacate(job)
         self._show(job, state=state, ended=self.now, exit_code=code)
 
-    def _vacate(self, job: _Job) -> None:
+    def _vacate(self, job: FakeJob) -> None:
         job.run += 1
-        if job.shown.shards:  # Slurm before 23.02 forgets that another job may have the rest
-            self._forgotten |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        if job.shown.shards:
+            self._nodes.forgotten |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
         job.indices = {}
         nothing: dict[str, object] = {"allocated": {}, "allocated_cpus": {}, "allocated_memory": {}}
         self._show(job, **nothing, allocated_gpu_type=None, gpu_indices={}, shards={})
 
-    def _release(self, job: _Job) -> None:
+    def _release(self, job: FakeJob) -> None:
         job.sticky_hold = False
         if job.shown.state is JobState.PENDING:
             self._show(job, state=JobState.PENDING, hold=Hold.NONE, priority=START_PRIORITY, reason="None")
 
-    def _requeue(self, job: _Job, hold: Hold) -> None:
+    def _requeue(self, job: FakeJob, hold: Hold) -> None:
         if job.shown.state is JobState.PENDING:
             raise WrongJobStateError(f"Job is pending execution for job {job.shown.slurm_job_id}")
         if not job.shown.requeue:
@@ -695,7 +586,7 @@ class FakeSlurm:
         else:
             self._terminate(job, JobState.PENDING, hold)
 
-    def _back_to_pending(self, job: _Job, hold: Hold, slurm_state: str) -> None:
+    def _back_to_pending(self, job: FakeJob, hold: Hold, slurm_state: str) -> None:
         """Requeued: a new submit time, and no start before the begin delay is over, unless an update says otherwise."""
         self._vacate(job)
         job.after, job.computing_since = None, None
@@ -718,7 +609,7 @@ class FakeSlurm:
         )
 
 
-def _turn(job: _Job) -> tuple[int, int]:
+def _turn(job: FakeJob) -> tuple[int, int]:
     """Slurm's order: priority, then age."""
     return -job.shown.priority, job.shown.job_id
 

@@ -33,8 +33,6 @@ NOTE = "#!/bin/bash\ntrap 'echo USR2 >> $1' USR2\necho > $1.ready\nwhile :; do s
 class RealWorld:
     """A dev cluster as the contract's world. Jobs belong to an ordinary user where the cluster can run such jobs."""
 
-    kill_wait = KILL_WAIT
-
     def __init__(self, cluster, base, *, by_pyslurm=False):
         self.cluster, self.base = cluster, base
         base.chmod(0o777)

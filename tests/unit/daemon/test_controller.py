@@ -8,7 +8,8 @@ from metasched.core.model import Hold
 from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
 from metasched.store import EndCause
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 from tests.unit.site import ME, DyingClient, FakeSite, Killed
 
 LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}

@@ -33,7 +33,8 @@ from metasched.store.report_ingest import IngestResult
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las, LasParameters
 from tests import builders
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 from tests.unit.site import ME, FakeSite
 
 LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}

@@ -38,9 +38,6 @@ def node(name="n1", gpus=None, partitions=("main",)):
         gpus={"v100": 4} if gpus is None else gpus,
         cpus=16,
         memory=1 << 36,
-        cpus_allocated=0,
-        memory_allocated=0,
-        gpus_allocated=0,
         state="idle",
         accepts=True,
         features=frozenset(),
@@ -48,7 +45,7 @@ def node(name="n1", gpus=None, partitions=("main",)):
     )
 
 
-SETTINGS = SlurmSettings((22, 5, 8), "alps", frozenset({85}), 30.0, ("lua",), as_of=100.0, values=VALUES)
+SETTINGS = SlurmSettings((22, 5, 8), "alps", frozenset({85}), ("lua",), as_of=100.0, values=VALUES)
 SLURM = Slurm(
     settings=SETTINGS,
     nodes=(node("n1"), node("n2")),

@@ -5,7 +5,8 @@ import pytest
 from metasched.core.model import Hold
 from metasched.slurm.client import Geometry, JobState
 from metasched.slurm.errors import NoSuchJobError, SlurmCommandError, SlurmUnavailableError
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 
 pytest.register_assert_rewrite("tests.fakes.client_contract")
 from tests.fakes.client_contract import ClientContract  # noqa: E402  after the line above
@@ -18,7 +19,6 @@ class FakeWorld:
         self.client = FakeSlurm(
             [FakeNode(f"n{number + 1}", shards=2, rack=f"s{number // 2 + 1}") for number in range(nodes)], kill_wait=2
         )
-        self.kill_wait = 2
 
     def submit(self, *options, does="sleep"):
         trainer = Trainer(stop_seconds=0.05)

@@ -13,7 +13,8 @@ from metasched.slurm.job_requirements import geometry, is_ours, requirements, re
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.slurm.update_arguments import update_arguments
 from tests.builders import job
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
 
 MIB = 2**20
 

@@ -287,10 +287,9 @@ def test_whatever_stands_in_a_field_gives_jobs_or_a_named_error(value, field):
 
 @pytest.mark.parametrize("record", [NODE_22, NODE_24])
 def test_a_node_is_read_in_the_form_of_each_release(record):
-    """Configured and allocated amounts, names and whether it takes jobs."""
+    """Configured resources, names, and whether the node accepts jobs."""
     (node,) = parse_nodes(json.dumps({"nodes": [record]})).records
     assert (node.name, node.gpus, node.cpus, node.memory) == ("n1", {"v100": 4}, 16, 64000 * MIB)
-    assert (node.cpus_allocated, node.memory_allocated, node.gpus_allocated) == (3, 1500 * MIB, 2)
     assert (node.features, node.partitions, node.accepts) == ({"v100", "fast"}, {"main", "long"}, True)
 
 
