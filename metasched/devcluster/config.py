@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from metasched.devcluster.errors import BadSettingError
@@ -33,7 +34,7 @@ class NodeGroup:
     shards: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what Slurm would refuse later and less clearly."""
+        """Refuse values that Slurm would refuse later, with less clear messages."""
         if self.count < 1 or self.gpus < 0 or self.shards < 0:
             raise BadSettingError(f"{self}: needs count >= 1, gpus >= 0 and shards >= 0")
         if not _GPU_TYPE.fullmatch(self.gpu_type):
@@ -42,13 +43,13 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices that make a cluster.
+    """The settings of a cluster.
 
     Attributes:
         groups: the nodes, group after group.
         cpus: CPUs of each node.
         memory_mb: memory of each node, MiB.
-        tuned: whether Slurm's scheduler is set for low latency; otherwise Slurm's defaults hold.
+        tuned: whether Slurm's scheduler is configured for low latency; otherwise it has Slurm's defaults.
         requeue_exit: the exit code after which Slurm requeues and holds a job; None for no code.
         job_submit: whether Slurm loads etc/job_submit.lua.
         kill_wait: seconds between a job's SIGTERM and its SIGKILL.
@@ -68,7 +69,7 @@ class Settings:
     nodes_per_switch: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what Slurm would refuse later and less clearly."""
+        """Refuse values that Slurm would refuse later, with less clear messages."""
         if not self.groups:
             raise BadSettingError("a cluster needs at least one group of nodes")
         if self.cpus < 1 or self.memory_mb < self.cpus:
@@ -257,12 +258,9 @@ def _gres(group: NodeGroup) -> str:
 
 
 def _numbered(settings: Settings) -> list[tuple[int, NodeGroup]]:
-    """Each group with the number of its first node (the first of all is 1)."""
-    first, numbered = 1, []
-    for group in settings.groups:
-        numbered.append((first, group))
-        first += group.count
-    return numbered
+    """Return each group with the number of its first node, from 1."""
+    firsts = accumulate((group.count for group in settings.groups), initial=1)
+    return list(zip(firsts, settings.groups, strict=False))
 
 
 def _hostlist(first: int, group: NodeGroup) -> str:

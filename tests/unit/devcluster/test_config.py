@@ -241,7 +241,7 @@ def test_slurm_of_another_private_cluster_is_not_the_systems(monkeypatch, tmp_pa
         (programs / name).touch(0o755)
     monkeypatch.setenv("PATH", str(programs))
     assert software.find("system").program("slurmd").parent == programs
-    (tmp_path / "tree" / software._WHOLE).touch()
+    (tmp_path / "tree" / software._COMPLETE).touch()
     with pytest.raises(SlurmMissingError):
         software.find("system")
 
@@ -336,7 +336,7 @@ def test_pid_file_that_names_a_foreign_process_is_not_believed(sleeper, tmp_path
 def claimed(base):
     """A cluster of which there is nothing yet but its state file."""
     cluster = DevCluster(base, Settings(), software.Software(None), 1)
-    cluster._claim()
+    cluster._create_base()
     return cluster
 
 
