@@ -28,11 +28,9 @@ base_option = click.option(
 def _group(text: str) -> NodeGroup:
     match = _GROUP.fullmatch(text)
     if match is None:
-        msg = f"{text!r}: write NODESxGPUSxTYPE, such as 2x4xv100 (or 2x0 for nodes without GPUs)"
-        raise click.BadParameter(msg)
-    count, gpus, gpu_type = match.groups()
-    group = NodeGroup(int(count), int(gpus))
-    return dataclasses.replace(group, gpu_type=gpu_type) if gpu_type else group
+        raise click.BadParameter(f"{text!r}: write NODESxGPUSxTYPE, such as 2x4xv100 (or 2x0 for nodes without GPUs)")
+    count, gpus, gpu_type = match.groups(default="v100")
+    return NodeGroup(int(count), int(gpus), gpu_type)
 
 
 @click.group("devcluster", short_help="Run a private Slurm cluster on this host.")
@@ -65,8 +63,7 @@ def up(
 ) -> None:
     """Start the cluster and print how to use it."""
     if groups and (nodes is not None or gpus is not None):
-        msg = "--type says nodes and GPUs already: leave out --nodes and --gpus"
-        raise click.UsageError(msg)
+        raise click.UsageError("--type says nodes and GPUs already: leave out --nodes and --gpus")
     if not groups:
         groups = (NodeGroup(4 if nodes is None else nodes, 4 if gpus is None else gpus),)
     groups = tuple(dataclasses.replace(group, shards=shards if group.gpus else 0) for group in groups)

@@ -61,7 +61,7 @@ def headline(status: Status, now: float) -> Text:
     if is_stale(status, now):
         line.append(
             f"\nSTALE: the daemon ({clean(status.host)}, pid {status.pid}) published nothing for {duration(age)}; "
-            "it is stopped or hangs, running jobs go on without it",
+            "it is stopped or hangs; running jobs continue without it",
             style="bold red",
         )
         return line

@@ -153,7 +153,7 @@ def test_prune_forgets_details_and_keeps_jobs_and_runs(db):
     assert (deleted["rounds"], deleted["events"]) == (1, 1)
     rows = json.loads(db("sizes", "--json").output)["rows"]
     assert (rows["jobs"], rows["runs"], rows["events"]) == (1, 1, 0)
-    assert "nothing was that old" in db("prune", "--before", 5).output
+    assert "nothing is that old" in db("prune", "--before", 5).output
 
 
 def test_prune_is_refused_while_the_daemon_runs(db, site):

@@ -12,12 +12,12 @@ from metasched.core.policy import installed_policies
 from metasched.daemon import process
 from metasched.installation import facts, plugin
 from metasched.installation.checks import check
-from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, on_nodes, probe_directory
+from metasched.installation.facts import Directory, Facts, Slurm, gather, on_nodes, probe_directory
 from metasched.installation.plugin import OtherSharedError
 from metasched.installation.template import template
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmNode, SlurmSettings
-from metasched.slurm.errors import SlurmUnavailableError
+from metasched.slurm.errors import SlurmCommandError, SlurmUnavailableError
 from policies.gavel.policies import GavelCostParameters
 from tests.fakes.fake_slurm import FakeSlurm
 
@@ -197,13 +197,13 @@ def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
     """And one that cannot be asked keeps nobody from answering."""
     asked = {}
 
-    def run(argv):
+    def run(argv, **_):
         asked[argv[1]] = argv
         if argv[1] == "--nodelist=n1":
-            raise CommandFailedError("srun: down")
-        return "has no python3 on PATH\n"
+            raise SlurmCommandError("srun: down")
+        return "has no python3 on PATH\n", ""
 
-    monkeypatch.setattr(facts, "run", run)
+    monkeypatch.setattr(facts, "run_command", run)
     found = dict(on_nodes((node("n1"), node("n2", partitions=("b", "a"))), SHARED))
     assert str(found["n1"]) == "srun: down"
     assert found["n2"] == ["has no python3 on PATH"]
@@ -213,11 +213,11 @@ def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
 def test_nodes_are_not_asked_for_a_directory_that_is_still_to_be_made(monkeypatch):
     """Nothing could be seen anywhere."""
 
-    def run(argv):
+    def run(argv, **_):
         begin = argv.index("/bin/sh")
-        return subprocess.run(argv[begin:], capture_output=True, text=True, timeout=30, check=True).stdout
+        return subprocess.run(argv[begin:], capture_output=True, text=True, timeout=30, check=True).stdout, ""
 
-    monkeypatch.setattr(facts, "run", run)
+    monkeypatch.setattr(facts, "run_command", run)
     missing = Path("/no/such/directory")
     ((_, asked),), ((_, spared),) = on_nodes([node()], missing), on_nodes([node()], None)
     assert [line for line in asked if line not in spared] == [f"does not see {missing}"]

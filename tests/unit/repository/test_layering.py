@@ -32,7 +32,7 @@ PACKAGES = {
         *("core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),
     },
-    "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "store"},
+    "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
         *("accounting", "configuration", "core", "daemon", "demo", "devcluster", "installation", "replay"),
         *("shared_dir", "simulator", "slurm", "store"),
