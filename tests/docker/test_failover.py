@@ -88,7 +88,7 @@ def lose(site, how):
 
 @pytest.mark.parametrize("how", ["killed", "cut off from the shared volume"])
 def test_another_host_takes_over_and_back(site, standby, recovery, how):
-    """No job is lost or restarted, no GPU given twice, and what was copied of the history is kept."""
+    """No job is lost or restarted, no GPU allocated twice, and the copied history is kept."""
     one = site.train("alice", LONG, "--gres=gpu:1", "-w", "c1")
     two = site.train("bob", LONG, "--gres=gpu:1", "-N2")
     filler = site.submit("bob", "sleep 3600", "--gres=gpu:2", "-N2")
@@ -157,8 +157,8 @@ def test_a_preemption_outlives_the_host_that_began_it(site, standby, recovery):
     site.assert_nothing_lost(victim, ended.progress_steps)
 
 
-def test_a_host_that_was_frozen_writes_nothing_more(site, standby, recovery):
-    """Its lock is removed, as the docs have it; when it wakes up after the takeover, it finds out and ends."""
+def test_a_frozen_host_writes_nothing_after_a_takeover(site, standby, recovery):
+    """Its lock is removed, as the docs say; when it wakes up, it finds the takeover and ends."""
     site.sh("controller", "scontrol setdebugflags +Protocol")
     site.mend.append(("debug flags", lambda: site.sh("controller", "scontrol setdebugflags -Protocol")))
     training = site.train("alice", LONG, "--gres=gpu:1")

@@ -42,7 +42,7 @@ def await_service(site, host):
 
 @pytest.mark.bounded
 def test_a_compute_host_is_killed(site, recovery):
-    """The job goes on from its checkpoint on another host; the host, back again, is used again."""
+    """The job resumes from its checkpoint on another host; the host is used again when it is back."""
     training = start(site)
     lost = where(site, training)
     whole = recovery()
@@ -59,7 +59,7 @@ def test_a_compute_host_is_killed(site, recovery):
 
 
 def test_a_compute_host_of_several_is_killed(site, recovery):
-    """A training over two hosts that loses one goes on with what is left."""
+    """A training over two hosts that loses one continues on the other."""
     site.leave_one_gpu("c1", "c2")
     training = start(site, tag="metasched min_gpus=1 max_gpus=2")
     site.wait(lambda: 2 in site.generations(training).values())
@@ -72,7 +72,7 @@ def test_a_compute_host_of_several_is_killed(site, recovery):
 
 
 def test_a_compute_host_hangs_and_wakes_up(site, recovery):
-    """A frozen host's job goes on elsewhere; when the host wakes, the old trainer writes nothing more."""
+    """A frozen host's job resumes elsewhere; when the host wakes, the old trainer writes nothing more."""
     training = start(site)
     lost = where(site, training)
     whole = recovery()
@@ -86,7 +86,7 @@ def test_a_compute_host_hangs_and_wakes_up(site, recovery):
 
 
 def test_a_compute_host_is_cut_off_from_the_controller(site, recovery):
-    """Its job goes on elsewhere; the old trainer, which still reaches the shared volume, is fenced off from it."""
+    """Its job resumes elsewhere; the old trainer, which still reaches the shared volume, is fenced."""
     training = start(site)
     lost = where(site, training)
     whole = recovery()
@@ -100,7 +100,7 @@ def test_a_compute_host_is_cut_off_from_the_controller(site, recovery):
 
 
 def test_a_compute_host_is_cut_off_from_the_shared_volume(site, recovery):
-    """A training that can save nothing more does not go on for ever as if it could; once mended, nothing is lost."""
+    """A training that cannot save ends; after the repair nothing is lost."""
     training = start(site)
     lost = where(site, training)
     site.hide(lost, "/home")
@@ -115,7 +115,7 @@ def test_a_compute_host_is_cut_off_from_the_shared_volume(site, recovery):
 
 @pytest.mark.bounded
 def test_the_controller_is_restarted(site, recovery):
-    """Jobs run on, the daemon waits for it and says so, and jobs are scheduled again by themselves."""
+    """Jobs continue, the daemon reports the outage, and scheduling resumes by itself."""
     training = start(site)
     until_saved(
         lambda: site.run("controller", "scontrol", "update", f"JobId={training.slurm_job_id}", "Nice=0"),
@@ -134,8 +134,8 @@ def test_the_controller_is_restarted(site, recovery):
 
 
 @pytest.mark.parametrize("host", ["scheduler", "controller"])
-def test_munge_stops(site, recovery, host):
-    """Without munge nobody is believed: the daemon waits; when munge is back, it goes on by itself."""
+def test_munge_is_stopped(site, recovery, host):
+    """Without munge nothing is authenticated: the daemon waits, and continues when munge is back."""
     training = start(site)
     site.sh(host, "pkill -x munged")
     site.mend.append(
@@ -153,7 +153,7 @@ def test_munge_stops(site, recovery, host):
 
 @pytest.mark.bounded
 def test_the_disk_of_the_daemons_host_is_full(site, recovery):
-    """The daemon stops rather than forget; with space again it goes on where it was, and jobs never noticed."""
+    """The daemon stops rather than lose records; with free space it continues, and jobs are not affected."""
     _small_disk(site, 24)
     training = start(site)
     uid = site.job(training).uid
@@ -172,7 +172,7 @@ def test_the_disk_of_the_daemons_host_is_full(site, recovery):
 
 
 def test_the_daemons_host_is_restarted(site, recovery):
-    """Jobs run on without it; its store is as it was."""
+    """Jobs continue without it; its store is unchanged."""
     training = start(site)
     uid = site.job(training).uid
     site.kill_host("scheduler")
@@ -190,7 +190,7 @@ def test_the_daemons_host_is_restarted(site, recovery):
 
 @pytest.mark.parametrize("skew", ["+60", "-60"])
 def test_a_compute_hosts_clock_is_off(site, skew):
-    """A minute fast or slow (a job's credential lives for two): its jobs start, stop, go on and finish as any other."""
+    """A minute fast or slow (a credential is valid for two): its jobs start, stop, resume and finish."""
     library = site.sh("c1", "ls /usr/lib/*/faketime/libfaketime.so.1").strip()
     _set_clock(site, f"LD_PRELOAD={library} FAKETIME={skew} FAKETIME_DONT_FAKE_MONOTONIC=1")
     site.mend.append(("clock", lambda: _set_clock(site, "")))

@@ -151,7 +151,7 @@ class TestRealSlurmOnly:
         restore(small)
 
     def test_hostile_text_reaches_no_other_field(self, world):
-        """Names and comments with anything in them, bytes that are no UTF-8 included, are read back as text."""
+        """Names and comments of any bytes, invalid UTF-8 included, are read back as text."""
         evil = 'x UserId=root(0) "}],\n{"job_id": 1}, \x1b[31m JobState=RUNNING'
         script = world.base / "job.sh"
         script.write_text("#!/bin/bash\nsleep 60\n")
@@ -171,7 +171,7 @@ class TestRealSlurmOnly:
         assert sum(str(job.array_job_id) == array for job in world.client.jobs()) == 133
 
     def test_an_unchanged_queue_costs_one_text_read(self, world, monkeypatch):
-        """And whatever happens to a job makes it a full one."""
+        """Any change of a job makes the next read a full read."""
         slurm_job_id = world.submit("--hold")
         world.client.jobs()
         commands = []
@@ -182,7 +182,7 @@ class TestRealSlurmOnly:
         world.cluster.run("scontrol", "release", slurm_job_id)
         world.wait_state(slurm_job_id, JobState.RUNNING)
 
-    def test_a_controller_that_is_not_there_is_unavailable(self, world):
+    def test_an_absent_controller_is_unavailable(self, world):
         """Reads and writes say so, and work again when it is back."""
         slurm_job_id = world.submit("--hold")
         world.client.hold(slurm_job_id)
@@ -204,7 +204,7 @@ class TestRealSlurmOnly:
         assert world.job(slurm_job_id).hold is Hold.ADMIN
 
     def test_an_admin_hold_leaves_no_moment_without_a_hold(self, world):
-        """A job that could start at once never does while its user's hold becomes the admin's."""
+        """A job that could start at once does not start while its user's hold becomes the administrator's."""
         job_ids = [world.submit("--hold") for _ in range(10)]
         for slurm_job_id in job_ids:
             world.client.hold(slurm_job_id)

@@ -181,7 +181,7 @@ def test_job_submit_script_is_loaded_and_may_be_edited(make_cluster, tmp_path):
 # Refusals
 
 
-def test_live_cluster_is_not_overrun(cluster):
+def test_a_live_cluster_is_not_overwritten(cluster):
     """A second `up` in the same base is refused and harms nothing."""
     before = cluster.status()["daemons"]
     with pytest.raises(BaseInUseError, match="already holds a cluster"):
@@ -199,7 +199,7 @@ def test_failed_start_shows_the_log_and_leaves_nothing():
 
 
 def test_base_where_programs_cannot_run_is_a_clear_error(shared_tmp, monkeypatch):
-    """A daemon that cannot be executed there, as on a noexec file system, is named, and nothing stays."""
+    """A base on a noexec file system is an error that names the daemon; no file stays."""
     monkeypatch.setattr(shutil, "copy", lambda source, target: Path(target).touch(0o644))
     with pytest.raises(StartError, match=r"munged did not start.*Permission denied"):
         DevCluster.up(shared_tmp / "c", SMALL)
@@ -246,7 +246,7 @@ def test_node_comes_back_with_its_job(clean_cluster, tmp_path):
 
 
 def test_daemon_is_not_started_twice(cluster):
-    """Starting what runs is an error, not a second daemon."""
+    """Starting a running daemon is an error."""
     with pytest.raises(DevClusterError, match="already running"):
         cluster.start_controller()
     with pytest.raises(DevClusterError, match="already running"):
@@ -305,8 +305,8 @@ def test_down_spares_a_shell_that_only_uses_the_cluster(make_cluster):
             shell.kill()
 
 
-def test_two_clusters_do_not_meet(make_cluster):
-    """Clusters on one host have ports, jobs and ends of their own."""
+def test_two_clusters_are_independent(make_cluster):
+    """Clusters on one host have separate ports, jobs and ends."""
     one, two = make_cluster(groups=SMALL), make_cluster(groups=SMALL)
     job = submit(one, "sleep 600")
     until(lambda: state(one, job) == "RUNNING")

@@ -29,8 +29,8 @@ def runs(site, slurm_job_id):
         ]
 
 
-def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
-    """The running job runs on under its uid and its history, and the waiting one gets its turn."""
+def test_a_standby_continues_after_the_daemon_is_killed(site, second):
+    """The running job keeps its uid and history, and the waiting job starts later."""
     site.start()
     runner = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:4", "-N4")
     waiter = site.submit("sleep 1", "--gres=gpu:1")
@@ -50,8 +50,8 @@ def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
     assert second_status(site, second, waiter, "completed").runs == 1
 
 
-def test_a_daemon_that_is_stopped_in_order_hands_over_everything(site, second):
-    """Its last copy is made after its last round."""
+def test_a_stopped_daemon_hands_over_its_whole_store(site, second):
+    """The last copy is made after the last round."""
     site.start()
     job = site.submit("sleep 600", "--gres=gpu:1")
     site.wait_status(job, "running")

@@ -44,8 +44,8 @@ def known(site):
         }
 
 
-def test_jobs_go_where_they_are_relatively_fastest(mixed):
-    """Both are fastest on the V100; what counts is who gains more by it. The speeds come from the trainers' reports."""
+def test_jobs_get_the_gpu_type_of_their_largest_speedup(mixed):
+    """Both jobs are fastest on the V100; the one with the larger speedup, by the trainers' reports, gets it."""
     mixed.configure(policy="gavel_throughput")
     mixed.start()
     mixed.wait(mixed.status)
@@ -66,8 +66,8 @@ def test_jobs_go_where_they_are_relatively_fastest(mixed):
     mixed.wait(settled)
 
 
-def test_the_real_shims_reports_teach_the_daemon(mixed):
-    """Steps that take four times as long on the K80 make it know a speed that is several times lower there."""
+def test_the_daemon_learns_speeds_from_the_shims_reports(mixed):
+    """Steps take four times as long on the K80, and the learned speed is several times lower there."""
     mixed.start()
     for kind, seconds in (("v100", 0.1), ("k80", 0.4)):
         train(mixed, kind, seconds)
@@ -95,8 +95,8 @@ def add_second_type(cluster):
     cluster.wait_nodes()
 
 
-def test_jobs_with_gpus_of_several_types_are_seen(make_cluster):
-    """Of one that is not ours all GPUs are counted; one of ours is not started, and is told what to change."""
+def test_jobs_with_gpus_of_several_types_are_counted(make_cluster):
+    """All GPUs of an untagged one are counted; a tagged one is not started, and its error says what to change."""
     cluster = make_cluster(groups=(NodeGroup(1, 2, "v100"), NodeGroup(1, 1, "k80")), job_submit=JOB_SUBMIT)
     add_second_type(cluster)
     with closing(Site(cluster)) as site, closing(CommandLineClient(cluster.env)) as client:

@@ -26,8 +26,8 @@ def killed_site(make_cluster):
 
 
 @pytest.mark.timeout(900)
-def test_a_job_of_which_every_part_is_killed_trains_as_if_nothing_had_happened(killed_site, tmp_path):
-    """It resumes from the last whole checkpoint, nobody else writes, and no sample is lost or repeated."""
+def test_training_is_unchanged_when_every_part_of_a_job_is_killed(killed_site, tmp_path):
+    """The job resumes from the last complete checkpoint, there is one writer, and no sample is lost or repeated."""
     kills, wrong, facts = on_slurm.campaign(killed_site, tmp_path, VICTIMS, seed=3)
     assert wrong == []
     assert len(kills) == len(VICTIMS)

@@ -115,8 +115,8 @@ def complaints(facts):
     return [finding for finding in check(facts) if finding.level != "ok"]
 
 
-def test_a_good_installation_gets_no_complaint():
-    """And every part of it is named."""
+def test_a_sound_installation_has_no_faults():
+    """Every part of the installation has a finding."""
     assert complaints(FACTS) == []
     assert {"[paths] state", "[paths] shared", "Slurm", "role", "nodes", "job_submit"} <= {
         finding.subject for finding in check(FACTS)
@@ -163,8 +163,8 @@ def test_a_good_installation_gets_no_complaint():
         (with_slurm(associations=None), "warning", "accounting", "does not show metasched", "adminlevel=Operator"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
-    """One fault, one complaint, which says what to change."""
+def test_each_fault_is_named_with_its_fix(facts, level, subject, text, fix):
+    """One fault gives one finding, whose fix says what to change."""
     (finding,) = complaints(facts)
     assert (finding.level, finding.subject) == (level, subject)
     assert text in finding.text
@@ -181,20 +181,20 @@ def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
         ('QOS = {"normal", "b"}', {"qos": ["Normal"]}, "job_submit.lua: b, normal; [intake] qos"),
     ],
 )
-def test_the_plugin_names_what_the_configuration_does(line, intake, text):
-    """Else a job would be taken in that nobody may stamp; a QOS has no case in Slurm."""
+def test_plugin_and_configuration_must_name_the_same_jobs(line, intake, text):
+    """The daemon would take in a job that the plugin did not stamp; names of QOS have no case in Slurm."""
     found = complaints(with_plugin(line, **intake))
     assert [finding.level for finding in found] == ([] if text is None else ["error"])
     assert all(text in finding.text for finding in found)
 
 
-def test_the_plugin_may_name_the_shards_that_nodes_have():
-    """Another number is an error, as above."""
+def test_the_plugins_shards_must_be_those_of_the_nodes():
+    """The nodes' own number is no fault."""
     assert complaints(with_shards(with_plugin("SHARDS = 2"), 2)) == []
 
 
-def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
-    """And one that cannot be asked keeps nobody from answering."""
+def test_each_node_is_checked_in_its_own_partitions(monkeypatch):
+    """A node that does not answer does not affect the others."""
     asked = {}
 
     def run(argv, **_):
@@ -210,8 +210,8 @@ def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
     assert {"--partition=a,b", "--mem=32M"} < set(asked["--nodelist=n2"])
 
 
-def test_nodes_are_not_asked_for_a_directory_that_is_still_to_be_made(monkeypatch):
-    """Nothing could be seen anywhere."""
+def test_nodes_are_not_checked_for_a_missing_directory(monkeypatch):
+    """Only a shared directory that exists is checked on the nodes."""
 
     def run(argv, **_):
         begin = argv.index("/bin/sh")
@@ -223,8 +223,8 @@ def test_nodes_are_not_asked_for_a_directory_that_is_still_to_be_made(monkeypatc
     assert [line for line in asked if line not in spared] == [f"does not see {missing}"]
 
 
-def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch):
-    """A damaged database, and a client that is not installed; a database that is still to be made is no fault."""
+def test_a_damaged_database_and_a_missing_client_are_errors(tmp_path, monkeypatch):
+    """The daemon would not start with them; a database that does not exist yet is no fault."""
     paths = {"state": tmp_path, "shared": tmp_path / "shared"}
     config = Config.model_validate({"paths": paths, "slurm": {"client": "pyslurm"}})
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -239,7 +239,7 @@ def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch)
 
 
 def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
-    """Jobs, and maybe another daemon, go by the one that job_submit.lua names; a link to it is the same."""
+    """Jobs, and perhaps another daemon, use the directory of job_submit.lua; a link to it is the same directory."""
     (tmp_path / "job_submit.lua").write_text(f'local SHARED = "{tmp_path}/shared/"\n')
     (tmp_path / "link").symlink_to(tmp_path / "shared")
     slurm = FakeSlurm()
@@ -252,7 +252,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
 
 
 def test_an_operator_needs_the_plugin():
-    """An administrator does without."""
+    """An administrator does not need the plugin."""
     without = with_settings(job_submit_plugins=())
     assert [(finding.level, finding.subject) for finding in complaints(without)] == [
         ("error", "role"),
@@ -269,34 +269,34 @@ def test_a_database_on_a_network_file_system_is_refused():
 
 
 def test_shared_storage_without_locks_is_refused():
-    """Nothing would keep two daemons apart."""
+    """Two daemons could run at once."""
     facts = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, locks=False))
     assert [(finding.level, finding.subject) for finding in complaints(facts)] == [("error", "[paths] shared")]
 
 
-def test_shared_storage_that_looks_local_is_questioned():
-    """On a cluster of one node it is all right."""
+def test_a_local_shared_directory_is_a_warning():
+    """On a cluster of one node it is no fault."""
     local = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, filesystem="xfs"))
     assert [finding.subject for finding in complaints(local)] == ["[paths] shared"]
     one = dataclasses.replace(local, slurm=dataclasses.replace(SLURM, nodes=(node(),)))
     assert complaints(one) == []
 
 
-def test_the_paths_are_looked_at_without_slurm_too():
-    """What can be known is said."""
+def test_the_paths_are_checked_without_slurm():
+    """The checks that need no Slurm have findings."""
     silent = dataclasses.replace(FACTS, slurm=SlurmUnavailableError("connection refused"))
     assert [(finding.level, finding.subject) for finding in check(silent)][-1] == ("error", "Slurm")
     assert len(check(silent)) == 3
 
 
 def test_slurm_user_and_root_need_no_role():
-    """They may do everything."""
+    """Slurm lets them do everything."""
     assert complaints(dataclasses.replace(with_slurm(admin_level=None), user="slurm")) == []
     assert complaints(dataclasses.replace(with_slurm(admin_level=None), uid=0)) == []
 
 
-def test_a_directory_that_is_missing_can_be_made(tmp_path):
-    """It is judged by where it would be, and not made."""
+def test_a_missing_directory_is_probed_in_its_parent(tmp_path):
+    """The probe does not make the directory."""
     found = probe_directory(tmp_path / "a" / "b")
     assert found.problem is None
     assert found.filesystem
@@ -305,8 +305,8 @@ def test_a_directory_that_is_missing_can_be_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_everybody_may_write_to_is_noticed(tmp_path):
-    """Others could put files of their own in place of the daemon's."""
+def test_a_world_writable_directory_is_an_error(tmp_path):
+    """Other users could replace the daemon's files."""
     tmp_path.chmod(0o1777)
     assert probe_directory(tmp_path).open_to_all
     assert not probe_directory(tmp_path / "missing").open_to_all
@@ -318,20 +318,20 @@ def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
     assert "is not a directory" in probe_directory(tmp_path / "file" / "state").problem
 
 
-def test_a_directory_that_cannot_be_looked_at_is_a_problem(tmp_path):
-    """Like one below a directory that is closed to this user."""
+def test_an_unreadable_directory_is_a_problem(tmp_path):
+    """The example is a directory below one that is closed to this user."""
     assert "File name too long" in probe_directory(tmp_path / ("x" * 300) / "state").problem
 
 
 def test_the_template_is_a_configuration_of_defaults(tmp_path):
-    """It can be used as it is written."""
+    """The file can be used as written."""
     path = tmp_path / "metasched.toml"
     path.write_text(template(SETTINGS, SLURM.nodes, STATE, SHARED))
     assert loaded(path) == keys(FACTS.config)
 
 
 def test_every_default_in_the_template_may_be_uncommented(tmp_path):
-    """And every key of the configuration is there."""
+    """The template has every key of the configuration."""
     text = template(SETTINGS, SLURM.nodes, STATE, SHARED)
     path = tmp_path / "metasched.toml"
     path.write_text(re.sub("^#(?! )", "", text, flags=re.MULTILINE))
@@ -342,14 +342,14 @@ def test_every_default_in_the_template_may_be_uncommented(tmp_path):
 
 
 @pytest.mark.parametrize(("held", "written"), [({42}, {"exit_code": 42}), ({42, 200}, {"exit_code": 42}), ({200}, {})])
-def test_the_template_takes_the_exit_code_that_slurm_holds_already(held, written):
-    """A site that uses another code keeps it, if a trainer can end with it."""
+def test_the_template_has_the_exit_code_of_requeue_exit_hold(held, written):
+    """A site with another code keeps it, if a trainer can exit with it."""
     other = dataclasses.replace(SETTINGS, requeue_exit_hold=frozenset(held))
     assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == written
 
 
 def test_meanings_are_inherited_and_shared():
-    """A line may explain several keys, and a class has those of what it builds on."""
+    """A line may explain several keys, and a class has the keys of its base class."""
 
     class Base:
         """Words.
