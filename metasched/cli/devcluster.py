@@ -11,7 +11,7 @@ import click
 
 from metasched.cli.formatting import echo_json, json_option
 from metasched.demo.installed import slurm_script
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 
 _GROUP = re.compile(r"([1-9][0-9]{0,3})x([0-9]{1,2})(?:x(.+))?")
 
@@ -67,7 +67,7 @@ def up(
     if not groups:
         groups = (NodeGroup(4 if nodes is None else nodes, 4 if gpus is None else gpus),)
     groups = tuple(dataclasses.replace(group, shards=shards if group.gpus else 0) for group in groups)
-    cluster = DevCluster.up(base, groups, job_submit=slurm_script("job_submit.lua"))
+    cluster = DevCluster.up(base, Settings(groups), job_submit=slurm_script("job_submit.lua"))
     if as_json:
         echo_json({"base": str(cluster.base), "nodes": list(cluster.nodes), "environment": cluster.changes})
         return

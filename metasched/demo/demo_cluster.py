@@ -14,7 +14,7 @@ from pathlib import Path
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.demo.installed import slurm_script
-from metasched.demo.jobs import GROUPS, DemoJob, configuration
+from metasched.demo.jobs import SETTINGS, DemoJob, configuration
 from metasched.devcluster import DevCluster
 from metasched.devcluster.errors import tail
 from metasched.shared_dir import published_status as published
@@ -85,7 +85,7 @@ def stage(base: Path, *, keep: bool) -> Iterator[DemoCluster]:
     """
     try:
         with DevCluster.up(
-            base / "cluster", GROUPS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
+            base / "cluster", SETTINGS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
         ) as cluster:
             config = base / "metasched.toml"
             config.write_text(configuration(base / "state", base / "shared"), encoding="utf-8")

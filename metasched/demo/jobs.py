@@ -19,10 +19,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from metasched.devcluster import NodeGroup
+from metasched.devcluster import NodeGroup, Settings
 from metasched.shared_dir.published_status import JobStatus, Status
 
-GROUPS = (NodeGroup(1, 4, "v100"), NodeGroup(3, 4, "k80"))
+SETTINGS = Settings((NodeGroup(1, 4, "v100"), NodeGroup(3, 4, "k80")))
 THRESHOLD_GPU_SECONDS = 24.0
 _ENOUGH_STEPS = 40
 

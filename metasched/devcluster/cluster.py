@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict
@@ -71,49 +71,31 @@ class DevCluster:
     port: int
 
     @classmethod
-    def up(  # noqa: D417  the rest is documented in Settings
+    def up(
         cls,
         base: Path,
-        groups: Sequence[NodeGroup] = (NodeGroup(),),
+        settings: Settings = Settings(),  # noqa: B008  immutable
         *,
-        cpus: int = 16,
-        memory_mb: int = 64000,
-        tuned: bool = True,
-        requeue_exit: int | None = 85,
         job_submit: Path | None = None,
-        kill_wait: int = 30,
-        extra_conf: Sequence[str] = (),
-        nodes_per_switch: int | None = None,
         owner_pid: int | None = None,
-        slurm: str | None = None,
     ) -> Self:
         """Start a cluster, and return when all nodes are idle.
 
         Args:
             base: a directory of this user that is empty or does not exist yet; `down` removes it.
+            settings: the cluster's settings, all but `job_submit`.
             job_submit: a lua script for Slurm's job_submit plugin; copied to `job_submit_lua`, where it may be edited.
             owner_pid: the process whose end takes the cluster down.
-            slurm: "system", "unpacked" or "auto"; by default the environment's METASCHED_SLURM, else "auto".
 
         Raises:
             DevClusterError: one of its subclasses; nothing of the cluster is left then.
         """
-        settings = Settings(
-            groups=tuple(groups),
-            cpus=cpus,
-            memory_mb=memory_mb,
-            tuned=tuned,
-            requeue_exit=requeue_exit,
-            job_submit=job_submit is not None,
-            kill_wait=kill_wait,
-            extra_conf=tuple(extra_conf),
-            nodes_per_switch=nodes_per_switch,
-        )
+        settings = replace(settings, job_submit=job_submit is not None)
         layout = Layout(base.resolve())
         layout.check(settings)
         if job_submit is not None and not job_submit.is_file():
             raise BadSettingError(f"job_submit: no file {job_submit}")
-        programs = software.find(slurm)
+        programs = software.find()
         with Ports(1 + len(settings.nodes)) as ports:
             cluster = cls(layout.base, settings, programs, ports.numbers[0])
             cluster._create_base()

@@ -96,19 +96,18 @@ def _installed(path: str) -> str:
     return ":".join(one for one in path.split(":") if not os.path.exists(f"{one}/../../{_COMPLETE}"))  # noqa: PTH110
 
 
-def find(mode: str | None = None) -> Software:
-    """Return the Slurm to use.
+def find() -> Software:
+    """Return the Slurm to use, as the environment's METASCHED_SLURM says.
 
-    Args:
-        mode: "system" for the installed Slurm; "unpacked" for the one in the cache ($METASCHED_CACHE or
-            ``default_cache()``), fetched from Debian's archive where the cache has none for this system; "auto" for the
-            first of these that works; None for the environment's METASCHED_SLURM, else "auto".
+    "system" is the installed Slurm; "unpacked" is the one in the cache ($METASCHED_CACHE or ``default_cache()``),
+    fetched from Debian's archive where the cache has none for this system; "auto", the default, is the first of these
+    that works.
 
     Raises:
         SlurmMissingError: there is no such Slurm.
-        BadSettingError: the mode is another word.
+        BadSettingError: METASCHED_SLURM is another word.
     """
-    mode = mode or os.environ.get("METASCHED_SLURM") or "auto"
+    mode = os.environ.get("METASCHED_SLURM") or "auto"
     if mode not in get_args(Mode):
         raise BadSettingError(f"METASCHED_SLURM={mode!r}: use one of {', '.join(get_args(Mode))}")
     if mode != "unpacked":

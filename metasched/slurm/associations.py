@@ -104,7 +104,7 @@ class Associations:
         number itself is not set under ``PriorityType=priority/basic``.
         """
         accounts = {row.account: row for row in self.rows if not row.user}
-        above = {name: _parent(accounts, row) for name, row in accounts.items()}
+        above = {name: _inside(accounts, row.parent or ROOT) for name, row in accounts.items()}
         total: dict[str, int] = {}
         for row in self.rows:
             if row.shares is not None and (row.account != ROOT or row.user):
@@ -144,10 +144,6 @@ def _inside(accounts: Mapping[str, Association], name: str) -> str:
         seen.add(name)
         name = row.parent
     return name
-
-
-def _parent(accounts: Mapping[str, Association], row: Association) -> str:
-    return _inside(accounts, row.parent or ROOT)
 
 
 def enforces_limits(settings: Mapping[str, str]) -> bool:

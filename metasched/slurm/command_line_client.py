@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -67,10 +68,9 @@ class CommandLineClient:
         self._fingerprint: object = None  # of the poll that self._jobs is from; None after any write
         self._full_read = 0.0
         self._reservations: tuple[Reservation, ...] = ()
-        self._reservations_read: tuple[frozenset[str], float] | None = None  # which nodes were reserved, and when
-        self._reserved: frozenset[str] = frozenset()  # nodes, as of the last read
-        self._racks: Mapping[str, str] = {}
-        self._racks_read: float | None = None
+        self._reservations_read: tuple[frozenset[str], float] | None = None  # names of the nodes reserved then; when
+        self._reserved: frozenset[str] = frozenset()  # names of the nodes reserved at the last read of nodes
+        self._racks: tuple[Mapping[str, str], float] | None = None  # racks, and when they were read
         self._logged: set[str] = set()
         self._installed: tuple[int, ...] | None = None
 
@@ -154,10 +154,9 @@ class CommandLineClient:
     def racks(self) -> Mapping[str, str]:
         """See SlurmClient; read every five minutes, because a topology changes only when Slurm is reconfigured."""
         now = time.monotonic()
-        if self._racks_read is None or now - self._racks_read >= _RACKS_SECONDS:
-            self._racks = self._read_racks()
-            self._racks_read = now
-        return self._racks
+        if self._racks is None or now - self._racks[1] >= _RACKS_SECONDS:
+            self._racks = self._read_racks(), now
+        return self._racks[0]
 
     def associations(self) -> Associations | None:
         """See SlurmClient."""
@@ -265,6 +264,7 @@ class CommandLineClient:
         return self._installed
 
     def _read_racks(self) -> Mapping[str, str]:
+        """Read the topology; an unreadable one counts as none, and is logged."""
         try:
             racks = topology.parse_racks(self._run(["scontrol", "show", "topology"]))
         except SlurmUnavailableError:
@@ -340,7 +340,6 @@ def _exit_codes(text: str) -> frozenset[int]:
     """Read the exit codes of ``85,90-92``; other words (names of states) are skipped."""
     codes: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip(), re.ASCII)
-        if match:
-            codes.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        with contextlib.suppress(ValueError):
+            codes.update(field_parsers.array_tasks(part.strip()))
     return frozenset(codes)

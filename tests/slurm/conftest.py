@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.devcluster.errors import CommandError
 from tests.slurm.site import Site
 
@@ -43,9 +43,14 @@ def clean_cluster(cluster):
 
 @pytest.fixture
 def make_cluster():
-    """Makes clusters of the test's own: `make_cluster(**options of DevCluster.up)`; all are down after the test."""
+    """Makes the test's own clusters: `make_cluster(job_submit=..., **settings)`; all are down after the test."""
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(DevCluster.up(new_base(), owner_pid=os.getpid(), **options))
+
+        def make(job_submit=None, **settings):
+            made = DevCluster.up(new_base(), Settings(**settings), job_submit=job_submit, owner_pid=os.getpid())
+            return stack.enter_context(made)
+
+        yield make
 
 
 def restore(cluster):

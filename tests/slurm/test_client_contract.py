@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from metasched.core.model import Hold
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.slurm.client import JobState
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
@@ -103,9 +103,8 @@ class RealWorld:
 
 
 def up(nodes):
-    return DevCluster.up(
-        new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, nodes_per_switch=2, owner_pid=os.getpid()
-    )
+    settings = Settings((NodeGroup(nodes, shards=2),), kill_wait=KILL_WAIT, nodes_per_switch=2)
+    return DevCluster.up(new_base(), settings, owner_pid=os.getpid())
 
 
 @pytest.fixture(scope="module")

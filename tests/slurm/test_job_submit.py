@@ -9,7 +9,7 @@ import time
 import pytest
 
 from metasched.core.model import Hold
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
 from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT, new_base, restore
@@ -77,7 +77,7 @@ class Submitter:
 def plugged():
     partition = "PartitionName=train Nodes=ALL MaxTime=INFINITE State=UP"
     with DevCluster.up(
-        new_base(), [NodeGroup(1)], job_submit=JOB_SUBMIT, extra_conf=[partition], owner_pid=os.getpid()
+        new_base(), Settings((NodeGroup(1),), extra_conf=(partition,)), job_submit=JOB_SUBMIT, owner_pid=os.getpid()
     ) as up:
         yield up
 

@@ -15,7 +15,7 @@ from metasched.core.model import Placement
 from metasched.core.policy import installed_policies
 from metasched.demo import demo_run, installed, train
 from metasched.demo.demo_cluster import DemoError
-from metasched.demo.jobs import GROUPS, JOBS, THRESHOLD_GPU_SECONDS, configuration
+from metasched.demo.jobs import JOBS, SETTINGS, THRESHOLD_GPU_SECONDS, configuration
 from metasched.demo.result import outcome, problems
 from metasched.slurm.tags import parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord
@@ -68,11 +68,11 @@ def test_a_missing_job_is_a_problem():
 
 def test_the_jobs_fit_the_cluster():
     """The demo's cluster has 4 nodes of 4 GPUs; each tag is valid; at most 8 ranks run at once."""
-    assert [(group.count, group.gpus) for group in GROUPS] == [(1, 4), (3, 4)]
+    assert [(group.count, group.gpus) for group in SETTINGS.groups] == [(1, 4), (3, 4)]
     assert len(JOBS) >= 4
     for job in JOBS:
         assert parse_tag(f"metasched {job.tag}") is not None
-    v100 = sum(group.count * group.gpus for group in GROUPS if group.gpu_type == "v100")
+    v100 = sum(group.count * group.gpus for group in SETTINGS.groups if group.gpu_type == "v100")
     others = sum(job.nodes * job.gpus_per_node for job in JOBS if job.gpu_type != "v100")
     assert v100 + others <= 8
 

@@ -188,7 +188,7 @@ def test_attach_to_a_directory_without_cluster_is_an_error(tmp_path):
 
 def test_base_that_holds_other_files_is_left_alone(monkeypatch):
     """A directory with somebody's files is refused, and the files stay."""
-    monkeypatch.setattr(software, "find", lambda mode: software.Software(None))
+    monkeypatch.setattr(software, "find", lambda: software.Software(None))
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         (base / "thesis.tex").write_text("x")
@@ -200,7 +200,7 @@ def test_base_that_holds_other_files_is_left_alone(monkeypatch):
 @pytest.mark.parametrize("enter", [DevCluster.up, DevCluster.attach])
 def test_base_that_others_could_replace_is_refused(monkeypatch, tmp_path, enter):
     """Whoever can write below a base runs code as its cluster's user: it must be that user's, and only that one's."""
-    monkeypatch.setattr(software, "find", lambda mode: software.Software(None))
+    monkeypatch.setattr(software, "find", lambda: software.Software(None))
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         base.chmod(0o775)
@@ -226,8 +226,9 @@ def test_missing_slurm_says_what_to_install(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "cache"))
     for mode in ("system", "auto"):
+        monkeypatch.setenv("METASCHED_SLURM", mode)
         with pytest.raises(SlurmMissingError, match="apt-get install slurmctld slurmd"):
-            software.find(mode)
+            software.find()
     assert main(["fetch"]) == 1
     assert "apt-get install slurmctld slurmd" in capsys.readouterr().err
 
@@ -240,27 +241,30 @@ def test_unpacked_programs_on_path_are_not_the_systems(monkeypatch, tmp_path):
     for name in (*software.DAEMONS, "sbatch"):
         (programs / name).touch(0o755)
     monkeypatch.setenv("PATH", str(programs))
-    assert software.find("system").program("slurmd").parent == programs
+    monkeypatch.setenv("METASCHED_SLURM", "system")
+    assert software.find().program("slurmd").parent == programs
     (tmp_path / "tree" / software._COMPLETE).touch()
     with pytest.raises(SlurmMissingError):
-        software.find("system")
+        software.find()
 
 
 def test_an_unwritable_cache_is_named(monkeypatch, tmp_path):
     """The error names the directory and the variable that selects another."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("METASCHED_SLURM", "unpacked")
     with pytest.raises(SlurmMissingError, match="METASCHED_CACHE"):
-        software.find("unpacked")
+        software.find()
 
 
 def test_a_partly_unpacked_tree_is_not_used(monkeypatch, tmp_path):
     """The cache serves only complete trees of this system."""
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("METASCHED_SLURM", "unpacked")
     monkeypatch.setattr(software, "_fetch", lambda cache: cache / "fetched")
 
     def found():
-        return software.find("unpacked").root.relative_to(tmp_path)
+        return software.find().root.relative_to(tmp_path)
 
     def on_debian(version):
         monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": version})

@@ -97,7 +97,7 @@ def with_policy(parameters):
 
 
 def with_shards(facts, count):
-    """Nodes with so many shards of each GPU."""
+    """Facts whose nodes have ``count`` shards of each GPU."""
     nodes = (dataclasses.replace(node(), shards_per_gpu=count),)
     return dataclasses.replace(facts, slurm=dataclasses.replace(facts.slurm, nodes=nodes))
 
@@ -133,11 +133,11 @@ def test_a_sound_installation_has_no_faults():
         (with_settings(requeue_exit_hold=frozenset()), "warning", "slurm.conf", "85", "RequeueExitHold=85"),
         (with_values(JobFileAppend="0"), "warning", "slurm.conf", "overwrites", "JobFileAppend=1"),
         (with_values(MinJobAge="2 sec"), "warning", "slurm.conf", "MinJobAge=2", "MinJobAge=300"),
-        (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not know", "take the functions"),
+        (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not mention", "copy the functions"),
         (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
         (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
         (with_plugin("SHARDS = 2"), "error", "job_submit", "SHARDS = 2", "gres.conf"),
-        (with_shards(with_plugin("SHARDS = nil"), 2), "warning", "job_submit", "share with nobody", "SHARDS = 2"),
+        (with_shards(with_plugin("SHARDS = nil"), 2), "warning", "job_submit", "do not share", "SHARDS = 2"),
         (with_config("schedule", poll_seconds=70.1), "warning", "slurm.conf", "MinJobAge=300", "MinJobAge=351"),
         (
             with_policy(GavelCostParameters(types_in_turn=("v100", "v1000"), prices={"v10": 1.0})),
@@ -145,7 +145,7 @@ def test_a_sound_installation_has_no_faults():
         ),
         (
             dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, path=SHARED)),
-            *("error", "[paths] state", "[paths] shared as well", "of its own"),
+            *("error", "[paths] state", "[paths] shared as well", "name another directory"),
         ),
         (
             dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, missing=True)),
