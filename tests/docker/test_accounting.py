@@ -9,7 +9,7 @@ ACCOUNTING = "\n[accounting]\nrefresh_seconds = 1\n"
 
 @pytest.fixture
 def sacctmgr(site):
-    """Change Slurm's accounting; what is to be done about it afterwards goes first."""
+    """Change Slurm's accounting, after registering the command that undoes the change."""
     undo = []
 
     def change(what, *, undone_by=None):

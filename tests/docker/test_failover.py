@@ -18,7 +18,7 @@ COPY = f"{SHARED}/standby/metasched.db"
 
 @pytest.fixture
 def standby(site, request):
-    """A daemon on a second host, switched on for the test; both copy the store every second."""
+    """A standby daemon on a second host, started for the test; both daemons copy the store every second."""
     config = getattr(request, "param", FIFO) + COPIES
     site.write_config(config, FIRST)
     before = site.status().pid
@@ -35,7 +35,7 @@ def standby(site, request):
 
 
 def stands_by(site, host, since):
-    """Wait until the host's daemon waits for another one's end."""
+    """Wait until the host's daemon is on standby."""
     site.wait(lambda: "standing_by" in site.daemon_log(since, host), 60, f"{host} does not stand by")
 
 
@@ -46,20 +46,20 @@ def goes_on(site, host):
 
 
 def copied(site):
-    """Wait until the store has been copied as it is now: a copy that appears may have been begun before."""
+    """Wait for two copies of the store: the first may have begun before this call."""
     for _ in range(2):
         last = site.sh(FIRST, f"stat -c %y {COPY}")
         site.wait(lambda last=last: site.sh(FIRST, f"stat -c %y {COPY}") != last, 120, "the store is not copied")
 
 
 def history(site, training, host):
-    """(run, released, started, placement) of a job, as a host's store has them."""
+    """Return (run, released, started, placement) of a job's runs in a host's store."""
     runs = site.explain(site.job(training).uid, host)["runs"]
     return [(run["run"], run["released_at"], run["started"], run["placement"]) for run in runs]
 
 
 def gpus(site):
-    """Which GPU of which host each running job holds, by Slurm."""
+    """Return the host and GPU of each running job, by Slurm."""
     shown = site.sh("controller", "scontrol -d show job")
     return [
         (node, gpu)
@@ -71,14 +71,14 @@ def gpus(site):
 
 
 def writes(site, host):
-    """How often slurmctld, which says so once told to, has been asked for something else than information."""
+    """Return the number of requests in slurmctld's debug log that are not for information."""
     asked = rf"opcode [A-Z_]* from {re.escape(site.slurm_job_id(host))}:"
     log = site.sh("controller", f"grep -o '{asked}' /var/log/slurm/slurmctld.log || true")
     return sum("INFO from" not in line for line in log.splitlines())
 
 
 def lose(site, how):
-    """The first host is lost; the name of what brings it back."""
+    """Lose the first host; return the name of the fault, for `undo`."""
     if how == "killed":
         site.kill_host(FIRST)
         return f"start {FIRST}"

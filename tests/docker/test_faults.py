@@ -11,19 +11,19 @@ LONG = "--epochs 1000 --step-seconds 0.1 --checkpoint-every 2 --finish-file enou
 
 
 def start(site, *sbatch, tag="metasched", before=""):
-    """A training of Alice's that has done some steps."""
+    """Return a training of Alice's that has made some steps."""
     training = site.train("alice", LONG, "--gres=gpu:1", *sbatch, tag=tag, before=before)
     site.wait_progress(training, 25)
     return training
 
 
 def where(site, training):
-    """The host that a running job is on."""
+    """Return the host of a running job."""
     return next(iter(vars(site.job(training).nodes)))
 
 
 def finish(site, training, seconds=240):
-    """Have it end with the epoch; nothing is lost."""
+    """Let a training end with its epoch, and check that no sample is lost."""
     site.sh("login", f"touch {training.directory}/enough", "alice")
     ended = site.wait_status(training, "completed", seconds)
     site.assert_nothing_lost(training, ended.progress_steps)
@@ -225,7 +225,7 @@ def _steps(site, training):
 
 
 def _trains(site, training):
-    """Whether it does steps."""
+    """Whether a generation makes steps."""
     before = len(_steps(site, training))
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -236,14 +236,14 @@ def _trains(site, training):
 
 
 def _asleep(site, training, generation):
-    """Whether an generation does no more steps."""
+    """Whether a generation makes no more steps."""
     before = len(site.trained(training)[generation, 0])
     time.sleep(3)
     return len(site.trained(training)[generation, 0]) == before
 
 
 def _submit(site):
-    """Submit as soon as Slurm takes it."""
+    """Submit a job as soon as Slurm accepts it."""
 
     def attempt():
         try:

@@ -8,7 +8,7 @@ CONF = "/etc/slurm/slurm.conf"
 
 @pytest.fixture
 def mails(site):
-    """The subjects of the mails to a user so far: Slurm's mail program only writes them down."""
+    """Return the subjects of the mails to a user so far: the cluster's mail program records them."""
     script = "#!/bin/sh\nprintf '%s\\n' \"$*\" >> /tmp/mails\n"
     site.run("controller", "tee", MAIL_PROG, stdin=script.encode())
     site.sh("controller", f"chmod 755 {MAIL_PROG}; rm -f /tmp/mails; sed -i '/^MailProg=/d' {CONF}")
@@ -29,13 +29,13 @@ def squeue(site, training, what):
 
 
 def runs_of(site, training, *options):
-    """The states of a job's runs in accounting."""
+    """Return the states of a job's runs in accounting."""
     argv = ("sacct", "-X", "-n", "-P", "-o", "State", *options, "-j", training.slurm_job_id)
     return site.run("login", *argv, user=training.user).split()
 
 
 def preempt(site, training, times):
-    """Let a job of Bob's take its GPUs; it goes on afterwards."""
+    """Preempt a job by a job of Bob's, and wait until it runs again."""
     site.wait(lambda: site.job(training).attained_service > 12)  # what has had less comes first from now on
     other = site.submit("bob", "sleep 1", "-w", "c1", "--gres=gpu:4")
     site.wait_status(other, "completed")

@@ -21,7 +21,7 @@ def site(cluster):
 
 @pytest.fixture(scope="module")
 def victim(site):
-    """A training of Alice's that reports, and that Bob is after in each test; (training, uid)."""
+    """(training, uid) of a training of Alice's with reports, which Bob attacks in each test."""
     made = site.train("alice", "--epochs 100000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:1", "-w", "c1")
     uid = site.wait_progress(made).uid
     yield made, uid
@@ -32,7 +32,7 @@ def victim(site):
 
 @pytest.fixture
 def training(site, victim):
-    """The same; it trains on, whatever Bob did."""
+    """The victim; after the test it still trains."""
     yield victim
     made, uid = victim
     site.sh("controller", "scancel -u bob")
@@ -190,5 +190,5 @@ def test_bobs_own_daemon_cannot_affect_alices_jobs(site, training):
 
 
 def _events(site, uid, kind):
-    """Events of a kind that the daemon's store has of a job."""
+    """Return a job's events of a kind from the daemon's store."""
     return [event for event in site.explain(uid)["events"] if event["kind"] == kind]

@@ -40,7 +40,7 @@ SHAPES = [((1,), 1), ((0,), 4), ((1, 2), 2), ((0, 1, 2, 3), 1), ((3,), 2)]
 
 
 def geometry(nodes, gpus, *, cpus=2, memory=700 * MIB, gpu_type=None, delay=0, tasks_per_unit=1):
-    """CPUs and memory for each GPU (without GPUs: for each node)."""
+    """Return a Geometry with CPUs and memory for each GPU (without GPUs: for each node)."""
     units = max(gpus, 1)
     return Geometry(
         nodes=tuple(nodes),

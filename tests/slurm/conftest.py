@@ -54,7 +54,7 @@ def make_cluster():
 
 
 def restore(cluster):
-    """Start what is dead, cancel every job, put nodes back into service."""
+    """Start dead daemons, cancel every job, and return nodes to service."""
     daemons = cluster.status()["daemons"]
     if daemons["slurmctld"] is None:
         cluster.start_controller()
@@ -78,7 +78,7 @@ def restore(cluster):
 
 @pytest.fixture
 def small_site(make_cluster):
-    """The same on a cluster of its own, of one node with 4 GPUs."""
+    """A Site on a separate cluster of one node with 4 GPUs."""
     made = Site(make_cluster(groups=(NodeGroup(1, 4, "v100"),), job_submit=JOB_SUBMIT))
     yield made
     made.close()

@@ -109,7 +109,7 @@ def up(nodes):
 
 @pytest.fixture(scope="module")
 def small():
-    """A cluster without our job_submit plugin: the contract is about Slurm alone."""
+    """A cluster without metasched's job_submit plugin: the contract is about Slurm alone."""
     with up(4) as cluster:
         yield cluster
 
@@ -134,13 +134,13 @@ class TestCommandLineClient(ClientContract):
 
 @pytest.mark.skipif(find_spec("pyslurm") is None, reason="pyslurm is not installed: it needs a Slurm of its release")
 class TestPyslurm(TestCommandLineClient):
-    """The same by pyslurm, where there is one for this Slurm; what it cannot do, Slurm's commands do."""
+    """The contract with pyslurm, where one works with this Slurm; Slurm's commands carry out the rest."""
 
     by_pyslurm = True
 
 
 class TestRealSlurmOnly:
-    """What only a real Slurm can get wrong."""
+    """Tests that need a real Slurm."""
 
     @pytest.fixture
     def world(self, small):

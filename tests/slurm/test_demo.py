@@ -12,7 +12,7 @@ import pytest
 
 
 def left_over(directory):
-    """Processes that were started with files of a directory, or that run in it."""
+    """Return the command lines of processes that use files of a directory, or run in it."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -44,7 +44,7 @@ def until(condition, seconds=60):
 
 
 def submit(cluster, script, *options):
-    """Submit a shell script; its job id."""
+    """Submit a shell script, and return its job id."""
     return cluster.run("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script).strip()
 
 
@@ -63,7 +63,7 @@ def alive(pid):
 
 
 def pid_in(path):
-    """The pid that a job wrote as a line of its own."""
+    """Return the pid that a job wrote as a separate line."""
     return until(lambda: path.exists() and path.read_text().endswith("\n") and path.read_text().strip())
 
 
@@ -259,7 +259,7 @@ def test_daemon_is_not_started_twice(cluster):
 
 
 def owned_by(base):
-    """The processes that have to do with a base directory, by any sign."""
+    """Return the processes that refer to a base directory in any way."""
     sign = str(base)
     return [
         process
@@ -360,7 +360,7 @@ def test_down_after_a_crash_works_from_the_state_file_alone(tmp_path):
 
 
 def end_child(tmp_path):
-    """End what `stubborn` hid so well that nothing ties it to a cluster whose step daemons were killed."""
+    """End the child of `stubborn`, which nothing ties to a cluster whose step daemons were killed."""
     with suppress(ProcessLookupError):
         os.kill(int(pid_in(tmp_path / "child")), signal.SIGKILL)
 

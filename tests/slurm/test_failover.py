@@ -10,7 +10,7 @@ from tests.slurm.site import Site
 
 @pytest.fixture
 def second(site):
-    """Stands by once the first daemon runs."""
+    """A standby daemon, started when the first daemon runs."""
     other = Site(site.cluster)
     text = site.config.read_text() + "[standby]\ncopy_seconds = 0.3\n"
     site.config.write_text(text)
@@ -64,11 +64,11 @@ def test_a_stopped_daemon_hands_over_its_whole_store(site, second):
 
 
 def copied(path):
-    """The uids of the jobs that have a started run, in a copy that may just be replaced."""
+    """Return the uids of the jobs with a started run in a copy, which may be replaced meanwhile."""
     with Store.open(path, read_only=True) as store:
         return [job.uid for job in store.live_jobs() if job.current is not None and job.current.started is not None]
 
 
 def second_status(site, second, slurm_job_id, status):
-    """What is published below the first one's shared directory, now by the second."""
+    """Return the status in the shared directory, which the second daemon publishes now."""
     return second.wait(lambda: (job := site.job(slurm_job_id)) is not None and job.status == status and job)

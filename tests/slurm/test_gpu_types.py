@@ -18,7 +18,7 @@ FAST, SLOW = "v100=40 k80=4", "v100=8 k80=4"  # steps/s: the first gains ten tim
 
 @pytest.fixture
 def mixed(make_cluster):
-    """One node with one V100, and one with one K80."""
+    """A Site on one node with one V100, and one with one K80."""
     groups = (NodeGroup(1, 1, "v100"), NodeGroup(1, 1, "k80"))
     made = Site(make_cluster(groups=groups, job_submit=JOB_SUBMIT))
     yield made
@@ -31,13 +31,13 @@ def paced(site, rates, *options, tag=""):
 
 
 def train(site, kind, seconds):
-    """Submit real training by the real shim, whose steps take so long."""
+    """Submit real training by the real shim, with a duration of its steps by GPU type."""
     options = f"--epochs 1000 --checkpoint-every 600 --step-seconds {seconds}"
     return site.train(options, "--gres=gpu:1", tag=f"metasched model=net gpu_types={kind}")
 
 
 def known(site):
-    """Steps/s by model and type, as the daemon has learnt them."""
+    """Return the learned speeds, steps/s by model and GPU type."""
     with site.store() as store:
         return {
             (record.subject.partition("/")[2], record.gpu_type): record.steps_per_second for record in store.speeds()
@@ -82,7 +82,7 @@ def test_the_daemon_learns_speeds_from_the_shims_reports(mixed):
 
 
 def add_second_type(cluster):
-    """Make one of n1's two V100s a K80."""
+    """Change one of n1's two V100s into a K80."""
     gres, conf, device = cluster.layout.etc / "gres.conf", cluster.conf, cluster.layout.dev / "nvidia"
     line = "NodeName=n1 Name=gpu Type={} File={} Flags=nvidia_gpu_env\n".format
     both = line("v100", f"{device}0") + line("k80", f"{device}1")

@@ -19,7 +19,7 @@ VICTIMS = (
 
 @pytest.fixture
 def killed_site(make_cluster):
-    """A cluster of its own, which kills those that do not listen sooner."""
+    """A Site on a cluster with a short KillWait."""
     made = Site(make_cluster(groups=(NodeGroup(2, 4, "v100"),), job_submit=JOB_SUBMIT, kill_wait=5))
     yield made
     made.close()

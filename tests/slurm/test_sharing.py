@@ -20,7 +20,7 @@ COMPUTING = "RUNNING"
 
 @pytest.fixture
 def shared(make_cluster):
-    """One node of two GPUs, each of which two jobs may share."""
+    """A Site on one node with two GPUs, each of which two jobs may share."""
     made = Site(make_cluster(groups=(NodeGroup(1, 2, "v100", shards=2),), job_submit=JOB_SUBMIT))
     yield made
     made.close()
@@ -28,20 +28,20 @@ def shared(make_cluster):
 
 @pytest.fixture
 def single(make_cluster):
-    """One node of one GPU, which two jobs may share."""
+    """A Site on one node with one GPU, which two jobs may share."""
     made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100", shards=2),), job_submit=JOB_SUBMIT))
     yield made
     made.close()
 
 
 def paced(site, *options, rate=10):
-    """Submit a light trainer; (id, directory)."""
+    """Submit a light trainer, and return (id, directory)."""
     slurm_job_id = site.submit(f"exec metasched-run {sys.executable} {PACED} {{dir}} v100={rate}", *options)
     return slurm_job_id, site.base / f"job-{site.number}"
 
 
 def slurm_jobs(site):
-    """What Slurm knows of each job, by id."""
+    """Return Slurm's records of all jobs by id."""
     return {job.slurm_job_id: job for job in CommandLineClient(site.cluster.env, 30).jobs()}
 
 
@@ -51,7 +51,7 @@ def states(site, jobs):
 
 
 def gpus(site):
-    """Ids of running and suspended jobs by the GPU of the one node that they are on."""
+    """Return the ids of running and suspended jobs by GPU of the one node."""
     there = {}
     for slurm_job_id, job in slurm_jobs(site).items():
         for index in job.gpu_indices.get("n1", ()) if job.state.value in ("RUNNING", "SUSPENDED") else ():
@@ -60,7 +60,7 @@ def gpus(site):
 
 
 def request(job):
-    """What a job asks for on each node, such as ``shard:v100:2``; None where it does not ask by the node."""
+    """Return a job's request per node, such as ``shard:v100:2``; None for another form of request."""
     kind, count = ("shard", job.shards_per_node) if job.shards_per_node else ("gpu", job.gpus_per_node)
     return None if count is None else ":".join(filter(None, (kind, job.gpu_type, str(count))))
 
@@ -142,7 +142,7 @@ TURNS = {"policy": "gandiva", "parameters": "time_slices = true"}
 
 
 def turns(site, trainers):
-    """Submit two that take turns on the one GPU, and wait until one rests."""
+    """Submit two jobs that are time-sliced on the one GPU, and wait until one is suspended."""
     text = site.config.read_text().replace("[schedule]", "[schedule]\nslice_seconds = 2")
     site.config.write_text(text)
     jobs = dict(trainers() for _ in range(2))
@@ -152,7 +152,7 @@ def turns(site, trainers):
 
 
 def suspensions(site):
-    """How often the daemon has suspended a job."""
+    """Return the number of suspensions of a job."""
     with site.store() as store:
         return [action.kind for action in store.recent_actions(1000)].count("suspend")
 

@@ -9,7 +9,7 @@ from tests.slurm.site import Site
 
 @pytest.fixture
 def one_node(make_cluster):
-    """A node of four GPUs."""
+    """A Site on one node with four GPUs."""
     made = Site(make_cluster(groups=(NodeGroup(1, 4, "v100"),), job_submit=JOB_SUBMIT))
     yield made
     made.close()

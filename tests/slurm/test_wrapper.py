@@ -16,7 +16,7 @@ TRAIN = f"{PYTHON} {EXAMPLE}"
 
 
 class Job:
-    """One sbatch job of `nodes` x `nodes` GPUs, and what the daemon would do about it."""
+    """One sbatch job of `nodes` x `nodes` GPUs, with the daemon's part played by the test."""
 
     def __init__(self, cluster, directory, command, requeue_by, nodes):
         self.cluster = cluster

@@ -21,7 +21,7 @@ NOW = time.time()
 
 
 def job(**changes):
-    """A running job, with changes."""
+    """Return the published status of a running job, with changed fields."""
     fields = {
         "uid": "0123456789abcdef",
         "slurm_job_id": "12",
@@ -53,7 +53,7 @@ def job(**changes):
 
 
 def waiting(**changes):
-    """A held job, with changes."""
+    """Return the published status of a held job, with changed fields."""
     fields = {
         "uid": "f" * 16,
         "slurm_job_id": "13",
@@ -78,7 +78,7 @@ def waiting(**changes):
 
 
 def published(**changes):
-    """A status with both, with changes."""
+    """Return a published status with both jobs, with changed fields."""
     fields = {
         "published": time.time(),
         "poll_seconds": 2.0,
@@ -98,7 +98,7 @@ def published(**changes):
 
 @pytest.fixture(autouse=True)
 def _no_site(monkeypatch):
-    """Nothing of the machine's own configuration."""
+    """Remove the machine's own configuration from the environment."""
     for name in ("METASCHED_SHARED", "METASCHED_CONFIG", "SLURM_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "300")
@@ -341,7 +341,7 @@ def test_the_size_of_a_job_with_a_wrong_tag_is_not_known():
 
 def test_explain_reports_a_stopped_daemon_and_an_unreachable_slurm(show):
     """Both are reasons to wait."""
-    assert "nobody decides until it is back" in show(published(published=time.time() - 600), "explain", "13")
+    assert "no round is decided until it is back" in show(published(published=time.time() - 600), "explain", "13")
     assert "cannot reach Slurm (down)" in show(published(slurm="down"), "explain", "13")
 
 
@@ -388,7 +388,7 @@ def test_explain_refuses_unknown_and_ambiguous_jobs(tmp_path, run):
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """A stand-in for sbatch that writes down its arguments and behaves as told."""
+    """Installs a fake sbatch that records its arguments, with given outputs and exit code."""
     record = tmp_path / "arguments.json"
 
     def make(*, stdout="77;dev", stderr="", code=0):

@@ -201,7 +201,7 @@ SACCT = "AdminComment|JobID|User|Account|Submit|ElapsedRaw|AllocTRES|Partition|S
 
 
 def accounted(job, *, state="COMPLETED", submit=1000, seconds=100, gres="gres/gpu=2,gres/gpu:v100=2", **more):
-    """One record of sacct."""
+    """Return one record of sacct."""
     facts = {"comment": "", "user": "ada", "nodes": "n[1-2]", "name": "bert", "begun": 10, **more}
     if isinstance(submit, int):
         facts["begun"] += submit
@@ -307,7 +307,7 @@ def test_saccts_complaint_is_shown(db, tmp_path, monkeypatch, script, told):
 
 
 def fake_sacct(tmp_path, monkeypatch, script):
-    """A sacct on PATH."""
+    """Install a fake sacct on PATH."""
     program = tmp_path / "bin" / "sacct"
     write_program(program, f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")

@@ -84,26 +84,26 @@ def with_config(section, **keys):
 
 
 def with_plugin(line, **intake):
-    """A job_submit.lua with one more setting, and a configuration."""
+    """Return facts with one more setting in job_submit.lua, and intake settings of the configuration."""
     return dataclasses.replace(
         with_config("intake", **intake), slurm=dataclasses.replace(SLURM, plugin=f"{PLUGIN}local {line}\n")
     )
 
 
 def with_policy(parameters):
-    """A configuration as it is read, with a policy's own parameters."""
+    """Return facts with parameters of a policy in the configuration."""
     policy = FACTS.config.policy.model_copy(update={"parameters": parameters})
     return dataclasses.replace(FACTS, config=FACTS.config.model_copy(update={"policy": policy}))
 
 
 def with_shards(facts, count):
-    """Facts whose nodes have ``count`` shards of each GPU."""
+    """Return facts whose nodes have ``count`` shards of each GPU."""
     nodes = (dataclasses.replace(node(), shards_per_gpu=count),)
     return dataclasses.replace(facts, slurm=dataclasses.replace(facts.slurm, nodes=nodes))
 
 
 def keys(config):
-    """All but the policy's own parameters."""
+    """Return the configuration as a dictionary, without the policy's parameters."""
     return config.model_dump(exclude={"policy": {"parameters"}})
 
 

@@ -54,7 +54,7 @@ def test_gpus_and_nodes_follow_from_request_and_tag(options, tag, expected):
 
 
 def shared(*options, tag="", shards=2):
-    """What a job that asks for shards needs."""
+    """Return the requirements of a job that requests shards."""
     slurm = FakeSlurm([FakeNode("n1", shards=4), FakeNode("n2", shards=4)])
     slurm.add("--hold", *options)
     return requirements(slurm.jobs()[0], parse_tag(f"metasched {tag}"), None, shards)

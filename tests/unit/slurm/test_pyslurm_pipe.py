@@ -59,7 +59,7 @@ def slurm_init(path):
 
 
 class Scontrol:
-    """In the place of the pipe to scontrol."""
+    """A fake of the pipe to scontrol."""
 
     def __init__(self):
         self.asked = []
