@@ -122,7 +122,7 @@ class DevCluster:
         """
         layout = Layout(base.resolve())
         try:
-            _check_ours(layout.base)
+            _check_owner(layout.base)
             state = json.loads(layout.state.read_text())
             if state.pop("format") != _FORMAT:
                 raise NoClusterError(base, f"{layout.state} was written by another version of metasched")
@@ -279,7 +279,7 @@ class DevCluster:
         """Create the base directory and the state file, which succeeds for one process only."""
         try:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_ours(self.base)
+            _check_owner(self.base)
             if any(self.base.iterdir()):
                 raise BaseInUseError(self.base, cluster=self.layout.state.exists())
             state = {
@@ -317,7 +317,7 @@ class DevCluster:
         key = layout.etc / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
-        # Any user's jobs read below root's base. Other slurmds run everything as their own user, so nobody else may
+        # Any user's jobs read below root's base. Another user's slurmds run all jobs as that user, so no other user may
         # reach their munge.
         layout.base.chmod(0o755 if os.geteuid() == 0 else 0o700)
 
@@ -430,7 +430,7 @@ class DevCluster:
         return self._is_daemon(process) or in_job
 
 
-def _check_ours(base: Path) -> None:
+def _check_owner(base: Path) -> None:
     """Raise BadSettingError where other users could replace files below `base`, OSError where `base` is unreadable."""
     found = base.lstat()
     if not stat.S_ISDIR(found.st_mode):

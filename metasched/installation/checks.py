@@ -206,11 +206,11 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
                 yield Finding("error", subject, error.finding, error.fix)
             else:
                 yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
-        yield from _plugin_takes(facts, slurm, text)
+        yield from _plugin_intake(facts, slurm, text)
 
 
-def _plugin_takes(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
-    """Check that job_submit.lua and the configuration name the same jobs, as far as the script is written like ours."""
+def _plugin_intake(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
+    """Check that job_submit.lua names the jobs of the configuration; a script of another form is not checked."""
     subject, intake = "job_submit", facts.config.intake
     for name, taken, fold in (("PARTITIONS", intake.partitions, str), ("QOS", intake.qos, str.lower)):
         table = re.search(rf"^\s*local {name}\s*=\s*\{{([^{{}}]*)\}}", text, re.MULTILINE)

@@ -277,8 +277,8 @@ class SlurmClient(Protocol):
     def hold(self, slurm_job_id: str) -> None:
         """Put an administrator's hold on a pending job, in place of any other hold: its owner cannot release the job.
 
-        On a running or suspended job the hold changes nothing for the run, and takes effect when somebody else requeues
-        the job (its owner, a lost node). After ``requeue_hold`` or an exit code of ``requeue_exit_hold`` the job has a
+        On a running or suspended job the hold changes nothing for the run, and takes effect at a requeue by others
+        (the owner, a lost node). After ``requeue_hold`` or an exit code of ``requeue_exit_hold`` the job has a
         user's hold instead, and must be held again.
         """
 
@@ -296,7 +296,7 @@ class SlurmClient(Protocol):
         """Give a pending job another size and other nodes; sent whole, because Slurm applies a failed update in part.
 
         Works for every form of request that ``job_requirements.requirements`` accepts. Afterwards the request reads as
-        ``gpus_per_node``, whatever its form was.
+        ``gpus_per_node``, even if it had another form.
         """
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:

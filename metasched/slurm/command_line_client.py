@@ -118,16 +118,16 @@ class CommandLineClient:
     def jobs(self) -> Sequence[SlurmJob]:
         """See SlurmClient.
 
-        The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s: the JSON is read where the text differs
-        from that of the poll before, after any write of ours, and once a minute for what the text cannot show (an
-        edited comment).
+        The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s: the JSON is read when the text differs
+        from that of the poll before, after any write of this client, and once a minute for changes that the text does
+        not show (an edited comment).
         """
         with self._lock:
             fingerprint = _steady(self._run(["squeue", "-h", "-a", "-t", "all", "-o", _FINGERPRINT]))
             fresh = time.monotonic() - self._full_read < _FULL_READ_SECONDS
             if fingerprint == self._fingerprint and fresh:
                 return self._jobs
-            # The text is read first: whatever changes between the two reads differs at the next poll.
+            # The text is read first: a change between the two reads shows at the next poll.
             started = time.monotonic()
             parsed = json_parser.parse_jobs(self._run(["squeue", "--json", "-a", "-t", "all"]))
             self._jobs, self._fingerprint, self._full_read = parsed.records, fingerprint, started

@@ -44,7 +44,7 @@ def gpus(text: str) -> dict[str, int]:
     """Parse the GPUs of a GRES or TRES text: counts by type ("" for untyped); other resources are skipped.
 
     Reads ``gres:gpu:v100:2``, ``gpu:2``, ``gres/gpu:a100=2``, ``gpu:v100:2(IDX:0-1)``, ``cpu=2,mem=1G,gres/gpu=4``.
-    An untyped total beside typed counts is dropped.
+    An untyped total next to typed counts is dropped.
 
     Raises:
         ValueError: a GPU request that cannot be read.

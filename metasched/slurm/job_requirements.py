@@ -52,7 +52,7 @@ class Requirements:
     trials: bool = False
 
 
-def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
+def is_managed(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
     """Whether metasched schedules the job: by the tag in its comment, or by a partition or QOS that ``[intake]`` names.
 
     A job without a batch script (salloc, srun) is never scheduled: it cannot be requeued.

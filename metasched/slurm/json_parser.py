@@ -1,7 +1,7 @@
 """Parsers of the jobs, nodes and reservations that ``squeue``, ``sinfo`` and ``scontrol`` print. Strict; pure.
 
-A document of another form raises MalformedOutputError. A single record of another form is returned as such an error
-beside the good records, so that one malformed job hides no other. ``json_releases`` reads the values whose form differs
+A document of another form raises MalformedOutputError. For a single record of another form such an error is returned
+with the good records, so that one malformed job hides no other. ``json_releases`` reads the values whose form differs
 between Slurm releases.
 """
 

@@ -30,7 +30,7 @@ def start(
             stderr=stderr,
             env=dict(env),
             bufsize=0,
-            process_group=0,  # a Ctrl-C at our terminal is not meant for it
+            process_group=0,  # Ctrl-C at the terminal does not reach the process
         )
     except OSError as error:
         raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error

@@ -1,4 +1,4 @@
-"""The daemon's host is lost: another one goes on, and the first one stands by when it is back."""
+"""The daemon's host is lost: another host takes over, and the first is the standby when it is back."""
 
 import re
 import time
@@ -39,7 +39,7 @@ def stands_by(site, host, since):
     site.wait(lambda: "standing_by" in site.daemon_log(since, host), 60, f"{host} does not stand by")
 
 
-def goes_on(site, host):
+def await_decisions(site, host):
     """Wait until the daemon of that host decides."""
     site.wait(lambda: (status := site.status()) is not None and status.host == host, 60, f"{host} does not take over")
     site.wait_decides()
@@ -106,7 +106,7 @@ def test_another_host_takes_over_and_back(site, standby, recovery, how):
     whole = recovery()
     back = lose(site, how)
     late = site.submit("alice", "sleep 1", "--gres=gpu:1")
-    goes_on(site, SECOND)
+    await_decisions(site, SECOND)
     whole("the second host decides")
 
     assert [site.job(training).uid for training in (*running, waiting)] == uids
@@ -124,7 +124,7 @@ def test_another_host_takes_over_and_back(site, standby, recovery, how):
     copied(site)
     whole = recovery()
     site.switch_off(SECOND)
-    goes_on(site, FIRST)
+    await_decisions(site, FIRST)
     whole("the first host decides again")
     assert [history(site, training, FIRST) for training in running] == runs
     assert site.job(waiting).status == "completed"
@@ -149,7 +149,7 @@ def test_a_preemption_outlives_the_host_that_began_it(site, standby, recovery):
     site.kill_host(FIRST)
     assert site.wait_status(winner, "completed").runs == 1
     whole("the job that it was preempted for has run")
-    site.wait(lambda: 2 in site.generations(victim), why="the victim does not go on")
+    site.wait(lambda: 2 in site.generations(victim), why="the victim does not resume")
     assert site.status().host == SECOND
     site.sh("login", f"touch {victim.directory}/enough", victim.user)
     ended = site.wait_status(victim, "completed")
@@ -169,7 +169,7 @@ def test_a_frozen_host_writes_nothing_after_a_takeover(site, standby, recovery):
     site.pause_host(FIRST)
     whole = recovery()
     site.sh("login", f"rm {SHARED}/daemon.lock")
-    goes_on(site, SECOND)
+    await_decisions(site, SECOND)
     whole("the second host decides")
     site.wait_status(site.submit("bob", "sleep 1", "--gres=gpu:1"), "completed")
 
@@ -177,7 +177,7 @@ def test_a_frozen_host_writes_nothing_after_a_takeover(site, standby, recovery):
     tempting = site.submit("bob", "sleep 1", "--gres=gpu:1")
     woken = time.time()
     site.undo(f"unpause {FIRST}")
-    site.wait(lambda: "metasched ended" in site.daemon_log(woken, FIRST), 60, "the first daemon goes on")
+    site.wait(lambda: "metasched ended" in site.daemon_log(woken, FIRST), 60, "the first daemon does not end")
     assert "no longer ours" in site.daemon_log(woken, FIRST)
     assert writes(site, FIRST) == before
 

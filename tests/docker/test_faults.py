@@ -30,7 +30,7 @@ def finish(site, training, seconds=240):
     return ended
 
 
-def goes_on(site, training, generation, seconds=300):
+def await_generation(site, training, generation, seconds=300):
     """Wait until that generation trains."""
     site.wait(lambda: generation in site.generations(training), seconds, f"no generation {generation} trains")
 
@@ -47,7 +47,7 @@ def test_a_compute_host_is_killed(site, recovery):
     lost = where(site, training)
     whole = recovery()
     site.kill_host(lost)
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     whole("trains on another host")
     assert where(site, training) != lost
     whole = recovery()
@@ -66,7 +66,7 @@ def test_a_compute_host_of_several_is_killed(site, recovery):
     before = max(site.generations(training))
     whole = recovery()
     site.kill_host("c2")
-    goes_on(site, training, before + 1)
+    await_generation(site, training, before + 1)
     whole("trains on the host that is left")
     finish(site, training)
 
@@ -77,11 +77,11 @@ def test_a_compute_host_hangs_and_wakes_up(site, recovery):
     lost = where(site, training)
     whole = recovery()
     site.pause_host(lost)
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     whole("trains on another host")
     site.undo(f"unpause {lost}")
     await_service(site, lost)
-    site.wait(lambda: _asleep(site, training, 1), 120, "the old trainer goes on to train")
+    site.wait(lambda: _asleep(site, training, 1), 120, "the old trainer still trains")
     finish(site, training)
 
 
@@ -91,9 +91,9 @@ def test_a_compute_host_is_cut_off_from_the_controller(site, recovery):
     lost = where(site, training)
     whole = recovery()
     site.cut(lost, "controller")
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     whole("trains on another host")
-    site.wait(lambda: _asleep(site, training, 1), 60, "the old trainer goes on to train")
+    site.wait(lambda: _asleep(site, training, 1), 60, "the old trainer still trains")
     site.undo(f"join {lost} controller")
     await_service(site, lost)
     finish(site, training)
@@ -202,7 +202,7 @@ def test_a_compute_hosts_clock_is_off(site, skew):
     site.wait(lambda: site.job(training).attained_service > 12)
     other = site.submit("bob", "sleep 1", "--gres=gpu:4", "-w", "c1")
     site.wait_status(other, "completed", 240)
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     ended = finish(site, training)
     assert ended.preemptions >= 1
     assert 0 < ended.ran_seconds < 600

@@ -28,7 +28,7 @@ def new_base():
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The session's cluster: 4 nodes of 4 GPUs, tuned, with our job_submit plugin. See also `clean_cluster`."""
+    """The session's cluster: 4 nodes of 4 GPUs, tuned, with metasched's job_submit plugin. See also `clean_cluster`."""
     script = JOB_SUBMIT if JOB_SUBMIT.exists() else None
     with DevCluster.up(new_base(), job_submit=script, owner_pid=os.getpid()) as up:
         yield up

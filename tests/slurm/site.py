@@ -1,4 +1,4 @@
-"""The daemon beside a real cluster, and what tests do to both."""
+"""A Site: the daemon on a real cluster, with the helpers of tests."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What only real Slurm can show of jobs that it treats in a way of its own."""
+"""Jobs that a real Slurm treats specially: arrays, whole nodes, unmet constraints."""
 
 
 def test_tasks_of_an_array_run_under_their_leases(site):

@@ -1,4 +1,4 @@
-"""`metasched init` and `metasched check` beside a real Slurm."""
+"""`metasched init` and `metasched check` with a real Slurm."""
 
 import json
 import os

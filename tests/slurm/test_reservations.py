@@ -11,7 +11,7 @@ from metasched.devcluster.errors import CommandError
 
 @pytest.fixture
 def reserve(site):
-    """Reserves nodes for our jobs; all reservations are gone after the test."""
+    """Reserves nodes for metasched's jobs; all reservations are gone after the test."""
     made = []
 
     def reserve(name, nodes, *, begins=0, flags=""):

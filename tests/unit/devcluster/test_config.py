@@ -187,7 +187,7 @@ def test_attach_to_a_directory_without_cluster_is_an_error(tmp_path):
 
 
 def test_base_that_holds_other_files_is_left_alone(monkeypatch):
-    """A directory with somebody's files is refused, and the files stay."""
+    """A directory with other files is refused, and the files stay."""
     monkeypatch.setattr(software, "find", lambda: software.Software(None))
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
@@ -337,8 +337,8 @@ def test_a_stale_pid_file_counts_as_a_dead_daemon(sleeper, tmp_path):
     assert sleeper.poll() is None
 
 
-def claimed(base):
-    """A cluster of which there is nothing yet but its state file."""
+def created(base):
+    """Return a cluster that has only its state file."""
     cluster = DevCluster(base, Settings(), software.Software(None), 1)
     cluster._create_base()
     return cluster
@@ -347,7 +347,7 @@ def claimed(base):
 def test_down_is_not_interrupted(monkeypatch, tmp_path):
     """SIGINT, SIGTERM and SIGHUP are ignored during `down`, and handled again afterwards."""
     before = signal.getsignal(signal.SIGINT)
-    cluster = claimed(tmp_path / "c")
+    cluster = created(tmp_path / "c")
 
     def interrupted(*_):
         for number in processes.INTERRUPTS:
@@ -362,7 +362,7 @@ def test_down_is_not_interrupted(monkeypatch, tmp_path):
 
 def test_concurrent_downs_both_succeed(monkeypatch, tmp_path):
     """A file that the other `down` has just removed is no error."""
-    cluster = claimed(tmp_path / "c")
+    cluster = created(tmp_path / "c")
     cluster.layout.etc.mkdir()
     rmtree = shutil.rmtree
 
@@ -377,7 +377,7 @@ def test_concurrent_downs_both_succeed(monkeypatch, tmp_path):
 
 def test_the_reaper_ends_last(monkeypatch, tmp_path, sleeper):
     """The reaper lives until the last file is removed, so that it would finish the work of a killed `down`."""
-    cluster = claimed(tmp_path / "c")
+    cluster = created(tmp_path / "c")
     reaper.watch(cluster.base, sleeper.pid)
 
     def reapers():

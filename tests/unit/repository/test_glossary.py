@@ -45,7 +45,7 @@ def test_the_terms_are_in_order_and_each_has_one_line():
 
 
 def test_every_package_and_every_module_of_metasched_is_explained():
-    """A module's name is a term, or the page names its file or its folder beside a term."""
+    """A module's name is a term, or the page names its file or its folder with a term."""
     terms = {term.lower() for term, _ in LINES}
     text = " ".join(meaning for _, meaning in LINES)
     for path in modules("metasched"):

@@ -147,5 +147,5 @@ def test_the_users_side_needs_torch_alone(path):
 
 @pytest.mark.parametrize("path", users_side(), ids=lambda path: path.name)
 def test_the_users_side_parses_as_python_3_9(path):
-    """The user's Python may be older than ours."""
+    """The user's Python may be older than the daemon's."""
     ast.parse(path.read_text(), feature_version=(3, 9))

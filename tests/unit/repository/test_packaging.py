@@ -16,7 +16,7 @@ TOPS = ("metasched", "policies", "trainer_shim")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy of the tree: building leaves files beside the sources."""
+    """The wheel, built from a copy of the tree: building leaves files among the sources."""
     work = tmp_path_factory.mktemp("build")
     tree = work / "tree"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Placement, Preempt
 from metasched.slurm.errors import InvalidArgumentError, TagError
-from metasched.slurm.job_requirements import geometry, is_ours, requirements, resizable
+from metasched.slurm.job_requirements import geometry, is_managed, requirements, resizable
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.slurm.update_arguments import update_arguments
 from tests.builders import job
@@ -173,7 +173,7 @@ def test_weight_preempt_and_steps_come_from_the_tag():
 
 
 @pytest.mark.parametrize(
-    ("changes", "ours"),
+    ("changes", "managed"),
     [
         ({"comment": "metasched weight=0.1"}, True),
         ({"comment": "\tmetasched"}, True),
@@ -188,9 +188,9 @@ def test_weight_preempt_and_steps_come_from_the_tag():
         ({"partition": "train", "batch": False}, False),
     ],
 )
-def test_a_job_is_recognised_by_comment_partition_or_qos(changes, ours):
+def test_a_job_is_recognised_by_comment_partition_or_qos(changes, managed):
     """A job without a batch script is never recognised: it cannot be requeued."""
-    assert is_ours(submitted(**changes), partitions={"train"}, qos={"gang"}) is ours
+    assert is_managed(submitted(**changes), partitions={"train"}, qos={"gang"}) is managed
 
 
 def model_job(required):
