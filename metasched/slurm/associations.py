@@ -33,9 +33,6 @@ class UsageLimits:
     gpus: Mapping[str, int] = field(default_factory=dict)
     jobs: int | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.gpus) or self.jobs is not None
-
 
 NO_USAGE_LIMITS = UsageLimits()
 

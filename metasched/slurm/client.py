@@ -66,7 +66,6 @@ class SlurmJob:
         restarts: Slurm's restart count.
         requeue: whether Slurm may requeue the job.
         dependency: unmet dependencies in Slurm's words, "" if none.
-        priority: Slurm's; 0 is a hold.
         exit_code: exit code of the last run; None while there is none.
         nodes_max: most nodes in the request, None for no limit.
         gpus_per_socket: GPUs per socket in the request, else None.
@@ -116,7 +115,6 @@ class SlurmJob:
     restarts: int
     requeue: bool
     dependency: str
-    priority: int
     exit_code: int | None
     nodes_max: int | None = None
     gpus_per_socket: int | None = None
@@ -144,7 +142,6 @@ class SlurmNode:
         name: node name.
         gpus: configured GPUs by type ("" for untyped).
         cpus, memory: configured totals; memory in bytes.
-        state: Slurm's words ("idle", "mixed+drain", ...).
         accepts: whether the node is up, responding, and neither drained nor failing.
         features, partitions: names.
         shards_per_gpu: shards of each GPU of the node; 0 for whole GPUs only.
@@ -155,7 +152,6 @@ class SlurmNode:
     gpus: Mapping[str, int]
     cpus: int
     memory: int
-    state: str
     accepts: bool
     features: frozenset[str]
     partitions: frozenset[str]

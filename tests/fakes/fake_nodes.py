@@ -94,18 +94,13 @@ class FakeNodes:
     def _on_node(self, name: str) -> list[SlurmJob]:
         return [job.shown for job in self._jobs.values() if name in job.shown.allocated]
 
-    def _accepts(self, name: str) -> bool:
-        return name not in self.down | self.drained
-
     def _shown(self, node: FakeNode, now: float) -> SlurmNode:
-        state = "down" if node.name in self.down else "mixed" if self._on_node(node.name) else "idle"
         return SlurmNode(
             name=node.name,
             gpus={node.gpu_type: node.gpus} if node.gpus else {},
             cpus=node.cpus,
             memory=node.memory,
-            state=state + ("+drain" if node.name in self.drained else ""),
-            accepts=self._accepts(node.name),
+            accepts=node.name not in self.down | self.drained,
             features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
             partitions=node.partitions,
             shards_per_gpu=node.shards,
@@ -116,7 +111,7 @@ class FakeNodes:
         on_node, (gpus, cpus, memory) = self._on_node(node.name), need
         computing = [other for other in on_node if other.state is not JobState.SUSPENDED]
         return (
-            self._accepts(node.name)
+            node.name not in self.down | self.drained
             and (not job.gpu_type or job.gpu_type == node.gpu_type)
             and self._lets_in(node.name, job, now)
             and not (job.exclusive and on_node)

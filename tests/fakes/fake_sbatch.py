@@ -11,7 +11,6 @@ from metasched.slurm.client import JobState, SlurmJob
 from metasched.slurm.errors import SlurmCommandError
 
 MIB = 2**20
-START_PRIORITY = 1000
 
 _SHORT = {
     "-H": "hold",
@@ -139,7 +138,6 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
         restarts=0,
         requeue="no-requeue" not in options,
         dependency=options.get("dependency", ""),
-        priority=0 if held else START_PRIORITY,
         exit_code=None,
         nodes_max=nodes_max,
         cpus_per_gpu=int(options["cpus-per-gpu"]) if "cpus-per-gpu" in options else None,

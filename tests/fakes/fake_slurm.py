@@ -1,6 +1,6 @@
 """FakeSlurm: Slurm in memory for fast tests, with the contract of the real one and a clock that tests advance.
 
-The fake behaves as the contract tests measured the real Slurm, and raises an error for anything that it does not know.
+The fake behaves as the contract tests measured the real Slurm, and raises an error for unknown options and calls.
 
     slurm = FakeSlurm()                                   # 4 nodes of 4 v100
     job = slurm.add("--gres=gpu:2", comment="metasched", trainer=Trainer(seconds=60))
@@ -30,7 +30,7 @@ from metasched.slurm.errors import (
 )
 from metasched.slurm.update_arguments import update_arguments
 from tests.fakes.fake_nodes import MIB, FakeNode, FakeNodes
-from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
+from tests.fakes.fake_sbatch import parse_options, pending_job
 
 BEGIN_DELAY = 121.0
 _TERM, _KILL = "SIGTERM", "SIGKILL"
@@ -47,9 +47,9 @@ class Trainer:
     Attributes:
         seconds: work of all runs together; None for a job that never ends by itself.
         exit_code: exit code of the run that finishes the work.
-        stop_signal: the signal that makes it checkpoint and exit; others but SIGTERM and SIGKILL are ignored.
+        stop_signal: the signal at which the trainer checkpoints and exits; others but SIGTERM and SIGKILL are ignored.
         stop_seconds: from that signal (or SIGTERM) to the exit; None for a trainer that ignores both.
-        stop_exit_code: exit code of a checkpointed run, which asks for a requeue.
+        stop_exit_code: exit code of a checkpointed run, which requests a requeue.
         keeps_work: whether work done before a stop counts afterwards.
         done: work of earlier runs, seconds.
         signals: the signals received, as (unix seconds, name).
@@ -65,23 +65,36 @@ class Trainer:
     signals: list[tuple[float, str]] = field(default_factory=list)
 
     def started(self, slurm: FakeSlurm, job: SlurmJob) -> None:
-        """A run begins."""
+        """Called at the start of each run."""
 
     def signalled(self, slurm: FakeSlurm, job: SlurmJob, signal: str) -> None:
-        """The run gets a signal (never SIGKILL)."""
+        """Called when the run gets a signal other than SIGKILL."""
         if self.stop_seconds is not None and signal in (self.stop_signal, _TERM):
             slurm.exit(job.slurm_job_id, self.stop_exit_code, after=self.stop_seconds)
 
 
 @dataclass
 class FakeJob:
+    """A job's record as Slurm shows it, and the state that Slurm does not show.
+
+    Attributes:
+        shown: the record.
+        trainer: the behaviour of the script.
+        sticky_hold: whether an administrator's hold waits for the next requeue.
+        run: number of starts and ends; an event of an earlier run is recognised by it.
+        computing_since: when the present run started or resumed, unix seconds; None while the job does not compute.
+        after: state and hold that follow COMPLETING; None for the state that the exit code gives.
+        indices: indices of the GPUs held on each node; `shown` has them while the job is not COMPLETING.
+        script: the text of the batch script.
+    """
+
     shown: SlurmJob
     trainer: Trainer
-    sticky_hold: bool = False  # an admin's hold that waits for the job to be pending again
-    run: int = 0  # counts runs, so that events of an earlier one are known as such
+    sticky_hold: bool = False
+    run: int = 0
     computing_since: float | None = None
-    after: tuple[JobState, Hold] | None = None  # what COMPLETING leads to
-    indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # told only while it is not COMPLETING
+    after: tuple[JobState, Hold] | None = None
+    indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     script: str = ""
 
 
@@ -151,12 +164,12 @@ class FakeSlurm:
         return tuple(one for one in self._nodes.reservations.values() if one.end > self.now)
 
     def racks(self) -> Mapping[str, str]:
-        """See SlurmClient; what the nodes say."""
+        """See SlurmClient; the racks of the nodes."""
         self._call("racks")
         return {node.name: node.rack for node in self._nodes.by_name.values() if node.rack is not None}
 
     def associations(self) -> Associations | None:
-        """See SlurmClient; what ``accounting`` says, and is not enforced."""
+        """See SlurmClient; the attribute ``accounting``, whose limits are not enforced."""
         self._call("associations")
         return self.accounting
 
@@ -170,7 +183,7 @@ class FakeSlurm:
             if job.shown.state in _ACTIVE:
                 job.sticky_hold = True
             else:
-                self._show(job, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin")
+                self._show(job, hold=Hold.ADMIN, reason="JobHeldAdmin")
 
     def release(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -185,7 +198,7 @@ class FakeSlurm:
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
-        update_arguments(geometry)  # refuses what the real one refuses
+        update_arguments(geometry)  # refuses the geometries that the real client refuses
         for job in self._touch("update", slurm_job_id, JobState.PENDING):
             if unknown := [name for name in geometry.nodes if name not in self._nodes.by_name]:
                 raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
@@ -223,9 +236,7 @@ class FakeSlurm:
         if not admin_comment.isprintable():
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
         for job in self._touch("adopt", slurm_job_id, JobState.PENDING):
-            self._show(
-                job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin"
-            )
+            self._show(job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, reason="JobHeldAdmin")
 
     def set_requeue(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -250,13 +261,13 @@ class FakeSlurm:
         """See SlurmClient."""
         for job in self._touch("suspend", slurm_job_id, JobState.RUNNING):
             self._pause(job)
-            self._show(job, state=JobState.SUSPENDED, priority=0)
+            self._show(job, state=JobState.SUSPENDED)
 
     def resume(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         for job in self._touch("resume", slurm_job_id, JobState.SUSPENDED):
             job.sticky_hold = False
-            self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
+            self._show(job, state=JobState.RUNNING)
             self._compute(job)
 
     def close(self) -> None:
@@ -274,14 +285,14 @@ class FakeSlurm:
         trainer: Trainer | None = None,
         script: str = "#!/bin/bash\n",
     ) -> str:
-        """A user submits a job with sbatch's options; its slurm_job_id (of an array: the array's id)."""
+        """Submit a job as a user with sbatch's options, and return its Slurm job id (of an array: the array's id)."""
         found = parse_options([*options, *([f"--comment={comment}"] if comment else [])])
         if account:
             found["account"] = account
         return self._add(found, name=name, user=user, trainer=trainer or Trainer(), script=script)
 
     def job(self, slurm_job_id: str) -> SlurmJob:
-        """One job as Slurm would show it now."""
+        """Return one job as Slurm would show it now."""
         return self._one(slurm_job_id).shown
 
     def trainer(self, slurm_job_id: str) -> Trainer:
@@ -289,7 +300,7 @@ class FakeSlurm:
         return self._one(slurm_job_id).trainer
 
     def tick(self, seconds: float = 1.0) -> None:
-        """Advance the clock: due events happen in order, and jobs that can start do."""
+        """Advance the clock: due events happen in order, and jobs start as soon as they can."""
         until = self.now + seconds
         while True:
             self._start_what_can()
@@ -315,7 +326,7 @@ class FakeSlurm:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
 
     def exit(self, slurm_job_id: str, code: int, after: float = 0.0) -> None:
-        """The script of the present run exits by itself, after some seconds, unless the run has ended by then."""
+        """Make the script of the present run exit after some seconds, unless the run has ended by then."""
         job = self._one(slurm_job_id)
         run = job.run
 
@@ -445,7 +456,7 @@ class FakeSlurm:
         return shown.state is JobState.PENDING and shown.hold is Hold.NONE and not shown.dependency
 
     def _follow_dependencies(self) -> None:
-        """As Slurm does for jobs that are not held; of the kinds of dependencies, afterany and afterok alone."""
+        """Resolve the dependencies of jobs that are not held; only afterany and afterok are known."""
         for job in self._jobs.values():
             kind, _, other = job.shown.dependency.partition(":")
             done = self._jobs.get(other)
@@ -456,7 +467,7 @@ class FakeSlurm:
 
     def _start_what_can(self) -> None:
         self._follow_dependencies()
-        for job in sorted(self._jobs.values(), key=_turn):
+        for job in sorted(self._jobs.values(), key=lambda job: job.shown.job_id):
             if self._is_queued(job) and (job.shown.eligible is None or job.shown.eligible <= self.now):
                 nodes = self._nodes.choose(job.shown, self.now)
                 if nodes is None:
@@ -499,7 +510,7 @@ class FakeSlurm:
         job.trainer.started(self, job.shown)
 
     def _compute(self, job: FakeJob) -> None:
-        """The trainer works from now on, and exits when its work is done."""
+        """Make the trainer work from now on, and exit when its work is done."""
         job.computing_since = self.now
         if job.trainer.seconds is None:
             return
@@ -526,7 +537,7 @@ class FakeSlurm:
             job.trainer.signalled(self, job.shown, signal)
 
     def _terminate(self, job: FakeJob, state: JobState, hold: Hold) -> None:
-        """SIGTERM now, SIGKILL after KillWait; COMPLETING until then."""
+        """Send SIGTERM now and SIGKILL after KillWait; the job is COMPLETING until its script exits."""
         job.after = (state, hold)
         suspended = job.shown.state is JobState.SUSPENDED
         self._pause(job)
@@ -544,7 +555,7 @@ class FakeSlurm:
             self._deliver(job, _TERM)
 
     def _exited(self, job: FakeJob, code: int) -> None:
-        """The script is gone."""
+        """End the run: its script has exited with a code."""
         self._pause(job)
         if job.after is not None:
             state, hold = job.after
@@ -572,7 +583,7 @@ class FakeSlurm:
     def _release(self, job: FakeJob) -> None:
         job.sticky_hold = False
         if job.shown.state is JobState.PENDING:
-            self._show(job, state=JobState.PENDING, hold=Hold.NONE, priority=START_PRIORITY, reason="None")
+            self._show(job, state=JobState.PENDING, hold=Hold.NONE, reason="None")
 
     def _requeue(self, job: FakeJob, hold: Hold) -> None:
         if job.shown.state is JobState.PENDING:
@@ -587,7 +598,7 @@ class FakeSlurm:
             self._terminate(job, JobState.PENDING, hold)
 
     def _back_to_pending(self, job: FakeJob, hold: Hold, slurm_state: str) -> None:
-        """Requeued: a new submit time, and no start before the begin delay is over, unless an update says otherwise."""
+        """Requeue a job: a new submit time, and no start before the begin delay is over, unless an update clears it."""
         self._vacate(job)
         job.after, job.computing_since = None, None
         if hold is Hold.NONE and job.sticky_hold:
@@ -598,7 +609,6 @@ class FakeSlurm:
             state=JobState.PENDING,
             slurm_state=slurm_state,
             hold=hold,
-            priority=0 if hold is not Hold.NONE else START_PRIORITY,
             reason={Hold.USER: "JobHeldUser", Hold.ADMIN: "JobHeldAdmin", Hold.NONE: "BeginTime"}[hold],
             submitted=self.now,
             eligible=self.now + BEGIN_DELAY,
@@ -607,11 +617,6 @@ class FakeSlurm:
             exit_code=None,
             restarts=job.shown.restarts + 1,
         )
-
-
-def _turn(job: FakeJob) -> tuple[int, int]:
-    """Slurm's order: priority, then age."""
-    return -job.shown.priority, job.shown.job_id
 
 
 def _checked(slurm_job_id: str) -> str:

@@ -224,7 +224,7 @@ def test_what_slurm_can_never_start_is_not_released_again_at_once(site):
 
     def refuse(slurm_job_id):
         release(slurm_job_id)
-        site.slurm._show(site.slurm._one(slurm_job_id), hold=Hold.USER, priority=0, reason="BadConstraints")
+        site.slurm._show(site.slurm._one(slurm_job_id), hold=Hold.USER, reason="BadConstraints")
 
     site.slurm.release = refuse
     site.run(40)

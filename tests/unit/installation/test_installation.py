@@ -38,7 +38,6 @@ def node(name="n1", gpus=None, partitions=("main",)):
         gpus={"v100": 4} if gpus is None else gpus,
         cpus=16,
         memory=1 << 36,
-        state="idle",
         accepts=True,
         features=frozenset(),
         partitions=frozenset(partitions),
