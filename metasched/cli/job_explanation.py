@@ -72,7 +72,7 @@ def _state(job: JobStatus, now: float) -> str:
     if job.finished is not None:
         return f"ended {duration(now - job.finished)} ago ({job.status})"
     states = {
-        "held": "waits" if job.blocked else "waits, held until it is its turn",
+        "held": "waits" if job.blocked else "waits, held until a round starts it",
         "queued": "is released: Slurm starts it as soon as its resources are free",
         "running": f"runs on {place}{since}",
         "suspended": f"is suspended on {place}",

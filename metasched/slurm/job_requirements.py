@@ -82,7 +82,7 @@ def requirements(
 
     Args:
         job: the job as first read, pending.
-        tag: the job's tag (``Tag()`` for a job taken in by its partition or QOS).
+        tag: the job's tag (``Tag()`` for a job of an intake partition or QOS).
         cluster_gpu_types: the types of GPUs in the cluster; None where they are not known, and then not checked.
         shards_per_gpu: shards of each GPU; None where Slurm allocates whole GPUs only.
 

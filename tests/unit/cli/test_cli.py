@@ -315,7 +315,7 @@ def test_explain_says_why_a_job_runs(show):
 def test_explain_says_what_a_job_waits_for(show):
     """The sentences have the needed GPUs, the free GPUs of accepting nodes, and the jobs that hold the others."""
     output = show(published(), "explain", "bert")
-    assert "waits, held until it is its turn" in output
+    assert "waits, held until a round starts it" in output
     assert "It needs 4 GPUs; 2 free now (n1:2); the others are held by job 12 (2)." in output
 
 

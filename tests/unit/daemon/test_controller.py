@@ -326,7 +326,7 @@ def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), grace_seconds=5.0, start_seconds=5.0)
     stuck = site.add("--gres=gpu:4", seconds=5)
     site.slurm.node_down("n1")
-    site.slurm._down.clear()
+    site.slurm._nodes.down.clear()
     site.slurm._nodes_for = lambda job: (
         None if job.slurm_job_id == stuck else type(site.slurm)._nodes_for(site.slurm, job)
     )

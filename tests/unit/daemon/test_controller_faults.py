@@ -310,7 +310,7 @@ def test_a_job_cancelled_while_it_pends_had_no_run(site):
     site.slurm.tick(1)
     site.slurm.node_drain("n1")
     job = site.add("--gres=gpu:1")
-    site.slurm._nodes_for = lambda job: None
+    site.slurm._nodes.choose = lambda job, now: None
     site.slurm.cancel(blocker)
     site.slurm.tick(31)
     site.run_until(lambda: ("release", job) in site.slurm.calls)
@@ -324,7 +324,7 @@ def test_a_cluster_that_gets_the_gpu_type_mends_the_job(site):
     job = site.add("--gres=gpu:1", tag="gpu_types=a100", seconds=5)
     site.run(5)
     assert site.record(job).error
-    site.slurm._nodes["n5"] = FakeNode("n5", gpu_type="a100")
+    site.slurm._nodes.by_name["n5"] = FakeNode("n5", gpu_type="a100")
     site.run_until(completed(site, job))
 
 
@@ -464,7 +464,7 @@ def test_a_stop_that_was_not_sent_is_sent_again(las):
 def test_a_reminder_that_slurm_refuses_concerns_nobody_else(site, monkeypatch):
     """The look goes on, and the job is left to Slurm."""
     job = site.add("--gres=gpu:1")
-    monkeypatch.setattr(site.slurm, "_nodes_for", lambda _: None)
+    monkeypatch.setattr(site.slurm._nodes, "choose", lambda job, now: None)
     site.run_until(lambda: ("release", job) in site.slurm.calls)
     client = Failing(site.slurm, "release", NoSuchJobError("gone"))
     site.start(client)
