@@ -327,13 +327,12 @@ def test_a_job_that_slurm_does_not_start_lets_others_pass(tmp_path):
     stuck = site.add("--gres=gpu:4", seconds=5)
     site.slurm.node_down("n1")
     site.slurm._nodes.down.clear()
-    site.slurm._nodes_for = lambda job: (
-        None if job.slurm_job_id == stuck else type(site.slurm)._nodes_for(site.slurm, job)
-    )
+    nodes = site.slurm._nodes
+    nodes.choose = lambda job, now: None if job.slurm_job_id == stuck else type(nodes).choose(nodes, job, now)
     other = site.add("--gres=gpu:4", seconds=5)
     site.run_until(done(site, other))
     assert "not_started" in kinds(site, stuck)
-    del site.slurm._nodes_for
+    del nodes.choose
     site.run_until(done(site, stuck))
     site.close()
 
