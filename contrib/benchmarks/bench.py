@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "slurm_scripts"
@@ -77,8 +77,9 @@ def private_cluster(group: NodeGroup, *, tuned: bool = True) -> Iterator[tuple[D
     """A private Slurm cluster with the job_submit plugin, and a scratch directory; both are removed at the end."""
     base = Path(tempfile.mkdtemp(prefix="mbench-"))
     try:
+        settings = Settings((group,), tuned=tuned)
         with DevCluster.up(
-            base / "c", (group,), tuned=tuned, job_submit=SCRIPTS / "job_submit.lua", owner_pid=os.getpid()
+            base / "c", settings, job_submit=SCRIPTS / "job_submit.lua", owner_pid=os.getpid()
         ) as cluster:
             yield cluster, base
     finally:

@@ -1,7 +1,7 @@
-"""Wheels of metasched and of what it needs, for the Python of another host: `wheels.py DIRECTORY 3.13 [--torch]`.
+"""Wheels of metasched and its requirements, for the Python of another host: `wheels.py DIRECTORY 3.13 [--torch]`.
 
-The directory then holds these and nothing else. pip's own settings hold, and contrib/constraints.txt. Torch is left out
-unless asked for: it is large, and some distributions have a package of it.
+The directory holds these wheels and nothing else afterwards. pip's settings and contrib/constraints.txt apply. Torch is
+left out by default: it is large, and some distributions have a package of it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "-
 
 
 def needed(wheel: Path, *, torch: bool) -> list[str]:
-    """What the wheel's metadata asks for, for the daemon, and for trainers if so told."""
+    """Return the requirements of the daemon in a wheel's metadata, with `torch` those of trainers as well."""
     with zipfile.ZipFile(wheel) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
@@ -30,7 +30,7 @@ def needed(wheel: Path, *, torch: bool) -> list[str]:
 
 
 def main() -> int:
-    """Replace the directory, once all is there; wheels that it has already are not fetched again."""
+    """Fill the directory; wheels that it has already are not fetched again, and it stays as it is after an error."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("python")
@@ -39,7 +39,7 @@ def main() -> int:
     directory = asked.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     if others := sorted(path.name for path in directory.iterdir() if path.suffix != ".whl"):
-        parser.error(f"{directory} holds more than wheels ({others[0]}): name a directory of its own")
+        parser.error(f"{directory} holds more than wheels ({others[0]}): name another directory")
     with tempfile.TemporaryDirectory(prefix=".wheels-", dir=directory.parent) as scratch:
         fresh = Path(scratch, "fresh")
         build(fresh)
@@ -51,9 +51,9 @@ def main() -> int:
 
 
 def build(directory: Path) -> None:
-    """Make metasched's own wheel there."""
+    """Build metasched's wheel in the directory."""
     with tempfile.TemporaryDirectory() as scratch:
-        # Built from a copy: setuptools leaves its own traces in a source tree, and finds those of others.
+        # Built from a copy: setuptools leaves files in a source tree, and includes those of earlier builds.
         files = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -73,7 +73,7 @@ def build(directory: Path) -> None:
 
 
 def fetch(directory: Path, old: Path, requirements: list[str], python: str) -> None:
-    """Get wheels of the requirements, and of what these need, from `old` or a registry."""
+    """Download wheels of the requirements and their requirements into `directory`, from `old` or a registry."""
     download = [
         "download",
         "--dest",

@@ -21,7 +21,7 @@ from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
-from metasched.slurm.command_line_client import plain_environment
+from metasched.slurm.commands import plain_environment
 from metasched.slurm.stamp import Stamp
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 

@@ -16,7 +16,7 @@ from metasched.cli.formatting import clean
 from metasched.cli.paths import CommandPaths
 from metasched.core.errors import MetaschedError
 
-# Each module has one attribute `command`; importing them all would make `metasched status` slow.
+# Each subcommand's module has an attribute `command`; importing all modules would make `metasched status` slow.
 COMMANDS = (
     "status",
     "explain",
@@ -41,7 +41,7 @@ class Commands(click.Group):
     """Group whose subcommands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
-        """Names of the subcommands, in the order of the help text."""
+        """Return the names of the subcommands, in the order of the help text."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002  click's signature
@@ -61,10 +61,11 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            # what is still to be written would fail again as Python ends
+            # Buffered output would fail again when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            what = error.filename or "the output"
-            raise click.ClickException(f"{what} cannot be written: {error.strerror}") from None
+            raise click.ClickException(
+                f"{error.filename or 'the output'} cannot be written: {error.strerror}"
+            ) from None
 
 
 @click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -19,7 +19,7 @@ MARKS = {"ok": "ok     ", "warning": "warning", "error": "ERROR  "}
 
 
 @click.command("check", short_help="Say what keeps metasched from working here.")
-@click.option("--nodes", is_flag=True, help="Also ask every node with GPUs, by a job of a moment on each.")
+@click.option("--nodes", is_flag=True, help="Also check every node with GPUs, by a short job on each.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
@@ -43,7 +43,7 @@ def command(ctx: click.Context, *, nodes: bool, as_json: bool) -> None:
         client.close()
     found = check(facts)
     if nodes:
-        found += _ask_nodes(facts)
+        found += _check_nodes(facts)
     if as_json:
         echo_json([dataclasses.asdict(finding) for finding in found])
     else:
@@ -59,17 +59,18 @@ def _print(finding: Finding) -> None:
         click.echo(clean(f"          mend: {finding.fix}"))
 
 
-def _ask_nodes(facts: Facts) -> Iterator[Finding]:
+def _check_nodes(facts: Facts) -> Iterator[Finding]:
     from metasched.installation.checks import Finding  # noqa: PLC0415  as above
-    from metasched.installation.facts import CommandFailedError, Slurm, on_nodes  # noqa: PLC0415
+    from metasched.installation.facts import Slurm, on_nodes  # noqa: PLC0415
+    from metasched.slurm.errors import SlurmError  # noqa: PLC0415
 
     nodes = facts.slurm.nodes if isinstance(facts.slurm, Slurm) else ()
     shared = None if facts.shared.missing else facts.shared.path
-    for name, lacks in on_nodes([node for node in nodes if node.gpus], shared):
-        if isinstance(lacks, CommandFailedError):
-            yield Finding("warning", name, f"could not be asked: {lacks}", "try again when it has a CPU free")
-        elif lacks:
+    for name, faults in on_nodes([node for node in nodes if node.gpus], shared):
+        if isinstance(faults, SlurmError):
+            yield Finding("warning", name, f"could not be checked: {faults}", "try again when it has a CPU free")
+        elif faults:
             fix = "mount the shared directory there, and put metasched-run and Python on jobs' PATH"
-            yield Finding("error", name, "; ".join(lacks), fix)
+            yield Finding("error", name, "; ".join(faults), fix)
         else:
             yield Finding("ok", name, "has what jobs need")

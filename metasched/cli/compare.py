@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,26 +11,13 @@ from pathlib import Path
 import click
 
 from metasched.cli.formatting import echo_json, json_option
-from metasched.cli.simulation_options import chosen, show_metrics
-from metasched.core.errors import MetaschedError
-
-SBATCH_SECONDS = 60.0
-
-
-class SubmitError(MetaschedError):
-    """sbatch refused the sweep."""
+from metasched.cli.simulation_options import make_case, policies_option, show_metrics
+from metasched.slurm.commands import sbatch
 
 
 @click.command("compare", short_help="Simulate a workload under many policies, loads and seeds.")
 @click.argument("scenario", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    required=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    help="A policy; repeat it for more.",
-)
+@policies_option("A policy; repeat it for more.")
 @click.option(
     "--load",
     "loads",
@@ -83,7 +69,7 @@ def command(
     from metasched.simulator.sweep import sweep  # noqa: PLC0415
 
     found = load_scenario(scenario)
-    cases = [chosen(policy, load, seed) for policy in policies for load in loads for seed in range(seeds)]
+    cases = [make_case(policy, load, seed) for policy in policies for load in loads for seed in range(seeds)]
     if only is not None and only >= len(cases):
         raise click.UsageError(f"--only {only}: there are {len(cases)} combinations, from 0 to {len(cases) - 1}")
     if slurm is not None:
@@ -108,20 +94,9 @@ def command(
 
 
 def _submit(arguments: list[str], out: Path, count: int, options: list[str]) -> str:
-    """Submit a Slurm array with one task for each case, and return the array's id.
-
-    Raises:
-        SubmitError: sbatch refuses the array, or answers nothing.
-    """
+    """Submit a Slurm array with one task for each case, and return the array's id; raises SlurmError."""
     line = shlex.join([sys.executable, "-m", "metasched", *arguments])
     script = f'#!/bin/bash\nexec {line} --only "$SLURM_ARRAY_TASK_ID"\n'
     out.mkdir(parents=True, exist_ok=True)
-    argv = ["sbatch", "--parsable", f"--array=0-{count - 1}", "--job-name=metasched-compare"]
-    argv += [f"--output={out}/slurm-%a.log", *options]
-    try:
-        done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=SBATCH_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SubmitError(f"sbatch cannot be run: {error}") from error
-    if done.returncode:
-        raise SubmitError(f"sbatch: {done.stderr.strip()}")
-    return done.stdout.strip()
+    array = [f"--array=0-{count - 1}", "--job-name=metasched-compare", f"--output={out}/slurm-%a.log"]
+    return sbatch([*array, *options], script=script)[0]

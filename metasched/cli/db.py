@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from metasched.cli import history_tables, status_tables
+from metasched.cli.explain import UnknownJobError
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option, listed, size, text_fields
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
@@ -29,10 +30,6 @@ _DAY = 86400.0
 _IMPORTED_DAYS = 90
 _SHOWN = 300
 limit_option = click.option("--limit", type=COUNT, default=50, show_default=True, help="Rows at most.")
-
-
-class UnknownStoredJobError(MetaschedError):
-    """The database has no job, or several jobs, of that Slurm job id, uid or name."""
 
 
 class SupersededStoreError(MetaschedError):
@@ -53,18 +50,15 @@ class Database:
     command_paths: CommandPaths
     given_shared: Path | None
 
-    @contextmanager
-    def reading(self) -> Iterator[Store]:
+    def reading(self) -> Store:
         """Open the store for reading."""
-        with Store.open(self.path, read_only=True) as store:
-            yield store
+        return Store.open(self.path, read_only=True)
 
     @contextmanager
     def writing(self) -> Iterator[Store]:
         """Open the store for writing; refused while a daemon writes, or after a daemon elsewhere has taken over."""
         shared = self.command_paths.shared(self.given_shared)
-        with self.reading():
-            pass  # a database that is not there must not be made
+        self.reading().close()  # a missing database must not be made
         with DaemonLock(shared / LOCK), Store.open(self.path) as store:
             if term_of_copy(shared / COPIES) > store.term:
                 raise SupersededStoreError(self.path, shared / COPIES / DATABASE)
@@ -125,7 +119,7 @@ def check(database: Database, *, as_json: bool) -> None:
 
 
 @command.command("events")
-@click.option("--job", help="Only those of one job (Slurm's id, uid or name).")
+@click.option("--job", help="Only those of one job (Slurm job id, uid or name).")
 @limit_option
 @json_option
 @click.pass_obj
@@ -144,7 +138,7 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
 @json_option
 @click.pass_obj
 def runs(database: Database, *, job: str, as_json: bool) -> None:
-    """List the runs of JOB (Slurm's id, uid or name): start, placement, duration, and why each ended."""
+    """List the runs of JOB (Slurm job id, uid or name): start, placement, duration, and why each ended."""
     with database.reading() as store:
         record = _job(store, job)
         found = store.runs(record.uid)
@@ -186,12 +180,16 @@ def import_(
     for why, count in found.skipped.most_common():
         click.echo(f"skipped {count}: {why}")
     if found.unreadable is not None:
-        click.echo(f"first that could not be read: {clean(str(found.unreadable), _SHOWN)}")
+        click.echo(f"first unreadable record: {clean(str(found.unreadable), _SHOWN)}")
 
 
 @command.command("prune")
 @click.option(
-    "--before", type=click.FloatRange(0), required=True, metavar="DAYS", help="Forget what was over so many days ago."
+    "--before",
+    type=click.FloatRange(0),
+    required=True,
+    metavar="DAYS",
+    help="Delete details of jobs that ended more than DAYS days ago.",
 )
 @json_option
 @click.pass_obj
@@ -206,7 +204,7 @@ def prune(database: Database, *, before: float, as_json: bool) -> None:
         echo_json(deleted)
     else:
         gone = [f"{count} {name}" for name, count in deleted.items() if count]
-        click.echo(f"deleted {listed(gone, len(gone))}" if gone else "nothing was that old")
+        click.echo(f"deleted {listed(gone, len(gone))}" if gone else "nothing is that old")
 
 
 @command.command("export")
@@ -223,10 +221,10 @@ def _base64(data: bytes) -> str:
 
 
 def _job(store: Store, asked: str) -> JobRecord:
-    """The job of that Slurm job id, uid or name; the latest job where Slurm used an id again.
+    """Return the job of that Slurm job id, uid or name; the latest job where Slurm used an id again.
 
     Raises:
-        UnknownStoredJobError: no job, or more than one job, has that name.
+        UnknownJobError: no job, or more than one job, has that name.
     """
     found = store.find_jobs(asked)
     exact = [job for job in found if asked in (job.uid, job.slurm_job_id)]
@@ -234,5 +232,5 @@ def _job(store: Store, asked: str) -> JobRecord:
         return exact[0]
     if len(found) != 1:
         several = f"several jobs match {asked!r}: {listed([job.slurm_job_id for job in found], 20)}"
-        raise UnknownStoredJobError(several if found else f"no job {asked!r} in {store.path}")
+        raise UnknownJobError(several if found else f"no job {asked!r} in {store.path}")
     return found[0]

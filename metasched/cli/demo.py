@@ -50,24 +50,24 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     base = Path(tempfile.mkdtemp(prefix="metasched-demo-"))
     try:
         with _screen(out) as show:
-            played = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
+            result = demo_run.run(show, base, keep=keep, seconds_per_step=seconds_per_step)
     finally:
         if keep:
             click.echo(f"The files are kept in {base}")
-    _report(out, played.outcomes)
-    click.echo(f"{played.rounds} rounds were decided, and replayed.")
-    click.echo(f"Done in {duration(time.monotonic() - began)}; nothing of it runs any more.")
-    if played.problems:
-        for log in played.logs:
+    _report(out, result.outcomes)
+    click.echo(f"{result.rounds} rounds were decided, and replayed.")
+    click.echo(f"Done in {duration(time.monotonic() - began)}; all processes of the demo have ended.")
+    if result.problems:
+        for log in result.logs:
             click.echo("\n".join(clean(line) for line in log.split("\n")), err=True)
-        raise DemoShortfallError("the demo did not show what it should: " + "; ".join(played.problems))
+        raise DemoShortfallError("the demo did not show all that it should: " + "; ".join(result.problems))
 
 
 @contextmanager
 def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
-    """Context manager: redraws the status on a terminal; elsewhere prints a line for each change."""
+    """Yield the function that shows a status: redrawn on a terminal, elsewhere a line for each change."""
     if not out.is_terminal:
-        yield Lines().show
+        yield Changes().show
         return
     from rich.live import Live  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def _screen(out: Console) -> Iterator[Callable[[Status], None]]:
         yield lambda status: live.update(overview(status, time.time(), len(status.jobs)), refresh=True)
 
 
-class Lines:
+class Changes:
     """Prints the differences from one published status to the next."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Lines:
         self._began = time.monotonic()
 
     def show(self, status: Status) -> None:
-        """Print what has changed since the last status."""
+        """Print a line for each job whose state or nodes differ from the last status."""
         for job in (*status.jobs, *status.finished):
             situation = _situation(job)
             if self._before.get(job.uid) != situation:

@@ -11,7 +11,7 @@ import click
 
 from metasched.cli.formatting import echo_json, json_option
 from metasched.demo.installed import slurm_script
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 
 _GROUP = re.compile(r"([1-9][0-9]{0,3})x([0-9]{1,2})(?:x(.+))?")
 
@@ -28,11 +28,9 @@ base_option = click.option(
 def _group(text: str) -> NodeGroup:
     match = _GROUP.fullmatch(text)
     if match is None:
-        msg = f"{text!r}: write NODESxGPUSxTYPE, such as 2x4xv100 (or 2x0 for nodes without GPUs)"
-        raise click.BadParameter(msg)
-    count, gpus, gpu_type = match.groups()
-    group = NodeGroup(int(count), int(gpus))
-    return dataclasses.replace(group, gpu_type=gpu_type) if gpu_type else group
+        raise click.BadParameter(f"{text!r}: write NODESxGPUSxTYPE, such as 2x4xv100 (or 2x0 for nodes without GPUs)")
+    count, gpus, gpu_type = match.groups(default="v100")
+    return NodeGroup(int(count), int(gpus), gpu_type)
 
 
 @click.group("devcluster", short_help="Run a private Slurm cluster on this host.")
@@ -65,12 +63,11 @@ def up(
 ) -> None:
     """Start the cluster and print how to use it."""
     if groups and (nodes is not None or gpus is not None):
-        msg = "--type says nodes and GPUs already: leave out --nodes and --gpus"
-        raise click.UsageError(msg)
+        raise click.UsageError("--type says nodes and GPUs already: leave out --nodes and --gpus")
     if not groups:
         groups = (NodeGroup(4 if nodes is None else nodes, 4 if gpus is None else gpus),)
     groups = tuple(dataclasses.replace(group, shards=shards if group.gpus else 0) for group in groups)
-    cluster = DevCluster.up(base, groups, job_submit=slurm_script("job_submit.lua"))
+    cluster = DevCluster.up(base, Settings(groups), job_submit=slurm_script("job_submit.lua"))
     if as_json:
         echo_json({"base": str(cluster.base), "nodes": list(cluster.nodes), "environment": cluster.changes})
         return

@@ -22,34 +22,16 @@ from metasched.shared_dir.published_status import JobStatus, Status
 from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord, Store
 
 _LATEST = 10
+_LISTED_IDS = 20
 
 
-class NoSuchJobError(MetaschedError):
-    """No job has that Slurm job id, uid or name."""
-
-    def __init__(self, asked: str) -> None:
-        super().__init__(
-            f"metasched knows no job {asked!r} (asked by Slurm's id, uid or name); is it tagged? see `metasched status`"
-        )
-
-
-class AmbiguousJobError(MetaschedError):
-    """More than one job has that name."""
-
-    def __init__(self, asked: str, addresses: Sequence[str]) -> None:
-        super().__init__(f"several jobs are named {asked!r}: ask by Slurm's id, one of {listed(addresses, 20)}")
-
-
-class ArrayError(MetaschedError):
-    """The id is that of an array, whose tasks are jobs of their own."""
-
-    def __init__(self, asked: str, addresses: Sequence[str]) -> None:
-        super().__init__(f"job {asked} is an array: ask by task, one of {listed(addresses, 20)}")
+class UnknownJobError(MetaschedError):
+    """No job, or more than one, has that Slurm job id, uid or name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Records of one job in the database: runs in order, all others latest first."""
+    """The records of one job in the database: runs in order, all others latest first."""
 
     runs: Sequence[RunRecord]
     decisions: Sequence[DecisionRecord]
@@ -64,7 +46,7 @@ class Past:
 @json_option
 @click.pass_obj
 def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state: Path | None, as_json: bool) -> None:
-    """Say in words why JOB (Slurm's id, uid or name) runs or waits, what it waits for, and what happened to it.
+    """Say in words why JOB (Slurm job id, uid or name) runs or waits, what it waits for, and what happened to it.
 
     On the daemon's host, for those who may read its database, the latest decisions, actions and events follow.
     """
@@ -84,10 +66,10 @@ def command(command_paths: CommandPaths, *, job: str, shared: Path | None, state
 
 
 def find(status: Status, asked: str) -> JobStatus:
-    """The job of that Slurm job id or uid, else of that name; a live job before a finished one.
+    """Return the job of that Slurm job id or uid, else of that name; a live job before a finished one.
 
     Raises:
-        NoSuchJobError, AmbiguousJobError, ArrayError: as named.
+        UnknownJobError: no job or several jobs are found, or an array, whose tasks are jobs of their own.
     """
     for jobs in (status.jobs, status.finished):
         for job in jobs:
@@ -96,18 +78,20 @@ def find(status: Status, asked: str) -> JobStatus:
     for jobs in (status.jobs, status.finished):
         named = [job for job in jobs if job.name == asked]
         if len(named) > 1:
-            raise AmbiguousJobError(asked, [job.slurm_job_id for job in named])
+            ids = listed([job.slurm_job_id for job in named], _LISTED_IDS)
+            raise UnknownJobError(f"several jobs are named {asked!r}: ask by Slurm job id, one of {ids}")
         if named:
             return named[0]
-    if tasks := [
-        job.slurm_job_id for job in (*status.jobs, *status.finished) if job.slurm_job_id.startswith(f"{asked}_")
-    ]:
-        raise ArrayError(asked, tasks)
-    raise NoSuchJobError(asked)
+    ids_now = (job.slurm_job_id for job in (*status.jobs, *status.finished))
+    if tasks := [slurm_job_id for slurm_job_id in ids_now if slurm_job_id.startswith(f"{asked}_")]:
+        raise UnknownJobError(f"job {asked} is an array: ask by task, one of {listed(tasks, _LISTED_IDS)}")
+    raise UnknownJobError(
+        f"metasched knows no job {asked!r} (by Slurm job id, uid or name); is it tagged? see `metasched status`"
+    )
 
 
 def _past(command_paths: CommandPaths, given: Path | None, uid: str) -> Past | None:
-    """Records of the job in the database; None where the database cannot be read and --state was not given."""
+    """Return the records of the job; None where the database cannot be read and --state was not given."""
     try:
         with Store.open(command_paths.state(given) / DATABASE, read_only=True) as store:
             return Past(
@@ -123,7 +107,7 @@ def _past(command_paths: CommandPaths, given: Path | None, uid: str) -> Past | N
 
 
 def _plain(past: Past) -> dict[str, Any]:
-    """What the database says, JSON-compatible, with every reason in words and as code and facts."""
+    """Return the records, JSON-compatible, with every reason in words and as code and facts."""
     return {
         "runs": [dataclasses.asdict(run) for run in past.runs],
         "decisions": [{**dataclasses.asdict(one), **reason_fields(one.reason)} for one in past.decisions],

@@ -1,4 +1,4 @@
-"""Text and numbers for people. Text of users reaches a terminal only through `clean`."""
+"""Text and numbers for people. Users' text reaches a terminal only through `clean`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from metasched.core.reasons import Code, Reason, from_text, to_json
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
 
-COUNT = click.IntRange(1, 10**9)  # of rows; SQLite takes no number of any length
+COUNT = click.IntRange(1, 10**9)  # of rows; SQLite's integers have 64 bits
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def clean(text: str, limit: int | None = None) -> str:
-    r"""The text without anything that acts on a terminal (control and format characters become ``\x1b``, ``\u202e``).
+    r"""Return the text with control and format characters escaped (``\x1b``, ``\u202e``), cut at ``limit`` characters.
 
-    It is cut after ``limit`` characters. Put it into rich's `Text`, never into a string with markup.
+    Put the result into rich's `Text`, never into a string with markup.
     """
     if limit is not None and len(text) > limit:
         text = text[: limit - 1] + "…"
@@ -32,7 +32,7 @@ def clean(text: str, limit: int | None = None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Two units at most: ``45 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; "" if not known."""
+    """Return a duration in at most two units: ``45 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``; "" if not known."""
     if seconds is None:
         return ""
     whole = max(round(seconds), 0)
@@ -48,12 +48,12 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(instant: float) -> str:
-    """Local date and time of an instant (unix seconds)."""
+    """Return the local date and time of an instant (unix seconds)."""
     return datetime.fromtimestamp(instant, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def size(count: float) -> str:
-    """Bytes in binary units: ``12 B``, ``3.4 MiB``."""
+    """Return a number of bytes in binary units: ``12 B``, ``3.4 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < _KIB:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
@@ -62,28 +62,32 @@ def size(count: float) -> str:
 
 
 def listed(words: Sequence[str], most: int = 6) -> str:
-    """``a, b and c``; after ``most`` words, how many more there are."""
+    """Return ``a, b and c``; after ``most`` words the rest is counted: ``a, b and 3 more``."""
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most} more"
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def where(nodes: Mapping[str, int]) -> str:
-    """GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
+    """Return the GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
     return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
 
 
 def reason_fields(reason: Reason | None) -> dict[str, Any]:
-    """A reason as fields of a JSON object, named as those of the published status; null and "" for none."""
+    """Return a reason as fields of a JSON object, named as in the published status; null and "" for none."""
     if reason is None:
         return {"reason": "", "reason_code": None, "reason_facts": {}, "reason_also": []}
     data = to_json(reason)
-    told = {"reason_code": data["code"], "reason_facts": data.get("facts", {}), "reason_also": data.get("also", [])}
-    return {"reason": words(reason), **told}
+    return {
+        "reason": words(reason),
+        "reason_code": data["code"],
+        "reason_facts": data.get("facts", {}),
+        "reason_also": data.get("also", []),
+    }
 
 
 def text_fields(text: str) -> dict[str, Any]:
-    """An event's text as fields of a JSON object: ``text`` in words, and a reason that it holds as code and facts."""
+    """Return an event's text as fields of a JSON object: ``text`` in words; a reason also as code and facts."""
     reason = from_text(text)
     if reason.code == Code.TEXT:
         return {"text": text}

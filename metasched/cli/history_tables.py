@@ -14,13 +14,13 @@ from metasched.store import ActionRecord, DecisionRecord, EventRecord, RunRecord
 
 
 def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
-    """Table of the runs of one job, the first run first."""
+    """Return the table of the runs of one job, the first run first."""
     numbers = ("RUN", "RAN", "RENEWED", "INIT")
     made = table("RUN", "STARTED", "RAN", "WHERE", "RENEWED", "ENDED", "INIT", title="Runs", right=numbers)
     for run in runs:
         held = run.placement or run.released
         place = "" if held is None else where(dict(held.node_gpus))
-        ended = "goes on" if run.ended is None else run.cause
+        ended = "running" if run.ended is None else run.cause
         ran = None if run.started is None else duration(run.seconds_at(now))
         init = None if run.init_seconds is None else f"{run.init_seconds:.1f} s"
         started = "not yet" if run.started is None else clock(run.started)
@@ -29,7 +29,7 @@ def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
 
 
 def decisions_table(decisions: Sequence[DecisionRecord]) -> Table:
-    """Table of the decisions on one job."""
+    """Return the table of the decisions on one job."""
     made = table("ROUNDS", "GRANTED", "REASON", title="Latest decisions")
     for decision in decisions:
         last = "now" if decision.last_round is None else decision.last_round
@@ -45,7 +45,7 @@ def decisions_table(decisions: Sequence[DecisionRecord]) -> Table:
 
 
 def actions_table(actions: Sequence[ActionRecord]) -> Table:
-    """Table of the actions on one job."""
+    """Return the table of the actions on one job."""
     made = table("AT", "ACTION", "OUTCOME", "TOOK", title="Latest actions", right=("TOOK",))
     for action in actions:
         took = None if action.latency_seconds is None else f"{1000 * action.latency_seconds:.0f} ms"
@@ -54,7 +54,7 @@ def actions_table(actions: Sequence[ActionRecord]) -> Table:
 
 
 def events_table(events: Sequence[EventRecord], title: str | None = None) -> Table:
-    """Table of events, the latest first."""
+    """Return the table of events, the latest first."""
     made = table("AT", "JOB", "EVENT", "", title=title)
     for event in events:
         row(made, clock(event.at), event.uid, event.kind, words(from_text(event.text)))

@@ -18,7 +18,7 @@ def is_stale(status: Status, now: float) -> bool:
 
 
 def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
-    """Sentences on the job's state, the reason for it, and what the job waits for."""
+    """Return sentences on the job's state, the reason for it, and the resources that the job waits for."""
     lines = [f"Job {job.slurm_job_id} ({job.name}, of {job.user}) {_state(job, now)}."]
     if job.error is not None:
         return [*lines, f"Its tag cannot be used: {job.error}. Cancel it and submit it again with the tag corrected."]
@@ -28,10 +28,11 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
         lines.append(f"Why: {job.reason.rstrip('.')}.")
     if job.status in _WAITING and not job.blocked:
         lines += _waits_for(job, status)
-    lines += [*_co_runner_lines(job), *_promises(job, now)]
+    lines += [*_co_runner_lines(job), *_deadline_lines(job, now)]
     if is_stale(status, now):
         lines.append(
-            f"But the daemon published nothing for {duration(now - status.published)}: nobody decides until it is back."
+            f"But the daemon published nothing for {duration(now - status.published)}: "
+            "no round is decided until it is back."
         )
     elif status.slurm != "ok":
         lines.append(f"But the daemon cannot reach Slurm ({status.slurm}): nothing changes until it can.")
@@ -41,7 +42,7 @@ def explanation(job: JobStatus, status: Status, now: float) -> list[str]:
 
 
 def history(job: JobStatus, now: float) -> list[str]:
-    """Sentences on the job's past runs and its progress."""
+    """Return sentences on the job's past runs and its progress."""
     ran = f"ran {duration(job.ran_seconds)} in {counted(job.runs, 'run')}"
     preempted = f"preempted {counted(job.preemptions, 'time')}"
     waited = f"waited {duration(job.waited_seconds)}"
@@ -71,7 +72,7 @@ def _state(job: JobStatus, now: float) -> str:
     if job.finished is not None:
         return f"ended {duration(now - job.finished)} ago ({job.status})"
     states = {
-        "held": "waits" if job.blocked else "waits, held until it is its turn",
+        "held": "waits" if job.blocked else "waits, held until a round starts it",
         "queued": "is released: Slurm starts it as soon as its resources are free",
         "running": f"runs on {place}{since}",
         "suspended": f"is suspended on {place}",
@@ -81,7 +82,7 @@ def _state(job: JobStatus, now: float) -> str:
 
 
 def _co_runner_lines(job: JobStatus) -> list[str]:
-    """Sentences on the co-runner and on renewed leases."""
+    """Return sentences on the co-runner and on renewed leases."""
     lines = []
     if job.co_runner is not None and job.time_slicing:
         other = job.co_runner
@@ -93,8 +94,8 @@ def _co_runner_lines(job: JobStatus) -> list[str]:
     return lines
 
 
-def _promises(job: JobStatus, now: float) -> list[str]:
-    """Sentence on the job's deadline, if its user has declared one."""
+def _deadline_lines(job: JobStatus, now: float) -> list[str]:
+    """Return a sentence on the job's deadline, if its tag has one."""
     if job.slo_seconds is None:
         return []
     left = job.submitted + job.slo_seconds - now
@@ -119,7 +120,7 @@ def _waits_for(job: JobStatus, status: Status) -> list[str]:
 
 
 def gpus(job: JobStatus) -> str:
-    """``4`` for a rigid job, ``2 of 1-4`` for an elastic one that has two, ``cpu`` for none, ``?`` with a wrong tag."""
+    """Return ``4`` for a rigid job, ``2 of 1-4`` for an elastic job that holds two, ``cpu``; ``?`` for a wrong tag."""
     if job.error is not None:
         return "?"
     if job.max_gpus == 0:
@@ -130,24 +131,24 @@ def gpus(job: JobStatus) -> str:
 
 
 def co_runner_text(job: JobStatus) -> str:
-    """The co-runner's id with the way of sharing; empty for none."""
+    """Return the co-runner's Slurm job id with the way of sharing; "" for none."""
     if job.co_runner is None:
         return ""
     return f"in turns with {job.co_runner}" if job.time_slicing else f"with {job.co_runner}"
 
 
 def runs(job: JobStatus) -> str:
-    """Number of runs; ``2 (renewed 5 rounds)`` where rounds renewed the present run."""
+    """Return the number of runs; ``2 (renewed 5 rounds)`` where rounds renewed the present run."""
     return f"{job.runs} (renewed {counted(job.renewals, 'round')})" if job.renewals else str(job.runs)
 
 
 def sizes(world_sizes: Sequence[int]) -> str:
-    """World sizes of the runs, in order: ``4 → 2``."""
+    """Return the world sizes of the runs, in order: ``4 → 2``."""
     return " → ".join(map(str, world_sizes))
 
 
 def progress(job: JobStatus) -> str:
-    """Steps done and needed, and the time that the remaining steps take at the present speed."""
+    """Return the steps done and needed, and the time of the remaining steps at the present speed; "" if not known."""
     if job.progress_steps is None:
         return ""
     if not job.total_steps:
@@ -158,7 +159,7 @@ def progress(job: JobStatus) -> str:
 
 
 def remaining_seconds(job: JobStatus) -> float | None:
-    """Seconds that the remaining steps take at the present speed; None if not known, or if the job does not run."""
+    """Return the seconds of the remaining steps at the present speed; None if not known, or while the job waits."""
     if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
         return None
     return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second

@@ -6,7 +6,6 @@ import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
@@ -14,7 +13,18 @@ from metasched.core.errors import MetaschedError
 
 DEFAULT_CONFIG = Path("/etc/metasched/metasched.toml")
 
-_Command = TypeVar("_Command", bound=Any)
+shared_option = click.option(
+    "--shared",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Shared directory [default: that of --config, else $METASCHED_SHARED, else that of the default --config].",
+)
+state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The daemon's state directory [default: that of the configuration].",
+)
 
 
 class NoDirectoryError(MetaschedError):
@@ -26,35 +36,35 @@ class NoDirectoryError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class CommandPaths:
-    """Paths as the command line gives them; ``given`` is --config."""
+    """Paths of the command line, the environment and the configuration; ``given`` is --config."""
 
     given: Path | None = None
 
     @property
     def config(self) -> Path:
-        """Path of the configuration file."""
+        """The path of the configuration file."""
         return self.given or Path(os.environ.get("METASCHED_CONFIG") or DEFAULT_CONFIG)
 
     def shared(self, given: Path | None) -> Path:
-        """Path of the shared directory: ``given``, else of --config, $METASCHED_SHARED, or the default configuration.
+        """Return ``given``, or the shared directory of --config, of $METASCHED_SHARED, or of the default configuration.
 
         Raises:
-            NoDirectoryError: none of them names it.
+            NoDirectoryError: none of them names the shared directory.
         """
         if given is None and self.given is None and (variable := os.environ.get("METASCHED_SHARED")):
             return Path(variable)
         return given or self._path("shared")
 
     def state(self, given: Path | None = None) -> Path:
-        """Path of the state directory: ``given``, else that of the configuration.
+        """Return ``given``, or the state directory of the configuration.
 
         Raises:
-            NoDirectoryError: neither names it.
+            NoDirectoryError: neither names the state directory.
         """
         return given or self._path("state")
 
     def _path(self, key: str) -> Path:
-        """A path of section [paths], read without the checks (and the imports) that the daemon needs."""
+        """Read a path of section [paths] without the checks (and the imports) of the whole configuration."""
         try:
             with self.config.open("rb") as file:
                 value: object = tomllib.load(file)["paths"][key]
@@ -67,27 +77,3 @@ class CommandPaths:
         if not isinstance(value, str):
             raise NoDirectoryError(key, self.config, f"[paths] {key} is not a string")
         return Path(value)
-
-
-def shared_option(command: _Command) -> _Command:
-    """Decorator that adds the option --shared."""
-    option = click.option(
-        "--shared",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="Shared directory [default: that of --config, else $METASCHED_SHARED, else that of the default --config].",
-    )
-    decorated: _Command = option(command)
-    return decorated
-
-
-def state_option(command: _Command) -> _Command:
-    """Decorator that adds the option --state."""
-    option = click.option(
-        "--state",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="The daemon's state directory [default: that of the configuration].",
-    )
-    decorated: _Command = option(command)
-    return decorated

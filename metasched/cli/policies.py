@@ -37,7 +37,7 @@ def command(*, as_json: bool) -> None:
 
 
 def describe(policy: type[Policy]) -> dict[str, Any]:
-    """Name, first sentence, and parameters with default and meaning (from the docstring's Attributes)."""
+    """Return a policy's name, first sentence, and parameters with default and meaning (from the docstring)."""
     meaning = meanings(policy.Parameters)
     parameters = {
         name: {"default": _default(field.get_default(call_default_factory=True)), "meaning": meaning.get(name, "")}

@@ -10,6 +10,7 @@ import click
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option, reason_fields
 from metasched.cli.paths import CommandPaths, state_option
 from metasched.configuration.file_names import DATABASE
+from metasched.core.model import Placement
 from metasched.core.policy import Policy, installed_policies
 from metasched.core.reason_words import words
 from metasched.replay.replay import Replayed, replay
@@ -42,7 +43,7 @@ def command(command_paths: CommandPaths, *, state: Path | None, last: int, name:
             for difference in found.differences:
                 job = names[difference.uid][0].slurm_job_id if names[difference.uid] else difference.uid
                 why = "" if difference.reason is None else words(difference.reason)
-                moved = f"{_place(difference.stored)} -> {_place(difference.replayed)}"
+                moved = f"{_nodes_text(difference.stored)} -> {_nodes_text(difference.replayed)}"
                 click.echo(clean(f"round {found.record.round}: job {job}: {moved}: {why}"))
         different = sum(1 for found in rounds if found.differences)
         decided = sum(found.jobs for found in rounds)
@@ -51,7 +52,7 @@ def command(command_paths: CommandPaths, *, state: Path | None, last: int, name:
         raise SystemExit(DIFFERENT)
 
 
-def _place(placement: Any) -> str:
+def _nodes_text(placement: Placement | None) -> str:
     if placement is None:
         return "waits"
     return ",".join(f"{node}:{gpus}" for node, gpus in placement.node_gpus)
@@ -64,7 +65,12 @@ def _plain(found: Replayed) -> dict[str, Any]:
         "policy": found.record.policy,
         "jobs": found.jobs,
         "differences": [
-            {"uid": d.uid, "stored": _place(d.stored), "replayed": _place(d.replayed), **reason_fields(d.reason)}
+            {
+                "uid": d.uid,
+                "stored": _nodes_text(d.stored),
+                "replayed": _nodes_text(d.replayed),
+                **reason_fields(d.reason),
+            }
             for d in found.differences
         ],
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from metasched.cli.formatting import duration, echo_json, json_option
-from metasched.cli.simulation_options import chosen, seed_option, show_metrics
+from metasched.cli.simulation_options import make_case, show_metrics
 
 
 @click.command("simulate", short_help="Simulate a workload under one policy.")
@@ -27,7 +27,7 @@ from metasched.cli.simulation_options import chosen, seed_option, show_metrics
     type=click.FloatRange(min=0, min_open=True),
     help="Factor on the rate of arrivals.",
 )
-@seed_option
+@click.option("--seed", default=0, show_default=True, help="Of the generator, of failures, of all chance.")
 @click.option("--plots", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Draw plots into DIR.")
 @json_option
 def command(*, scenario: Path, policy: str, load: float, seed: int, plots: Path | None, as_json: bool) -> None:
@@ -36,7 +36,7 @@ def command(*, scenario: Path, policy: str, load: float, seed: int, plots: Path 
     from metasched.simulator.scenario import load_scenario  # noqa: PLC0415
     from metasched.simulator.sweep import run_case  # noqa: PLC0415
 
-    result = run_case(load_scenario(scenario), chosen(policy, load, seed))
+    result = run_case(load_scenario(scenario), make_case(policy, load, seed))
     if plots is not None:
         draw([result], plots)
     if as_json:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from metasched.simulator.results import Result
     from metasched.simulator.sweep import Case
 
-# Simulations solve many small problems, for which threads cost more than they bring; processes are what they run in.
+# A simulation solves many small problems, for which threads cost more than they bring; a sweep uses processes.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_Command = TypeVar("_Command", bound=Any)
-
 _HOUR = 3600.0
-# How a metric is shown: its heading, and what it is divided by.
+# The metrics of the table: heading, and the unit by which the value is divided.
 SHOWN: Mapping[str, tuple[str, float]] = {
     "jct_mean": ("JCT MEAN h", _HOUR),
     "jct_median": ("MEDIAN h", _HOUR),
@@ -40,15 +38,13 @@ SHOWN: Mapping[str, tuple[str, float]] = {
 }
 
 
-def seed_option(command: _Command) -> _Command:
-    """Decorator that adds the option --seed."""
-    option = click.option("--seed", default=0, show_default=True, help="Of the generator, of failures, of all chance.")
-    decorated: _Command = option(command)
-    return decorated
+def policies_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the decorator that adds --policy, which may be repeated, with the help ``text``."""
+    return click.option("--policy", "policies", multiple=True, required=True, metavar="NAME[:KEY=VALUE,...]", help=text)
 
 
-def parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """A policy's name and parameters from ``NAME[:KEY=VALUE,...]``; values are JSON, or words as they are.
+def parse_policy(text: str) -> tuple[str, dict[str, Any]]:
+    """Return a policy's name and parameters from ``NAME[:KEY=VALUE,...]``; values are JSON or plain words.
 
     Raises:
         click.BadParameter: the text has another form, or the policy refuses a parameter.
@@ -85,16 +81,16 @@ def _split(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
-def chosen(policy: str, load: float, seed: int) -> Case:
-    """The sweep's case for one policy."""
+def make_case(policy: str, load: float, seed: int) -> Case:
+    """Return the sweep's case for one policy, ``NAME[:KEY=VALUE,...]``."""
     from metasched.simulator.sweep import Case  # noqa: PLC0415  `--help` needs none of this
 
-    name, parameters = parsed(policy)
+    name, parameters = parse_policy(policy)
     return Case(name, parameters, load, seed)
 
 
 def show_metrics(results: Sequence[Result]) -> None:
-    """A table with a row for each policy and load: each metric's mean over the seeds, with its spread."""
+    """Print a row for each policy and load: each metric's mean over the seeds, with its standard deviation."""
     from metasched.cli.status_tables import console, row, table  # noqa: PLC0415  `--help` needs none of this
 
     names = [name for name in SHOWN if any(one.metrics.get(name) is not None for one in results)]

@@ -18,13 +18,13 @@ _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspende
 
 
 def console() -> Console:
-    """Console on standard output; wide where it is no terminal, so that lines for scripts are not folded."""
+    """Return a console on standard output; wide where it is no terminal, so that lines for scripts are not folded."""
     probe = Console()
     return probe if probe.is_terminal or "COLUMNS" in probe._environ else Console(width=_PIPE_WIDTH)  # noqa: SLF001
 
 
 def table(*headings: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """An empty table; columns named in ``right`` are aligned to the right."""
+    """Return an empty table; columns named in ``right`` are aligned to the right."""
     made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
         made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
@@ -41,7 +41,7 @@ def _cell(value: object) -> str:
 
 
 def overview(status: Status, now: float, limit: int) -> RenderableType:
-    """Headline and tables of nodes and jobs, with at most ``limit`` live jobs: those with an allocation first."""
+    """Return headline, table of nodes and table of at most ``limit`` live jobs, those with an allocation first."""
     parts: list[RenderableType] = [headline(status, now), Text(), nodes_table(status.nodes), Text()]
     if status.jobs:
         parts.append(jobs_table(sorted(status.jobs, key=lambda job: not job.nodes)[:limit]))
@@ -55,13 +55,13 @@ def overview(status: Status, now: float, limit: int) -> RenderableType:
 
 
 def headline(status: Status, now: float) -> Text:
-    """Lines on the policy, the next round, and whether daemon and Slurm answer."""
+    """Return lines on the policy, the next round, and whether daemon and Slurm answer."""
     line = Text(f"{clean(status.cluster)}: policy {clean(status.policy)}, round {status.round}")
     age = max(now - status.published, 0.0)
     if is_stale(status, now):
         line.append(
             f"\nSTALE: the daemon ({clean(status.host)}, pid {status.pid}) published nothing for {duration(age)}; "
-            "it is stopped or hangs, running jobs go on without it",
+            "it is stopped or hangs; running jobs continue without it",
             style="bold red",
         )
         return line
@@ -78,7 +78,7 @@ def headline(status: Status, now: float) -> Text:
 
 
 def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
-    """Table of nodes: GPUs that jobs of metasched hold, of those that they may use."""
+    """Return the table of nodes: GPUs that metasched's jobs hold, and GPUs that they may use."""
     made = table("NODE", "TYPE", "GPUS USED", "", right=("GPUS USED",))
     for node in nodes:
         note = None if node.accepts else "takes no new jobs"
@@ -89,7 +89,7 @@ def nodes_table(nodes: Sequence[NodeStatus]) -> Table:
 
 
 def jobs_table(jobs: Sequence[JobStatus]) -> Table:
-    """Table of the live jobs."""
+    """Return the table of live jobs."""
     numbers = ("WAITED", "RAN", "RUNS")
     made = table("JOB", "NAME", "USER", "STATE", "GPUS", "WHERE", *numbers, "PROGRESS", "REASON", right=numbers)
     for job in jobs:
@@ -111,7 +111,7 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
 
 
 def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
-    """Table of the jobs that ended last."""
+    """Return the table of the jobs that ended last."""
     numbers = ("WAITED", "RAN", "RUNS", "PREEMPTED")
     made = table("FINISHED", "NAME", "USER", "STATE", "ENDED", *numbers, "SIZES", "LOSS", right=(*numbers, "LOSS"))
     for job in jobs:

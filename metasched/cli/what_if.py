@@ -9,24 +9,17 @@ import click
 
 from metasched.cli.formatting import duration, echo_json, json_option
 from metasched.cli.paths import CommandPaths
-from metasched.cli.simulation_options import parsed
+from metasched.cli.simulation_options import parse_policy, policies_option
 
 
 @click.command("what-if", short_help="Simulate the live queue under other policies.")
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    required=True,
-    metavar="NAME[:KEY=VALUE,...]",
-    help="A policy to compare with the configured one; repeat it for more.",
-)
+@policies_option("A policy to compare with the configured one; repeat it for more.")
 @click.option(
     "--assume-hours",
     default=4.0,
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
-    help="How long a job runs of which nothing is known.",
+    help="Duration of a job that nothing is known of.",
 )
 @click.option(
     "--speed-up",
@@ -66,7 +59,7 @@ def command(
     registry = installed_policies()
     chosen = {}
     for text in policies:
-        name, parameters = parsed(text)
+        name, parameters = parse_policy(text)
         found = registry.get(name)
         chosen[text] = found(found.Parameters.model_validate(parameters))
     with read_only_controller(command_paths.config) as (controller, store):

@@ -15,7 +15,6 @@ from metasched.daemon.actuator import describe
 from metasched.daemon.controller import Controller
 from metasched.daemon.process import configure_logs, make_policy
 from metasched.shared_dir.mailbox import Mailbox
-from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.read_only_client import ReadOnlyClient
 from metasched.store import MissingStoreError, Store
 
@@ -35,8 +34,8 @@ def read_only_controller(path: Path) -> Iterator[tuple[Controller, Store]]:
     registry = installed_policies()
     config = load(path, registry)
     configure_logs(config.log.model_copy(update={"level": "error"}))
-    client = ReadOnlyClient(CommandLineClient(timeout=config.slurm.timeout_seconds))
-    with tempfile.TemporaryDirectory(prefix="metasched-look-") as scratch:
+    client = ReadOnlyClient(timeout=config.slurm.timeout_seconds)
+    with tempfile.TemporaryDirectory(prefix="metasched-dry-run-") as scratch:
         database = config.paths.state / DATABASE
         with contextlib.suppress(MissingStoreError), Store.open(database, read_only=True) as live:
             live.copy_to(Path(scratch) / DATABASE)

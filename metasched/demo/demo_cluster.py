@@ -1,4 +1,4 @@
-"""What the demo runs on: a directory, a private cluster, the daemon and the jobs, removed afterwards."""
+"""The demo's surroundings: a directory, a private Slurm cluster and the daemon; all are removed afterwards."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
 from metasched.demo.installed import slurm_script
-from metasched.demo.jobs import GROUPS, DemoJob, configuration
+from metasched.demo.jobs import SETTINGS, DemoJob, configuration
 from metasched.devcluster import DevCluster
+from metasched.devcluster.errors import tail
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import Status
+from metasched.slurm.commands import sbatch
 
 _STOP_SECONDS = 20.0
-_SUBMIT_SECONDS = 30.0
-_TAIL_LINES = 15
 
 
 class DemoError(MetaschedError):
@@ -30,7 +30,7 @@ class DemoError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class DemoCluster:
-    """The running cluster, daemon and jobs below one directory."""
+    """The running cluster, the daemon and the directory below which all their files lie."""
 
     base: Path
     cluster: DevCluster
@@ -47,7 +47,7 @@ class DemoCluster:
         return self.base / "shared"
 
     def status(self) -> Status | None:
-        """The status that the daemon published last; None before the first.
+        """Return the status that the daemon published last; None before the first.
 
         Raises:
             DemoError: the daemon has ended.
@@ -57,11 +57,7 @@ class DemoCluster:
         return published.read(self.shared) if (self.shared / published.FILE_NAME).exists() else None
 
     def submit(self, job: DemoJob, seconds_per_step: float) -> str:
-        """Submit a job by sbatch from a directory of its own, and return Slurm's id.
-
-        Raises:
-            DemoError: Slurm refuses it.
-        """
+        """Submit a job by sbatch from a directory of its own, and return its Slurm job id; raises SlurmError."""
         directory = self.base / "jobs" / job.name
         directory.mkdir(parents=True)
         script = directory / "job.sh"
@@ -72,17 +68,11 @@ class DemoCluster:
             "PATH": f"{programs}:{self.cluster.env['PATH']}",
             "METASCHED_SHARED": str(self.shared),
         }
-        argv = ["sbatch", "--parsable", f"--chdir={directory}", str(script)]
-        done = subprocess.run(
-            argv, env=environment, capture_output=True, text=True, timeout=_SUBMIT_SECONDS, check=False
-        )
-        if done.returncode:
-            raise DemoError(f"sbatch refused job {job.name}: {done.stderr.strip()}")
-        return done.stdout.strip()
+        return sbatch([f"--chdir={directory}", str(script)], env=environment)[0]
 
     @property
     def logs(self) -> list[Path]:
-        """Output of the jobs over all their runs, and the daemon's log."""
+        """Paths of the outputs of the jobs (all runs of a job in one file) and of the daemon's log."""
         return [*sorted(self.base.glob("jobs/*/output.txt")), self.base / "daemon.log"]
 
 
@@ -95,7 +85,7 @@ def stage(base: Path, *, keep: bool) -> Iterator[DemoCluster]:
     """
     try:
         with DevCluster.up(
-            base / "cluster", GROUPS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
+            base / "cluster", SETTINGS, job_submit=slurm_script("job_submit.lua"), owner_pid=os.getpid()
         ) as cluster:
             config = base / "metasched.toml"
             config.write_text(configuration(base / "state", base / "shared"), encoding="utf-8")
@@ -109,7 +99,7 @@ def stage(base: Path, *, keep: bool) -> Iterator[DemoCluster]:
 
 @contextmanager
 def _daemon(config: Path, cluster: DevCluster) -> Iterator[subprocess.Popen[bytes]]:
-    # Also where the demo is killed and cannot clean up.
+    # The kernel ends the daemon where the demo is killed and cannot clean up.
     tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     argv = [*tied, sys.executable, "-m", "metasched", "--config", str(config), "daemon"]
     with (config.parent / "daemon.log").open("wb") as log:
@@ -126,12 +116,3 @@ def _daemon(config: Path, cluster: DevCluster) -> Iterator[subprocess.Popen[byte
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def tail(path: Path) -> str:
-    """The last lines of a file, for an error message."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return "\n".join([f"the end of {path}:", *lines])

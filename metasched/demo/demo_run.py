@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from metasched.core.policy import installed_policies
-from metasched.demo.demo_cluster import DemoCluster, DemoError, stage, tail
+from metasched.demo.demo_cluster import DemoCluster, DemoError, stage
 from metasched.demo.jobs import JOBS
 from metasched.demo.result import Outcome, outcomes, problems
+from metasched.devcluster.errors import tail
 from metasched.devcluster.processes import INTERRUPTS, handling
 from metasched.replay.replay import replay
 from metasched.shared_dir.published_status import Status
 from metasched.store import Store
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _LONGEST_SECONDS = 300.0
 _ALL_ROUNDS = 1_000_000
 
@@ -29,10 +30,10 @@ class DemoResult:
     """The demo's result.
 
     Attributes:
-        outcomes: a row for each job.
+        outcomes: the outcome of each job.
         rounds: number of rounds that were decided, and replayed from their recorded snapshots.
-        problems: what the demo should show and did not, in words.
-        logs: the last lines of all logs, if there are problems.
+        problems: events that the demo should show and did not, in words.
+        logs: the last lines of each log, if there are problems.
     """
 
     outcomes: list[Outcome]
@@ -48,49 +49,47 @@ def run(show: Callable[[Status], None], base: Path, *, keep: bool, seconds_per_s
         MetaschedError: the demo could not run to its end; everything is cleaned up.
         KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came; everything is cleaned up.
     """
-    with _interruptible() as ignore, stage(base, keep=keep) as pieces:
+    with _interruptible() as ignore, stage(base, keep=keep) as cluster:
         try:
-            addresses = _watch(pieces, show, seconds_per_step)
-            return _judge(pieces, list(addresses.values()))
+            return _result(cluster, _run_jobs(cluster, show, seconds_per_step))
         finally:
             ignore()
 
 
-def _judge(pieces: DemoCluster, addresses: list[str]) -> DemoResult:
-    with Store.open(pieces.database, read_only=True) as store:
-        found = outcomes(store, addresses)
+def _result(cluster: DemoCluster, slurm_job_ids: Sequence[str]) -> DemoResult:
+    with Store.open(cluster.database, read_only=True) as store:
+        found = outcomes(store, slurm_job_ids)
         replayed = list(replay(store, installed_policies(), _ALL_ROUNDS))
-    otherwise = [each.record.round for each in replayed if each.differences]
-    broken = problems(found, len(JOBS)) + [f"round {number} is decided otherwise by a replay" for number in otherwise]
-    logs = [tail(path) for path in pieces.logs] if broken else []
-    return DemoResult(found, len(replayed), broken, logs)
+    different = [each.record.round for each in replayed if each.differences]
+    missing = problems(found, len(JOBS)) + [f"a replay decides round {number} differently" for number in different]
+    logs = [tail(path) for path in cluster.logs] if missing else []
+    return DemoResult(found, len(replayed), missing, logs)
 
 
-def _watch(pieces: DemoCluster, show: Callable[[Status], None], seconds_per_step: float) -> Mapping[str, str]:
-    """Submit each job when it is due, until all have ended, and return their Slurm job ids by name."""
+def _run_jobs(cluster: DemoCluster, show: Callable[[Status], None], seconds_per_step: float) -> list[str]:
+    """Submit each job when it is due, wait until all have ended, and return their Slurm job ids."""
     deadline = time.monotonic() + _LONGEST_SECONDS
-    addresses: dict[str, str] = {}
+    submitted: dict[str, str] = {}
     while time.monotonic() < deadline:
-        status = pieces.status()
+        status = cluster.status()
         if status is not None:
             show(status)
             for job in JOBS:
-                if job.name not in addresses and job.due(status):
-                    addresses[job.name] = pieces.submit(job, seconds_per_step)
-            if {job.slurm_job_id for job in status.finished} >= set(addresses.values()):
-                break
-        time.sleep(_LOOK_SECONDS)
-    else:
-        logs = "\n".join(tail(path) for path in pieces.logs)
-        raise DemoError(f"not done after {_LONGEST_SECONDS:.0f} s\n{logs}")
-    return addresses
+                if job.name not in submitted and job.due(status):
+                    submitted[job.name] = cluster.submit(job, seconds_per_step)
+            if {job.slurm_job_id for job in status.finished} >= set(submitted.values()):
+                return list(submitted.values())
+        time.sleep(_POLL_SECONDS)
+    logs = "\n".join(tail(path) for path in cluster.logs)
+    raise DemoError(f"not done after {_LONGEST_SECONDS:.0f} s\n{logs}")
 
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Let the first SIGINT, SIGTERM or SIGHUP unwind the block, and ignore the later ones.
 
-    Gives what has all of them ignored for the rest of the block.
+    Yields:
+        A function that makes the rest of the block ignore these signals.
     """
 
     def ignore() -> None:

@@ -13,16 +13,12 @@ from metasched.core.errors import MetaschedError
 class NotInstalledError(MetaschedError):
     """A file of the distribution is missing."""
 
-    def __init__(self, name: str, places: list[Path]) -> None:
-        super().__init__(f"{name} is not in {', '.join(map(str, places))}; install metasched again")
+    def __init__(self, name: str, folders: list[Path]) -> None:
+        super().__init__(f"{name} is not in {', '.join(map(str, folders))}; install metasched again")
 
 
 def slurm_script(name: str) -> Path:
-    """The path of a file of slurm_scripts/.
-
-    Raises:
-        NotInstalledError: the file is in neither place.
-    """
+    """Return the path of a file of slurm_scripts/; raises NotInstalledError where no known folder has the file."""
     folders = [
         Path(metasched.__file__).parents[1] / "slurm_scripts",
         Path(sysconfig.get_path("data")) / "share" / "metasched" / "slurm_scripts",

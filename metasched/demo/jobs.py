@@ -1,12 +1,12 @@
 """The demo's jobs: when each is submitted, its script, and the daemon's configuration.
 
-One node has v100 GPUs, and three jobs want them; LAS favours those that have received little so far:
+One node has v100 GPUs, and three jobs ask for them. Policy LAS favours jobs with little attained service:
 
-1. ``wide`` comes first and takes all four. Having received more than the threshold, it falls to the second queue.
-2. ``deep`` comes, is favoured, and takes two: ``wide`` is resized from four to two.
-3. ``short`` comes when ``deep`` has fallen to the second queue as well, and takes two: ``deep``, which started later
-   than ``wide``, is preempted until ``short``, whose tag says ``preempt=no``, is done.
-4. When the others are done, ``wide`` grows to four again.
+1. ``wide`` is submitted first and gets all four. Above the threshold of attained service it falls to the second queue.
+2. ``deep`` is submitted, is favoured, and gets two GPUs: ``wide`` is resized from four to two.
+3. ``short`` is submitted when ``deep`` has fallen to the second queue as well, and gets two GPUs: ``deep``, which
+   started later than ``wide``, is preempted until ``short``, whose tag says ``preempt=no``, has ended.
+4. When the others have ended, ``wide`` grows to four again.
 
 ``spread`` trains on two nodes of the other type meanwhile. A job is submitted when others have made
 progress, never by the clock, so the demo is the same on a slow machine.
@@ -19,10 +19,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from metasched.devcluster import NodeGroup
+from metasched.devcluster import NodeGroup, Settings
 from metasched.shared_dir.published_status import JobStatus, Status
 
-GROUPS = (NodeGroup(1, 4, "v100"), NodeGroup(3, 4, "k80"))
+SETTINGS = Settings((NodeGroup(1, 4, "v100"), NodeGroup(3, 4, "k80")))
 THRESHOLD_GPU_SECONDS = 24.0
 _ENOUGH_STEPS = 40
 
@@ -34,9 +34,9 @@ class DemoJob:
     Attributes:
         name: name of the job and of its directory.
         tag: text after ``metasched`` in the job's comment.
-        nodes, gpus_per_node, gpu_type: request to Slurm.
+        nodes, gpus_per_node, gpu_type: the request to Slurm.
         epochs: number of epochs that the job trains.
-        after: name of the job that must have trained some steps, and received more than the threshold, before.
+        after: name of the job that must have trained some steps, and attained more service than the threshold, before.
     """
 
     name: str
@@ -47,15 +47,14 @@ class DemoJob:
     epochs: int
     after: str | None = None
 
-    def due(self, status: Status | None) -> bool:
-        """Whether the job is to be submitted now."""
+    def due(self, status: Status) -> bool:
+        """Whether the job is to be submitted at this status of the cluster."""
         if self.after is None:
             return True
-        jobs = () if status is None else (*status.jobs, *status.finished)
-        return any(job.name == self.after and _has_had_its_share(job) for job in jobs)
+        return any(job.name == self.after and _is_past_threshold(job) for job in (*status.jobs, *status.finished))
 
     def script(self, seconds_per_step: float) -> str:
-        """The job's sbatch script."""
+        """Return the job's sbatch script."""
         train = shlex.join([sys.executable, "-m", "metasched.demo.train", "--epochs", str(self.epochs)])
         return f"""#!/bin/bash
 #SBATCH --job-name={self.name}
@@ -67,7 +66,7 @@ exec metasched-run {train} --seconds-per-step {seconds_per_step}
 """
 
 
-def _has_had_its_share(job: JobStatus) -> bool:
+def _is_past_threshold(job: JobStatus) -> bool:
     return (job.progress_steps or 0) >= _ENOUGH_STEPS and job.attained_service > THRESHOLD_GPU_SECONDS
 
 
@@ -80,7 +79,7 @@ JOBS = (
 
 
 def configuration(state: Path, shared: Path) -> str:
-    """Text of the daemon's configuration file."""
+    """Return the text of the daemon's configuration file."""
     return f"""[paths]
 state = "{state}"
 shared = "{shared}"

@@ -1,16 +1,17 @@
-"""The demo's result: a row for each job, and what the demo should show and did not."""
+"""The demo's result: the outcome of each job, and the events that the demo should show and did not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from metasched.store import EndCause, JobRecord, RunRecord, Store
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One job at the end, times in seconds; ``world_sizes`` and ``ends`` have an entry for each run that started."""
+    """The outcome of one job, times in seconds; ``world_sizes`` and ``ends`` have an entry for each started run."""
 
     name: str
     slurm_job_id: str
@@ -24,25 +25,23 @@ class Outcome:
 
     @property
     def preemptions(self) -> int:
-        """Number of runs that were stopped for other jobs."""
+        """The number of runs that were stopped for other jobs."""
         return self.ends.count(EndCause.PREEMPTED)
 
     @property
     def resizes(self) -> int:
-        """Number of runs whose world size differs from that of the run before."""
-        return sum(a != b for a, b in zip(self.world_sizes, self.world_sizes[1:], strict=False))
+        """The number of runs whose world size differs from that of the run before."""
+        return sum(before != after for before, after in pairwise(self.world_sizes))
 
 
-def outcomes(store: Store, addresses: Sequence[str]) -> list[Outcome]:
-    """The outcomes of all jobs, from the store."""
-    records = [
-        job for slurm_job_id in addresses for job in store.find_jobs(slurm_job_id) if job.slurm_job_id == slurm_job_id
-    ]
+def outcomes(store: Store, slurm_job_ids: Sequence[str]) -> list[Outcome]:
+    """Return the outcomes of all jobs that the store knows."""
+    records = [job for asked in slurm_job_ids for job in store.find_jobs(asked) if job.slurm_job_id == asked]
     return [outcome(record, store.runs(record.uid)) for record in records]
 
 
 def outcome(job: JobRecord, runs: Sequence[RunRecord]) -> Outcome:
-    """The outcome of one job, from its record and its runs."""
+    """Return the outcome of one job, from its record and its runs."""
     started = [run for run in runs if run.placement is not None and run.started is not None]
     ended = job.submitted if job.finished is None else job.finished
     return Outcome(
@@ -59,17 +58,17 @@ def outcome(job: JobRecord, runs: Sequence[RunRecord]) -> Outcome:
 
 
 def problems(found: Sequence[Outcome], jobs: int) -> list[str]:
-    """What the demo should show and did not, in words."""
-    said = [
+    """Return the events that the demo should show with its ``jobs`` jobs and did not, in words."""
+    missing = [
         f"job {each.name} ended as {each.state} with code {each.exit_code}"
         for each in found
         if each.state != "COMPLETED" or each.exit_code != 0
     ]
     if len(found) != jobs:
-        said.append(f"only {len(found)} of {jobs} jobs took part")
+        missing.append(f"only {len(found)} of {jobs} jobs are in the database")
     if not any(each.preemptions for each in found):
-        said.append("no job was preempted")
+        missing.append("no job was preempted")
     if not any(each.resizes for each in found):
-        said.append("no job was resized")
-    said += [f"job {each.name} reported no loss" for each in found if each.loss is None]
-    return said
+        missing.append("no job was resized")
+    missing += [f"job {each.name} reported no loss" for each in found if each.loss is None]
+    return missing

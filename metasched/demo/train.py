@@ -18,7 +18,6 @@ import trainer_shim
 
 SAMPLES = 2560
 GLOBAL_BATCH = 64
-STEPS_PER_EPOCH = SAMPLES // GLOBAL_BATCH
 
 
 def spirals(samples: int) -> TensorDataset:
@@ -32,19 +31,17 @@ def spirals(samples: int) -> TensorDataset:
 
 def main() -> None:
     """Train, and print the loss of every epoch."""
-    # The demo's GPUs are fake, and Slurm's numbers for them would choose real ones where this host has some.
+    # The demo's GPUs are fake; Slurm's indices of them would select real GPUs of this host.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, required=True)
-    parser.add_argument("--width", type=int, default=32, help="of the hidden layers")
-    parser.add_argument("--seconds-per-step", type=float, default=0.0, help="stands in for a larger model")
+    parser.add_argument("--seconds-per-step", type=float, default=0.0, help="a pause that stands for a larger model")
     args = parser.parse_args()
     torch.set_num_threads(1)
 
     ctx = trainer_shim.init("checkpoints")
     loader = ctx.loader(spirals(SAMPLES), global_batch=GLOBAL_BATCH, seed=1)
-    width = args.width
-    net = nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
     model = ctx.wrap(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     ctx.track(model=model, optimizer=optimizer)

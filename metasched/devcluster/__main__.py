@@ -15,7 +15,7 @@ USAGE = "usage: up|down|status [BASE]   (BASE: .devcluster below the current dir
 
 
 def main(argv: list[str]) -> int:
-    """Do what the arguments say; 0, or 1 after an error, or 2 after a usage message."""
+    """Carry out the command line, and return the exit code: 0, 1 after an error, 2 after a usage message."""
     try:
         match argv:
             case ["up", *rest] if len(rest) <= 1:

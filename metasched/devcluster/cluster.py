@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypedDict
@@ -71,56 +71,38 @@ class DevCluster:
     port: int
 
     @classmethod
-    def up(  # noqa: D417  the rest is documented in Settings
+    def up(
         cls,
         base: Path,
-        groups: Sequence[NodeGroup] = (NodeGroup(),),
+        settings: Settings = Settings(),  # noqa: B008  immutable
         *,
-        cpus: int = 16,
-        memory_mb: int = 64000,
-        tuned: bool = True,
-        requeue_exit: int | None = 85,
         job_submit: Path | None = None,
-        kill_wait: int = 30,
-        extra_conf: Sequence[str] = (),
-        nodes_per_switch: int | None = None,
         owner_pid: int | None = None,
-        slurm: str | None = None,
     ) -> Self:
         """Start a cluster, and return when all nodes are idle.
 
         Args:
             base: a directory of this user that is empty or does not exist yet; `down` removes it.
+            settings: the cluster's settings, all but `job_submit`.
             job_submit: a lua script for Slurm's job_submit plugin; copied to `job_submit_lua`, where it may be edited.
             owner_pid: the process whose end takes the cluster down.
-            slurm: "system", "unpacked" or "auto"; by default the environment's METASCHED_SLURM, else "auto".
 
         Raises:
             DevClusterError: one of its subclasses; nothing of the cluster is left then.
         """
-        settings = Settings(
-            groups=tuple(groups),
-            cpus=cpus,
-            memory_mb=memory_mb,
-            tuned=tuned,
-            requeue_exit=requeue_exit,
-            job_submit=job_submit is not None,
-            kill_wait=kill_wait,
-            extra_conf=tuple(extra_conf),
-            nodes_per_switch=nodes_per_switch,
-        )
+        settings = replace(settings, job_submit=job_submit is not None)
         layout = Layout(base.resolve())
         layout.check(settings)
         if job_submit is not None and not job_submit.is_file():
             raise BadSettingError(f"job_submit: no file {job_submit}")
-        programs = software.find(slurm)
+        programs = software.find()
         with Ports(1 + len(settings.nodes)) as ports:
             cluster = cls(layout.base, settings, programs, ports.numbers[0])
-            cluster._claim()
+            cluster._create_base()
             try:
                 if owner_pid is not None:
                     reaper.watch(layout.base, owner_pid)
-                cluster._furnish(ports.numbers, job_submit)
+                cluster._write_files(ports.numbers, job_submit)
                 cluster._start_all()
             except OSError as error:
                 cluster.down()
@@ -132,10 +114,15 @@ class DevCluster:
 
     @classmethod
     def attach(cls, base: Path) -> Self:
-        """Find the cluster in `base`, running or crashed; raises NoClusterError, or BadSettingError if not ours."""
+        """Return the cluster in `base`, running or crashed.
+
+        Raises:
+            NoClusterError: `base` holds no cluster.
+            BadSettingError: `base` belongs to another user, or others may write to it.
+        """
         layout = Layout(base.resolve())
         try:
-            _check_ours(layout.base)
+            _check_owner(layout.base)
             state = json.loads(layout.state.read_text())
             if state.pop("format") != _FORMAT:
                 raise NoClusterError(base, f"{layout.state} was written by another version of metasched")
@@ -182,7 +169,7 @@ class DevCluster:
     @property
     def env(self) -> dict[str, str]:
         """The whole environment for a child process that uses this cluster."""
-        # What an outer Slurm job or a user's defaults left would change what commands do here.
+        # Variables of an outer Slurm job and a user's defaults would change the commands' behaviour.
         base = {name: value for name, value in os.environ.items() if not name.startswith(_SLURM_VARIABLES)}
         return self.software.environment(base) | {"SLURM_CONF": str(self.conf)}
 
@@ -205,13 +192,7 @@ class DevCluster:
         """Run a command with this cluster's environment, and return its standard output; raises CommandError."""
         try:
             done = subprocess.run(
-                argv,
-                env=self.env,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                stdin=subprocess.DEVNULL,
-                check=False,
+                argv, env=self.env, capture_output=True, text=True, timeout=timeout, input="", check=False
             )
         except subprocess.TimeoutExpired as error:
             raise CommandError(argv, f"no end after {timeout} s") from error
@@ -245,7 +226,7 @@ class DevCluster:
         self._kill(name, sig)
 
     def start_node(self, name: str) -> None:
-        """Start the node's slurmd; Slurm shows the node as up soon afterwards (`wait_nodes`). Raises StartError."""
+        """Start the node's slurmd; raises StartError. Slurm shows the node as up soon afterwards (`wait_nodes`)."""
         if name not in self.nodes:
             raise BadSettingError(f"no node {name}: there are {', '.join(self.nodes)}")
         self._start(name, "slurmd", "-N", name, "-d", str(self.layout.sbin / "slurmstepd"))
@@ -274,7 +255,7 @@ class DevCluster:
                 self._remove()
             except OSError as error:
                 raise DevClusterError(f"cannot remove {error.filename}: {error.strerror}") from error
-            # The reaper ends last: it would finish the work of a process that is killed before.
+            # The reaper ends last: if this process is killed, the reaper finishes its work.
             self._end(lambda process: reaper.is_reaper(process.argv, self.base))
 
     def _end(self, belongs: Callable[[Process], bool]) -> None:
@@ -285,7 +266,7 @@ class DevCluster:
     def _remove(self) -> None:
         """Remove the files; the state file last, so that attach finds the cluster as long as anything is left."""
         while self.base.exists():
-            # A missing file was removed by another `down`.
+            # A missing file was removed by a concurrent `down`.
             with suppress(FileNotFoundError):
                 for path in self.base.iterdir():
                     if path != self.layout.state:
@@ -294,11 +275,11 @@ class DevCluster:
 
     # Starting
 
-    def _claim(self) -> None:
-        """Claim the base directory by creating the state file, which succeeds for one process only."""
+    def _create_base(self) -> None:
+        """Create the base directory and the state file, which succeeds for one process only."""
         try:
             self.base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_ours(self.base)
+            _check_owner(self.base)
             if any(self.base.iterdir()):
                 raise BaseInUseError(self.base, cluster=self.layout.state.exists())
             state = {
@@ -316,7 +297,7 @@ class DevCluster:
         except OSError as error:
             raise BadSettingError(f"base {self.base}: {error.strerror}") from error
 
-    def _furnish(self, ports: Sequence[int], job_submit: Path | None) -> None:
+    def _write_files(self, ports: Sequence[int], job_submit: Path | None) -> None:
         layout, settings = self.layout, self.settings
         for directory in layout.directories:
             directory.mkdir()
@@ -336,7 +317,7 @@ class DevCluster:
         key = layout.etc / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
-        # Any user's jobs read below root's base. Other slurmds run everything as their own user, so nobody else may
+        # Any user's jobs read below root's base. Another user's slurmds run all jobs as that user, so no other user may
         # reach their munge.
         layout.base.chmod(0o755 if os.geteuid() == 0 else 0o700)
 
@@ -345,7 +326,7 @@ class DevCluster:
         self._start(
             "munged",
             "munged",
-            # Its checks of directories do not know that this one is private.
+            # munged's checks of directories refuse this private one.
             "--force",
             f"--key-file={self.layout.etc}/munge.key",
             f"--socket={run}/munge.sock",
@@ -449,17 +430,17 @@ class DevCluster:
         return self._is_daemon(process) or in_job
 
 
-def _check_ours(base: Path) -> None:
-    """Raise BadSettingError where other users could replace files below `base`; OSError where it cannot be read."""
+def _check_owner(base: Path) -> None:
+    """Raise BadSettingError where other users could replace files below `base`, OSError where `base` is unreadable."""
     found = base.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise BadSettingError(f"base {base}: no directory")
     if found.st_uid != os.geteuid():
         raise BadSettingError(
-            f"base {base}: belongs to another user (id {found.st_uid}): act as that one, or choose another"
+            f"base {base}: belongs to another user (id {found.st_uid}): run as that user, or choose another directory"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise BadSettingError(f"base {base}: others may write to it: chmod go-w it, or choose another")
+        raise BadSettingError(f"base {base}: others may write to it: run chmod go-w, or choose another directory")
 
 
 def _write(path: Path, text: str) -> None:

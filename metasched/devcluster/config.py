@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from metasched.devcluster.errors import BadSettingError
@@ -33,7 +34,7 @@ class NodeGroup:
     shards: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what Slurm would refuse later and less clearly."""
+        """Refuse values that Slurm would refuse later, with less clear messages."""
         if self.count < 1 or self.gpus < 0 or self.shards < 0:
             raise BadSettingError(f"{self}: needs count >= 1, gpus >= 0 and shards >= 0")
         if not _GPU_TYPE.fullmatch(self.gpu_type):
@@ -42,15 +43,15 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The choices that make a cluster.
+    """The settings of a cluster.
 
     Attributes:
         groups: the nodes, group after group.
         cpus: CPUs of each node.
         memory_mb: memory of each node, MiB.
-        tuned: whether Slurm's scheduler is set for low latency; otherwise Slurm's defaults hold.
+        tuned: whether Slurm's scheduler is configured for low latency; otherwise it has Slurm's defaults.
         requeue_exit: the exit code after which Slurm requeues and holds a job; None for no code.
-        job_submit: whether Slurm loads etc/job_submit.lua.
+        job_submit: whether Slurm loads etc/job_submit.lua; `DevCluster.up` decides that.
         kill_wait: seconds between a job's SIGTERM and its SIGKILL.
         extra_conf: lines for the end of slurm.conf, where they overrule earlier ones.
         nodes_per_switch: nodes on each leaf switch (s1, s2, ..., below one switch "root") of a tree topology; None for
@@ -68,7 +69,7 @@ class Settings:
     nodes_per_switch: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what Slurm would refuse later and less clearly."""
+        """Refuse values that Slurm would refuse later, with less clear messages."""
         if not self.groups:
             raise BadSettingError("a cluster needs at least one group of nodes")
         if self.cpus < 1 or self.memory_mb < self.cpus:
@@ -84,52 +85,29 @@ class Settings:
         return tuple(f"n{i + 1}" for i in range(sum(group.count for group in self.groups)))
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The paths of the cluster's files below the base directory."""
+    """The paths of the cluster's files below the base directory.
 
-    base: Path
+    Attributes:
+        base: the base directory.
+        state: the state file, which marks the directory as a cluster; `attach` reads it.
+        etc: the directory of slurm.conf, gres.conf and job_submit.lua.
+        conf: Slurm's configuration file.
+        sbin: the directory of the cluster's copies of the daemons; a process that runs one belongs to the cluster.
+        run: the directory of pid files and of munge's socket.
+        log: the directory of the daemons' log files.
+        dev: the directory of the GPUs' device files.
+        directories: all directories that must exist before a daemon starts.
+    """
 
-    @property
-    def state(self) -> Path:
-        """The state file, which marks the directory as a cluster; `attach` reads it."""
-        return self.base / "devcluster.json"
-
-    @property
-    def etc(self) -> Path:
-        """The directory of slurm.conf, gres.conf and job_submit.lua."""
-        return self.base / "etc"
-
-    @property
-    def conf(self) -> Path:
-        """Slurm's configuration file."""
-        return self.etc / "slurm.conf"
-
-    @property
-    def sbin(self) -> Path:
-        """The directory of the cluster's copies of the daemons; a process that runs one belongs to the cluster."""
-        return self.base / "sbin"
-
-    @property
-    def run(self) -> Path:
-        """The directory of pid files and of munge's socket."""
-        return self.base / "run"
-
-    @property
-    def log(self) -> Path:
-        """The directory of the daemons' log files."""
-        return self.base / "log"
-
-    @property
-    def dev(self) -> Path:
-        """The directory of the GPUs' device files."""
-        return self.base / "dev"
-
-    @property
-    def directories(self) -> tuple[Path, ...]:
-        """All directories that must exist before a daemon starts."""
-        below = (self.base / "state", self.base / "spool")
-        return (self.etc, self.sbin, self.run, self.log, self.dev, *below)
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.state = base / "devcluster.json"
+        self.etc, self.sbin, self.run, self.log, self.dev = (
+            base / name for name in ("etc", "sbin", "run", "log", "dev")
+        )
+        self.conf = self.etc / "slurm.conf"
+        self.directories = (self.etc, self.sbin, self.run, self.log, self.dev, base / "state", base / "spool")
 
     def check(self, settings: Settings) -> None:
         """Raise BadSettingError where Slurm could not work below this base directory."""
@@ -257,12 +235,9 @@ def _gres(group: NodeGroup) -> str:
 
 
 def _numbered(settings: Settings) -> list[tuple[int, NodeGroup]]:
-    """Each group with the number of its first node (the first of all is 1)."""
-    first, numbered = 1, []
-    for group in settings.groups:
-        numbered.append((first, group))
-        first += group.count
-    return numbered
+    """Return each group with the number of its first node, from 1."""
+    firsts = accumulate((group.count for group in settings.groups), initial=1)
+    return list(zip(firsts, settings.groups, strict=False))
 
 
 def _hostlist(first: int, group: NodeGroup) -> str:

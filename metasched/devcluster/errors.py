@@ -6,6 +6,7 @@ from pathlib import Path
 from metasched.core.errors import MetaschedError
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
+_TAIL_LINES = 15
 INSTALL = f"install Debian's packages (as root: apt-get install {' '.join(PACKAGES)})"
 
 
@@ -43,7 +44,7 @@ class StartError(DevClusterError):
     """A daemon did not start, or the nodes did not come up in time."""
 
     def __init__(self, what: str, log: Path) -> None:
-        super().__init__(f"{what}; the end of {log}:\n{_tail(log)}")
+        super().__init__(f"{what}; {tail(log)}")
 
 
 class CommandError(DevClusterError):
@@ -60,8 +61,10 @@ class LeftoverError(DevClusterError):
         super().__init__(f"processes of the cluster in {base} do not die: {', '.join(map(str, pids))}")
 
 
-def _tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path) -> str:
+    """Return the last lines of a log under a headline, for an error message."""
     try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
     except OSError as error:
-        return f"(unreadable: {error.strerror})"
+        return f"{log}: {error.strerror}"
+    return "\n".join([f"the end of {log}:", *lines])

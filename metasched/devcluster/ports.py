@@ -14,7 +14,7 @@ _TRIES = 200
 
 
 class Ports:
-    """A run of `count` successive free ports, reserved while the context is open."""
+    """Successive free ports (`numbers`), reserved while the context is open."""
 
     def __init__(self, count: int) -> None:
         for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""Processes, found and ended by their attributes in /proc, never by a remembered pid alone."""
+"""Processes, found and ended by their attributes in /proc, never by a stored pid alone."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def read(pid: int) -> Process | None:
     """Read a process; None if there is none, it is a zombie, or /proc hides it from this user (hidepid)."""
     proc = Path("/proc", str(pid))
     try:
-        # The second field is the name in parentheses, and may hold anything.
+        # The second field is the program's name in parentheses, which may contain any character.
         fields = (proc / "stat").read_text(errors="replace").rpartition(")")[2].split()
         argv = (proc / "cmdline").read_text(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -108,7 +108,7 @@ def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP in the block; has no effect outside the main thread, which alone gets them."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block; only the main thread, which handles signals, has to do so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -14,7 +14,7 @@ _ARGV = ("-m", "metasched.devcluster.reaper")
 
 
 def watch(base: Path, owner: int) -> None:
-    """Start a reaper of the cluster in `base` for the process `owner`; raises BadSettingError if there is none."""
+    """Start a reaper of the cluster in `base` for the process `owner`; raises BadSettingError for an unknown pid."""
     try:
         # The handle refers to this process even if its pid is reused.
         handle = os.pidfd_open(owner)

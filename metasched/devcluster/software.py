@@ -18,9 +18,9 @@ Mode = Literal["auto", "system", "unpacked"]
 
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "munged")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_WHOLE = ".whole"  # marks a cache entry that was unpacked to its end
+_COMPLETE = ".whole"  # marks a cache entry that was unpacked to its end
 _APT_SECONDS = 300
-_SAY_SECONDS = 30
+_VERSION_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,20 @@ class Software:
         """Slurm's release, such as (22, 5); raises SlurmMissingError."""
         argv = (str(self.program("slurmctld")), "-V")
         try:
-            said = subprocess.run(
+            answer = subprocess.run(
                 argv,
                 env=self.environment(os.environ),
                 capture_output=True,
                 text=True,
-                timeout=_SAY_SECONDS,
-                stdin=subprocess.DEVNULL,
+                timeout=_VERSION_SECONDS,
+                input="",
                 check=True,
             ).stdout
         except (OSError, subprocess.SubprocessError) as error:
             raise SlurmMissingError(f"slurmctld does not run: {error}") from error
-        found = re.search(r" (\d+)\.(\d+)", said)
+        found = re.search(r" (\d+)\.(\d+)", answer)
         if found is None:
-            raise SlurmMissingError(f"`{' '.join(argv)}` says {said.strip()!r}, and no release")
+            raise SlurmMissingError(f"`{' '.join(argv)}` prints {answer.strip()!r}, and no release")
         return int(found[1]), int(found[2])
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
@@ -91,19 +91,23 @@ class Software:
 
 
 def _installed(path: str) -> str:
-    """A PATH without directories of unpacked trees, which a shell that uses another private cluster has there."""
-    # Unlike Path's, this one takes a closed directory for one that has no such file.
-    return ":".join(one for one in path.split(":") if not os.path.exists(f"{one}/../../{_WHOLE}"))  # noqa: PTH110
+    """Return PATH without directories of unpacked trees: a shell that uses another private cluster has them in PATH."""
+    # os.path.exists, unlike Path.exists, returns False for an unreadable directory.
+    return ":".join(one for one in path.split(":") if not os.path.exists(f"{one}/../../{_COMPLETE}"))  # noqa: PTH110
 
 
-def find(mode: str | None = None) -> Software:
-    """Find the Slurm to use.
+def find() -> Software:
+    """Return the Slurm to use, as the environment's METASCHED_SLURM says.
 
-    `mode` (or the environment's METASCHED_SLURM, or "auto"): "system" takes what is installed, "unpacked" what is in
-    the cache ($METASCHED_CACHE or ``default_cache()``), filled from Debian's archive when it is not there for this
-    system; "auto" the first of these that works. Raises SlurmMissingError, or BadSettingError for another word.
+    "system" is the installed Slurm; "unpacked" is the one in the cache ($METASCHED_CACHE or ``default_cache()``),
+    fetched from Debian's archive where the cache has none for this system; "auto", the default, is the first of these
+    that works.
+
+    Raises:
+        SlurmMissingError: there is no such Slurm.
+        BadSettingError: METASCHED_SLURM is another word.
     """
-    mode = mode or os.environ.get("METASCHED_SLURM") or "auto"
+    mode = os.environ.get("METASCHED_SLURM") or "auto"
     if mode not in get_args(Mode):
         raise BadSettingError(f"METASCHED_SLURM={mode!r}: use one of {', '.join(get_args(Mode))}")
     if mode != "unpacked":
@@ -134,7 +138,7 @@ def this_system() -> str:
 
 
 def _unpacked(cache: Path) -> Path:
-    """The unpacked tree in the cache, fetched if it is not there."""
+    """Return the unpacked tree in the cache, fetched if the cache has none."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / "lock").open("w") as lock:
@@ -145,8 +149,8 @@ def _unpacked(cache: Path) -> Path:
 
 
 def _cached(cache: Path) -> Path | None:
-    whole = sorted(cache.glob(f"slurm-*/{_WHOLE}"), key=lambda mark: mark.stat().st_mtime)
-    return whole[-1].parent if whole else None
+    complete = sorted(cache.glob(f"slurm-*/{_COMPLETE}"), key=lambda mark: mark.stat().st_mtime)
+    return complete[-1].parent if complete else None
 
 
 def _fetch(cache: Path) -> Path:
@@ -165,7 +169,7 @@ def _fetch(cache: Path) -> Path:
             _do("dpkg", "-x", str(archive), str(tree))
         version = archives["slurmctld"].name.split("_")[1]
         tree.chmod(0o755)
-        (tree / _WHOLE).touch()
+        (tree / _COMPLETE).touch()
         target = cache / f"slurm-{version.replace('%3a', ':')}"
         shutil.rmtree(target, ignore_errors=True)
         return tree.rename(target)
@@ -193,9 +197,7 @@ def _download(work: Path) -> None:
 def _do(*argv: str, check: bool = True, context: str = "") -> str:
     """Run one of Debian's tools, and return its standard error; an error message quotes it after `context`."""
     try:
-        done = subprocess.run(
-            argv, check=check, capture_output=True, text=True, timeout=_APT_SECONDS, stdin=subprocess.DEVNULL
-        )
+        done = subprocess.run(argv, check=check, capture_output=True, text=True, timeout=_APT_SECONDS, input="")
     except subprocess.CalledProcessError as error:
         raise SlurmMissingError(f"{argv[0]} could not fetch Slurm: {context}{error.stderr.strip()}") from error
     except subprocess.TimeoutExpired as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,8 +13,8 @@ from metasched.installation.facts import Directory, Facts, Slurm
 from metasched.installation.plugin import OtherSharedError, check_shared, shared_dir_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
+from metasched.slurm.json_releases import OLDEST
 
-OLDEST = (22, 5)
 GIB = 1 << 30
 NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "fuse.sshfs", "9p", "afs", "panfs"}
@@ -46,40 +46,43 @@ class Finding:
 def check(facts: Facts) -> list[Finding]:
     """Run all checks; findings are in the order in which an administrator would mend them."""
     found = [*_state(facts), *_shared(facts), *_started(facts)]
-    if isinstance(facts.slurm, SlurmError):
+    slurm = facts.slurm
+    if isinstance(slurm, SlurmError):
         fix = "run this where Slurm's commands work, with slurmctld up"
-        return [*found, Finding("error", "Slurm", f"does not answer: {facts.slurm}", fix)]
-    for check_slurm in _SLURM_CHECKS:
-        found += check_slurm(facts, facts.slurm)
+        return [*found, Finding("error", "Slurm", f"does not answer: {slurm}", fix)]
+    found += [*_version(slurm), *_role(facts, slurm), *_associations(facts, slurm), *_conf(facts, slurm)]
+    found += [*_plugin(facts, slurm), *_nodes(slurm), *_types(facts, slurm), *_intake(facts, slurm), *_clock(slurm)]
     return found
 
 
 def _state(facts: Facts) -> Iterator[Finding]:
-    subject, there = "[paths] state", facts.state
-    yield from _usable(subject, there, facts.user)
-    if there.filesystem in NETWORK:
-        text = f"{there.path} is on {there.filesystem}: SQLite is not safe there"
+    subject, directory = "[paths] state", facts.state
+    yield from _usable(subject, directory, facts.user)
+    if directory.filesystem in NETWORK:
+        text = f"{directory.path} is on {directory.filesystem}: SQLite is not safe there"
         yield Finding("error", subject, text, "name a directory on a local disk")
-    if os.path.normpath(there.path) == os.path.normpath(facts.shared.path):
-        text = f"{there.path} is [paths] shared as well: the database is for the daemon alone"
-        yield Finding("error", subject, text, "name a directory of its own on a local disk")
+    if os.path.normpath(directory.path) == os.path.normpath(facts.shared.path):
+        text = f"{directory.path} is [paths] shared as well: the database is for the daemon alone"
+        yield Finding("error", subject, text, "name another directory, on a local disk")
 
 
 def _shared(facts: Facts) -> Iterator[Finding]:
-    subject, there = "[paths] shared", facts.shared
-    if there.missing and there.problem is None:
-        text = f"{there.path} does not exist yet: the daemon makes it, and whether nodes see it is not known before"
-        yield Finding("warning", subject, text, f"install -d -o {facts.user} {there.path}")
+    subject, directory = "[paths] shared", facts.shared
+    if directory.missing and directory.problem is None:
+        text = f"{directory.path} does not exist yet: the daemon makes it; whether nodes see it is not known yet"
+        yield Finding("warning", subject, text, f"install -d -o {facts.user} {directory.path}")
     else:
-        yield from _usable(subject, there, facts.user)
-    if there.locks is False:
-        text = f"{there.filesystem} at {there.path} has no locks: two daemons could run at once"
+        yield from _usable(subject, directory, facts.user)
+    if directory.locks is False:
+        text = f"{directory.filesystem} at {directory.path} has no locks: two daemons could run at once"
         yield Finding("error", subject, text, "mount it with locks (Lustre: -o flock), or name another directory")
     several = not isinstance(facts.slurm, SlurmError) and len(facts.slurm.nodes) > 1
-    if there.problem is None and there.filesystem not in NETWORK and several:
-        text = f"{there.path} is on {there.filesystem or 'an unknown file system'}, which other hosts may not see"
+    if directory.problem is None and directory.filesystem not in NETWORK and several:
+        text = (
+            f"{directory.path} is on {directory.filesystem or 'an unknown file system'}, which other hosts may not see"
+        )
         yield Finding(
-            "warning", subject, text, "make sure that every node mounts it; `metasched check --nodes` asks them"
+            "warning", subject, text, "make sure that every node mounts it; `metasched check --nodes` checks the nodes"
         )
     if facts.daemon is not None:
         yield Finding("ok", "daemon", f"one runs: {facts.daemon}")
@@ -93,21 +96,20 @@ def _started(facts: Facts) -> Iterator[Finding]:
         yield Finding("error", "[slurm] client", facts.writer)
 
 
-def _usable(subject: str, there: Directory, user: str) -> Iterator[Finding]:
-    if there.problem is not None:
-        yield Finding("error", subject, there.problem, f"install -d -o {user} {there.path}")
-    elif there.free is not None and there.free < GIB:
-        text = f"{there.path} has {there.free / GIB:.2f} GiB left"
+def _usable(subject: str, directory: Directory, user: str) -> Iterator[Finding]:
+    if directory.problem is not None:
+        yield Finding("error", subject, directory.problem, f"install -d -o {user} {directory.path}")
+    elif directory.free is not None and directory.free < GIB:
+        text = f"{directory.path} has {directory.free / GIB:.2f} GiB left"
         yield Finding("warning", subject, text, "free some space: the daemon stops when it cannot write")
     else:
-        yield Finding("ok", subject, f"{there.path} can be {'made' if there.missing else 'used'}")
-    if there.open_to_all:
-        text = f"every user may replace files in {there.path}, which metasched takes for its own"
-        yield Finding("error", subject, text, f"chmod go-w {there.path}")
+        yield Finding("ok", subject, f"{directory.path} can be {'made' if directory.missing else 'used'}")
+    if directory.open_to_all:
+        text = f"every user may replace files in {directory.path}, which metasched trusts"
+        yield Finding("error", subject, text, f"chmod go-w {directory.path}")
 
 
-def _version(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
-    del facts
+def _version(slurm: Slurm) -> Iterator[Finding]:
     major, minor, *_ = (*slurm.settings.version, 0, 0)
     name = f"Slurm {major}.{minor:02}, cluster {slurm.settings.cluster}"
     if (major, minor) < OLDEST:
@@ -144,16 +146,16 @@ def _has_accounting(slurm: Slurm) -> bool:
 def _associations(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     subject = "accounting"
     if not facts.config.accounting.refresh_seconds:
-        yield Finding("ok", subject, "shares and limits are not heeded: [accounting] refresh_seconds = 0")
+        yield Finding("ok", subject, "shares and limits are ignored: [accounting] refresh_seconds = 0")
     elif not _has_accounting(slurm):
         yield Finding("ok", subject, "Slurm has none, so there are no shares of accounts and no limits")
     elif slurm.associations is None:
-        text = f"Slurm does not show {facts.user} all associations: shares and limits are not heeded"
+        text = f"Slurm does not show {facts.user} all associations: shares and limits are ignored"
         yield Finding("warning", subject, text, _make_operator(facts))
     elif not enforces_limits(slurm.settings.values):
-        yield Finding("ok", subject, "shares are heeded; limits are not, as AccountingStorageEnforce lacks `limits`")
+        yield Finding("ok", subject, "shares are used; limits are not, because AccountingStorageEnforce lacks `limits`")
     else:
-        yield Finding("ok", subject, f"{len(slurm.associations.rows)} associations: shares and limits are heeded")
+        yield Finding("ok", subject, f"{len(slurm.associations.rows)} associations: shares and limits are used")
 
 
 def _conf(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
@@ -178,19 +180,24 @@ def _conf(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
 def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
     subject, text = "job_submit", slurm.plugin
     if "lua" not in slurm.settings.job_submit_plugins:
-        said = "no lua plugin: jobs are held only when the daemon sees them, and may have started before"
-        yield Finding("warning", subject, said, "JobSubmitPlugins=lua, with our job_submit.lua beside slurm.conf")
+        message = "no lua plugin: jobs are held only when the daemon reads them, and may have started before"
+        yield Finding(
+            "warning",
+            subject,
+            message,
+            "JobSubmitPlugins=lua, with metasched's job_submit.lua in slurm.conf's directory",
+        )
     elif text is None:
         yield Finding("ok", subject, "lua (job_submit.lua cannot be read from this host, so it is not checked)")
     elif "metasched" not in text:
-        fix = "take the functions of metasched's job_submit.lua over into yours"
-        yield Finding("warning", subject, "job_submit.lua beside slurm.conf does not know metasched", fix)
+        fix = "copy the functions of metasched's job_submit.lua into yours"
+        yield Finding("warning", subject, "job_submit.lua in slurm.conf's directory does not mention metasched", fix)
     else:
         shared = facts.config.paths.shared
         if shared_dir_of(text) is None:
-            said = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
+            message = "job_submit.lua names no SHARED: jobs learn the shared directory from their environment alone"
             yield Finding(
-                "warning", subject, said, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
+                "warning", subject, message, f'local SHARED = "{shared}" at its top, or METASCHED_SHARED for all jobs'
             )
         else:
             try:
@@ -199,11 +206,11 @@ def _plugin(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
                 yield Finding("error", subject, error.finding, error.fix)
             else:
                 yield Finding("ok", subject, "job_submit.lua holds tagged jobs")
-        yield from _plugin_takes(facts, slurm, text)
+        yield from _plugin_intake(facts, slurm, text)
 
 
-def _plugin_takes(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
-    """Check that job_submit.lua and the configuration name the same jobs, as far as the script is written like ours."""
+def _plugin_intake(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
+    """Check that job_submit.lua names the jobs of the configuration; a script of another form is not checked."""
     subject, intake = "job_submit", facts.config.intake
     for name, taken, fold in (("PARTITIONS", intake.partitions, str), ("QOS", intake.qos, str.lower)):
         table = re.search(rf"^\s*local {name}\s*=\s*\{{([^{{}}]*)\}}", text, re.MULTILINE)
@@ -212,22 +219,21 @@ def _plugin_takes(facts: Facts, slurm: Slurm, text: str) -> Iterator[Finding]:
         held = re.findall(r"""["']([^"']+)["']""", table[1])
         if set(map(fold, held)) != set(map(fold, taken)):
             words = _some(sorted(held)) or "none", _some(sorted(taken)) or "none"
-            said = f"{name} of job_submit.lua: {words[0]}; [intake] {name.lower()} of the configuration: {words[1]}"
-            yield Finding("error", subject, said, "make them the same: the daemon takes in what the plugin stamps")
+            message = f"{name} of job_submit.lua: {words[0]}; [intake] {name.lower()} of the configuration: {words[1]}"
+            yield Finding("error", subject, message, "make them the same: the daemon takes in what the plugin stamps")
     shards = re.search(r"^\s*local SHARDS\s*=\s*([0-9]+|nil)", text, re.MULTILINE)
     of_nodes = {node.shards_per_gpu for node in slurm.nodes if node.shards_per_gpu}
     if shards is None:
         return
     if shards[1] == "nil" and of_nodes:
-        said = "nodes have shards, and job_submit.lua has SHARDS = nil: jobs that ask for GPUs share with nobody"
-        yield Finding("warning", subject, said, f"local SHARDS = {min(of_nodes)} at its top")
+        message = "nodes have shards, and job_submit.lua has SHARDS = nil: jobs that request GPUs do not share them"
+        yield Finding("warning", subject, message, f"local SHARDS = {min(of_nodes)} at its top")
     elif shards[1] != "nil" and int(shards[1]) not in of_nodes:
-        said = f"job_submit.lua has SHARDS = {shards[1]}, and no node has so many shards of each GPU"
-        yield Finding("error", subject, said, "make it what gres.conf and Gres= of the nodes say")
+        message = f"job_submit.lua has SHARDS = {shards[1]}, and no node has that number of shards of each GPU"
+        yield Finding("error", subject, message, "set it to the number of gres.conf and of Gres= of the nodes")
 
 
-def _nodes(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
-    del facts
+def _nodes(slurm: Slurm) -> Iterator[Finding]:
     mixed = [node.name for node in slurm.nodes if len(node.gpus) > 1]
     if mixed:
         text = f"{_some(mixed)}: more than one type of GPU on a node, so nothing is placed there"
@@ -268,25 +274,11 @@ def _intake(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
         )
 
 
-def _clock(facts: Facts, slurm: Slurm) -> Iterator[Finding]:
-    del facts
+def _clock(slurm: Slurm) -> Iterator[Finding]:
     if slurm.ahead is not None and abs(slurm.ahead) > CLOCK_SECONDS:
         way = "ahead of" if slurm.ahead > 0 else "behind"
         text = f"this host is {abs(slurm.ahead):.0f} s {way} the controller"
         yield Finding("warning", "clock", text, "run NTP (chrony) on both")
-
-
-_SLURM_CHECKS: Sequence[Callable[[Facts, Slurm], Iterator[Finding]]] = (
-    _version,
-    _role,
-    _associations,
-    _conf,
-    _plugin,
-    _nodes,
-    _types,
-    _intake,
-    _clock,
-)
 
 
 def _seconds(text: str) -> float | None:

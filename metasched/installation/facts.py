@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import stat
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,12 +17,12 @@ from pathlib import Path
 
 from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE, LOCK
-from metasched.core.errors import MetaschedError
 from metasched.installation.plugin import read_plugin
 from metasched.shared_dir.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.client_factory import make_client
+from metasched.slurm.commands import run_command
 from metasched.slurm.errors import SlurmError
 from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 
@@ -36,10 +35,6 @@ _ON_A_NODE = (
     'command -v metasched-run >/dev/null || echo "has no metasched-run on PATH"; '
     'command -v python3 >/dev/null || echo "has no python3 on PATH"'
 )
-
-
-class CommandFailedError(MetaschedError):
-    """A command that only reads facts cannot be started, fails, or takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +62,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Slurm:
-    """Slurm's part of the facts.
+    """The facts about Slurm.
 
     Attributes:
         settings: Slurm's settings (slurm.conf).
@@ -75,8 +70,8 @@ class Slurm:
         admin_level: this user's AdminLevel in the accounting; None without accounting or without such a user.
         qos: names of all QOS; None without accounting.
         ahead: seconds by which this host's clock is ahead of the controller's; None if not known.
-        plugin: the text of job_submit.lua beside slurm.conf; None if it cannot be read from this host.
-        associations: fair-shares and limits; None without accounting, or where this user may not see all of them.
+        plugin: the text of job_submit.lua in slurm.conf's directory; None if it cannot be read from this host.
+        associations: fair-shares and limits; None without accounting, or where Slurm does not show this user all.
     """
 
     settings: SlurmSettings
@@ -97,9 +92,9 @@ class Facts:
         user, uid: name and id of this process's user.
         state, shared: the directories ``[paths]`` names.
         daemon: the text in the lock of the running daemon; None if none runs.
-        slurm: Slurm's part, or the error where Slurm does not answer.
+        slurm: the facts about Slurm, or the error where Slurm does not answer.
         writer: why the configured pyslurm client does not work; None if it works or is not configured.
-        store: what is wrong with the database; None if it is sound, or does not exist yet.
+        store: the damage of the database, in words; None if it is sound, or does not exist yet.
     """
 
     config: Config
@@ -114,12 +109,7 @@ class Facts:
 
 
 def gather(config: Config, client: SlurmClient) -> Facts:
-    """Gather all facts; no file is left behind.
-
-    Args:
-        config: checked.
-        client: reads Slurm.
-    """
+    """Gather all facts, Slurm's by ``client``; no file is left behind."""
     uid = os.geteuid()
     shared = probe_directory(config.paths.shared)
     return Facts(
@@ -136,25 +126,25 @@ def gather(config: Config, client: SlurmClient) -> Facts:
 
 
 def probe_directory(path: Path) -> Directory:
-    """Try to write and lock in a directory. A missing one counts as usable where the daemon could make it."""
+    """Try to write and lock in a directory; a missing directory is tried in its nearest parent that exists."""
     problem, locks = None, None
     try:
-        there = next(parent for parent in (path, *path.parents) if parent.exists())
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
     except OSError as error:
-        return Directory(path, f"{path} cannot be looked at by this user: {error.strerror}", "", None, None)
-    if not there.is_dir():
-        problem = f"{there} is not a directory"
+        return Directory(path, f"{path} cannot be read by this user: {error.strerror}", "", None, None)
+    if not existing.is_dir():
+        problem = f"{existing} is not a directory"
     else:
         try:
-            with tempfile.TemporaryFile(dir=there) as file:
+            with tempfile.TemporaryFile(dir=existing) as file:
                 locks = _can_lock(file.fileno())
         except OSError as error:
-            problem = f"{there} cannot be written by this user: {error.strerror}"
+            problem = f"{existing} cannot be written by this user: {error.strerror}"
     free = None
     with contextlib.suppress(OSError):
-        free = shutil.disk_usage(there).free
-    open_to_all = there == path and there.stat().st_mode & stat.S_IWOTH != 0
-    return Directory(path, problem, _filesystem(there), free, locks, open_to_all, missing=there != path)
+        free = shutil.disk_usage(existing).free
+    open_to_all = existing == path and existing.stat().st_mode & stat.S_IWOTH != 0
+    return Directory(path, problem, _filesystem(existing), free, locks, open_to_all, missing=existing != path)
 
 
 def _can_lock(file: int) -> bool:
@@ -184,7 +174,7 @@ def _daemon(path: Path) -> str | None:
         words = holder(path)
     except LockFileError:
         return None  # the directory's own check reports it
-    return "a daemon that has not said its name" if words == "" else words
+    return "a daemon without a name" if words == "" else words
 
 
 def _writer(config: Config) -> str | None:
@@ -226,54 +216,31 @@ def _ask(client: SlurmClient) -> Slurm | SlurmError:
 
 def _accounting(*words: str) -> str | None:
     try:
-        return run(["sacctmgr", "--noheader", "--parsable2", "--immediate", "show", *words]).strip() or None
-    except CommandFailedError:
+        argv = ["sacctmgr", "--noheader", "--parsable2", "--immediate", "show", *words]
+        return run_command(argv, timeout=COMMAND_SECONDS)[0].strip() or None
+    except SlurmError:
         return None
 
 
-def on_nodes(nodes: Sequence[SlurmNode], shared: Path | None) -> Iterator[tuple[str, list[str] | CommandFailedError]]:
-    """Yield each compute node's name with what it lacks, in words, or with the error of the job that was to find out.
+def on_nodes(nodes: Sequence[SlurmNode], shared: Path | None) -> Iterator[tuple[str, list[str] | SlurmError]]:
+    """Yield each compute node's name with its faults, in words, or with the error of the job that checks the node.
 
     Each node has a job of its own (at most a minute), so that a node that is down or full delays no other.
 
     Args:
         nodes: the nodes to check.
-        shared: the shared directory that they must see; None to skip that check.
+        shared: the shared directory that each node must see; None to skip that check.
     """
     with ThreadPoolExecutor(PARALLEL_NODES) as pool:
         yield from pool.map(lambda node: (node.name, _on_node(node, shared)), nodes)
 
 
-def _on_node(node: SlurmNode, shared: Path | None) -> list[str] | CommandFailedError:
+def _on_node(node: SlurmNode, shared: Path | None) -> list[str] | SlurmError:
     # The default partition may lack the node, and the default memory may be all of the node's.
     where = [f"--nodelist={node.name}", f"--partition={','.join(sorted(node.partitions))}"]
     size = ["--nodes=1", "--ntasks=1", "--mem=32M", "--immediate=20", "--time=1", "--quiet", "--chdir=/"]
+    argv = ["srun", *where, *size, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared or "")]
     try:
-        return run(["srun", *where, *size, "/bin/sh", "-c", _ON_A_NODE, "sh", str(shared or "")]).splitlines()
-    except CommandFailedError as error:
+        return run_command(argv, timeout=COMMAND_SECONDS, label="srun")[0].splitlines()
+    except SlurmError as error:
         return error
-
-
-def run(argv: Sequence[str]) -> str:
-    """Run a command, and return its standard output.
-
-    Raises:
-        CommandFailedError: it cannot be started, fails, or takes too long.
-    """
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_SECONDS,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise CommandFailedError(f"{argv[0]} did not end within {COMMAND_SECONDS:g} s") from None
-    except subprocess.CalledProcessError as error:
-        raise CommandFailedError(f"{argv[0]}: {error.stderr.strip()[:300]}") from None
-    except OSError as error:
-        raise CommandFailedError(f"cannot start {argv[0]}: {error.strerror}") from None
-    return done.stdout

@@ -1,4 +1,4 @@
-"""Slurm's job_submit.lua beside its slurm.conf, as far as this host can read that file."""
+"""Slurm's job_submit.lua in the directory of slurm.conf, as far as this host can read that file."""
 
 from __future__ import annotations
 
@@ -41,14 +41,10 @@ def shared_dir_of(text: str) -> str | None:
 
 
 def check_shared(text: str, shared: Path) -> None:
-    """Check that job_submit.lua names no other shared directory than the configuration, by whatever path.
-
-    Args:
-        text: of job_submit.lua.
-        shared: of the configuration.
+    """Check that a job_submit.lua names the shared directory of the configuration, by this or another path, or none.
 
     Raises:
-        OtherSharedError: it names another one.
+        OtherSharedError: the script names another directory.
     """
     named = shared_dir_of(text)
     if named is None:

@@ -29,17 +29,17 @@ def template(settings: SlurmSettings, nodes: Sequence[SlurmNode], state: Path, s
     partitions = sorted({name for node in nodes for name in node.partitions})
     lines = [
         f"# metasched on cluster {settings.cluster} (Slurm {version}, {len(nodes)} nodes).",
-        "# Lines like `#key = value` show the defaults. `metasched check` looks whether all this can work.",
+        "# Lines like `#key = value` show the defaults. `metasched check` checks the file against this cluster.",
     ]
     given: dict[str, dict[str, object]] = {
         "paths": {"state": str(state), "shared": str(shared)},
         "slurm": {"exit_code": _exit_code(settings)},
     }
-    hints = {"intake": [f"Partitions with nodes here: {', '.join(partitions) or 'none'}."]}
+    hints = {"intake": f"Partitions with nodes here: {', '.join(partitions) or 'none'}."}
     for name, field in Config.model_fields.items():
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
-            lines += ["", f"[{name}]", *_comment(_summary(section)), *_comments(hints.get(name, ()))]
+            lines += ["", f"[{name}]", *_comment(_summary(section)), *_comment(hints.get(name, ""))]
             lines += _keys(section, given.get(name, {}))
     return "\n".join(lines) + "\n"
 
@@ -65,10 +65,6 @@ def _keys(section: type[BaseModel], given: Mapping[str, object]) -> list[str]:
         lines += _comment(meaning.get(key, ""))
         lines.append(f"{key} = {json.dumps(value)}" if value is not None else f"#{key} = {json.dumps(default)}")
     return lines
-
-
-def _comments(texts: Sequence[str]) -> list[str]:
-    return [line for text in texts for line in _comment(text)]
 
 
 def _comment(text: str) -> list[str]:

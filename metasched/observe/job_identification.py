@@ -10,7 +10,7 @@ import structlog
 from metasched.configuration.config import Intake
 from metasched.observe.observed_job import ENDED
 from metasched.slurm.client import SlurmJob
-from metasched.slurm.job_requirements import is_ours
+from metasched.slurm.job_requirements import is_managed
 from metasched.slurm.stamp import Stamp
 from metasched.store import JobRecord
 
@@ -41,7 +41,7 @@ def identify(
         stamp = Stamp.read(job.admin_comment)
         if stamp is not None:
             base = stamp.uid
-        elif not is_ours(job, intake.partitions, intake.qos):
+        elif not is_managed(job, intake.partitions, intake.qos):
             others.append(job)
             continue
         elif job.state in ENDED:

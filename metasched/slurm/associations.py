@@ -33,9 +33,6 @@ class UsageLimits:
     gpus: Mapping[str, int] = field(default_factory=dict)
     jobs: int | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.gpus) or self.jobs is not None
-
 
 NO_USAGE_LIMITS = UsageLimits()
 
@@ -104,7 +101,7 @@ class Associations:
         number itself is not set under ``PriorityType=priority/basic``.
         """
         accounts = {row.account: row for row in self.rows if not row.user}
-        above = {name: _parent(accounts, row) for name, row in accounts.items()}
+        above = {name: _inside(accounts, row.parent or ROOT) for name, row in accounts.items()}
         total: dict[str, int] = {}
         for row in self.rows:
             if row.shares is not None and (row.account != ROOT or row.user):
@@ -144,10 +141,6 @@ def _inside(accounts: Mapping[str, Association], name: str) -> str:
         seen.add(name)
         name = row.parent
     return name
-
-
-def _parent(accounts: Mapping[str, Association], row: Association) -> str:
-    return _inside(accounts, row.parent or ROOT)
 
 
 def enforces_limits(settings: Mapping[str, str]) -> bool:

@@ -66,7 +66,6 @@ class SlurmJob:
         restarts: Slurm's restart count.
         requeue: whether Slurm may requeue the job.
         dependency: unmet dependencies in Slurm's words, "" if none.
-        priority: Slurm's; 0 is a hold.
         exit_code: exit code of the last run; None while there is none.
         nodes_max: most nodes in the request, None for no limit.
         gpus_per_socket: GPUs per socket in the request, else None.
@@ -113,14 +112,9 @@ class SlurmJob:
     features: frozenset[str]
     required_nodes: tuple[str, ...]
     exclusive: bool
-    allocated: Mapping[str, int]
-    allocated_gpu_type: str | None
-    allocated_cpus: Mapping[str, int]
-    allocated_memory: Mapping[str, int]
     restarts: int
     requeue: bool
     dependency: str
-    priority: int
     exit_code: int | None
     nodes_max: int | None = None
     gpus_per_socket: int | None = None
@@ -130,6 +124,10 @@ class SlurmJob:
     batch: bool = True
     excluded_nodes: tuple[str, ...] = ()
     shards_per_node: int | None = None
+    allocated: Mapping[str, int] = field(default_factory=dict)
+    allocated_gpu_type: str | None = None
+    allocated_cpus: Mapping[str, int] = field(default_factory=dict)
+    allocated_memory: Mapping[str, int] = field(default_factory=dict)
     gpu_indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shards: Mapping[str, int] = field(default_factory=dict)
     reservation: str = ""
@@ -144,8 +142,6 @@ class SlurmNode:
         name: node name.
         gpus: configured GPUs by type ("" for untyped).
         cpus, memory: configured totals; memory in bytes.
-        cpus_allocated, memory_allocated, gpus_allocated: held by all jobs, tagged and others; memory in bytes.
-        state: Slurm's words ("idle", "mixed+drain", ...).
         accepts: whether the node is up, responding, and neither drained nor failing.
         features, partitions: names.
         shards_per_gpu: shards of each GPU of the node; 0 for whole GPUs only.
@@ -156,10 +152,6 @@ class SlurmNode:
     gpus: Mapping[str, int]
     cpus: int
     memory: int
-    cpus_allocated: int
-    memory_allocated: int
-    gpus_allocated: int
-    state: str
     accepts: bool
     features: frozenset[str]
     partitions: frozenset[str]
@@ -226,7 +218,6 @@ class SlurmSettings:
         version: (22, 5, 8).
         cluster: ClusterName.
         requeue_exit_hold: exit codes after which Slurm itself requeues and holds a job (RequeueExitHold).
-        kill_wait: seconds between SIGTERM and SIGKILL.
         job_submit_plugins: names of the plugins (JobSubmitPlugins).
         as_of: the controller's clock at its answer, unix seconds; None where the answer has none.
         values: all settings as Slurm prints them, by Slurm's names.
@@ -235,7 +226,6 @@ class SlurmSettings:
     version: tuple[int, ...]
     cluster: str
     requeue_exit_hold: frozenset[int]
-    kill_wait: float
     job_submit_plugins: tuple[str, ...]
     as_of: float | None = None
     values: Mapping[str, str] = field(default_factory=dict)
@@ -283,8 +273,8 @@ class SlurmClient(Protocol):
     def hold(self, slurm_job_id: str) -> None:
         """Put an administrator's hold on a pending job, in place of any other hold: its owner cannot release the job.
 
-        On a running or suspended job the hold changes nothing for the run, and takes effect when somebody else requeues
-        the job (its owner, a lost node). After ``requeue_hold`` or an exit code of ``requeue_exit_hold`` the job has a
+        On a running or suspended job the hold changes nothing for the run, and takes effect at a requeue by others
+        (the owner, a lost node). After ``requeue_hold`` or an exit code of ``requeue_exit_hold`` the job has a
         user's hold instead, and must be held again.
         """
 
@@ -302,7 +292,7 @@ class SlurmClient(Protocol):
         """Give a pending job another size and other nodes; sent whole, because Slurm applies a failed update in part.
 
         Works for every form of request that ``job_requirements.requirements`` accepts. Afterwards the request reads as
-        ``gpus_per_node``, whatever its form was.
+        ``gpus_per_node``, even if it had another form.
         """
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:

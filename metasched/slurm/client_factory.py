@@ -11,13 +11,11 @@ import structlog
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
 
-Choice = Literal["auto", "cli", "pyslurm"]
-
 log = structlog.get_logger()
 
 
 def make_client(
-    choice: Choice,
+    choice: Literal["auto", "cli", "pyslurm"],
     timeout: float,
     env: Mapping[str, str] | None = None,
     before_write: Callable[[], None] = lambda: None,
@@ -41,7 +39,7 @@ def make_client(
         log.info("slurm_client", client="cli", reason="pyslurm is not installed")
         return client
     try:
-        found = client.write_by_pyslurm()
+        versions = client.write_by_pyslurm()
     except SlurmError as error:
         if choice == "pyslurm":
             client.close()
@@ -50,5 +48,5 @@ def make_client(
             ) from error
         log.warning("slurm_client", client="cli", reason=str(error))
     else:
-        log.info("slurm_client", client="pyslurm", versions=found)
+        log.info("slurm_client", client="pyslurm", versions=versions)
     return client

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
+from metasched.slurm.commands import error_of, plain_environment, run_command
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,
     NoSuchJobError,
-    SlurmCommandError,
     SlurmError,
     SlurmPermissionError,
-    SlurmTimeoutError,
     SlurmTooOldError,
     SlurmUnavailableError,
     WrongJobStateError,
@@ -41,25 +40,6 @@ _RACKS_SECONDS = 300.0
 _MAX_COMMENT = 4096
 # The scripts of new jobs are read one after the other while scheduling waits.
 _SCRIPT_SECONDS = 3.0
-
-_UNREACHABLE = re.compile(
-    r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
-    r"communication.*fail|unable to process configuration|slurm_job_id already in use|authentication|munge",
-    re.IGNORECASE,
-)
-_MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
-    (re.compile(r"invalid job id", re.IGNORECASE), NoSuchJobError),
-    (re.compile(r"permission denied|invalid user id|not permitted", re.IGNORECASE), SlurmPermissionError),
-    (
-        re.compile(
-            r"job is pending|no longer pending|not pending|not running|already finished|already completing|"
-            r"being completed|not suspended|already suspended|presently disabled|altered now|not available right now",
-            re.IGNORECASE,
-        ),
-        WrongJobStateError,
-    ),
-    (_UNREACHABLE, SlurmUnavailableError),
-)
 
 
 class CommandLineClient:
@@ -88,15 +68,14 @@ class CommandLineClient:
         self._fingerprint: object = None  # of the poll that self._jobs is from; None after any write
         self._full_read = 0.0
         self._reservations: tuple[Reservation, ...] = ()
-        self._reservations_read: tuple[frozenset[str], float] | None = None  # which nodes were reserved, and when
-        self._reserved: frozenset[str] = frozenset()  # nodes, as of the last look
-        self._racks: Mapping[str, str] = {}
-        self._racks_read: float | None = None
+        self._reservations_read: tuple[frozenset[str], float] | None = None  # names of the nodes reserved then; when
+        self._reserved: frozenset[str] = frozenset()  # names of the nodes reserved at the last read of nodes
+        self._racks: tuple[Mapping[str, str], float] | None = None  # racks, and when they were read
         self._logged: set[str] = set()
         self._installed: tuple[int, ...] | None = None
 
     def write_by_pyslurm(self) -> str:
-        """Send writes by pyslurm from now on, where pyslurm can; the versions of pyslurm and Slurm, as a text.
+        """Send writes by pyslurm from now on, where pyslurm can; return the versions of pyslurm and Slurm as a text.
 
         Raises:
             SlurmTimeoutError, SlurmUnavailableError: no installed pyslurm works; the client stays as it was.
@@ -127,29 +106,28 @@ class CommandLineClient:
                 version=tuple(int(part) for part in re.findall(r"[0-9]+", values["SLURM_VERSION"])[:3]),
                 cluster=values["ClusterName"],
                 requeue_exit_hold=_exit_codes(values.get("RequeueExitHold", "")),
-                kill_wait=float(values["KillWait"].split()[0]),
                 job_submit_plugins=tuple(
                     filter(None, values.get("JobSubmitPlugins", "").replace("(null)", "").split(","))
                 ),
                 as_of=float(as_of[1]) if (as_of := _AS_OF.match(text)) else None,
                 values=values,
             )
-        except (KeyError, ValueError, IndexError) as error:
+        except KeyError as error:
             raise MalformedOutputError("scontrol show config", "", repr(error)) from error
 
     def jobs(self) -> Sequence[SlurmJob]:
         """See SlurmClient.
 
-        The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s: the JSON is read where the text differs
-        from that of the poll before, after any write of ours, and once a minute for what the text cannot show (an
-        edited comment).
+        The JSON of 5,000 jobs costs Slurm 0.6 s, a text line for each 0.04 s: the JSON is read when the text differs
+        from that of the poll before, after any write of this client, and once a minute for changes that the text does
+        not show (an edited comment).
         """
         with self._lock:
             fingerprint = _steady(self._run(["squeue", "-h", "-a", "-t", "all", "-o", _FINGERPRINT]))
             fresh = time.monotonic() - self._full_read < _FULL_READ_SECONDS
             if fingerprint == self._fingerprint and fresh:
                 return self._jobs
-            # The text is read first: whatever changes between the two reads differs at the next poll.
+            # The text is read first: a change between the two reads shows at the next poll.
             started = time.monotonic()
             parsed = json_parser.parse_jobs(self._run(["squeue", "--json", "-a", "-t", "all"]))
             self._jobs, self._fingerprint, self._full_read = parsed.records, fingerprint, started
@@ -176,10 +154,9 @@ class CommandLineClient:
     def racks(self) -> Mapping[str, str]:
         """See SlurmClient; read every five minutes, because a topology changes only when Slurm is reconfigured."""
         now = time.monotonic()
-        if self._racks_read is None or now - self._racks_read >= _RACKS_SECONDS:
-            self._racks = self._read_racks()
-            self._racks_read = now
-        return self._racks
+        if self._racks is None or now - self._racks[1] >= _RACKS_SECONDS:
+            self._racks = self._read_racks(), now
+        return self._racks[0]
 
     def associations(self) -> Associations | None:
         """See SlurmClient."""
@@ -189,15 +166,15 @@ class CommandLineClient:
         except SlurmPermissionError:
             return None
 
-    # Writes
-
     def batch_script(self, slurm_job_id: str) -> str:
         """See SlurmClient."""
         argv = ["scontrol", "write", "batch_script", _checked(slurm_job_id), "-"]
-        script, complaint = self._answer(argv, min(self._timeout, _SCRIPT_SECONDS))
+        script, complaint = run_command(argv, timeout=min(self._timeout, _SCRIPT_SECONDS), env=self._env)
         if not script:  # the exit status is 0 even after an error
-            raise _error(" ".join(argv), complaint.strip() or "no script")
+            raise error_of(" ".join(argv), complaint.strip() or "no script")
         return script
+
+    # Writes
 
     def hold(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -274,7 +251,7 @@ class CommandLineClient:
             self._scontrol.close()
 
     def _release(self) -> tuple[int, ...]:
-        """The release of Slurm's commands on this host, read once; raises SlurmTooOldError."""
+        """Return the release of Slurm's commands on this host, read once; raises SlurmTooOldError."""
         if self._installed is None:
             answer = self._run(["sinfo", "--version"])
             try:
@@ -287,6 +264,7 @@ class CommandLineClient:
         return self._installed
 
     def _read_racks(self) -> Mapping[str, str]:
+        """Read the topology; an unreadable one counts as none, and is logged."""
         try:
             racks = topology.parse_racks(self._run(["scontrol", "show", "topology"]))
         except SlurmUnavailableError:
@@ -326,39 +304,11 @@ class CommandLineClient:
             self._fingerprint = None
             complaint = self._scontrol.command(words, self._timeout)
         if complaint:
-            raise _error(" ".join(["scontrol", *words]), complaint)
+            raise error_of(" ".join(["scontrol", *words]), complaint)
 
     def _run(self, argv: Sequence[str]) -> str:
         """Run a command, and return its standard output."""
-        return self._answer(argv, self._timeout)[0]
-
-    def _answer(self, argv: Sequence[str], timeout: float) -> tuple[str, str]:
-        """Run a command, and return its standard output and standard error.
-
-        Args:
-            argv: the command.
-            timeout: seconds after which it is killed.
-
-        Raises:
-            SlurmError: the command cannot be started, does not end in time or fails.
-        """
-        try:
-            done = subprocess.run(
-                argv,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
-        except (OSError, ValueError) as error:
-            raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
-        if done.returncode:
-            complaint = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
-            raise _error(" ".join(argv), complaint)
-        return done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        return run_command(argv, timeout=self._timeout, env=self._env)[0]
 
     def _warn(self, errors: Sequence[MalformedOutputError]) -> None:
         for error in errors:
@@ -369,14 +319,6 @@ class CommandLineClient:
         if subject not in self._logged:
             self._logged.add(subject)
             _log.log(level, "%s", message)
-
-
-def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of Slurm's commands: without the variables by which people set output formats."""
-    drop = ("SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
-    keep = {key: value for key, value in env.items() if not key.startswith(drop) or key == "SLURM_CONF"}
-    # SLURM_BITSTR_LEN=0: array expressions are never cut short.
-    return keep | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
 def _steady(text: str) -> tuple[str, ...]:
@@ -398,13 +340,6 @@ def _exit_codes(text: str) -> frozenset[int]:
     """Read the exit codes of ``85,90-92``; other words (names of states) are skipped."""
     codes: set[int] = set()
     for part in text.split(","):
-        match = re.fullmatch(r"([0-9]{1,3})(?:-([0-9]{1,3}))?", part.strip(), re.ASCII)
-        if match:
-            codes.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+        with contextlib.suppress(ValueError):
+            codes.update(field_parsers.array_tasks(part.strip()))
     return frozenset(codes)
-
-
-def _error(command: str, complaint: str) -> SlurmError:
-    """Return the typed error for a complaint of Slurm."""
-    kind = next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
-    return kind(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 
-_GPU = re.compile(
-    r"(?:gres[:/])?gpu"
-    r"(?:[:/](?P<type>[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*|\(null\)))?"
-    r"(?:[:=](?P<count>[0-9]{1,9}))?(?:\(.*\))?",
-    re.ASCII,
-)
-_SHARD = re.compile(
-    r"(?:gres[:/])?shard(?:[:/](?P<type>[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*"
-    r"|\(null\)))?(?:[:=](?P<count>[0-9]{1,9}))?(?:\(.*\))?",
-    re.ASCII,
-)
+# A name that is not a number alone, which would be a count.
+_TYPE = r"[A-Za-z_.+][A-Za-z0-9_.+-]*|[0-9][A-Za-z0-9_.+-]*[A-Za-z_.+-][A-Za-z0-9_.+-]*|\(null\)"
+_COUNTED = r"(?:gres[:/])?%s(?:[:/](?P<type>" + _TYPE + r"))?(?:[:=](?P<count>[0-9]{1,9}))?(?:\(.*\))?"
+_GPU = re.compile(_COUNTED % "gpu", re.ASCII)
+_SHARD = re.compile(_COUNTED % "shard", re.ASCII)
 _PARTS = re.compile(r"shard[^(),]*\((?P<parts>[0-9]+/[0-9]+(?:,[0-9]+/[0-9]+)*)\)", re.ASCII)
 _INDICES = re.compile(r"(?:gpu|shard)[^(),]*\(IDX:(?P<indices>[0-9,-]+)\)", re.ASCII)
 _TASKS = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.ASCII)
@@ -50,7 +44,7 @@ def gpus(text: str) -> dict[str, int]:
     """Parse the GPUs of a GRES or TRES text: counts by type ("" for untyped); other resources are skipped.
 
     Reads ``gres:gpu:v100:2``, ``gpu:2``, ``gres/gpu:a100=2``, ``gpu:v100:2(IDX:0-1)``, ``cpu=2,mem=1G,gres/gpu=4``.
-    An untyped total beside typed counts is dropped.
+    An untyped total next to typed counts is dropped.
 
     Raises:
         ValueError: a GPU request that cannot be read.

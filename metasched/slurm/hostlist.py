@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 _MAX_HOSTS = 100_000
 _RANGE = re.compile(r"([0-9]{1,12})(?:-([0-9]{1,12}))?", re.ASCII)
@@ -85,16 +86,10 @@ def _ranges(text: str) -> list[str]:
 
 
 def _fold(prefix: str, width: int, numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    parts = [
-        str(first).zfill(width) if first == last else f"{str(first).zfill(width)}-{str(last).zfill(width)}"
-        for first, last in runs
-    ]
+    parts = []
+    for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):  # successive numbers have one difference
+        members = [str(number).zfill(width) for _, number in run]
+        parts.append(members[0] if len(members) == 1 else f"{members[0]}-{members[-1]}")
     if len(parts) == 1 and "-" not in parts[0]:
         return prefix + parts[0]
     return f"{prefix}[{','.join(parts)}]"

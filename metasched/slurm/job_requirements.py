@@ -6,7 +6,7 @@ Requirements are read once, before the first update of the job: an update rewrit
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 
@@ -52,7 +52,7 @@ class Requirements:
     trials: bool = False
 
 
-def is_ours(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
+def is_managed(job: SlurmJob, partitions: Collection[str] = (), qos: Collection[str] = ()) -> bool:
     """Whether metasched schedules the job: by the tag in its comment, or by a partition or QOS that ``[intake]`` names.
 
     A job without a batch script (salloc, srun) is never scheduled: it cannot be requeued.
@@ -82,7 +82,7 @@ def requirements(
 
     Args:
         job: the job as first read, pending.
-        tag: the job's tag (``Tag()`` for a job taken in by its partition or QOS).
+        tag: the job's tag (``Tag()`` for a job of an intake partition or QOS).
         cluster_gpu_types: the types of GPUs in the cluster; None where they are not known, and then not checked.
         shards_per_gpu: shards of each GPU; None where Slurm allocates whole GPUs only.
 
@@ -104,26 +104,23 @@ def requirements(
             "does not give to one job: ask for one type, or leave the tag out"
         )
     gpus = _gpus(job)
-    if gpus == 0:
-        return _cpu_only(job, tag)
-    if tag.preempt is Preempt.SUSPEND:
-        raise TagError(
-            "'preempt=suspend' does not suit a GPU job, because Slurm does not free the GPUs of a suspended job: "
-            "write preempt=checkpoint or preempt=no"
-        )
-    if job.shards_per_node is not None:
-        _check_shards(job, tag, shards_per_gpu)
+    if gpus == 0:  # options such as --cpus-per-gpu mean nothing then
+        job = replace(job, gpu_type=None, cpus_per_gpu=None, memory_per_gpu=None)
+    _check_tag_suits(job, tag, gpus, shards_per_gpu)
     low, high = _range(job, tag, gpus)
     elastic = low != high
+    # The unit of CPUs and memory is a GPU; of a job without GPUs, a node.
+    units = gpus or max(job.nodes_requested, 1)
+    cpus_per_unit = max(job.cpus_per_gpu or 0, ceil(Fraction(job.cpus, units)), 1)
     return Requirements(
         gpus=gpus,
         min_gpus=low,
         max_gpus=high,
         nodes=None if elastic else _rigid_nodes(job, tag, gpus),
-        max_nodes=_max_nodes(job, tag, elastic=elastic),
+        max_nodes=_max_nodes(job, tag, elastic=elastic) if gpus else units,
         gpu_types=_types(job, tag, cluster_gpu_types),
-        cpus_per_unit=max(job.cpus_per_gpu or 0, ceil(Fraction(job.cpus, gpus)), 1),
-        memory_per_unit=_memory_per_gpu(job, gpus),
+        cpus_per_unit=cpus_per_unit,
+        memory_per_unit=_memory_per_unit(job, units, cpus_per_unit),
         features=job.features,
         only_nodes=frozenset(job.required_nodes),
         excluded_nodes=frozenset(job.excluded_nodes),
@@ -135,7 +132,7 @@ def requirements(
         slo_seconds=tag.slo_seconds,
         model=tag.model,
         shards=job.shards_per_node is not None,
-        trials=tag.trials,
+        trials=tag.trials and gpus > 0,
     )
 
 
@@ -182,49 +179,37 @@ def _gpus(job: SlurmJob) -> int:
     return 0
 
 
-def _check_shards(job: SlurmJob, tag: Tag, per_gpu: int | None) -> None:
-    asked = job.shards_per_node or 0
-    if per_gpu is None or asked > per_gpu:
-        most = "none in this cluster that metasched can use" if per_gpu is None else f"{per_gpu} of each GPU"
+def _check_tag_suits(job: SlurmJob, tag: Tag, gpus: int, shards_per_gpu: int | None) -> None:
+    """Raise TagError where the tag does not suit the resources of the request: none, whole GPUs, or shards of GPUs."""
+    sizes = (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus))
+    if gpus == 0:
+        for key, value in (*sizes, ("gpu_types", tag.gpu_types)):
+            if value:
+                raise TagError(
+                    f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)"
+                )
+        return
+    if tag.preempt is Preempt.SUSPEND:
         raise TagError(
-            f"the job asks for {asked} shards on each node, and there are {most}: ask for one GPU (--gres=gpu:1), "
-            f"or for --gres=shard:{per_gpu or 2}, which is one GPU that may be shared"
+            "'preempt=suspend' does not suit a GPU job, because Slurm does not free the GPUs of a suspended job: "
+            "write preempt=checkpoint or preempt=no"
         )
-    for key, value in (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus)):
-        if value is not None and value != _gpus(job):
+    if job.shards_per_node is None:
+        return
+    if shards_per_gpu is None or job.shards_per_node > shards_per_gpu:
+        most = (
+            "none in this cluster that metasched can use" if shards_per_gpu is None else f"{shards_per_gpu} of each GPU"
+        )
+        raise TagError(
+            f"the job asks for {job.shards_per_node} shards on each node, and there are {most}: ask for one GPU "
+            f"(--gres=gpu:1), or for --gres=shard:{shards_per_gpu or 2}, which is one GPU that may be shared"
+        )
+    for key, value in sizes:
+        if value is not None and value != gpus:
             raise TagError(
                 f"'{key}={value}' does not suit a job that asks for shards, which has one GPU on each of its nodes: "
                 "leave it out, or ask for GPUs (--gres=gpu:1)"
             )
-
-
-def _cpu_only(job: SlurmJob, tag: Tag) -> Requirements:
-    for key, value in (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus), ("gpu_types", tag.gpu_types)):
-        if value:
-            raise TagError(f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)")
-    nodes = max(job.nodes_requested, 1)
-    _check_max_nodes(tag, nodes)
-    cpus = ceil(Fraction(job.cpus, nodes))
-    memory = job.memory_per_node if job.memory_per_node is not None else (job.memory_per_cpu or 0) * cpus
-    return Requirements(
-        gpus=0,
-        min_gpus=0,
-        max_gpus=0,
-        nodes=nodes,
-        max_nodes=nodes,
-        gpu_types=(),
-        cpus_per_unit=max(cpus, 1),
-        memory_per_unit=memory,
-        features=job.features,
-        only_nodes=frozenset(job.required_nodes),
-        excluded_nodes=frozenset(job.excluded_nodes),
-        weight=tag.weight,
-        preempt=tag.preempt,
-        total_steps=tag.total_steps,
-        tasks=job.tasks,
-        slo_seconds=tag.slo_seconds,
-        model=tag.model,
-    )
 
 
 def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
@@ -247,9 +232,10 @@ def _range(job: SlurmJob, tag: Tag, gpus: int) -> tuple[int, int]:
 
 
 def _rigid_nodes(job: SlurmJob, tag: Tag, gpus: int) -> int | None:
-    """Return the exact number of nodes that a rigid job's request names; None where it names none."""
+    """Return the exact number of nodes of a rigid job; None where its request for GPUs names no number of nodes."""
     named = (
-        job.gpus_per_node is not None
+        gpus == 0
+        or job.gpus_per_node is not None
         or job.shards_per_node is not None
         or job.nodes_requested > 1
         or job.nodes_max == 1
@@ -264,16 +250,12 @@ def _rigid_nodes(job: SlurmJob, tag: Tag, gpus: int) -> int | None:
             f"{gpus} GPUs do not spread evenly over {nodes} nodes: ask for a multiple of {nodes}, "
             "or leave the number of nodes out"
         )
-    _check_max_nodes(tag, nodes)
-    return nodes
-
-
-def _check_max_nodes(tag: Tag, nodes: int) -> None:
     if tag.max_nodes is not None and tag.max_nodes < nodes:
         raise TagError(
             f"'max_nodes={tag.max_nodes}' is less than the {nodes} nodes that the job asks for: "
             "raise it or leave it out"
         )
+    return nodes
 
 
 def _max_nodes(job: SlurmJob, tag: Tag, *, elastic: bool) -> int | None:
@@ -298,12 +280,12 @@ def _types(job: SlurmJob, tag: Tag, known: Collection[str] | None) -> tuple[str,
     return (job.gpu_type,) if job.gpu_type is not None else tag.gpu_types
 
 
-def _memory_per_gpu(job: SlurmJob, gpus: int) -> int:
-    """Return bytes for each GPU in whole MiB, rounded down, so that a whole node's memory still fits."""
+def _memory_per_unit(job: SlurmJob, units: int, cpus_per_unit: int) -> int:
+    """Return bytes for each unit in whole MiB, rounded down, so that a whole node's memory still fits."""
     if job.memory_per_gpu is not None:
         return job.memory_per_gpu
     if job.memory_per_node is not None:
-        per_gpu = Fraction(job.memory_per_node * max(job.nodes_requested, 1), gpus)
+        per_unit = Fraction(job.memory_per_node * max(job.nodes_requested, 1), units)
     else:
-        per_gpu = Fraction((job.memory_per_cpu or 0) * max(job.cpus_per_gpu or 0, ceil(Fraction(job.cpus, gpus)), 1))
-    return floor(per_gpu / MIB) * MIB
+        per_unit = Fraction((job.memory_per_cpu or 0) * cpus_per_unit)
+    return floor(per_unit / MIB) * MIB

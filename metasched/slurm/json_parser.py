@@ -1,7 +1,7 @@
 """Parsers of the jobs, nodes and reservations that ``squeue``, ``sinfo`` and ``scontrol`` print. Strict; pure.
 
-A document of another form raises MalformedOutputError. A single record of another form is returned as such an error
-beside the good records, so that one malformed job hides no other. ``json_releases`` reads the values whose form differs
+A document of another form raises MalformedOutputError. For a single record of another form such an error is returned
+with the good records, so that one malformed job hides no other. ``json_releases`` reads the values whose form differs
 between Slurm releases.
 """
 
@@ -96,7 +96,7 @@ def _reservation(line: str) -> Reservation:
         name=data["ReservationName"],
         start=fields.get("StartTime", float, required=True),
         end=fields.get("EndTime", float, required=True),
-        nodes=frozenset(fields.get("Nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        nodes=frozenset(fields.hosts("Nodes")),
         users=frozenset(user for user in users if not user.startswith("-")),
         barred_users=frozenset(user[1:] for user in users if user.startswith("-")),
         flags=frozenset(fields.get("Flags", json_releases.words)),
@@ -143,6 +143,9 @@ class _Fields:
     def gpus(self, field: str) -> dict[str, int]:
         return self.get(field, lambda value: field_parsers.gpus(json_releases.text(value)))
 
+    def hosts(self, field: str) -> tuple[str, ...]:
+        return self.get(field, lambda value: tuple(hostlist.expand(json_releases.text(value))))
+
     def shards(self, field: str) -> dict[str, int]:
         return self.get(field, lambda value: field_parsers.shards(json_releases.text(value)))
 
@@ -180,6 +183,8 @@ def _label_job(data: Mapping[str, Any]) -> str:
 def _jobs(fields: _Fields) -> list[SlurmJob]:
     """Return the job of a record, or every task of an array record that is not split yet."""
     job = _job(fields)
+    if job.state in _HOLDING:
+        job = _with_allocation(job, fields)
     tasks = fields.get(
         "array_task_string", lambda value: field_parsers.array_tasks(json_releases.text(value)) if value else []
     )
@@ -189,30 +194,20 @@ def _jobs(fields: _Fields) -> list[SlurmJob]:
 
 
 def _job(fields: _Fields) -> SlurmJob:
+    """Return the job of a record without its allocation."""
     job_id = fields.count("job_id")
     array = fields.number("array_job_id") or None
     task = fields.number("array_task_id") if array else None
     slurm_state = "+".join(fields.get("job_state", json_releases.words, required=True))
     state = _state(fields, slurm_state)
+    has_exit_code = state in _ENDED or "SPECIAL_EXIT" in slurm_state
     reason = fields.text("state_reason")
     priority = fields.number("priority") or 0
     gpus_per_node, gpus_total = fields.gpus("tres_per_node"), fields.gpus("tres_per_job")
-    gpus_per_task, gpus_per_socket = fields.gpus("tres_per_task"), fields.gpus("tres_per_socket")
-    shards_per_node = fields.shards("tres_per_node")
+    gpus_per_task, shards_per_node = fields.gpus("tres_per_task"), fields.shards("tres_per_node")
     requests = (gpus_per_node, gpus_total, gpus_per_task, shards_per_node)
     types = sorted({kind for request in requests for kind in request if kind})
-    gpu_type = types[0] if len(types) == 1 else None
-    allocation = _allocation(fields) if state in _HOLDING else _Allocation({}, None, {}, {}, {}, {})
     tasks = fields.number("tasks") or 1
-    if state is JobState.COMPLETING and not any(allocation.gpus.values()):
-        # Slurm no longer reports the GPUs of a completing job, though they are not free yet.
-        requested = sum(gpus_total.values()) or sum(gpus_per_task.values()) * tasks
-        requested = len(allocation.gpus) if shards_per_node else requested
-        per_node = _total(gpus_per_node) or ceil(requested / max(len(allocation.gpus), 1))
-        each = _total(shards_per_node)
-        shards = dict.fromkeys(allocation.gpus, each) if each else {}
-        gpus = dict.fromkeys(allocation.gpus, per_node)
-        allocation = replace(allocation, gpus=gpus, gpu_type=gpu_type, shards=shards)
     return SlurmJob(
         slurm_job_id=str(job_id) if task is None else f"{array}_{task}",
         job_id=job_id,
@@ -240,32 +235,25 @@ def _job(fields: _Fields) -> SlurmJob:
         gpus_per_node=_total(gpus_per_node),
         gpus_total=_total(gpus_total),
         gpus_per_task=_total(gpus_per_task),
-        gpu_type=gpu_type,
+        gpu_type=types[0] if len(types) == 1 else None,
         gpu_types=tuple(types),
         memory_per_node=fields.bytes("memory_per_node"),
         memory_per_cpu=fields.bytes("memory_per_cpu"),
         features=frozenset(fields.get("features", json_releases.words)),
-        required_nodes=tuple(fields.get("required_nodes", lambda value: hostlist.expand(json_releases.text(value)))),
-        excluded_nodes=tuple(fields.get("excluded_nodes", lambda value: hostlist.expand(json_releases.text(value)))),
+        required_nodes=fields.hosts("required_nodes"),
+        excluded_nodes=fields.hosts("excluded_nodes"),
         exclusive="none" in fields.get("shared", json_releases.words),
-        allocated=allocation.gpus,
-        allocated_gpu_type=allocation.gpu_type,
-        allocated_cpus=allocation.cpus,
-        allocated_memory=allocation.memory,
         restarts=fields.number("restart_cnt") or 0,
         requeue=fields.get("requeue", json_releases.flag),
         dependency=fields.text("dependency"),
-        priority=priority,
-        exit_code=fields.get("exit_code", json_releases.exit_code) if _has_ended(state, slurm_state) else None,
+        exit_code=fields.get("exit_code", json_releases.exit_code) if has_exit_code else None,
         nodes_max=fields.number("max_nodes") or None,
-        gpus_per_socket=_total(gpus_per_socket),
+        gpus_per_socket=_total(fields.gpus("tres_per_socket")),
         cpus_per_gpu=_total(fields.gpus("cpus_per_tres")),
         memory_per_gpu=None if (per := _total(fields.gpus("memory_per_tres"))) is None else per * MIB,
         het=bool(fields.number("het_job_id")),
         batch=fields.get("batch_flag", json_releases.flag),
         shards_per_node=_total(shards_per_node),
-        gpu_indices=allocation.indices,
-        shards=allocation.shards,
         reservation=fields.text("resv_name"),
     )
 
@@ -288,10 +276,6 @@ def _state(fields: _Fields, words: str) -> JobState:
     return _STATES[max(known, key=_RANK.__getitem__)]
 
 
-def _has_ended(state: JobState, slurm_state: str) -> bool:
-    return state in _ENDED or "SPECIAL_EXIT" in slurm_state
-
-
 def _hold(state: JobState, priority: int, reason: str) -> Hold:
     """Return the hold of a job: priority 0 of a pending job (a suspended one has it, too); the reason names its kind.
 
@@ -307,41 +291,47 @@ def _total(counts: Mapping[str, int]) -> int | None:
     return sum(counts.values()) or None
 
 
-@dataclass(frozen=True, slots=True)
-class _Allocation:
-    gpus: Mapping[str, int]
-    gpu_type: str | None
-    cpus: Mapping[str, int]
-    memory: Mapping[str, int]
-    indices: Mapping[str, tuple[int, ...]]
-    shards: Mapping[str, int]
-
-
-def _allocation(fields: _Fields) -> _Allocation:
+def _with_allocation(job: SlurmJob, fields: _Fields) -> SlurmJob:
+    """Return the job with the resources that it holds on each node."""
     nodes = fields.get("job_resources", json_releases.allocation, required=True)
     details = fields.get("gres_detail", lambda value: [json_releases.text(item) for item in value or []])
     if details and len(details) != len(nodes):
         raise MalformedOutputError(fields.label, "gres_detail", f"{len(details)} entries for {len(nodes)} nodes")
+    details = details or [""] * len(nodes)
+    names = [name for name, _, _ in nodes]
     try:
-        gpus = [field_parsers.gpus(detail) for detail in details] or [{} for _ in nodes]
-        shards = [field_parsers.shards(detail) for detail in details] or [{} for _ in nodes]
-        indices = [field_parsers.gpu_indices(detail) for detail in details] or [() for _ in nodes]
+        gpus = dict(zip(names, map(field_parsers.gpus, details), strict=True))
+        shards = {name: sum(field_parsers.shards(detail).values()) for name, detail in zip(names, details, strict=True)}
+        indices = dict(zip(names, map(field_parsers.gpu_indices, details), strict=True))
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
     total, cores = fields.count("cpus"), sum(cores for _, cores, _ in nodes)
-    types = {kind for node in gpus for kind in node}
-    names = [name for name, _, _ in nodes]
-    held = {name: sum(node.values()) for name, node in zip(names, shards, strict=True) if node}
-    whole = zip(names, gpus, indices, strict=True)
-    return _Allocation(
+    types = {kind for on_node in gpus.values() for kind in on_node}
+    job = replace(
+        job,
         # All shards of a job on one node are of one GPU, whether Slurm reports its index or not.
-        gpus={name: max(len(which), 1) if name in held else sum(node.values()) for name, node, which in whole},
-        gpu_type=types.pop() if len(types) == 1 else None,
-        indices={name: which for name, which in zip(names, indices, strict=True) if which},
-        shards=held,
+        allocated={name: max(len(indices[name]), 1) if shards[name] else sum(gpus[name].values()) for name in names},
+        allocated_gpu_type=types.pop() if len(types) == 1 else None,
+        gpu_indices={name: which for name, which in indices.items() if which},
+        shards={name: count for name, count in shards.items() if count},
         # Cores are exclusive to a job, so its CPUs (threads) are spread like its cores.
-        cpus={name: total * part // cores if cores else 0 for name, part, _ in nodes},
-        memory={name: memory * MIB for name, _, memory in nodes},
+        allocated_cpus={name: total * part // cores if cores else 0 for name, part, _ in nodes},
+        allocated_memory={name: memory * MIB for name, _, memory in nodes},
+    )
+    if job.state is JobState.COMPLETING and not any(job.allocated.values()):
+        return _with_requested_gpus(job)
+    return job
+
+
+def _with_requested_gpus(job: SlurmJob) -> SlurmJob:
+    """Return a completing job with the GPUs of its request: Slurm reports none, though they are not free yet."""
+    nodes = len(job.allocated)
+    total = nodes if job.shards_per_node else job.gpus_total or (job.gpus_per_task or 0) * job.tasks
+    return replace(
+        job,
+        allocated=dict.fromkeys(job.allocated, job.gpus_per_node or ceil(total / max(nodes, 1))),
+        allocated_gpu_type=job.gpu_type,
+        shards=dict.fromkeys(job.allocated, job.shards_per_node) if job.shards_per_node else {},
     )
 
 
@@ -358,10 +348,6 @@ def _nodes(fields: _Fields) -> list[SlurmNode]:
             gpus=(gpus := fields.gpus("gres")),
             cpus=fields.count("cpus"),
             memory=fields.count("real_memory") * MIB,
-            cpus_allocated=fields.number("alloc_cpus") or 0,
-            memory_allocated=(fields.number("alloc_memory") or 0) * MIB,
-            gpus_allocated=sum(fields.gpus("gres_used").values()),
-            state="+".join(states),
             accepts=all(state in _USABLE | _RESERVED for state in states),
             features=frozenset(fields.get("active_features", json_releases.words)),
             partitions=frozenset(fields.get("partitions", json_releases.words)),

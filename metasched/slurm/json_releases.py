@@ -2,7 +2,7 @@
 
 Support for a new Slurm release belongs here. Run ``squeue --json`` and ``scontrol --json show nodes`` of that release.
 Where a value has a new form, extend the reader of its kind (``number``, ``text``, ``words``, ``flag``, ``exit_code``,
-``allocation``) so that it takes the new form beside the old ones, and add a record of that release to
+``allocation``) so that it reads the new form as well as the old ones, and add a record of that release to
 tests/unit/slurm/test_json_parser.py. Where a command has other options, add a function like ``nodes_command``.
 ``json_parser`` maps fields to records. It changes where Slurm renames a field, or adds a state of jobs or nodes
 (``_STATES``, ``_USABLE``).

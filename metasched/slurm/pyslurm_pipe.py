@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from metasched.slurm import timed_pipes
 from metasched.slurm.errors import SlurmTimeoutError, SlurmUnavailableError
 from metasched.slurm.scontrol_pipe import ScontrolPipe
-from metasched.slurm.timed_pipes import chunks, stream
 
 _END_SECONDS = 5.0
 _JOB_VERBS = frozenset({"hold", "release", "requeuehold", "suspend", "resume"})
@@ -80,10 +80,10 @@ class PyslurmPipe:
             SlurmTimeoutError: no answer in time; whether the command took effect is not known.
             SlurmUnavailableError: the child cannot be started, or ended during the command.
         """
-        asked = request(words)
-        if asked is None:
+        for_child = request(words)
+        if for_child is None:
             return self._scontrol.command(words, timeout)
-        deadline, line = time.monotonic() + timeout, json.dumps(asked)
+        deadline, line = time.monotonic() + timeout, json.dumps(for_child)
         if self._child is None or not self._child.alive:
             self.start(timeout)
         return str(self._answer(line, deadline, line)["complaint"])
@@ -99,67 +99,53 @@ class PyslurmPipe:
             child.end()
 
     def _answer(self, what: str, deadline: float, line: str = "") -> dict[str, Any]:
-        assert self._child is not None  # noqa: S101  `start` has seen to that
+        assert self._child is not None  # noqa: S101  `start` has set it
         try:
             if line:
                 self._child.write(f"{line}\n".encode())
-            found: dict[str, Any] = json.loads(self._child.read_line(deadline))
+            answer: dict[str, Any] = json.loads(self._child.read_line(deadline))
         except TimeoutError:
             self._end()
             raise SlurmTimeoutError(f"pyslurm did not answer in time: {what}") from None
         except (OSError, EOFError, ValueError):
-            words = self._child.last_words()
+            last_line = self._child.last_line()
             self._end()
-            raise SlurmUnavailableError(f"pyslurm's process ended during {what}: {words}") from None
-        return found
+            raise SlurmUnavailableError(f"pyslurm's process ended during {what}: {last_line}") from None
+        return answer
 
 
 class _Child:
     """One child process, with its answers and its standard error."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "metasched.slurm.pyslurm_child"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env=dict(env),
-                bufsize=0,
-                process_group=0,  # a Ctrl-C at our terminal is not meant for it
-            )
-        except OSError as error:
-            self._said.close()
-            raise SlurmUnavailableError(f"cannot start a process for pyslurm: {error}") from error
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
+        argv = [sys.executable, "-m", "metasched.slurm.pyslurm_child"]
+        self._process = timed_pipes.start(argv, env, stdout=subprocess.PIPE, stderr=self._stderr)
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def write(self, data: bytes) -> None:
-        stream(self._process.stdin).write(data)
+        timed_pipes.stream(self._process.stdin).write(data)
 
     def read_line(self, deadline: float) -> bytes:
         """Return one line of the answer; raises TimeoutError, or EOFError where the process has ended."""
         line = b""
-        for chunk in chunks(self._process.stdout, deadline):
+        for chunk in timed_pipes.chunks(self._process.stdout, deadline):
             line += chunk
             if line.endswith(b"\n"):
                 break
         return line
 
-    def last_words(self) -> str:
+    def last_line(self) -> str:
         """Return the last line of standard error of a child that ended, or is just ending; for error messages."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").split("\n")
+        self._stderr.seek(0)
+        lines = self._stderr.read().decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no message")
 
     def end(self) -> None:
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout, self._said):
-            if pipe is not None:
-                pipe.close()
-        self._process.wait()
+        timed_pipes.end(self._process)
+        self._stderr.close()

@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from metasched.slurm import timed_pipes
 from metasched.slurm.errors import InvalidArgumentError, SlurmTimeoutError, SlurmUnavailableError
-from metasched.slurm.timed_pipes import chunks, stream
 
 # scontrol splits lines at blanks, keeps both kinds of quotes, repeats the last command for "!!", and in some builds
 # reads lines of at most 4095 bytes. So only words without these characters are sent, in shorter lines.
@@ -52,7 +52,8 @@ class ScontrolPipe:
         mark = f"metasched-end-{next(self._marks)}"
         process = self._running()
         try:
-            self._write(process, f"{line}\n{mark}\n".encode())
+            # Shorter than a pipe's buffer, which is empty: the write cannot block.
+            timed_pipes.stream(process.stdin).write(f"{line}\n{mark}\n".encode())
             answer = self._read_until(process, mark.encode(), time.monotonic() + timeout)
         except (BrokenPipeError, EOFError) as error:
             self.close()
@@ -65,41 +66,23 @@ class ScontrolPipe:
     def close(self) -> None:
         """End the scontrol process."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for pipe in (process.stdin, process.stderr):
-            if pipe is not None:
-                pipe.close()
-        process.wait()
+        if process is not None:
+            timed_pipes.end(process)
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:
-            try:
-                self._process = subprocess.Popen(
-                    ["scontrol"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    env=dict(self._env),
-                    bufsize=0,
-                    process_group=0,  # a Ctrl-C at our terminal is not meant for it
-                )
-            except OSError as error:
-                raise SlurmUnavailableError(f"cannot start scontrol: {error}") from error
+            self._process = timed_pipes.start(
+                ["scontrol"], self._env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
         return self._process
-
-    @staticmethod
-    def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
-        stream(process.stdin).write(data)  # shorter than a pipe's buffer, which is empty: it cannot block
 
     @staticmethod
     def _read_until(process: subprocess.Popen[bytes], mark: bytes, deadline: float) -> str:
         answer = b""
         try:
-            for chunk in chunks(process.stderr, deadline):
+            for chunk in timed_pipes.chunks(process.stderr, deadline):
                 answer += chunk
                 # scontrol names the unknown word in one line of its own: "invalid keyword: ..."
                 found = answer.find(mark)

@@ -1,14 +1,48 @@
-"""Pipes to processes, read with a deadline."""
+"""Child processes on pipes: started, read with a deadline, and ended."""
 
 from __future__ import annotations
 
 import os
 import selectors
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
+from metasched.slurm.errors import SlurmUnavailableError
+
 _CHUNK = 65536
+
+
+def start(
+    argv: Sequence[str], env: Mapping[str, str], *, stdout: int, stderr: int | IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a process with a pipe to its standard input; ``stdout`` and ``stderr`` are as in ``subprocess.Popen``.
+
+    Raises:
+        SlurmUnavailableError: the process cannot be started.
+    """
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(env),
+            bufsize=0,
+            process_group=0,  # Ctrl-C at the terminal does not reach the process
+        )
+    except OSError as error:
+        raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process, and close its pipes."""
+    process.kill()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+    process.wait()
 
 
 def stream(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def update_arguments(geometry: Geometry) -> tuple[list[str], list[str]]:
-    """Return the arguments of two ``scontrol update`` commands, for size and nodes, whatever the request was.
+    """Return the arguments of two ``scontrol update`` commands, for size and nodes, for any form of request.
 
     Measured on Slurm 22.05, for every way in which sbatch lets a user ask for GPUs:
 

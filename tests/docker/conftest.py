@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The cluster that runs (contrib/docker/cluster), with a training script where every host sees it."""
+    """The running cluster (contrib/docker/cluster), with a training script in the shared volume."""
     made = Site(os.environ["METASCHED_DOCKER"])
     made.run("login", "tee", "/home/train.py", stdin=(ROOT / "tests" / "shim" / "train.py").read_bytes())
     return made
@@ -46,7 +46,7 @@ def site(cluster):
 
 @pytest.fixture
 def recovery(cluster, request):
-    """Call it when something breaks, and what it returns, with what was waited for, when that has happened."""
+    """Measures a recovery: call it at the fault; call its result, with the name of the awaited event, at that event."""
 
     def broken():
         begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""The cluster of hosts in containers, as a test uses it: its users' commands, and what happens to its hosts."""
+"""The cluster of hosts in containers, for tests: users' commands, the daemon, and faults of hosts."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ class CommandFailedError(AssertionError):
 
 
 def run(argv, timeout=60, stdin=None):
-    """What a command prints; raises CommandFailedError with what it complained of."""
+    """Return a command's standard output; raises CommandFailedError with its complaint."""
     try:
         done = subprocess.run(argv, capture_output=True, timeout=timeout, input=stdin, check=False)
     except subprocess.TimeoutExpired:
@@ -46,7 +46,7 @@ class Training:
 
 @dataclass
 class Site:
-    """All hosts. What a test breaks, it names in `mend` with how to undo it; `restore` does so in reverse order."""
+    """All hosts. `mend` has (name, function that undoes it) for each fault of a test; `restore` undoes them all."""
 
     release: str
     number: int = 0
@@ -55,24 +55,24 @@ class Site:
     # Commands
 
     def container(self, host):
-        """The container of a host, also of one that is stopped or paused."""
+        """Return the id of a host's container, even if the container is stopped or paused."""
         project = os.environ.get("COMPOSE_PROJECT_NAME", f"metasched-{self.release.replace('.', '')}")
         labels = [f"com.docker.compose.project={project}", f"com.docker.compose.service={host}"]
         filters = [word for label in labels for word in ("--filter", f"label={label}")]
         return run(["docker", "ps", "-aq", *filters]).split()[0]
 
     def run(self, host, *argv, user="root", timeout=60, stdin=None):
-        """What a command prints that runs on a host, as root or as a user with the user's login environment."""
+        """Run a command on a host, as root or as a user with the login environment, and return its standard output."""
         options = ["--user", user, *(["--interactive"] if stdin is not None else [])]
         command = argv if user == "root" else ("bash", "-lc", "cd ~ 2>/dev/null; exec " + shlex.join(argv))
         return run(["docker", "exec", *options, self.container(host), *command], timeout, stdin)
 
     def sh(self, host, script, user="root", timeout=60):
-        """The same for a line of shell."""
+        """Run a line of shell on a host, and return its standard output."""
         return self.run(host, "bash", "-c", script, user=user, timeout=timeout)
 
     def refused(self, host, script, user, *words):
-        """A user tries something: it must fail, and the refusal must contain one of the words, if any are given."""
+        """Check that a user's command fails with one of the words, if any are given; return its complaint."""
         try:
             said = self.sh(host, script, user)
         except CommandFailedError as error:
@@ -84,7 +84,7 @@ class Site:
     # Jobs
 
     def submit(self, user, command, *options, tag="metasched"):
-        """Submit a batch script from the login host; its training."""
+        """Submit a batch script from the login host, and return its Training."""
         self.number += 1
         directory = f"/home/{user}/job-{secrets.token_hex(4)}-{self.number}"
         # libuv: Debian's package of torch is built without it
@@ -96,18 +96,18 @@ class Site:
         return Training(slurm_job_id.split()[-1], user, directory)
 
     def train(self, user, options, *sbatch, tag="metasched", before=""):
-        """Submit a real training."""
+        """Submit a real training, and return its Training."""
         line = f"{before}\nexec metasched-run python /home/train.py {{dir}} --samples {SAMPLES} {options}"
         return self.submit(user, line, *sbatch, tag=tag)
 
     def leave_one_gpu(self, *hosts):
-        """An untagged job of Bob's takes the others of each host, so that what needs more spreads."""
+        """Occupy all GPUs but one of each host by an untagged job of Bob's, so that larger jobs spread over hosts."""
         for host in hosts:
             job = self.submit("bob", "sleep 3600", "--gres=gpu:3", "-w", host, tag=None)
             self.wait(lambda a=job.slurm_job_id: self.sh("controller", f"squeue -h -o %T -j {a}").strip() == "RUNNING")
 
     def status(self):
-        """What is published now; None if that cannot be read."""
+        """Return the published status; None if it cannot be read."""
         try:
             return json.loads(
                 self.run("login", "cat", f"{SHARED}/status.json"), object_hook=lambda d: SimpleNamespace(**d)
@@ -116,13 +116,13 @@ class Site:
             return None
 
     def job(self, training):
-        """The published status of a job, live or ended; None if it has none."""
+        """Return the published status of a job, live or ended; None if it has none."""
         status = self.status()
         jobs = () if status is None else (*status.jobs, *status.finished)
         return next((job for job in jobs if job.slurm_job_id == training.slurm_job_id), None)
 
     def wait(self, condition, seconds=180, why=""):
-        """Wait until a condition holds; what it returned."""
+        """Wait until a condition holds, and return its result."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
             if time.monotonic() > deadline:
@@ -131,7 +131,7 @@ class Site:
         return result
 
     def wait_status(self, training, status, seconds=180):
-        """Wait until a job is published with that status; the job."""
+        """Wait until a job is published with that status, and return the job."""
         return self.wait(
             lambda: (job := self.job(training)) is not None and job.status == status and job,
             seconds,
@@ -139,7 +139,7 @@ class Site:
         )
 
     def wait_progress(self, training, steps=5, seconds=180):
-        """Wait until a job has reported more than so many steps."""
+        """Wait until a job has reported more than ``steps`` steps, and return the job."""
         return self.wait(
             lambda: (job := self.job(training)) is not None and (job.progress_steps or 0) > steps and job,
             seconds,
@@ -147,7 +147,7 @@ class Site:
         )
 
     def trained(self, training):
-        """{(generation, rank): [step, ...]} of what trainers wrote down."""
+        """Return the steps that the trainers recorded: {(generation, rank): [step, ...]}."""
         script = (
             'cd "$0" && for file in trained-*.jsonl; do [ ! -e $file ] || { echo "= $file"; cat $file; echo; }; done'
         )
@@ -162,7 +162,7 @@ class Site:
         return found
 
     def generations(self, training):
-        """{generation: world size} of the trainers that have done a step."""
+        """Return {generation: world size} of the trainers that have made a step."""
         sizes = {}
         for (generation, _), steps in self.trained(training).items():
             if steps:
@@ -170,9 +170,9 @@ class Site:
         return sizes
 
     def assert_nothing_lost(self, training, last_step=None):
-        """In what survives, every epoch has every sample exactly once: nothing is lost and nothing is doubled.
+        """Check that the surviving steps have every sample of every epoch exactly once.
 
-        What a run did beyond the step at which the training finished did not survive.
+        Steps of a run beyond the last step of the finished training did not survive.
         """
         seen = surviving.of_steps(
             (generation, step)
@@ -204,12 +204,12 @@ class Site:
         self.run(host, "pkill", f"-{name}", "-u", "metasched", "-f", "bin/metasched daemon")
 
     def explain(self, uid, host="scheduler"):
-        """What the store of the host's daemon has of a job."""
+        """Return the output of `metasched explain --json` on the host of the daemon."""
         as_daemon = "setpriv --reuid metasched --regid metasched --clear-groups /opt/metasched/bin/metasched"
         return json.loads(self.sh(host, f"{as_daemon} explain {uid} --state /var/lib/metasched --json"))
 
     def daemon_log(self, since=None, host="scheduler"):
-        """What the daemon has logged, all of it or since a moment."""
+        """Return the daemon's log, or the part since an instant (unix seconds)."""
         options = [] if since is None else ["--since", f"{since:.3f}"]
         done = subprocess.run(
             ["docker", "logs", *options, self.container(host)],
@@ -221,7 +221,7 @@ class Site:
         return done.stdout.decode(errors="replace")
 
     def wait_decides(self, seconds=180):
-        """Wait until the daemon has looked at Slurm and published what it saw, all of it from now on."""
+        """Wait until the daemon has read Slurm and published a status, both after this call."""
         begun = time.time()
 
         def decides():
@@ -233,53 +233,53 @@ class Site:
     # What happens to hosts
 
     def kill_host(self, host):
-        """Pull the plug."""
+        """Kill a host; `restore` starts it again."""
         run(["docker", "kill", self.container(host)])
         self.mend.append((f"start {host}", lambda: self.start_host(host)))
 
     def switch_off(self, host):
-        """The same, with nothing to mend later."""
+        """Kill a host that `restore` is not to start again."""
         with contextlib.suppress(CommandFailedError):  # it is off
             run(["docker", "kill", self.container(host)])
 
     def start_host(self, host):
-        """Switch it on."""
+        """Start a killed host."""
         run(["docker", "start", self.container(host)])
 
     def pause_host(self, host):
-        """Freeze every process of it."""
+        """Freeze every process of a host."""
         run(["docker", "pause", self.container(host)])
         self.mend.append((f"unpause {host}", lambda: self.unpause_host(host)))
 
     def unpause_host(self, host):
-        """Let them go on."""
+        """Continue the processes of a frozen host."""
         run(["docker", "unpause", self.container(host)])
 
     def address(self, host):
-        """The host's address in the cluster's network."""
+        """Return the host's address in the cluster's network."""
         template = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         return run(["docker", "inspect", "--format", template, self.container(host)]).strip()
 
     def cut(self, host, *others):
-        """No packet leaves the host for the others."""
+        """Drop all packets from a host to the others."""
         for other in others:
             route = f"{self.address(other)}/32"
             self.sh(host, f"ip route add blackhole {route}")
             self.mend.append((f"join {host} {other}", lambda r=route: self.sh(host, f"ip route del blackhole {r}")))
 
     def hide(self, host, path):
-        """An empty directory that nobody may write to lies over a path of the host."""
+        """Mount an empty read-only directory over a path of a host."""
         self.sh(host, f"mount -t tmpfs -o ro,mode=0555 cut-off {path}")
         self.mend.append((f"show {host} {path}", lambda: self.sh(host, f"umount -l {path}")))
 
     def undo(self, *names):
-        """Mend what was broken under these names."""
+        """Undo the faults of these names."""
         for name in names:
             index = next(i for i, (known, _) in enumerate(self.mend) if known == name)
             self.mend.pop(index)[1]()
 
     def restore(self):
-        """Mend everything, end all jobs, and wait until all hosts are idle and the daemon decides again."""
+        """Undo all faults, end all jobs, and wait until all hosts are idle and the daemon decides again."""
         failures = []
         while self.mend:
             name, undo = self.mend.pop()
@@ -302,7 +302,7 @@ class Site:
         return False
 
     def scene(self):
-        """What to look at when something did not happen."""
+        """Return logs and queue, for the message of a failed wait."""
         parts = [self.daemon_log()[-5000:]]
         for command in (
             "squeue -a -t all -o '%i %u %T %r %N %V'",

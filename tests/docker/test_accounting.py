@@ -9,7 +9,7 @@ ACCOUNTING = "\n[accounting]\nrefresh_seconds = 1\n"
 
 @pytest.fixture
 def sacctmgr(site):
-    """Change Slurm's accounting; what is to be done about it afterwards goes first."""
+    """Change Slurm's accounting, after registering the command that undoes the change."""
     undo = []
 
     def change(what, *, undone_by=None):
@@ -24,7 +24,7 @@ def sacctmgr(site):
 
 
 def test_accounts_have_gpus_by_their_shares(site, sacctmgr):
-    """Four GPUs go three to one, though no account is configured."""
+    """Four GPUs go three to one by fair-share, though the configuration names no account."""
     for account, user, shares in (("vision", "alice", 3), ("speech", "bob", 1)):
         sacctmgr(f"add account {account} cluster=main fairshare={shares}", undone_by=f"delete account {account}")
         sacctmgr(f"add user {user} account={account}", undone_by=f"delete user {user} account={account}")
@@ -52,8 +52,8 @@ def test_accounts_have_gpus_by_their_shares(site, sacctmgr):
     assert 1.7 < vision / speech < 5  # with equal weights it would be 1
 
 
-def test_limits_on_gpus_are_kept_and_named(site, sacctmgr):
-    """A user has the GPUs that the QOS leaves beside an untagged job, others have the rest, and `explain` says why."""
+def test_limits_on_gpus_are_enforced_and_explained(site, sacctmgr):
+    """A user has the GPUs that the QOS leaves next to an untagged job, others the rest; `explain` has the reason."""
     sacctmgr(
         "modify qos normal set MaxTRESPerUser=gres/gpu=3", undone_by="modify qos normal set MaxTRESPerUser=gres/gpu=-1"
     )
@@ -73,7 +73,7 @@ def test_limits_on_gpus_are_kept_and_named(site, sacctmgr):
 
 
 def test_an_accounts_limit_leaves_others_the_rest(site, sacctmgr):
-    """Of two accounts the limited one has its two GPUs, whoever in it came first."""
+    """The jobs of the limited account have its two GPUs, whatever the order of submission."""
     sacctmgr("add account vision cluster=main", undone_by="delete account vision")
     sacctmgr("add user alice,bob account=vision", undone_by="delete user alice,bob account=vision")
     sacctmgr("modify account vision set GrpTRES=gres/gpu=2")
@@ -86,8 +86,8 @@ def test_an_accounts_limit_leaves_others_the_rest(site, sacctmgr):
     assert site.job(inside[2]).status == "held"
 
 
-def test_jobs_of_a_qos_are_metascheds_own(site, sacctmgr):
-    """A site gives a QOS to metasched: its jobs need no tag, and all others are left to Slurm."""
+def test_jobs_of_an_intake_qos_need_no_tag(site, sacctmgr):
+    """All other jobs are left to Slurm."""
     sacctmgr("add qos train", undone_by="delete qos train")
     sacctmgr("modify user alice set qos+=train", undone_by="modify user alice set qos-=train")
     plugin = "/etc/slurm/job_submit.lua"

@@ -1,4 +1,4 @@
-"""The daemon's host is lost: another one goes on, and the first one stands by when it is back."""
+"""The daemon's host is lost: another host takes over, and the first is the standby when it is back."""
 
 import re
 import time
@@ -18,7 +18,7 @@ COPY = f"{SHARED}/standby/metasched.db"
 
 @pytest.fixture
 def standby(site, request):
-    """A daemon on a second host, switched on for the test; both copy the store every second."""
+    """A standby daemon on a second host, started for the test; both daemons copy the store every second."""
     config = getattr(request, "param", FIFO) + COPIES
     site.write_config(config, FIRST)
     before = site.status().pid
@@ -35,31 +35,31 @@ def standby(site, request):
 
 
 def stands_by(site, host, since):
-    """Wait until the host's daemon waits for another one's end."""
+    """Wait until the host's daemon is on standby."""
     site.wait(lambda: "standing_by" in site.daemon_log(since, host), 60, f"{host} does not stand by")
 
 
-def goes_on(site, host):
+def await_decisions(site, host):
     """Wait until the daemon of that host decides."""
     site.wait(lambda: (status := site.status()) is not None and status.host == host, 60, f"{host} does not take over")
     site.wait_decides()
 
 
 def copied(site):
-    """Wait until the store has been copied as it is now: a copy that appears may have been begun before."""
+    """Wait for two copies of the store: the first may have begun before this call."""
     for _ in range(2):
         last = site.sh(FIRST, f"stat -c %y {COPY}")
         site.wait(lambda last=last: site.sh(FIRST, f"stat -c %y {COPY}") != last, 120, "the store is not copied")
 
 
 def history(site, training, host):
-    """(run, released, started, placement) of a job, as a host's store has them."""
+    """Return (run, released, started, placement) of a job's runs in a host's store."""
     runs = site.explain(site.job(training).uid, host)["runs"]
     return [(run["run"], run["released_at"], run["started"], run["placement"]) for run in runs]
 
 
 def gpus(site):
-    """Which GPU of which host each running job holds, by Slurm."""
+    """Return the host and GPU of each running job, by Slurm."""
     shown = site.sh("controller", "scontrol -d show job")
     return [
         (node, gpu)
@@ -71,14 +71,14 @@ def gpus(site):
 
 
 def writes(site, host):
-    """How often slurmctld, which says so once told to, has been asked for something else than information."""
+    """Return the number of requests in slurmctld's debug log that are not for information."""
     asked = rf"opcode [A-Z_]* from {re.escape(site.slurm_job_id(host))}:"
     log = site.sh("controller", f"grep -o '{asked}' /var/log/slurm/slurmctld.log || true")
     return sum("INFO from" not in line for line in log.splitlines())
 
 
 def lose(site, how):
-    """The first host is lost; the name of what brings it back."""
+    """Lose the first host; return the name of the fault, for `undo`."""
     if how == "killed":
         site.kill_host(FIRST)
         return f"start {FIRST}"
@@ -88,7 +88,7 @@ def lose(site, how):
 
 @pytest.mark.parametrize("how", ["killed", "cut off from the shared volume"])
 def test_another_host_takes_over_and_back(site, standby, recovery, how):
-    """No job is lost or restarted, no GPU given twice, and what was copied of the history is kept."""
+    """No job is lost or restarted, no GPU allocated twice, and the copied history is kept."""
     one = site.train("alice", LONG, "--gres=gpu:1", "-w", "c1")
     two = site.train("bob", LONG, "--gres=gpu:1", "-N2")
     filler = site.submit("bob", "sleep 3600", "--gres=gpu:2", "-N2")
@@ -106,7 +106,7 @@ def test_another_host_takes_over_and_back(site, standby, recovery, how):
     whole = recovery()
     back = lose(site, how)
     late = site.submit("alice", "sleep 1", "--gres=gpu:1")
-    goes_on(site, SECOND)
+    await_decisions(site, SECOND)
     whole("the second host decides")
 
     assert [site.job(training).uid for training in (*running, waiting)] == uids
@@ -124,7 +124,7 @@ def test_another_host_takes_over_and_back(site, standby, recovery, how):
     copied(site)
     whole = recovery()
     site.switch_off(SECOND)
-    goes_on(site, FIRST)
+    await_decisions(site, FIRST)
     whole("the first host decides again")
     assert [history(site, training, FIRST) for training in running] == runs
     assert site.job(waiting).status == "completed"
@@ -149,7 +149,7 @@ def test_a_preemption_outlives_the_host_that_began_it(site, standby, recovery):
     site.kill_host(FIRST)
     assert site.wait_status(winner, "completed").runs == 1
     whole("the job that it was preempted for has run")
-    site.wait(lambda: 2 in site.generations(victim), why="the victim does not go on")
+    site.wait(lambda: 2 in site.generations(victim), why="the victim does not resume")
     assert site.status().host == SECOND
     site.sh("login", f"touch {victim.directory}/enough", victim.user)
     ended = site.wait_status(victim, "completed")
@@ -157,8 +157,8 @@ def test_a_preemption_outlives_the_host_that_began_it(site, standby, recovery):
     site.assert_nothing_lost(victim, ended.progress_steps)
 
 
-def test_a_host_that_was_frozen_writes_nothing_more(site, standby, recovery):
-    """Its lock is removed, as the docs have it; when it wakes up after the takeover, it finds out and ends."""
+def test_a_frozen_host_writes_nothing_after_a_takeover(site, standby, recovery):
+    """Its lock is removed, as the docs say; when it wakes up, it finds the takeover and ends."""
     site.sh("controller", "scontrol setdebugflags +Protocol")
     site.mend.append(("debug flags", lambda: site.sh("controller", "scontrol setdebugflags -Protocol")))
     training = site.train("alice", LONG, "--gres=gpu:1")
@@ -169,7 +169,7 @@ def test_a_host_that_was_frozen_writes_nothing_more(site, standby, recovery):
     site.pause_host(FIRST)
     whole = recovery()
     site.sh("login", f"rm {SHARED}/daemon.lock")
-    goes_on(site, SECOND)
+    await_decisions(site, SECOND)
     whole("the second host decides")
     site.wait_status(site.submit("bob", "sleep 1", "--gres=gpu:1"), "completed")
 
@@ -177,7 +177,7 @@ def test_a_host_that_was_frozen_writes_nothing_more(site, standby, recovery):
     tempting = site.submit("bob", "sleep 1", "--gres=gpu:1")
     woken = time.time()
     site.undo(f"unpause {FIRST}")
-    site.wait(lambda: "metasched ended" in site.daemon_log(woken, FIRST), 60, "the first daemon goes on")
+    site.wait(lambda: "metasched ended" in site.daemon_log(woken, FIRST), 60, "the first daemon does not end")
     assert "no longer ours" in site.daemon_log(woken, FIRST)
     assert writes(site, FIRST) == before
 

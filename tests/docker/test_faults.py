@@ -11,26 +11,26 @@ LONG = "--epochs 1000 --step-seconds 0.1 --checkpoint-every 2 --finish-file enou
 
 
 def start(site, *sbatch, tag="metasched", before=""):
-    """A training of Alice's that has done some steps."""
+    """Return a training of Alice's that has made some steps."""
     training = site.train("alice", LONG, "--gres=gpu:1", *sbatch, tag=tag, before=before)
     site.wait_progress(training, 25)
     return training
 
 
 def where(site, training):
-    """The host that a running job is on."""
+    """Return the host of a running job."""
     return next(iter(vars(site.job(training).nodes)))
 
 
 def finish(site, training, seconds=240):
-    """Have it end with the epoch; nothing is lost."""
+    """Let a training end with its epoch, and check that no sample is lost."""
     site.sh("login", f"touch {training.directory}/enough", "alice")
     ended = site.wait_status(training, "completed", seconds)
     site.assert_nothing_lost(training, ended.progress_steps)
     return ended
 
 
-def goes_on(site, training, generation, seconds=300):
+def await_generation(site, training, generation, seconds=300):
     """Wait until that generation trains."""
     site.wait(lambda: generation in site.generations(training), seconds, f"no generation {generation} trains")
 
@@ -42,12 +42,12 @@ def await_service(site, host):
 
 @pytest.mark.bounded
 def test_a_compute_host_is_killed(site, recovery):
-    """The job goes on from its checkpoint on another host; the host, back again, is used again."""
+    """The job resumes from its checkpoint on another host; the host is used again when it is back."""
     training = start(site)
     lost = where(site, training)
     whole = recovery()
     site.kill_host(lost)
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     whole("trains on another host")
     assert where(site, training) != lost
     whole = recovery()
@@ -59,48 +59,48 @@ def test_a_compute_host_is_killed(site, recovery):
 
 
 def test_a_compute_host_of_several_is_killed(site, recovery):
-    """A training over two hosts that loses one goes on with what is left."""
+    """A training over two hosts that loses one continues on the other."""
     site.leave_one_gpu("c1", "c2")
     training = start(site, tag="metasched min_gpus=1 max_gpus=2")
     site.wait(lambda: 2 in site.generations(training).values())
     before = max(site.generations(training))
     whole = recovery()
     site.kill_host("c2")
-    goes_on(site, training, before + 1)
+    await_generation(site, training, before + 1)
     whole("trains on the host that is left")
     finish(site, training)
 
 
 def test_a_compute_host_hangs_and_wakes_up(site, recovery):
-    """A frozen host's job goes on elsewhere; when the host wakes, the old trainer writes nothing more."""
+    """A frozen host's job resumes elsewhere; when the host wakes, the old trainer writes nothing more."""
     training = start(site)
     lost = where(site, training)
     whole = recovery()
     site.pause_host(lost)
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     whole("trains on another host")
     site.undo(f"unpause {lost}")
     await_service(site, lost)
-    site.wait(lambda: _asleep(site, training, 1), 120, "the old trainer goes on to train")
+    site.wait(lambda: _asleep(site, training, 1), 120, "the old trainer still trains")
     finish(site, training)
 
 
 def test_a_compute_host_is_cut_off_from_the_controller(site, recovery):
-    """Its job goes on elsewhere; the old trainer, which still reaches the shared volume, is fenced off from it."""
+    """Its job resumes elsewhere; the old trainer, which still reaches the shared volume, is fenced."""
     training = start(site)
     lost = where(site, training)
     whole = recovery()
     site.cut(lost, "controller")
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     whole("trains on another host")
-    site.wait(lambda: _asleep(site, training, 1), 60, "the old trainer goes on to train")
+    site.wait(lambda: _asleep(site, training, 1), 60, "the old trainer still trains")
     site.undo(f"join {lost} controller")
     await_service(site, lost)
     finish(site, training)
 
 
 def test_a_compute_host_is_cut_off_from_the_shared_volume(site, recovery):
-    """A training that can save nothing more does not go on for ever as if it could; once mended, nothing is lost."""
+    """A training that cannot save ends; after the repair nothing is lost."""
     training = start(site)
     lost = where(site, training)
     site.hide(lost, "/home")
@@ -115,7 +115,7 @@ def test_a_compute_host_is_cut_off_from_the_shared_volume(site, recovery):
 
 @pytest.mark.bounded
 def test_the_controller_is_restarted(site, recovery):
-    """Jobs run on, the daemon waits for it and says so, and jobs are scheduled again by themselves."""
+    """Jobs continue, the daemon reports the outage, and scheduling resumes by itself."""
     training = start(site)
     until_saved(
         lambda: site.run("controller", "scontrol", "update", f"JobId={training.slurm_job_id}", "Nice=0"),
@@ -134,8 +134,8 @@ def test_the_controller_is_restarted(site, recovery):
 
 
 @pytest.mark.parametrize("host", ["scheduler", "controller"])
-def test_munge_stops(site, recovery, host):
-    """Without munge nobody is believed: the daemon waits; when munge is back, it goes on by itself."""
+def test_munge_is_stopped(site, recovery, host):
+    """Without munge nothing is authenticated: the daemon waits, and continues when munge is back."""
     training = start(site)
     site.sh(host, "pkill -x munged")
     site.mend.append(
@@ -153,7 +153,7 @@ def test_munge_stops(site, recovery, host):
 
 @pytest.mark.bounded
 def test_the_disk_of_the_daemons_host_is_full(site, recovery):
-    """The daemon stops rather than forget; with space again it goes on where it was, and jobs never noticed."""
+    """The daemon stops rather than lose records; with free space it continues, and jobs are not affected."""
     _small_disk(site, 24)
     training = start(site)
     uid = site.job(training).uid
@@ -172,7 +172,7 @@ def test_the_disk_of_the_daemons_host_is_full(site, recovery):
 
 
 def test_the_daemons_host_is_restarted(site, recovery):
-    """Jobs run on without it; its store is as it was."""
+    """Jobs continue without it; its store is unchanged."""
     training = start(site)
     uid = site.job(training).uid
     site.kill_host("scheduler")
@@ -190,7 +190,7 @@ def test_the_daemons_host_is_restarted(site, recovery):
 
 @pytest.mark.parametrize("skew", ["+60", "-60"])
 def test_a_compute_hosts_clock_is_off(site, skew):
-    """A minute fast or slow (a job's credential lives for two): its jobs start, stop, go on and finish as any other."""
+    """A minute fast or slow (a credential is valid for two): its jobs start, stop, resume and finish."""
     library = site.sh("c1", "ls /usr/lib/*/faketime/libfaketime.so.1").strip()
     _set_clock(site, f"LD_PRELOAD={library} FAKETIME={skew} FAKETIME_DONT_FAKE_MONOTONIC=1")
     site.mend.append(("clock", lambda: _set_clock(site, "")))
@@ -202,7 +202,7 @@ def test_a_compute_hosts_clock_is_off(site, skew):
     site.wait(lambda: site.job(training).attained_service > 12)
     other = site.submit("bob", "sleep 1", "--gres=gpu:4", "-w", "c1")
     site.wait_status(other, "completed", 240)
-    goes_on(site, training, 2)
+    await_generation(site, training, 2)
     ended = finish(site, training)
     assert ended.preemptions >= 1
     assert 0 < ended.ran_seconds < 600
@@ -225,7 +225,7 @@ def _steps(site, training):
 
 
 def _trains(site, training):
-    """Whether it does steps."""
+    """Whether a generation makes steps."""
     before = len(_steps(site, training))
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
@@ -236,14 +236,14 @@ def _trains(site, training):
 
 
 def _asleep(site, training, generation):
-    """Whether an generation does no more steps."""
+    """Whether a generation makes no more steps."""
     before = len(site.trained(training)[generation, 0])
     time.sleep(3)
     return len(site.trained(training)[generation, 0]) == before
 
 
 def _submit(site):
-    """Submit as soon as Slurm takes it."""
+    """Submit a job as soon as Slurm accepts it."""
 
     def attempt():
         try:

@@ -32,7 +32,7 @@ def test_jobs_of_two_users_are_preempted_resized_and_finish(site):
 
 
 def test_a_job_without_a_tag_is_left_to_slurm(site):
-    """It starts as Slurm wants it, and its GPUs count as taken."""
+    """The job starts by Slurm's own decision, and its GPUs count as taken."""
     other = site.submit("bob", "sleep 600", "--gres=gpu:4", "-w", "c1", tag=None)
     site.wait(lambda: "R" in site.sh("controller", f"squeue -h -o %t -j {other.slurm_job_id}"))
     ours = site.submit("alice", "sleep 1", "--gres=gpu:4", "-w", "c1")
@@ -43,7 +43,7 @@ def test_a_job_without_a_tag_is_left_to_slurm(site):
 
 
 def test_accounting_has_every_run_of_a_preempted_job(site):
-    """Sacct with --duplicates shows each run of a job that was stopped and went on, under its owner's account."""
+    """`sacct --duplicates` shows each run under the owner's account."""
     alice = site.train("alice", "--epochs 1000 --step-seconds 0.05 --finish-file enough", "-w", "c1", "--gres=gpu:1")
     site.wait(lambda: 1 in site.generations(alice))
     site.wait(lambda: (job := site.job(alice)) is not None and job.attained_service > 12)

@@ -8,7 +8,7 @@ CONF = "/etc/slurm/slurm.conf"
 
 @pytest.fixture
 def mails(site):
-    """The subjects of the mails to a user so far: Slurm's mail program only writes them down."""
+    """Return the subjects of the mails to a user so far: the cluster's mail program records them."""
     script = "#!/bin/sh\nprintf '%s\\n' \"$*\" >> /tmp/mails\n"
     site.run("controller", "tee", MAIL_PROG, stdin=script.encode())
     site.sh("controller", f"chmod 755 {MAIL_PROG}; rm -f /tmp/mails; sed -i '/^MailProg=/d' {CONF}")
@@ -29,13 +29,13 @@ def squeue(site, training, what):
 
 
 def runs_of(site, training, *options):
-    """The states of a job's runs in accounting."""
+    """Return the states of a job's runs in accounting."""
     argv = ("sacct", "-X", "-n", "-P", "-o", "State", *options, "-j", training.slurm_job_id)
     return site.run("login", *argv, user=training.user).split()
 
 
 def preempt(site, training, times):
-    """Let a job of Bob's take its GPUs; it goes on afterwards."""
+    """Preempt a job by a job of Bob's, and wait until it runs again."""
     site.wait(lambda: site.job(training).attained_service > 12)  # what has had less comes first from now on
     other = site.submit("bob", "sleep 1", "-w", "c1", "--gres=gpu:4")
     site.wait_status(other, "completed")
@@ -43,7 +43,7 @@ def preempt(site, training, times):
 
 
 def test_a_job_that_is_preempted_twice_is_one_job_to_its_owner(site, mails):
-    """A mail for each preemption and one for the end; accounting has each run; what depends on it starts once, then."""
+    """The owner gets a mail per preemption and one for the end; accounting has each run; a dependent starts once."""
     train = "--epochs 1000 --step-seconds 0.05 --finish-file enough"
     alice = site.train("alice", train, "-w", "c1", "--gres=gpu:1", "--mail-type=END,FAIL,REQUEUE")
     after = [f"--dependency=afterok:{alice.slurm_job_id}", "--mail-type=BEGIN"]
@@ -67,7 +67,7 @@ def test_a_job_that_is_preempted_twice_is_one_job_to_its_owner(site, mails):
     site.assert_nothing_lost(alice)
 
 
-def test_what_depends_on_a_failure_never_starts(site, mails):
+def test_a_dependent_of_a_failed_job_never_starts(site, mails):
     """A job that fails after a preemption: one mail says so, and its afterok dependents stay, with the reason."""
     wait = "until [ -e {dir}/enough ]; do sleep 0.1; done; exit 1"
     alice = site.submit("alice", wait, "-w", "c1", "--gres=gpu:4", "--mail-type=END,FAIL,REQUEUE")

@@ -11,7 +11,7 @@ OPERATOR = "sacctmgr -i modify user metasched set adminlevel={}"
 
 @pytest.mark.bounded
 def test_the_daemon_has_no_right_on_its_host(site):
-    """It runs under its own account, without capabilities, and can never gain any."""
+    """The daemon has its own account, no capabilities, and can never gain any."""
     lines = site.sh("scheduler", "cat /proc/$(pgrep -o -u metasched -f 'bin/metasched daemon')/status").splitlines()
     facts = {key: value.split() for key, _, value in (line.partition(":") for line in lines)}
     assert set(facts["Uid"] + facts["Gid"]) == {"901"}
@@ -22,7 +22,7 @@ def test_the_daemon_has_no_right_on_its_host(site):
 
 @pytest.mark.bounded
 def test_the_daemon_is_an_operator_and_no_administrator(site):
-    """In Slurm's accounts it is Operator: it cannot change accounts' limits or shut Slurm down."""
+    """The daemon's Slurm role is Operator: it cannot change accounts' limits or shut Slurm down."""
     assert "Operator" in site.sh("controller", "sacctmgr -n -P show user metasched format=adminlevel")
     as_daemon = "setpriv --reuid metasched --regid metasched --clear-groups "
     for command in ("scontrol shutdown", "scontrol reconfigure"):
@@ -30,8 +30,8 @@ def test_the_daemon_is_an_operator_and_no_administrator(site):
             site.sh("scheduler", as_daemon + command)
 
 
-def test_without_the_operator_role_nothing_is_touched(site):
-    """Slurm then refuses what the daemon asks; the job stays held, the log says why, and the role mends it."""
+def test_without_the_operator_role_no_job_changes(site):
+    """Slurm refuses the daemon's writes; the job stays held, the log has the reason, and the role mends it."""
     site.sh("controller", OPERATOR.format("none"))
     site.mend.append(("operator", lambda: site.sh("controller", OPERATOR.format("operator"))))
     job = site.submit("alice", "sleep 1", "--gres=gpu:1")
@@ -71,8 +71,8 @@ def test_an_operator_is_enough_for_every_action(site):
     assert site.sh("controller", f"squeue -h -o %D -j {target}").strip() == "2"
 
 
-def test_the_daemon_owns_what_it_writes_and_nobody_else_may(site):
-    """Its state is for itself alone; in the shared directory others may write reports, and nothing else."""
+def test_only_the_daemon_may_write_its_files(site):
+    """The state directory is private; in the shared directory other users may write reports only."""
     assert site.run("scheduler", "stat", "-c", "%U %a", "/var/lib/metasched").split() == ["metasched", "700"]
     writable = site.sh("login", f"find {SHARED} -perm -o+w -not -type l").split()
     assert writable == [f"{SHARED}/reports"]

@@ -21,7 +21,7 @@ def site(cluster):
 
 @pytest.fixture(scope="module")
 def victim(site):
-    """A training of Alice's that reports, and that Bob is after in each test; (training, uid)."""
+    """(training, uid) of a training of Alice's with reports, which Bob attacks in each test."""
     made = site.train("alice", "--epochs 100000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:1", "-w", "c1")
     uid = site.wait_progress(made).uid
     yield made, uid
@@ -32,7 +32,7 @@ def victim(site):
 
 @pytest.fixture
 def training(site, victim):
-    """The same; it trains on, whatever Bob did."""
+    """The victim; after the test it still trains."""
     yield victim
     made, uid = victim
     site.sh("controller", "scancel -u bob")
@@ -43,7 +43,7 @@ def training(site, victim):
 
 
 def test_nobody_else_writes_the_mailbox(site, training):
-    """A lease can be neither changed, replaced nor removed, no stop be forged, and no slurm_job_id be planted."""
+    """A lease can be neither changed, replaced nor removed, no stop forged, and no Slurm job id planted."""
     alice, uid = training
     box = f"{SHARED}/mailbox"
     lease = json.loads(site.run("login", "cat", f"{box}/{uid}/lease.json"))
@@ -67,7 +67,7 @@ def test_nobody_else_writes_the_mailbox(site, training):
 
 
 def test_nobody_else_reads_or_writes_the_reports(site, training):
-    """Another user's report files can be neither read nor listed, nor written, replaced or added to."""
+    """Another user's report files can be neither read, listed, written, replaced nor added to."""
     _, uid = training
     reports = f"{SHARED}/reports/{uid}"
     line = json.dumps({"v": 1, "t": 2e9, "kind": "end", "step": 10**6, "samples": 1, "loss": 0.0})
@@ -96,8 +96,8 @@ def test_reports_in_anothers_name_are_refused(site, training):
     assert site.wait_status(bob, "completed").progress_steps is None
 
 
-def test_who_squats_on_a_jobs_reports_is_moved_aside(site, training):
-    """Bob makes the directory that Alice's next trainer would report to: his is moved away, and she makes her own."""
+def test_a_foreign_directory_for_a_jobs_reports_is_moved_aside(site, training):
+    """Bob creates the reports directory of Alice's next trainer: it is renamed, and her trainer creates its own."""
     blocker = site.submit("bob", "sleep 3600", "--gres=gpu:4", "-w", "c2", tag=None)
     site.wait(lambda: site.sh("controller", f"squeue -h -o %T -j {blocker.slurm_job_id}").strip() == "RUNNING")
     alice = site.train("alice", "--epochs 5", "--gres=gpu:1", "-w", "c2")
@@ -113,8 +113,8 @@ def test_who_squats_on_a_jobs_reports_is_moved_aside(site, training):
     site.assert_nothing_lost(alice)
 
 
-def test_slurm_refuses_what_bob_asks_of_alices_job(site, training):
-    """Cancel, signal, hold, release, requeue, update and attach."""
+def test_slurm_refuses_bobs_operations_on_alices_job(site, training):
+    """The operations are cancel, signal, hold, release, requeue, update and attach."""
     alice, uid = training
     for attempt in (
         f"scancel {alice.slurm_job_id}",
@@ -130,7 +130,7 @@ def test_slurm_refuses_what_bob_asks_of_alices_job(site, training):
     assert alice.slurm_job_id not in site.sh("login", "squeue -h -o %i", "bob")
 
 
-def test_a_stamp_is_the_daemons_alone(site, training):
+def test_only_the_daemon_writes_stamps(site, training):
     """Bob's job cannot carry Alice's uid: not by a comment, by AdminComment, or by variables of its environment."""
     _, uid = training
     bob = site.submit(
@@ -160,7 +160,7 @@ def test_a_tag_gives_no_advantage_over_others(site, training):
     )
 
 
-def test_the_store_is_the_daemons_alone(site):
+def test_only_the_daemon_reads_and_writes_the_store(site):
     """On the daemon's own host no user can read or replace the database, or its copy on the shared volume."""
     for attempt in (
         "cat /var/lib/metasched/metasched.db",
@@ -175,8 +175,8 @@ def test_the_store_is_the_daemons_alone(site):
     site.refused("scheduler", f"cat /proc/{found}/environ", "bob", *DENIED)
 
 
-def test_a_daemon_of_bobs_own_can_do_nothing_to_alice(site, training):
-    """Started on the cluster's directories it is refused; started on his own, it sees and touches no job of hers."""
+def test_bobs_own_daemon_cannot_affect_alices_jobs(site, training):
+    """On the cluster's directories it is refused; on his own directories it changes no job of hers."""
     _, uid = training
     refusal = site.refused("login", "metasched --config /cluster/etc/metasched.toml daemon", "bob")
     assert "traceback" not in refusal
@@ -190,5 +190,5 @@ def test_a_daemon_of_bobs_own_can_do_nothing_to_alice(site, training):
 
 
 def _events(site, uid, kind):
-    """Events of a kind that the daemon's store has of a job."""
+    """Return a job's events of a kind from the daemon's store."""
     return [event for event in site.explain(uid)["events"] if event["kind"] == kind]

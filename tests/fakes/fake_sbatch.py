@@ -1,4 +1,4 @@
-"""What the fake Slurm understands of sbatch's command line."""
+"""The part of sbatch's command line that the fake Slurm understands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from metasched.slurm.client import JobState, SlurmJob
 from metasched.slurm.errors import SlurmCommandError
 
 MIB = 2**20
-START_PRIORITY = 1000
 
 _SHORT = {
     "-H": "hold",
@@ -54,7 +53,7 @@ _KNOWN = (
 
 
 def parse_options(words: Sequence[str]) -> dict[str, str]:
-    """Sbatch's options by their long names; the first of two equal ones loses, as in sbatch's own order."""
+    """Return sbatch's options by their long names; of two equal options the later one counts, as in sbatch."""
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -89,7 +88,7 @@ def _begin(options: Mapping[str, str], now: float) -> float | None:
 
 
 def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str, now: float) -> SlurmJob:
-    """The record of a job that was just submitted."""
+    """Return the record of a job that was just submitted."""
     per_node = {**field_parsers.gpus(options.get("gres", "")), **field_parsers.gpus(_gpu(options, "gpus-per-node"))}
     total, per_task = field_parsers.gpus(_gpu(options, "gpus")), field_parsers.gpus(_gpu(options, "gpus-per-task"))
     shards = field_parsers.shards(options.get("gres", ""))
@@ -136,14 +135,9 @@ def pending_job(job_id: int, options: Mapping[str, str], *, name: str, user: str
         features=frozenset(filter(None, options.get("constraint", "").split("&"))),
         required_nodes=tuple(filter(None, options.get("nodelist", "").split(","))),
         exclusive="exclusive" in options,
-        allocated={},
-        allocated_gpu_type=None,
-        allocated_cpus={},
-        allocated_memory={},
         restarts=0,
         requeue="no-requeue" not in options,
         dependency=options.get("dependency", ""),
-        priority=0 if held else START_PRIORITY,
         exit_code=None,
         nodes_max=nodes_max,
         cpus_per_gpu=int(options["cpus-per-gpu"]) if "cpus-per-gpu" in options else None,

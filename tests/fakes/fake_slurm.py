@@ -1,6 +1,6 @@
 """FakeSlurm: Slurm in memory for fast tests, with the contract of the real one and a clock that tests advance.
 
-The fake behaves as the contract tests measured the real Slurm, and raises an error for anything that it does not know.
+The fake behaves as the contract tests measured the real Slurm, and raises an error for unknown options and calls.
 
     slurm = FakeSlurm()                                   # 4 nodes of 4 v100
     job = slurm.add("--gres=gpu:2", comment="metasched", trainer=Trainer(seconds=60))
@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import inf
 
 from metasched.core.model import Hold
 from metasched.slurm import field_parsers
@@ -30,9 +29,9 @@ from metasched.slurm.errors import (
     WrongJobStateError,
 )
 from metasched.slurm.update_arguments import update_arguments
-from tests.fakes.fake_sbatch import START_PRIORITY, parse_options, pending_job
+from tests.fakes.fake_nodes import MIB, FakeNode, FakeNodes
+from tests.fakes.fake_sbatch import parse_options, pending_job
 
-MIB = 2**20
 BEGIN_DELAY = 121.0
 _TERM, _KILL = "SIGTERM", "SIGKILL"
 _ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})
@@ -48,9 +47,9 @@ class Trainer:
     Attributes:
         seconds: work of all runs together; None for a job that never ends by itself.
         exit_code: exit code of the run that finishes the work.
-        stop_signal: the signal that makes it checkpoint and exit; others but SIGTERM and SIGKILL are ignored.
+        stop_signal: the signal at which the trainer checkpoints and exits; others but SIGTERM and SIGKILL are ignored.
         stop_seconds: from that signal (or SIGTERM) to the exit; None for a trainer that ignores both.
-        stop_exit_code: exit code of a checkpointed run, which asks for a requeue.
+        stop_exit_code: exit code of a checkpointed run, which requests a requeue.
         keeps_work: whether work done before a stop counts afterwards.
         done: work of earlier runs, seconds.
         signals: the signals received, as (unix seconds, name).
@@ -66,37 +65,36 @@ class Trainer:
     signals: list[tuple[float, str]] = field(default_factory=list)
 
     def started(self, slurm: FakeSlurm, job: SlurmJob) -> None:
-        """A run begins."""
+        """Called at the start of each run."""
 
     def signalled(self, slurm: FakeSlurm, job: SlurmJob, signal: str) -> None:
-        """The run gets a signal (never SIGKILL)."""
+        """Called when the run gets a signal other than SIGKILL."""
         if self.stop_seconds is not None and signal in (self.stop_signal, _TERM):
             slurm.exit(job.slurm_job_id, self.stop_exit_code, after=self.stop_seconds)
 
 
-@dataclass(frozen=True)
-class FakeNode:
-    """One node of a FakeSlurm: memory in bytes, ``shards`` of each GPU (0: whole GPUs only), its switch or block."""
-
-    name: str
-    gpus: int = 4
-    gpu_type: str = "v100"
-    cpus: int = 16
-    memory: int = 64000 * MIB
-    partitions: frozenset[str] = frozenset({"main"})
-    shards: int = 0
-    rack: str | None = None
-
-
 @dataclass
-class _Job:
+class FakeJob:
+    """A job's record as Slurm shows it, and the state that Slurm does not show.
+
+    Attributes:
+        shown: the record.
+        trainer: the behaviour of the script.
+        sticky_hold: whether an administrator's hold waits for the next requeue.
+        run: number of starts and ends; an event of an earlier run is recognised by it.
+        computing_since: when the present run started or resumed, unix seconds; None while the job does not compute.
+        after: state and hold that follow COMPLETING; None for the state that the exit code gives.
+        indices: indices of the GPUs held on each node; `shown` has them while the job is not COMPLETING.
+        script: the text of the batch script.
+    """
+
     shown: SlurmJob
     trainer: Trainer
-    sticky_hold: bool = False  # an admin's hold that waits for the job to be pending again
-    run: int = 0  # counts runs, so that events of an earlier one are known as such
+    sticky_hold: bool = False
+    run: int = 0
     computing_since: float | None = None
-    after: tuple[JobState, Hold] | None = None  # what COMPLETING leads to
-    indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # told only while it is not COMPLETING
+    after: tuple[JobState, Hold] | None = None
+    indices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     script: str = ""
 
 
@@ -128,24 +126,20 @@ class FakeSlurm:
         self.now = now
         self.calls: list[tuple[str, str]] = []
         self.accounting: Associations | None = None
-        self._nodes = {node.name: node for node in nodes}
-        self._down: set[str] = set()
-        self._drained: set[str] = set()
-        self._reservations: dict[str, Reservation] = {}
+        self._kill_wait = kill_wait
         self._settings = SlurmSettings(
             (22, 5, 8),
             "fake",
             requeue_exit_hold,
-            kill_wait,
             ("lua",),
             values={"AccountingStorageEnforce": "associations,limits,qos"},
         )
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, FakeJob] = {}
+        self._nodes = FakeNodes(nodes, self._jobs)
         self._next_id = 1
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._reachable = True
-        self._forgotten: set[tuple[str, int]] = set()  # GPUs of which one of two jobs has ended
 
     # SlurmClient
 
@@ -162,20 +156,20 @@ class FakeSlurm:
     def nodes(self) -> Sequence[SlurmNode]:
         """See SlurmClient."""
         self._call("nodes")
-        return tuple(self._node(node) for node in self._nodes.values())
+        return self._nodes.shown(self.now)
 
     def reservations(self) -> Sequence[Reservation]:
         """See SlurmClient."""
         self._call("reservations")
-        return tuple(one for one in self._reservations.values() if one.end > self.now)
+        return tuple(one for one in self._nodes.reservations.values() if one.end > self.now)
 
     def racks(self) -> Mapping[str, str]:
-        """See SlurmClient; what the nodes say."""
+        """See SlurmClient; the racks of the nodes."""
         self._call("racks")
-        return {node.name: node.rack for node in self._nodes.values() if node.rack is not None}
+        return {node.name: node.rack for node in self._nodes.by_name.values() if node.rack is not None}
 
     def associations(self) -> Associations | None:
-        """See SlurmClient; what ``accounting`` says, and is not enforced."""
+        """See SlurmClient; the attribute ``accounting``, whose limits are not enforced."""
         self._call("associations")
         return self.accounting
 
@@ -189,7 +183,7 @@ class FakeSlurm:
             if job.shown.state in _ACTIVE:
                 job.sticky_hold = True
             else:
-                self._show(job, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin")
+                self._show(job, hold=Hold.ADMIN, reason="JobHeldAdmin")
 
     def release(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -204,9 +198,9 @@ class FakeSlurm:
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
         """See SlurmClient."""
-        update_arguments(geometry)  # refuses what the real one refuses
+        update_arguments(geometry)  # refuses the geometries that the real client refuses
         for job in self._touch("update", slurm_job_id, JobState.PENDING):
-            if unknown := [name for name in geometry.nodes if name not in self._nodes]:
+            if unknown := [name for name in geometry.nodes if name not in self._nodes.by_name]:
                 raise SlurmCommandError(f"Invalid node name specified for job {slurm_job_id}: {unknown}")
             per_node, shards = geometry.gpus_per_node or None, geometry.shards_per_node
             if per_node and (shards is None) is (job.shown.shards_per_node is not None):
@@ -242,9 +236,7 @@ class FakeSlurm:
         if not admin_comment.isprintable():
             raise InvalidArgumentError(f"not fit for an AdminComment: {admin_comment!a}")
         for job in self._touch("adopt", slurm_job_id, JobState.PENDING):
-            self._show(
-                job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, priority=0, reason="JobHeldAdmin"
-            )
+            self._show(job, admin_comment=admin_comment, requeue=True, hold=Hold.ADMIN, reason="JobHeldAdmin")
 
     def set_requeue(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
@@ -269,13 +261,13 @@ class FakeSlurm:
         """See SlurmClient."""
         for job in self._touch("suspend", slurm_job_id, JobState.RUNNING):
             self._pause(job)
-            self._show(job, state=JobState.SUSPENDED, priority=0)
+            self._show(job, state=JobState.SUSPENDED)
 
     def resume(self, slurm_job_id: str) -> None:
         """See SlurmClient."""
         for job in self._touch("resume", slurm_job_id, JobState.SUSPENDED):
             job.sticky_hold = False
-            self._show(job, state=JobState.RUNNING, priority=START_PRIORITY)
+            self._show(job, state=JobState.RUNNING)
             self._compute(job)
 
     def close(self) -> None:
@@ -293,14 +285,14 @@ class FakeSlurm:
         trainer: Trainer | None = None,
         script: str = "#!/bin/bash\n",
     ) -> str:
-        """A user submits a job with sbatch's options; its slurm_job_id (of an array: the array's id)."""
+        """Submit a job as a user with sbatch's options, and return its Slurm job id (of an array: the array's id)."""
         found = parse_options([*options, *([f"--comment={comment}"] if comment else [])])
         if account:
             found["account"] = account
         return self._add(found, name=name, user=user, trainer=trainer or Trainer(), script=script)
 
     def job(self, slurm_job_id: str) -> SlurmJob:
-        """One job as Slurm would show it now."""
+        """Return one job as Slurm would show it now."""
         return self._one(slurm_job_id).shown
 
     def trainer(self, slurm_job_id: str) -> Trainer:
@@ -308,7 +300,7 @@ class FakeSlurm:
         return self._one(slurm_job_id).trainer
 
     def tick(self, seconds: float = 1.0) -> None:
-        """Advance the clock: due events happen in order, and jobs that can start do."""
+        """Advance the clock: due events happen in order, and jobs start as soon as they can."""
         until = self.now + seconds
         while True:
             self._start_what_can()
@@ -334,7 +326,7 @@ class FakeSlurm:
         heapq.heappush(self._events, (self.now + seconds, next(self._order), do))
 
     def exit(self, slurm_job_id: str, code: int, after: float = 0.0) -> None:
-        """The script of the present run exits by itself, after some seconds, unless the run has ended by then."""
+        """Make the script of the present run exit after some seconds, unless the run has ended by then."""
         job = self._one(slurm_job_id)
         run = job.run
 
@@ -373,23 +365,23 @@ class FakeSlurm:
 
     def node_down(self, name: str) -> None:
         """Lose a node: its jobs are requeued without a hold."""
-        self._down.add(self._nodes[name].name)
+        self._nodes.down.add(self._nodes.by_name[name].name)
         for job in self._jobs.values():
             if job.shown.state in _ACTIVE and name in job.shown.allocated:
                 self._back_to_pending(job, Hold.NONE, "PENDING")
 
     def node_drain(self, name: str) -> None:
         """Drain a node: it gets no new jobs."""
-        self._drained.add(self._nodes[name].name)
+        self._nodes.drained.add(self._nodes.by_name[name].name)
 
     def node_up(self, name: str) -> None:
         """Return a node to service."""
-        self._down.discard(name)
-        self._drained.discard(name)
+        self._nodes.down.discard(name)
+        self._nodes.drained.discard(name)
 
     def reserve(self, reservation: Reservation) -> None:
         """Make a reservation: its nodes are for its jobs only from its start to its end."""
-        self._reservations[reservation.name] = reservation
+        self._nodes.reservations[reservation.name] = reservation
 
     @contextmanager
     def outage(self) -> Iterator[None]:
@@ -414,7 +406,7 @@ class FakeSlurm:
         if not self._reachable:
             raise SlurmUnavailableError("Unable to contact slurm controller (connect failure)")
 
-    def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[_Job]:
+    def _touch(self, method: str, slurm_job_id: str, *states: JobState, ended: bool = True) -> list[FakeJob]:
         """Return the jobs of a call (all tasks of an array); they must be in one of the states (none: in any)."""
         self._call(method, _checked(slurm_job_id))
         jobs = self._find(slurm_job_id)
@@ -426,17 +418,17 @@ class FakeSlurm:
                 raise WrongJobStateError(f"{method}: job {slurm_job_id} is {job.shown.slurm_state}")
         return jobs
 
-    def _find(self, slurm_job_id: str) -> list[_Job]:
+    def _find(self, slurm_job_id: str) -> list[FakeJob]:
         if slurm_job_id in self._jobs:
             return [self._jobs[slurm_job_id]]
         return [job for job in self._jobs.values() if str(job.shown.array_job_id) == slurm_job_id]
 
-    def _one(self, slurm_job_id: str) -> _Job:
+    def _one(self, slurm_job_id: str) -> FakeJob:
         if slurm_job_id not in self._jobs:
             raise NoSuchJobError(f"Invalid job id specified for job {slurm_job_id}")
         return self._jobs[slurm_job_id]
 
-    def _show(self, job: _Job, **changes: object) -> None:
+    def _show(self, job: FakeJob, **changes: object) -> None:
         state = changes.get("state")
         if isinstance(state, JobState) and "slurm_state" not in changes:
             changes["slurm_state"] = state.value
@@ -446,75 +438,25 @@ class FakeSlurm:
         job_id = self._next_id
         tasks = field_parsers.array_tasks(options["array"]) if "array" in options else []
         job = pending_job(job_id, options, name=name, user=user, now=self.now)
-        self._check_possible(job)
+        self._nodes.check_possible(job)
         self._next_id += 1 + len(tasks)
         for position, task in enumerate(tasks):
             slurm_job_id = f"{job_id}_{task}"
             own_id = job_id if position == 0 else job_id + position
             shown = replace(job, slurm_job_id=slurm_job_id, job_id=own_id, array_job_id=job_id, array_task_id=task)
-            self._jobs[slurm_job_id] = _Job(shown, replace(trainer, signals=[]), script=script)
+            self._jobs[slurm_job_id] = FakeJob(shown, replace(trainer, signals=[]), script=script)
         if not tasks:
-            self._jobs[job.slurm_job_id] = _Job(job, trainer, script=script)
+            self._jobs[job.slurm_job_id] = FakeJob(job, trainer, script=script)
         return str(job_id)
-
-    def _check_possible(self, job: SlurmJob) -> None:
-        nodes = self._nodes.values()
-        if (job.gpus_per_node or 0) > max(node.gpus for node in nodes) or (job.shards_per_node or 0) > max(
-            node.shards for node in nodes
-        ):
-            raise SlurmCommandError("sbatch: Requested node configuration is not available")
-
-    def _node(self, node: FakeNode) -> SlurmNode:
-        on_it = [job.shown for job in self._jobs.values() if node.name in job.shown.allocated]
-        computing = [job for job in on_it if job.state is not JobState.SUSPENDED]
-        down = node.name in self._down
-        return SlurmNode(
-            name=node.name,
-            gpus={node.gpu_type: node.gpus} if node.gpus else {},
-            cpus=node.cpus,
-            memory=node.memory,
-            cpus_allocated=sum(job.allocated_cpus[node.name] for job in computing),
-            memory_allocated=sum(job.allocated_memory[node.name] for job in computing),
-            gpus_allocated=sum(job.allocated[node.name] for job in on_it if not job.shards),
-            state=("down" if down else "mixed" if on_it else "idle") + ("+drain" if node.name in self._drained else ""),
-            accepts=not down and node.name not in self._drained,
-            features=frozenset({node.gpu_type}) if node.gpus else frozenset(),
-            partitions=node.partitions,
-            shards_per_gpu=node.shards,
-            reserved=any(
-                node.name in one.nodes and one.start <= self.now < one.end for one in self._reservations.values()
-            ),
-        )
-
-    def _is_open(self, name: str, job: SlurmJob) -> bool:
-        """Whether the reservations let a job start on a node."""
-        names = set(filter(None, job.reservation.split(",")))
-        until = self.now + (job.time_limit or inf)
-        there = {
-            one.name: one
-            for one in self._reservations.values()
-            if name in one.nodes and self.now < one.end and one.start < until
-        }
-        mine = any(there[one].start <= self.now for one in names & there.keys())
-        return mine if names else not there
-
-    def _free(self, name: str) -> list[int]:
-        """Shards that are free of each GPU of a node; 1 stands for a whole GPU where there are no shards."""
-        units = self._nodes[name].shards or 1
-        free = [units] * self._nodes[name].gpus
-        for job in self._jobs.values():
-            for gpu in job.indices.get(name, ()):
-                free[gpu] -= job.shown.shards.get(name, units)
-        return free
 
     # Starting
 
-    def _is_queued(self, job: _Job) -> bool:
+    def _is_queued(self, job: FakeJob) -> bool:
         shown = job.shown
         return shown.state is JobState.PENDING and shown.hold is Hold.NONE and not shown.dependency
 
     def _follow_dependencies(self) -> None:
-        """As Slurm does for jobs that are not held; of the kinds of dependencies, afterany and afterok alone."""
+        """Resolve the dependencies of jobs that are not held; only afterany and afterok are known."""
         for job in self._jobs.values():
             kind, _, other = job.shown.dependency.partition(":")
             done = self._jobs.get(other)
@@ -525,63 +467,23 @@ class FakeSlurm:
 
     def _start_what_can(self) -> None:
         self._follow_dependencies()
-        for job in sorted(self._jobs.values(), key=_turn):
+        for job in sorted(self._jobs.values(), key=lambda job: job.shown.job_id):
             if self._is_queued(job) and (job.shown.eligible is None or job.shown.eligible <= self.now):
-                nodes = self._nodes_for(job.shown)
+                nodes = self._nodes.choose(job.shown, self.now)
                 if nodes is None:
                     self._show(job, reason="Resources")
                 else:
                     self._start(job, nodes)
 
-    def _needs(self, job: SlurmJob, nodes: int) -> tuple[int, int, int]:
-        """GPUs, CPUs and bytes on each of so many nodes."""
-        total = job.gpus_total or (job.gpus_per_task or 0) * job.tasks or (nodes if job.shards_per_node else 0)
-        gpus = job.gpus_per_node if job.gpus_per_node is not None else -(-total // nodes)
-        cpus = max(-(-job.cpus // nodes), (job.cpus_per_gpu or 0) * gpus)
-        if job.memory_per_node is not None:
-            return gpus, cpus, job.memory_per_node
-        return gpus, cpus, job.memory_per_gpu * gpus if job.memory_per_gpu else (job.memory_per_cpu or 0) * cpus
-
-    def _nodes_for(self, job: SlurmJob) -> tuple[str, ...] | None:
-        """Nodes with room for it; those that it requires, or the first ones."""
-        wanted = job.required_nodes or tuple(self._nodes)
-        number = len(job.required_nodes) or job.nodes_requested
-        need = self._needs(job, number)
-        fit = [name for name in wanted if self._has_room(name, job, need)]
-        if job.required_nodes and len(fit) < number:
-            return None
-        return tuple(fit[:number]) if len(fit) >= number else None
-
-    def _has_room(self, name: str, job: SlurmJob, need: tuple[int, int, int]) -> bool:
-        node, seen = self._nodes[name], self._node(self._nodes[name])
-        if not seen.accepts or (job.gpu_type and job.gpu_type != node.gpu_type) or not self._is_open(name, job):
-            return False
-        if job.exclusive and seen.state != "idle":
-            return False
-        _, cpus, memory = need
-        return (
-            self._which(name, job, need[0]) is not None
-            and seen.cpus_allocated + cpus <= node.cpus
-            and seen.memory_allocated + memory <= node.memory
-        )
-
-    def _which(self, name: str, job: SlurmJob, gpus: int) -> tuple[int, ...] | None:
-        """The GPUs of a node that it would get: the first that have room, as Slurm takes them; None without room."""
-        free = self._free(name)
-        if job.shards_per_node is not None:
-            return next(((gpu,) for gpu, shards in enumerate(free) if shards >= job.shards_per_node), None)
-        units = self._nodes[name].shards or 1
-        whole = [gpu for gpu, shards in enumerate(free) if shards == units or (name, gpu) in self._forgotten]
-        return tuple(whole[:gpus]) if len(whole) >= gpus else None
-
-    def _start(self, job: _Job, nodes: tuple[str, ...]) -> None:
-        gpus, cpus, memory = self._needs(job.shown, len(nodes))
+    def _start(self, job: FakeJob, nodes: tuple[str, ...]) -> None:
+        first = self._nodes.by_name[nodes[0]]
+        gpus, cpus, memory = self._nodes.needs(job.shown, len(nodes))
         if job.shown.exclusive:
-            gpus, cpus = self._nodes[nodes[0]].gpus, self._nodes[nodes[0]].cpus
+            gpus, cpus = first.gpus, first.cpus
         job.run += 1
-        job.indices = {name: self._which(name, job.shown, gpus) or () for name in nodes if gpus}
+        job.indices = {name: self._nodes.choose_gpus(name, job.shown, gpus) or () for name in nodes if gpus}
         shards = job.shown.shards_per_node
-        self._forgotten -= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        self._nodes.forgotten -= {(name, gpu) for name, which in job.indices.items() for gpu in which}
         self._show(
             job,
             state=JobState.RUNNING,
@@ -592,7 +494,7 @@ class FakeSlurm:
             ended=None,
             exit_code=None,
             allocated=dict.fromkeys(nodes, gpus),
-            allocated_gpu_type=self._nodes[nodes[0]].gpu_type if gpus and not shards else None,
+            allocated_gpu_type=first.gpu_type if gpus and not shards else None,
             allocated_cpus=dict.fromkeys(nodes, cpus),
             allocated_memory=dict.fromkeys(nodes, memory),
         )
@@ -607,8 +509,8 @@ class FakeSlurm:
             self.after(job.shown.time_limit, time_out)
         job.trainer.started(self, job.shown)
 
-    def _compute(self, job: _Job) -> None:
-        """The trainer works from now on, and exits when its work is done."""
+    def _compute(self, job: FakeJob) -> None:
+        """Make the trainer work from now on, and exit when its work is done."""
         job.computing_since = self.now
         if job.trainer.seconds is None:
             return
@@ -620,22 +522,22 @@ class FakeSlurm:
 
         self.after(max(job.trainer.seconds - job.trainer.done, 0.0), done)
 
-    def _pause(self, job: _Job) -> None:
+    def _pause(self, job: FakeJob) -> None:
         if job.computing_since is not None and job.trainer.keeps_work:
             job.trainer.done += self.now - job.computing_since
         job.computing_since = None
 
     # Ending
 
-    def _deliver(self, job: _Job, signal: str) -> None:
+    def _deliver(self, job: FakeJob, signal: str) -> None:
         job.trainer.signals.append((self.now, signal))
         if signal == _KILL:
             self._exited(job, 137)
         else:
             job.trainer.signalled(self, job.shown, signal)
 
-    def _terminate(self, job: _Job, state: JobState, hold: Hold) -> None:
-        """SIGTERM now, SIGKILL after KillWait; COMPLETING until then."""
+    def _terminate(self, job: FakeJob, state: JobState, hold: Hold) -> None:
+        """Send SIGTERM now and SIGKILL after KillWait; the job is COMPLETING until its script exits."""
         job.after = (state, hold)
         suspended = job.shown.state is JobState.SUSPENDED
         self._pause(job)
@@ -649,11 +551,11 @@ class FakeSlurm:
         if suspended:
             self._exited(job, 137)  # a stopped process gets no SIGTERM that it could act on
         else:
-            self.after(self._settings.kill_wait, kill)
+            self.after(self._kill_wait, kill)
             self._deliver(job, _TERM)
 
-    def _exited(self, job: _Job, code: int) -> None:
-        """The script is gone."""
+    def _exited(self, job: FakeJob, code: int) -> None:
+        """End the run: its script has exited with a code."""
         self._pause(job)
         if job.after is not None:
             state, hold = job.after
@@ -670,20 +572,20 @@ class FakeSlurm:
         self._vacate(job)
         self._show(job, state=state, ended=self.now, exit_code=code)
 
-    def _vacate(self, job: _Job) -> None:
+    def _vacate(self, job: FakeJob) -> None:
         job.run += 1
-        if job.shown.shards:  # Slurm before 23.02 forgets that another job may have the rest
-            self._forgotten |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
+        if job.shown.shards:
+            self._nodes.forgotten |= {(name, gpu) for name, which in job.indices.items() for gpu in which}
         job.indices = {}
         nothing: dict[str, object] = {"allocated": {}, "allocated_cpus": {}, "allocated_memory": {}}
         self._show(job, **nothing, allocated_gpu_type=None, gpu_indices={}, shards={})
 
-    def _release(self, job: _Job) -> None:
+    def _release(self, job: FakeJob) -> None:
         job.sticky_hold = False
         if job.shown.state is JobState.PENDING:
-            self._show(job, state=JobState.PENDING, hold=Hold.NONE, priority=START_PRIORITY, reason="None")
+            self._show(job, state=JobState.PENDING, hold=Hold.NONE, reason="None")
 
-    def _requeue(self, job: _Job, hold: Hold) -> None:
+    def _requeue(self, job: FakeJob, hold: Hold) -> None:
         if job.shown.state is JobState.PENDING:
             raise WrongJobStateError(f"Job is pending execution for job {job.shown.slurm_job_id}")
         if not job.shown.requeue:
@@ -695,8 +597,8 @@ class FakeSlurm:
         else:
             self._terminate(job, JobState.PENDING, hold)
 
-    def _back_to_pending(self, job: _Job, hold: Hold, slurm_state: str) -> None:
-        """Requeued: a new submit time, and no start before the begin delay is over, unless an update says otherwise."""
+    def _back_to_pending(self, job: FakeJob, hold: Hold, slurm_state: str) -> None:
+        """Requeue a job: a new submit time, and no start before the begin delay is over, unless an update clears it."""
         self._vacate(job)
         job.after, job.computing_since = None, None
         if hold is Hold.NONE and job.sticky_hold:
@@ -707,7 +609,6 @@ class FakeSlurm:
             state=JobState.PENDING,
             slurm_state=slurm_state,
             hold=hold,
-            priority=0 if hold is not Hold.NONE else START_PRIORITY,
             reason={Hold.USER: "JobHeldUser", Hold.ADMIN: "JobHeldAdmin", Hold.NONE: "BeginTime"}[hold],
             submitted=self.now,
             eligible=self.now + BEGIN_DELAY,
@@ -716,11 +617,6 @@ class FakeSlurm:
             exit_code=None,
             restarts=job.shown.restarts + 1,
         )
-
-
-def _turn(job: _Job) -> tuple[int, int]:
-    """Slurm's order: priority, then age."""
-    return -job.shown.priority, job.shown.job_id
 
 
 def _checked(slurm_job_id: str) -> str:

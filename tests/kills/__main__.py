@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from tests.kills import local, on_slurm
 from tests.kills.nursery import Nursery
 from tests.kills.table import table
@@ -57,8 +57,8 @@ def slurm_campaigns(number, base, seed):
         return
     dice = random.Random(seed)  # noqa: S311  no secret
     with ExitStack() as stack:
-        options = {"kill_wait": 5, "job_submit": JOB_SUBMIT, "owner_pid": os.getpid()}
-        cluster = stack.enter_context(DevCluster.up(Path(tempfile.mkdtemp(prefix="msched-")), (NODES,), **options))
+        base, settings = Path(tempfile.mkdtemp(prefix="msched-")), Settings((NODES,), kill_wait=5)
+        cluster = stack.enter_context(DevCluster.up(base, settings, job_submit=JOB_SUBMIT, owner_pid=os.getpid()))
         for index, kills in enumerate(pieces(number)):
             directory = base / f"slurm-{index}"
             directory.mkdir()

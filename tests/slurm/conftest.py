@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.devcluster.errors import CommandError
 from tests.slurm.site import Site
 
@@ -28,7 +28,7 @@ def new_base():
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The session's cluster: 4 nodes of 4 GPUs, tuned, with our job_submit plugin. See also `clean_cluster`."""
+    """The session's cluster: 4 nodes of 4 GPUs, tuned, with metasched's job_submit plugin. See also `clean_cluster`."""
     script = JOB_SUBMIT if JOB_SUBMIT.exists() else None
     with DevCluster.up(new_base(), job_submit=script, owner_pid=os.getpid()) as up:
         yield up
@@ -43,13 +43,18 @@ def clean_cluster(cluster):
 
 @pytest.fixture
 def make_cluster():
-    """Makes clusters of the test's own: `make_cluster(**options of DevCluster.up)`; all are down after the test."""
+    """Makes the test's own clusters: `make_cluster(job_submit=..., **settings)`; all are down after the test."""
     with ExitStack() as stack:
-        yield lambda **options: stack.enter_context(DevCluster.up(new_base(), owner_pid=os.getpid(), **options))
+
+        def make(job_submit=None, **settings):
+            made = DevCluster.up(new_base(), Settings(**settings), job_submit=job_submit, owner_pid=os.getpid())
+            return stack.enter_context(made)
+
+        yield make
 
 
 def restore(cluster):
-    """Start what is dead, cancel every job, put nodes back into service."""
+    """Start dead daemons, cancel every job, and return nodes to service."""
     daemons = cluster.status()["daemons"]
     if daemons["slurmctld"] is None:
         cluster.start_controller()
@@ -73,7 +78,7 @@ def restore(cluster):
 
 @pytest.fixture
 def small_site(make_cluster):
-    """The same on a cluster of its own, of one node with 4 GPUs."""
+    """A Site on a separate cluster of one node with 4 GPUs."""
     made = Site(make_cluster(groups=(NodeGroup(1, 4, "v100"),), job_submit=JOB_SUBMIT))
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The daemon beside a real cluster, and what tests do to both."""
+"""A Site: the daemon on a real cluster, with the helpers of tests."""
 
 import contextlib
 import os
@@ -75,7 +75,7 @@ class Site:
             )
 
     def kill(self):
-        """As a crash would: the daemon and the commands it is just running."""
+        """Kill the daemon and the commands that it runs, as a crash would."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.daemon.pid, signal.SIGKILL)
         self.daemon.wait()
@@ -96,20 +96,20 @@ class Site:
         return Store.open(self.base / "state" / "metasched.db", read_only=True)
 
     def status(self):
-        """What is published, or None if nothing is yet."""
+        """Return the published status, or None before the first."""
         try:
             return published.read(self.base / "shared")
         except published.StatusError:
             return None
 
     def job(self, slurm_job_id):
-        """The published status of one job, live or ended, or None."""
+        """Return the published status of one job, live or ended, or None."""
         status = self.status()
         jobs = () if status is None else (*status.jobs, *status.finished)
         return next((job for job in jobs if job.slurm_job_id == slurm_job_id), None)
 
     def wait(self, condition, seconds=120):
-        """Wait until a condition holds, and return what it returned."""
+        """Wait until a condition holds, and return its result."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
             assert time.monotonic() < deadline, f"{self.log()[-6000:]}\n{self.cluster.run('squeue', '-a')}"
@@ -121,7 +121,7 @@ class Site:
         return self.wait(lambda: (job := self.job(slurm_job_id)) is not None and job.status == status and job, seconds)
 
     def submit(self, command, *options, tag="metasched", user=None):
-        """Submit a batch script of one command; the job's id. Output goes to a directory of its own."""
+        """Submit a batch script of one command with its own output directory, and return the job's id."""
         self.number += 1
         directory = self.base / f"job-{self.number}"
         directory.mkdir()
@@ -140,6 +140,6 @@ class Site:
         return done.stdout.strip()
 
     def train(self, options, *sbatch, tag="metasched"):
-        """Submit a real training job; (id, directory)."""
+        """Submit a real training job, and return (id, directory)."""
         slurm_job_id = self.submit(f"exec metasched-run {sys.executable} {TRAIN} {{dir}} {options}", *sbatch, tag=tag)
         return slurm_job_id, self.base / f"job-{self.number}"

@@ -17,7 +17,7 @@ STEPS_PER_EPOCH = 8
 
 
 def losses(directory):
-    """{step: the mean loss of its samples}, of each step by the last trainer that did it, over all its ranks."""
+    """Return {step: mean loss of its samples} over all ranks, of each step by the last trainer that made it."""
     parts = {}
     for path in directory.glob("trained-*-*.jsonl"):
         generation = int(path.name.split("-")[1])
@@ -33,7 +33,7 @@ def losses(directory):
 
 
 def undisturbed(directory, epochs):
-    """The same training, in one process that nobody stops."""
+    """The same training in one process, never stopped."""
     directory.mkdir()
     argv = [sys.executable, str(TRAIN), str(directory), *DATA.split(), "--epochs", str(epochs)]
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -42,10 +42,10 @@ def undisturbed(directory, epochs):
 
 
 def test_a_job_grows_beyond_its_request_and_shrinks_back(small_site, tmp_path):
-    """Its losses, step by step, and its parameters are those of the same training undisturbed.
+    """Its loss at each step and its parameters equal those of the same training without preemption.
 
-    On one GPU it learns its speed there. Nobody else can use the others, so it is tried on two, and runs on four. It
-    scales, so it keeps them when all that is known, until another job comes.
+    The job's speed is measured on one GPU. No other job can use the rest, so the job is profiled on two GPUs, and runs
+    on four. Its speed scales, so it keeps them until another job is submitted.
     """
     site = small_site
     site.configure(policy="ares", parameters="alpha = 0.5")

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 
 from metasched.core.model import Hold
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.slurm.client import JobState
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import SlurmUnavailableError
@@ -32,8 +32,6 @@ NOTE = "#!/bin/bash\ntrap 'echo USR2 >> $1' USR2\necho > $1.ready\nwhile :; do s
 
 class RealWorld:
     """A dev cluster as the contract's world. Jobs belong to an ordinary user where the cluster can run such jobs."""
-
-    kill_wait = KILL_WAIT
 
     def __init__(self, cluster, base, *, by_pyslurm=False):
         self.cluster, self.base = cluster, base
@@ -105,14 +103,13 @@ class RealWorld:
 
 
 def up(nodes):
-    return DevCluster.up(
-        new_base(), [NodeGroup(nodes, shards=2)], kill_wait=KILL_WAIT, nodes_per_switch=2, owner_pid=os.getpid()
-    )
+    settings = Settings((NodeGroup(nodes, shards=2),), kill_wait=KILL_WAIT, nodes_per_switch=2)
+    return DevCluster.up(new_base(), settings, owner_pid=os.getpid())
 
 
 @pytest.fixture(scope="module")
 def small():
-    """A cluster without our job_submit plugin: the contract is about Slurm alone."""
+    """A cluster without metasched's job_submit plugin: the contract is about Slurm alone."""
     with up(4) as cluster:
         yield cluster
 
@@ -137,13 +134,13 @@ class TestCommandLineClient(ClientContract):
 
 @pytest.mark.skipif(find_spec("pyslurm") is None, reason="pyslurm is not installed: it needs a Slurm of its release")
 class TestPyslurm(TestCommandLineClient):
-    """The same by pyslurm, where there is one for this Slurm; what it cannot do, Slurm's commands do."""
+    """The contract with pyslurm, where one works with this Slurm; Slurm's commands carry out the rest."""
 
     by_pyslurm = True
 
 
 class TestRealSlurmOnly:
-    """What only a real Slurm can get wrong."""
+    """Tests that need a real Slurm."""
 
     @pytest.fixture
     def world(self, small):
@@ -153,7 +150,7 @@ class TestRealSlurmOnly:
         restore(small)
 
     def test_hostile_text_reaches_no_other_field(self, world):
-        """Names and comments with anything in them, bytes that are no UTF-8 included, are read back as text."""
+        """Names and comments of any bytes, invalid UTF-8 included, are read back as text."""
         evil = 'x UserId=root(0) "}],\n{"job_id": 1}, \x1b[31m JobState=RUNNING'
         script = world.base / "job.sh"
         script.write_text("#!/bin/bash\nsleep 60\n")
@@ -173,7 +170,7 @@ class TestRealSlurmOnly:
         assert sum(str(job.array_job_id) == array for job in world.client.jobs()) == 133
 
     def test_an_unchanged_queue_costs_one_text_read(self, world, monkeypatch):
-        """And whatever happens to a job makes it a full one."""
+        """Any change of a job makes the next read a full read."""
         slurm_job_id = world.submit("--hold")
         world.client.jobs()
         commands = []
@@ -184,7 +181,7 @@ class TestRealSlurmOnly:
         world.cluster.run("scontrol", "release", slurm_job_id)
         world.wait_state(slurm_job_id, JobState.RUNNING)
 
-    def test_a_controller_that_is_not_there_is_unavailable(self, world):
+    def test_an_absent_controller_is_unavailable(self, world):
         """Reads and writes say so, and work again when it is back."""
         slurm_job_id = world.submit("--hold")
         world.client.hold(slurm_job_id)
@@ -206,7 +203,7 @@ class TestRealSlurmOnly:
         assert world.job(slurm_job_id).hold is Hold.ADMIN
 
     def test_an_admin_hold_leaves_no_moment_without_a_hold(self, world):
-        """A job that could start at once never does while its user's hold becomes the admin's."""
+        """A job that could start at once does not start while its user's hold becomes the administrator's."""
         job_ids = [world.submit("--hold") for _ in range(10)]
         for slurm_job_id in job_ids:
             world.client.hold(slurm_job_id)

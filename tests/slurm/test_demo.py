@@ -12,7 +12,7 @@ import pytest
 
 
 def left_over(directory):
-    """Processes that were started with files of a directory, or that run in it."""
+    """Return the command lines of processes that use files of a directory, or run in it."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -26,7 +26,7 @@ def left_over(directory):
 
 @pytest.fixture
 def directory():
-    """Where all files of the demo go; its name is short, because Unix sockets will lie below it."""
+    """The directory of all files of the demo; its name is short, because Unix sockets will lie below it."""
     made = Path(tempfile.mkdtemp(prefix="msd-"))
     yield made
     shutil.rmtree(made)
@@ -34,7 +34,7 @@ def directory():
 
 @pytest.fixture
 def demo(directory):
-    """Starts the demo."""
+    """Starts the demo with some options, and returns its process."""
     started = []
 
     def start(*options):
@@ -52,8 +52,8 @@ def demo(directory):
 
 
 @pytest.mark.timeout(400)
-def test_the_demo_shows_what_it_promises(demo, directory):
-    """Every job finishes with a loss, one is preempted, one resized; the rounds replay alike; nothing is left."""
+def test_the_demo_finishes_preempts_and_resizes(demo, directory):
+    """Every job finishes with a loss, one is preempted, one resized; a replay decides the same; nothing is left."""
     output, errors = (process := demo()).communicate(timeout=360)
     assert process.returncode == 0, output + errors
     table = output[output.index("FINAL LOSS") :].splitlines()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import metasched
-from metasched.devcluster import DevCluster, NodeGroup, processes
+from metasched.devcluster import DevCluster, NodeGroup, Settings, processes
 from metasched.devcluster.errors import (
     BadSettingError,
     BaseInUseError,
@@ -44,7 +44,7 @@ def until(condition, seconds=60):
 
 
 def submit(cluster, script, *options):
-    """Submit a shell script; its job id."""
+    """Submit a shell script, and return its job id."""
     return cluster.run("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap", script).strip()
 
 
@@ -63,7 +63,7 @@ def alive(pid):
 
 
 def pid_in(path):
-    """The pid that a job wrote as a line of its own."""
+    """Return the pid that a job wrote as a separate line."""
     return until(lambda: path.exists() and path.read_text().endswith("\n") and path.read_text().strip())
 
 
@@ -130,7 +130,7 @@ def test_many_nodes_come_up(make_cluster):
 def test_options_reach_slurm(make_cluster):
     """What `up` was told is what Slurm says it runs with; what is switched off is Slurm's default."""
     cluster = make_cluster(
-        groups=SMALL, tuned=False, requeue_exit=None, kill_wait=3, extra_conf=["MinJobAge=77"], cpus=4, memory_mb=2000
+        groups=SMALL, tuned=False, requeue_exit=None, kill_wait=3, extra_conf=("MinJobAge=77",), cpus=4, memory_mb=2000
     )
     rows = [row.split(" = ") for row in re_squeezed(cluster.run("scontrol", "show", "config")) if " = " in row]
     config = dict(row for row in rows if len(row) == 2)
@@ -181,11 +181,11 @@ def test_job_submit_script_is_loaded_and_may_be_edited(make_cluster, tmp_path):
 # Refusals
 
 
-def test_live_cluster_is_not_overrun(cluster):
+def test_a_live_cluster_is_not_overwritten(cluster):
     """A second `up` in the same base is refused and harms nothing."""
     before = cluster.status()["daemons"]
     with pytest.raises(BaseInUseError, match="already holds a cluster"):
-        DevCluster.up(cluster.base, SMALL)
+        DevCluster.up(cluster.base, Settings(SMALL))
     assert cluster.status()["daemons"] == before
 
 
@@ -193,16 +193,16 @@ def test_failed_start_shows_the_log_and_leaves_nothing():
     """Where slurmctld refuses its configuration, the error quotes it, and neither file nor process stays."""
     base = Path(tempfile.mkdtemp(prefix="msched-"))
     with pytest.raises(StartError, match="Nonsense"):
-        DevCluster.up(base, SMALL, extra_conf=["Nonsense=1"])
+        DevCluster.up(base, Settings(SMALL, extra_conf=("Nonsense=1",)))
     assert not base.exists()
     assert not owned_by(base)
 
 
 def test_base_where_programs_cannot_run_is_a_clear_error(shared_tmp, monkeypatch):
-    """A daemon that cannot be executed there, as on a noexec file system, is named, and nothing stays."""
+    """A base on a noexec file system is an error that names the daemon; no file stays."""
     monkeypatch.setattr(shutil, "copy", lambda source, target: Path(target).touch(0o644))
     with pytest.raises(StartError, match=r"munged did not start.*Permission denied"):
-        DevCluster.up(shared_tmp / "c", SMALL)
+        DevCluster.up(shared_tmp / "c", Settings(SMALL))
     assert not (shared_tmp / "c").exists()
 
 
@@ -212,7 +212,7 @@ def test_owner_that_is_dead_already_is_refused():
         pass
     base = Path(tempfile.mkdtemp(prefix="msched-"))
     with pytest.raises(BadSettingError, match="no such process"):
-        DevCluster.up(base, SMALL, owner_pid=gone.pid)
+        DevCluster.up(base, Settings(SMALL), owner_pid=gone.pid)
     assert not base.exists()
 
 
@@ -246,7 +246,7 @@ def test_node_comes_back_with_its_job(clean_cluster, tmp_path):
 
 
 def test_daemon_is_not_started_twice(cluster):
-    """Starting what runs is an error, not a second daemon."""
+    """Starting a running daemon is an error."""
     with pytest.raises(DevClusterError, match="already running"):
         cluster.start_controller()
     with pytest.raises(DevClusterError, match="already running"):
@@ -259,7 +259,7 @@ def test_daemon_is_not_started_twice(cluster):
 
 
 def owned_by(base):
-    """The processes that have to do with a base directory, by any sign."""
+    """Return the processes that refer to a base directory in any way."""
     sign = str(base)
     return [
         process
@@ -279,7 +279,7 @@ def stubborn(tmp_path):
 def test_down_leaves_no_process_and_no_file(tmp_path):
     """All daemons, running jobs deaf to SIGTERM and their children end; the base is gone; again is no error."""
     base = Path(tempfile.mkdtemp(prefix="msched-"))
-    cluster = DevCluster.up(base, SMALL, owner_pid=os.getpid())
+    cluster = DevCluster.up(base, Settings(SMALL), owner_pid=os.getpid())
     try:
         submit(cluster, stubborn(tmp_path))
         submit(cluster, "true", "--hold")
@@ -305,8 +305,8 @@ def test_down_spares_a_shell_that_only_uses_the_cluster(make_cluster):
             shell.kill()
 
 
-def test_two_clusters_do_not_meet(make_cluster):
-    """Clusters on one host have ports, jobs and ends of their own."""
+def test_two_clusters_are_independent(make_cluster):
+    """Clusters on one host have separate ports, jobs and ends."""
     one, two = make_cluster(groups=SMALL), make_cluster(groups=SMALL)
     job = submit(one, "sleep 600")
     until(lambda: state(one, job) == "RUNNING")
@@ -319,9 +319,9 @@ def test_two_clusters_do_not_meet(make_cluster):
 CHILD = """
 import sys, time
 from pathlib import Path
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 owner = int(sys.argv[2]) or None
-cluster = DevCluster.up(Path(sys.argv[1]), (NodeGroup(count=1, gpus=2),), owner_pid=owner)
+cluster = DevCluster.up(Path(sys.argv[1]), Settings((NodeGroup(count=1, gpus=2),)), owner_pid=owner)
 print("up", flush=True)
 time.sleep(600)
 """
@@ -360,7 +360,7 @@ def test_down_after_a_crash_works_from_the_state_file_alone(tmp_path):
 
 
 def end_child(tmp_path):
-    """End what `stubborn` hid so well that nothing ties it to a cluster whose step daemons were killed."""
+    """End the child of `stubborn`, which nothing ties to a cluster whose step daemons were killed."""
     with suppress(ProcessLookupError):
         os.kill(int(pid_in(tmp_path / "child")), signal.SIGKILL)
 

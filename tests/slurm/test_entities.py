@@ -18,7 +18,7 @@ speech = { weight = 1 }
 
 @pytest.fixture
 def one_gpu(make_cluster):
-    """One node of one GPU."""
+    """A Site on one node with one GPU."""
     made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100"),), job_submit=JOB_SUBMIT))
     yield made
     made.close()

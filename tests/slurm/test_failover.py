@@ -10,7 +10,7 @@ from tests.slurm.site import Site
 
 @pytest.fixture
 def second(site):
-    """Stands by once the first daemon runs."""
+    """A standby daemon, started when the first daemon runs."""
     other = Site(site.cluster)
     text = site.config.read_text() + "[standby]\ncopy_seconds = 0.3\n"
     site.config.write_text(text)
@@ -29,8 +29,8 @@ def runs(site, slurm_job_id):
         ]
 
 
-def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
-    """The running job runs on under its uid and its history, and the waiting one gets its turn."""
+def test_a_standby_continues_after_the_daemon_is_killed(site, second):
+    """The running job keeps its uid and history, and the waiting job starts later."""
     site.start()
     runner = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:4", "-N4")
     waiter = site.submit("sleep 1", "--gres=gpu:1")
@@ -50,8 +50,8 @@ def test_a_standby_goes_on_where_the_killed_daemon_was(site, second):
     assert second_status(site, second, waiter, "completed").runs == 1
 
 
-def test_a_daemon_that_is_stopped_in_order_hands_over_everything(site, second):
-    """Its last copy is made after its last round."""
+def test_a_stopped_daemon_hands_over_its_whole_store(site, second):
+    """The last copy is made after the last round."""
     site.start()
     job = site.submit("sleep 600", "--gres=gpu:1")
     site.wait_status(job, "running")
@@ -64,11 +64,11 @@ def test_a_daemon_that_is_stopped_in_order_hands_over_everything(site, second):
 
 
 def copied(path):
-    """The uids of the jobs that have a started run, in a copy that may just be replaced."""
+    """Return the uids of the jobs with a started run in a copy, which may be replaced meanwhile."""
     with Store.open(path, read_only=True) as store:
         return [job.uid for job in store.live_jobs() if job.current is not None and job.current.started is not None]
 
 
 def second_status(site, second, slurm_job_id, status):
-    """What is published below the first one's shared directory, now by the second."""
+    """Return the status in the shared directory, which the second daemon publishes now."""
     return second.wait(lambda: (job := site.job(slurm_job_id)) is not None and job.status == status and job)

@@ -1,8 +1,8 @@
-"""What only real Slurm can show of jobs that it treats in a way of its own."""
+"""Jobs that a real Slurm treats specially: arrays, whole nodes, unmet constraints."""
 
 
 def test_tasks_of_an_array_run_under_their_leases(site):
-    """Each task of an array is told its own uid and run."""
+    """Each task of an array has its own uid and run number."""
     site.start()
     command = "exec metasched-run bash -c 'echo $METASCHED_UID $METASCHED_RUN'"
     array = site.submit(command, "--array=0-1", "--output=out-%a.txt", "--gres=gpu:1")
@@ -12,15 +12,15 @@ def test_tasks_of_an_array_run_under_their_leases(site):
         assert f"{uid} 1\n" in (site.base / "job-1" / f"out-{task}.txt").read_text()
 
 
-def test_a_job_that_slurm_gives_whole_nodes_runs_once(site):
-    """--exclusive gives it all GPUs of its node; it is not stopped for that."""
+def test_an_exclusive_job_runs_once(site):
+    """--exclusive gives the job all GPUs of its node; it is not stopped for that."""
     site.start()
     job = site.submit("sleep 8", "--exclusive", "--gres=gpu:2")
     assert site.wait_status(job, "completed").runs == 1
 
 
-def test_a_job_with_constraints_that_no_node_meets_is_not_released_again_and_again(site):
-    """Slurm holds it with BadConstraints; it is tried once a round, and says why."""
+def test_a_job_with_unmet_constraints_is_released_once_a_round(site):
+    """Slurm holds it with BadConstraints; its status has the reason."""
     site.start()
     job = site.submit("sleep 1", "--gres=gpu:1", "--sockets-per-node=3")
     site.wait(lambda: f"start {job}" in site.log())

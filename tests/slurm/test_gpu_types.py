@@ -18,7 +18,7 @@ FAST, SLOW = "v100=40 k80=4", "v100=8 k80=4"  # steps/s: the first gains ten tim
 
 @pytest.fixture
 def mixed(make_cluster):
-    """One node with one V100, and one with one K80."""
+    """A Site on one node with one V100, and one with one K80."""
     groups = (NodeGroup(1, 1, "v100"), NodeGroup(1, 1, "k80"))
     made = Site(make_cluster(groups=groups, job_submit=JOB_SUBMIT))
     yield made
@@ -31,21 +31,21 @@ def paced(site, rates, *options, tag=""):
 
 
 def train(site, kind, seconds):
-    """Submit real training by the real shim, whose steps take so long."""
+    """Submit real training by the real shim, with a duration of its steps by GPU type."""
     options = f"--epochs 1000 --checkpoint-every 600 --step-seconds {seconds}"
     return site.train(options, "--gres=gpu:1", tag=f"metasched model=net gpu_types={kind}")
 
 
 def known(site):
-    """Steps/s by model and type, as the daemon has learnt them."""
+    """Return the learned speeds, steps/s by model and GPU type."""
     with site.store() as store:
         return {
             (record.subject.partition("/")[2], record.gpu_type): record.steps_per_second for record in store.speeds()
         }
 
 
-def test_jobs_go_where_they_are_relatively_fastest(mixed):
-    """Both are fastest on the V100; what counts is who gains more by it. The speeds come from the trainers' reports."""
+def test_jobs_get_the_gpu_type_of_their_largest_speedup(mixed):
+    """Both jobs are fastest on the V100; the one with the larger speedup, by the trainers' reports, gets it."""
     mixed.configure(policy="gavel_throughput")
     mixed.start()
     mixed.wait(mixed.status)
@@ -66,8 +66,8 @@ def test_jobs_go_where_they_are_relatively_fastest(mixed):
     mixed.wait(settled)
 
 
-def test_the_real_shims_reports_teach_the_daemon(mixed):
-    """Steps that take four times as long on the K80 make it know a speed that is several times lower there."""
+def test_the_daemon_learns_speeds_from_the_shims_reports(mixed):
+    """Steps take four times as long on the K80, and the learned speed is several times lower there."""
     mixed.start()
     for kind, seconds in (("v100", 0.1), ("k80", 0.4)):
         train(mixed, kind, seconds)
@@ -82,7 +82,7 @@ def test_the_real_shims_reports_teach_the_daemon(mixed):
 
 
 def add_second_type(cluster):
-    """Make one of n1's two V100s a K80."""
+    """Change one of n1's two V100s into a K80."""
     gres, conf, device = cluster.layout.etc / "gres.conf", cluster.conf, cluster.layout.dev / "nvidia"
     line = "NodeName=n1 Name=gpu Type={} File={} Flags=nvidia_gpu_env\n".format
     both = line("v100", f"{device}0") + line("k80", f"{device}1")
@@ -95,8 +95,8 @@ def add_second_type(cluster):
     cluster.wait_nodes()
 
 
-def test_jobs_with_gpus_of_several_types_are_seen(make_cluster):
-    """Of one that is not ours all GPUs are counted; one of ours is not started, and is told what to change."""
+def test_jobs_with_gpus_of_several_types_are_counted(make_cluster):
+    """All GPUs of an untagged one are counted; a tagged one is not started, and its error says what to change."""
     cluster = make_cluster(groups=(NodeGroup(1, 2, "v100"), NodeGroup(1, 1, "k80")), job_submit=JOB_SUBMIT)
     add_second_type(cluster)
     with closing(Site(cluster)) as site, closing(CommandLineClient(cluster.env)) as client:

@@ -1,4 +1,4 @@
-"""`metasched init` and `metasched check` beside a real Slurm."""
+"""`metasched init` and `metasched check` with a real Slurm."""
 
 import json
 import os
@@ -21,8 +21,8 @@ def metasched(cluster, *words):
     )
 
 
-def test_what_init_writes_passes_the_check(clean_cluster, tmp_path):
-    """On the cluster that it was written for, nodes included; the daemon takes it."""
+def test_the_configuration_of_init_passes_the_check(clean_cluster, tmp_path):
+    """The check includes the nodes, and the daemon accepts the file."""
     config = tmp_path / "metasched.toml"
     (tmp_path / "shared").mkdir()
     written = metasched(
@@ -40,8 +40,8 @@ def test_what_init_writes_passes_the_check(clean_cluster, tmp_path):
     assert metasched(clean_cluster, "--config", config, "daemon", "--dry-run").returncode == 0
 
 
-def test_init_leaves_a_configuration_alone(clean_cluster, tmp_path):
-    """What an admin has written is never overwritten."""
+def test_init_does_not_overwrite_a_configuration(clean_cluster, tmp_path):
+    """An existing file stays as the admin wrote it."""
     config = tmp_path / "metasched.toml"
     config.write_text("mine")
     refused = metasched(clean_cluster, "--config", config, "init", "--shared", tmp_path)
@@ -50,8 +50,8 @@ def test_init_leaves_a_configuration_alone(clean_cluster, tmp_path):
     assert config.read_text() == "mine"
 
 
-def test_a_shared_directory_that_is_still_to_be_made_is_told_once(clean_cluster, tmp_path):
-    """And not by every node, each of which would be a fault to look for."""
+def test_a_missing_shared_directory_is_one_finding(clean_cluster, tmp_path):
+    """The nodes do not report it again."""
     config = tmp_path / "metasched.toml"
     config.write_text(f'[paths]\nstate = "{tmp_path}/state"\nshared = "{tmp_path}/missing"\n')
     checked = metasched(clean_cluster, "--config", config, "check", "--nodes")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from metasched.core.model import Hold
-from metasched.devcluster import DevCluster, NodeGroup
+from metasched.devcluster import DevCluster, NodeGroup, Settings
 from metasched.slurm.client import OUT_OF_REACH, Geometry, JobState
 from metasched.slurm.command_line_client import CommandLineClient
 from tests.slurm.conftest import JOB_SUBMIT, new_base, restore
@@ -77,7 +77,7 @@ class Submitter:
 def plugged():
     partition = "PartitionName=train Nodes=ALL MaxTime=INFINITE State=UP"
     with DevCluster.up(
-        new_base(), [NodeGroup(1)], job_submit=JOB_SUBMIT, extra_conf=[partition], owner_pid=os.getpid()
+        new_base(), Settings((NodeGroup(1),), extra_conf=(partition,)), job_submit=JOB_SUBMIT, owner_pid=os.getpid()
     ) as up:
         yield up
 
@@ -103,13 +103,13 @@ def owned(submitter):
     "comment", ["metasched", "  metasched min_gpus=1", "metasched\tweight=0.5", "metasched nonsense"]
 )
 def test_a_tagged_job_is_held_and_may_be_requeued(submitter, comment):
-    """Whatever the rest of the tag says, and whatever the user chose."""
+    """This holds for every tag and every option of the user."""
     job = submitter.submit(f"--comment={comment}", "--no-requeue")
     assert (job.state, job.hold, job.requeue) == (JobState.PENDING, Hold.USER, True)
 
 
 def test_a_tagged_job_is_stamped_as_it_is_submitted(submitter):
-    """With a uid of its own, which sorts in the order of submission; then no one has to write AdminComment later."""
+    """The uid is unique and sorts in the order of submission; the daemon need not write AdminComment later."""
     stamps = [submitter.submit("--comment=metasched").admin_comment for _ in range(3)]
     assert all(re.fullmatch("metasched:[0-9a-f]{16}", stamp) for stamp in stamps)
     assert stamps == sorted(set(stamps))
@@ -124,12 +124,12 @@ def test_a_partition_that_the_admin_named_is_a_tag(submitter, options):
 
 @pytest.mark.parametrize("qos", ["gang", "Gang"])
 def test_a_qos_that_the_admin_named_is_a_tag(submitter, qos):
-    """In whatever case: Slurm finds it."""
+    """Names of QOS have no case in Slurm."""
     assert submitter.submit(f"--qos={qos}").hold is Hold.USER
 
 
-def test_a_job_that_names_no_qos_has_the_one_that_slurm_gives_it(submitter):
-    """Its association's DefaultQOS, which this cluster has none of, or `normal`."""
+def test_a_job_without_a_qos_has_slurms_default(submitter):
+    """The default is its association's DefaultQOS, which this cluster lacks, or `normal`."""
     submitter.edit({"local QOS = {}": 'local QOS = {"Normal"}'})
     assert submitter.submit().hold is Hold.USER
 
@@ -142,7 +142,7 @@ def test_the_default_partition_can_be_the_one_that_the_admin_named(submitter):
 
 @pytest.mark.parametrize("comment", ["", "metascheduled", "not metasched", "Metasched", "metasched=1"])
 def test_other_jobs_are_left_alone(submitter, comment):
-    """They start as ever, with the requeue flag as asked, and without our variable."""
+    """They start at once, with the requeue flag of their submission, and without metasched's variable."""
     job = submitter.submit(f"--comment={comment}", "--no-requeue")
     assert (job.hold, job.requeue) == (Hold.NONE, False)
     submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
@@ -150,13 +150,13 @@ def test_other_jobs_are_left_alone(submitter, comment):
 
 
 def test_a_job_without_a_script_is_left_alone(submitter):
-    """It cannot be requeued; held, its user's terminal would hang."""
+    """Such a job cannot be requeued; a hold would block its user's terminal."""
     done = submitter.run("srun", "--partition=train", "--comment=metasched", "-n1", "true", user=None)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_user_is_told_who_schedules_the_job(submitter):
-    """At submit time, on the terminal."""
+def test_sbatch_prints_that_metasched_schedules_the_job(submitter):
+    """The message comes at submission."""
     done = submitter.run(
         "sbatch", "--hold", "--output=/dev/null", "--comment=metasched", str(submitter.script), user=None
     )
@@ -164,7 +164,7 @@ def test_the_user_is_told_who_schedules_the_job(submitter):
 
 
 def test_the_shared_root_reaches_the_jobs_environment(submitter):
-    """Unless the user has set it."""
+    """A value that the user has set stays."""
     job = submitter.submit("--comment=metasched")
     submitter.client.release(job.slurm_job_id)
     submitter.wait_state(job.slurm_job_id, JobState.RUNNING)
@@ -182,21 +182,21 @@ def test_the_shared_root_reaches_the_jobs_environment(submitter):
         *("ReqNodeList=n1", "StartTime=now"),
     ],
 )
-def test_an_owner_cannot_change_what_metasched_decides(submitter, owned, change):
-    """Slurm says that it is denied, and the job stays as it was."""
+def test_an_owner_cannot_change_fields_that_metasched_sets(submitter, owned, change):
+    """Slurm denies it, and the job is unchanged."""
     done = submitter.run("scontrol", "update", f"JobId={owned.slurm_job_id}", change)
     assert "denied" in done.stderr
     assert submitter.job(owned.slurm_job_id) == owned
 
 
-def test_an_owner_cannot_release_what_waits_for_its_turn(submitter, owned):
-    """Though the hold is a user's until the daemon has seen the job."""
+def test_an_owner_cannot_release_a_waiting_job(submitter, owned):
+    """This holds although the hold is a user's until the daemon has read the job."""
     assert "denied" in submitter.run("scontrol", "release", owned.slurm_job_id).stderr
     assert submitter.job(owned.slurm_job_id) == owned
 
 
-def test_what_its_owner_held_is_let_go_by_release_and_waits_for_its_turn(submitter):
-    """Slurm itself never starts it: its begin time is out of reach. Once it has run, its owner cannot release it."""
+def test_a_job_submitted_held_waits_for_metasched_after_its_owners_release(submitter):
+    """Slurm itself never starts it: its begin time is out of reach. After its first run its owner cannot release it."""
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--comment=metasched", "--gres=gpu:1", "--hold")
@@ -214,8 +214,8 @@ def test_what_its_owner_held_is_let_go_by_release_and_waits_for_its_turn(submitt
     assert "denied" in submitter.run("scontrol", "release", job.slurm_job_id).stderr
 
 
-def test_what_its_owner_held_and_root_lets_go_waits_for_its_turn_too(submitter):
-    """Slurm itself never starts it; the daemon, which is root as well, does."""
+def test_a_job_submitted_held_waits_for_metasched_after_roots_release(submitter):
+    """Slurm itself never starts it; the daemon, which is root as well, can."""
     job = submitter.submit("--comment=metasched", "--gres=gpu:1", "--hold")
     submitter.run("scontrol", "release", job.slurm_job_id, user=None)
     let_go = submitter.job(job.slurm_job_id)
@@ -227,8 +227,8 @@ def test_what_its_owner_held_and_root_lets_go_waits_for_its_turn_too(submitter):
 
 
 @pytest.mark.parametrize("change", ["Comment=metasched", "Partition=train", "Partition=main,train", "QOS=Gang"])
-def test_an_owner_cannot_make_a_job_metascheds_afterwards(submitter, change):
-    """It would be neither held nor stamped; Slurm says that it is denied, and the job stays as it was."""
+def test_an_owner_cannot_tag_a_submitted_job(submitter, change):
+    """The job would be neither held nor stamped; Slurm denies it, and the job is unchanged."""
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--hold")
@@ -237,8 +237,8 @@ def test_an_owner_cannot_make_a_job_metascheds_afterwards(submitter, change):
     assert submitter.job(job.slurm_job_id) == job
 
 
-def test_what_another_plugin_wrote_stays_behind_the_stamp(submitter):
-    """Sites keep words of their own in AdminComment."""
+def test_another_plugins_text_stays_after_the_stamp(submitter):
+    """Sites keep their own text in AdminComment."""
     begin = "local function submit(job_desc, part_list)\n"
     submitter.edit({begin: begin + '  job_desc.admin_comment = "cost centre 7"\n'})
     comment = submitter.submit("--comment=metasched", "--hold").admin_comment
@@ -246,15 +246,15 @@ def test_what_another_plugin_wrote_stays_behind_the_stamp(submitter):
 
 
 def test_an_owner_can_change_everything_else_and_cancel(submitter, owned):
-    """Names and time limits are none of our business."""
+    """Names and time limits are not metasched's to control."""
     assert submitter.run("scontrol", "update", f"JobId={owned.slurm_job_id}", "TimeLimit=5", "Name=new").returncode == 0
     assert (submitter.job(owned.slurm_job_id).name, submitter.job(owned.slurm_job_id).time_limit) == ("new", 300.0)
     assert submitter.run("scancel", owned.slurm_job_id).returncode == 0
     submitter.wait_state(owned.slurm_job_id, JobState.CANCELLED)
 
 
-def test_an_owner_of_an_untagged_job_changes_it_as_ever(submitter):
-    """Also its priority, as far as Slurm allows."""
+def test_an_owner_can_change_an_untagged_job(submitter):
+    """The priority can be changed as far as Slurm allows."""
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     job = submitter.submit(f"--uid={OWNER}", "--gid=nogroup", "--hold")
@@ -264,7 +264,7 @@ def test_an_owner_of_an_untagged_job_changes_it_as_ever(submitter):
 
 
 def test_the_daemon_may_do_everything(submitter, owned):
-    """It acts as SlurmUser or root."""
+    """The daemon runs as SlurmUser or root."""
     submitter.client.hold(owned.slurm_job_id)
     submitter.client.release(owned.slurm_job_id)
     submitter.wait_state(owned.slurm_job_id, JobState.RUNNING)
@@ -278,8 +278,8 @@ def test_the_daemon_may_do_everything(submitter, owned):
         {"local QOS = {}": 'local QOS = "gang"', 'local WORD = "metasched"': 'local WORD = "other"'},
     ],
 )
-def test_a_mistake_in_the_plugin_keeps_nobody_from_submitting(submitter, break_it):
-    """It is logged, and the job passes."""
+def test_an_error_in_the_plugin_blocks_no_submission(submitter, break_it):
+    """The error is logged, and the job is accepted."""
     log = submitter.cluster.base / "log" / "slurmctld.log"
     before = log.read_text().count("metasched: job_submit:")
     submitter.edit(break_it)

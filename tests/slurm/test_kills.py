@@ -19,15 +19,15 @@ VICTIMS = (
 
 @pytest.fixture
 def killed_site(make_cluster):
-    """A cluster of its own, which kills those that do not listen sooner."""
+    """A Site on a cluster with a short KillWait."""
     made = Site(make_cluster(groups=(NodeGroup(2, 4, "v100"),), job_submit=JOB_SUBMIT, kill_wait=5))
     yield made
     made.close()
 
 
 @pytest.mark.timeout(900)
-def test_a_job_of_which_every_part_is_killed_trains_as_if_nothing_had_happened(killed_site, tmp_path):
-    """It resumes from the last whole checkpoint, nobody else writes, and no sample is lost or repeated."""
+def test_training_is_unchanged_when_every_part_of_a_job_is_killed(killed_site, tmp_path):
+    """The job resumes from the last complete checkpoint, there is one writer, and no sample is lost or repeated."""
     kills, wrong, facts = on_slurm.campaign(killed_site, tmp_path, VICTIMS, seed=3)
     assert wrong == []
     assert len(kills) == len(VICTIMS)

@@ -11,7 +11,7 @@ from metasched.devcluster.errors import CommandError
 
 @pytest.fixture
 def reserve(site):
-    """Reserves nodes for our jobs; all reservations are gone after the test."""
+    """Reserves nodes for metasched's jobs; all reservations are gone after the test."""
     made = []
 
     def reserve(name, nodes, *, begins=0, flags=""):
@@ -42,8 +42,8 @@ def nodes_of(site, slurm_job_id):
     return set(site.wait_status(slurm_job_id, "running").nodes)
 
 
-def test_jobs_start_where_reservations_let_them(site, reserve):
-    """Members on reserved nodes alone; others nowhere that is reserved, or will be within their time limit."""
+def test_jobs_start_where_reservations_allow(site, reserve):
+    """Jobs of a reservation start on its nodes only; others on no node that is reserved within their time limit."""
     reserve("mine", "n1")
     reserve("maintenance", "n2", begins=3600, flags="MAINT")
     site.start()
@@ -60,7 +60,7 @@ def test_jobs_start_where_reservations_let_them(site, reserve):
 
 
 def test_a_job_that_runs_where_a_reservation_begins_stays(site, reserve):
-    """Its node takes nobody else; when the reservation is gone, that is over."""
+    """Its node gets no other job until the reservation is gone."""
     first = site.submit("exec sleep 600", "--gres=gpu:2", "-w", "n1")
     site.start()
     site.wait_status(first, "running")
@@ -73,8 +73,8 @@ def test_a_job_that_runs_where_a_reservation_begins_stays(site, reserve):
     assert site.job(first).runs == 1
 
 
-def test_a_drained_node_gets_nothing_new_until_it_is_back(site):
-    """What runs there goes on."""
+def test_a_drained_node_gets_no_jobs_until_it_is_back(site):
+    """Jobs that run on the node continue."""
     first = site.submit("exec sleep 600", "--gres=gpu:2", "-w", "n1")
     site.start()
     site.wait_status(first, "running")

@@ -20,7 +20,7 @@ COMPUTING = "RUNNING"
 
 @pytest.fixture
 def shared(make_cluster):
-    """One node of two GPUs, each of which two jobs may share."""
+    """A Site on one node with two GPUs, each of which two jobs may share."""
     made = Site(make_cluster(groups=(NodeGroup(1, 2, "v100", shards=2),), job_submit=JOB_SUBMIT))
     yield made
     made.close()
@@ -28,20 +28,20 @@ def shared(make_cluster):
 
 @pytest.fixture
 def single(make_cluster):
-    """One node of one GPU, which two jobs may share."""
+    """A Site on one node with one GPU, which two jobs may share."""
     made = Site(make_cluster(groups=(NodeGroup(1, 1, "v100", shards=2),), job_submit=JOB_SUBMIT))
     yield made
     made.close()
 
 
 def paced(site, *options, rate=10):
-    """Submit a light trainer; (id, directory)."""
+    """Submit a light trainer, and return (id, directory)."""
     slurm_job_id = site.submit(f"exec metasched-run {sys.executable} {PACED} {{dir}} v100={rate}", *options)
     return slurm_job_id, site.base / f"job-{site.number}"
 
 
 def slurm_jobs(site):
-    """What Slurm knows of each job, by id."""
+    """Return Slurm's records of all jobs by id."""
     return {job.slurm_job_id: job for job in CommandLineClient(site.cluster.env, 30).jobs()}
 
 
@@ -51,7 +51,7 @@ def states(site, jobs):
 
 
 def gpus(site):
-    """Ids of running and suspended jobs by the GPU of the one node that they are on."""
+    """Return the ids of running and suspended jobs by GPU of the one node."""
     there = {}
     for slurm_job_id, job in slurm_jobs(site).items():
         for index in job.gpu_indices.get("n1", ()) if job.state.value in ("RUNNING", "SUSPENDED") else ():
@@ -60,7 +60,7 @@ def gpus(site):
 
 
 def request(job):
-    """What a job asks for on each node, such as ``shard:v100:2``; None where it does not ask by the node."""
+    """Return a job's request per node, such as ``shard:v100:2``; None for another form of request."""
     kind, count = ("shard", job.shards_per_node) if job.shards_per_node else ("gpu", job.gpus_per_node)
     return None if count is None else ":".join(filter(None, (kind, job.gpu_type, str(count))))
 
@@ -71,7 +71,7 @@ def beats(directory):
 
 
 def test_four_jobs_run_on_two_gpus(shared):
-    """Each GPU has two shards, each job one; who is left alone goes on, and who stays is never restarted."""
+    """Each GPU has two shards, each job one; when a co-runner ends the other job continues, without a restart."""
     shared.configure(policy="gandiva")
     jobs = dict(paced(shared, "--gres=shard:2") for _ in range(4))
     shared.start()
@@ -98,8 +98,8 @@ def test_four_jobs_run_on_two_gpus(shared):
     assert sum(node.gpus_used for node in shared.status().nodes) == 2
 
 
-def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
-    """Slurm 22.05 takes a GPU for free when the first of two jobs on it has ended; ours does not stay there."""
+def test_a_job_leaves_a_gpu_that_slurm_gives_to_an_untagged_job(shared):
+    """Slurm 22.05 counts a GPU free when the first of two jobs on it has ended; the tagged job is moved."""
     if CommandLineClient(shared.cluster.env, 30).settings().version >= (23, 2):
         pytest.skip("this Slurm remembers that the other job is still there")
     shared.configure(policy="gandiva")
@@ -121,7 +121,7 @@ def test_a_job_leaves_a_gpu_that_slurm_gives_to_a_stranger(shared):
 
 
 def test_a_pair_is_stopped_and_started_as_a_pair(shared):
-    """A daemon under a policy that never shares stops who shares, and starts it alone; then the other way round."""
+    """Under a policy that never shares, the daemon stops a pair and starts one job alone; then the reverse."""
     shared.configure(policy="gandiva")
     jobs = dict(paced(shared, "--gres=shard:1") for _ in range(3))
     shared.start()
@@ -142,7 +142,7 @@ TURNS = {"policy": "gandiva", "parameters": "time_slices = true"}
 
 
 def turns(site, trainers):
-    """Submit two that take turns on the one GPU, and wait until one rests."""
+    """Submit two jobs that are time-sliced on the one GPU, and wait until one is suspended."""
     text = site.config.read_text().replace("[schedule]", "[schedule]\nslice_seconds = 2")
     site.config.write_text(text)
     jobs = dict(trainers() for _ in range(2))
@@ -152,13 +152,13 @@ def turns(site, trainers):
 
 
 def suspensions(site):
-    """How often the daemon has suspended a job."""
+    """Return the number of suspensions of a job."""
     with site.store() as store:
         return [action.kind for action in store.recent_actions(1000)].count("suspend")
 
 
 def test_two_jobs_take_turns_on_a_gpu(single):
-    """Both stay on the GPU, one at a time makes progress, about as much as the other, and neither restarts."""
+    """Both jobs stay on the GPU, one at a time makes progress, about as much as the other, and neither restarts."""
     single.configure(**TURNS)
     jobs = turns(single, lambda: paced(single, "--gres=shard:2"))
     since = time.time()  # until one of them rested, they may have run at once
@@ -180,8 +180,8 @@ def test_two_jobs_take_turns_on_a_gpu(single):
     assert "stop" not in kinds
 
 
-def test_a_dead_daemon_leaves_nobody_suspended_for_ever(single):
-    """The job that rests when the daemon is killed goes on with the next one, also if its partner has ended."""
+def test_no_job_stays_suspended_after_the_daemon_is_killed(single):
+    """The next daemon resumes the suspended job, even if its co-runner has ended."""
     single.configure(**TURNS)
     jobs = turns(single, lambda: paced(single, "--gres=shard:2"))
     single.kill()
@@ -197,8 +197,8 @@ def test_a_dead_daemon_leaves_nobody_suspended_for_ever(single):
     assert slurm_jobs(single)[rests].restarts == 0
 
 
-def test_trainers_of_several_ranks_survive_each_others_turns(make_cluster):
-    """Real training on two nodes: collectives outlive suspensions without a checkpoint; each sample is seen once."""
+def test_trainers_of_several_ranks_survive_suspension(make_cluster):
+    """Real training on two nodes: collectives survive suspensions without a checkpoint; each sample is used once."""
     site = Site(make_cluster(groups=(NodeGroup(2, 1, "v100", shards=2),), job_submit=JOB_SUBMIT))
     try:
         site.configure(**TURNS)
@@ -216,8 +216,8 @@ def test_trainers_of_several_ranks_survive_each_others_turns(make_cluster):
         site.close()
 
 
-def test_the_plugin_asks_for_shards_in_place_of_one_gpu(make_cluster, tmp_path):
-    """Only for tagged jobs, of one GPU on each node, whose number may not change; the rest stays as it was."""
+def test_the_plugin_requests_shards_in_place_of_one_gpu(make_cluster, tmp_path):
+    """Only tagged jobs of one GPU on each node, whose number may not change, are rewritten."""
     script = tmp_path / "job_submit.lua"
     text = JOB_SUBMIT.read_text()
     assert "local SHARDS = nil" in text
@@ -265,8 +265,8 @@ def test_rounds_that_change_nothing_renew_leases(shared):
     shared.wait(lambda: all(len(beats(directory)) > len(before[job]) + 20 for job, directory in jobs.items()))
 
 
-def test_gavel_puts_two_together_once_it_knows_their_speeds(single):
-    """Alone they are measured in turns; then they share the GPU, are measured together, and stay, since it pays."""
+def test_gavel_co_locates_two_jobs_of_known_speeds(single):
+    """Each is measured alone in turn; then they share the GPU, are measured together, and stay: sharing is faster."""
     single.configure(policy="gavel_las")
     single.start()
     jobs = dict(paced(single, "--gres=shard:2") for _ in range(2))

@@ -31,7 +31,7 @@ def metasched(site, *argv, config=True):
 
 
 def test_what_if_of_the_live_queue(small_site):
-    """It says when a running and a waiting job end under each policy, from where they are; Slurm sees no change."""
+    """The table shows when a running and a waiting job would end under each policy; Slurm sees no change."""
     site = small_site
     site.start()
     first = site.submit("sleep 600", "--gres=gpu:4")
@@ -52,8 +52,8 @@ def test_what_if_of_the_live_queue(small_site):
     assert site.job(second).status == "held"
 
 
-def test_a_sweep_as_a_job_array(small_site):
-    """Slurm runs the simulations; the same command collects their results, and makes none again."""
+def test_a_sweep_runs_as_a_job_array(small_site):
+    """Slurm runs the simulations; the same command collects their results, and repeats none."""
     site = small_site
     (site.base / "scenario.toml").write_text(SCENARIO)
     (site.base / "jobs.txt").write_text(JOBS)

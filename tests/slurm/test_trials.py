@@ -9,14 +9,14 @@ from tests.slurm.site import Site
 
 @pytest.fixture
 def one_node(make_cluster):
-    """A node of four GPUs."""
+    """A Site on one node with four GPUs."""
     made = Site(make_cluster(groups=(NodeGroup(1, 4, "v100"),), job_submit=JOB_SUBMIT))
     yield made
     made.close()
 
 
-def test_a_job_is_tried_at_smaller_sizes_before_its_run(one_node):
-    """Once: the next job of the same model begins at once. Its training is as without."""
+def test_a_job_is_profiled_at_smaller_sizes_before_its_run(one_node):
+    """The next job of the same model starts without profiling runs. The training's result is the same."""
     one_node.start()
     tag = "metasched min_gpus=1 max_gpus=4 model=net trials=yes"
     job, directory = one_node.train("--epochs 1 --step-seconds 0.02", "--gres=gpu:4", tag=tag)
@@ -33,8 +33,8 @@ def test_a_job_is_tried_at_smaller_sizes_before_its_run(one_node):
     assert '"trial"' not in lines
 
 
-def test_a_job_is_stopped_in_its_trials(one_node):
-    """A stop does not wait for them, and the job comes back."""
+def test_a_job_is_stopped_during_its_profiling_runs(one_node):
+    """A stop does not wait for them, and the job runs again."""
     one_node.start()
     tag = "metasched min_gpus=1 max_gpus=4 trials=yes"
     job, directory = one_node.train("--epochs 1 --step-seconds 3", "--gres=gpu:4", tag=tag)

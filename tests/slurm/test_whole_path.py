@@ -61,8 +61,8 @@ def test_a_job_grows_and_shrinks_and_sees_every_sample_once(small_site):
     assert_every_sample_once(directory)
 
 
-def test_without_the_wrapper_a_job_is_still_only_requeued_never_lost(site):
-    """A script that knows nothing of metasched is stopped by Slurm's own requeue, and runs again from its beginning."""
+def test_a_job_without_the_wrapper_is_requeued(site):
+    """A plain script is stopped by Slurm's own requeue, and starts again from its beginning."""
     site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [8.0]\npromote_knob = 1000.0")
     site.start()
     plain = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:4", "-w", "n1")
@@ -74,7 +74,7 @@ def test_without_the_wrapper_a_job_is_still_only_requeued_never_lost(site):
 
 
 def test_an_untagged_job_is_never_touched(site):
-    """An untagged job starts as Slurm wants it, its GPUs count as taken, and ours waits for them with a reason."""
+    """An untagged job starts by Slurm's decision; its GPUs count as taken, and a tagged job waits with a reason."""
     site.start()
     other = site.submit("sleep 1000", "--gres=gpu:4", "-w", "n1", tag=None)
     site.wait(lambda: slurm_state(site, other) == "RUNNING")
@@ -88,7 +88,7 @@ def test_an_untagged_job_is_never_touched(site):
 
 @pytest.mark.parametrize("releaser", ["nobody", None], ids=["owner", "administrator"])
 def test_a_job_that_was_submitted_held_waits_for_its_release(small_site, releaser):
-    """Others pass it, and its status says why; released, it is scheduled like any other, and run once."""
+    """Other jobs start earlier, and its status has the reason; after its release it is scheduled and runs once."""
     if os.geteuid() != 0:
         pytest.skip("only root can submit as somebody else")
     site = small_site
@@ -103,8 +103,8 @@ def test_a_job_that_was_submitted_held_waits_for_its_release(small_site, release
     assert site.wait_status(job, "completed").runs == 1
 
 
-def test_an_administrator_keeps_a_waiting_job_back_by_a_dependency(site):
-    """`scontrol hold` would change nothing: it is held already. The end of the other job lets it go."""
+def test_an_administrator_delays_a_waiting_job_by_a_dependency(site):
+    """`scontrol hold` would change nothing, because the job is held. The job starts after the end of the other job."""
     site.start()
     blocker = site.submit("sleep 1000", "--gres=gpu:4", "-w", "n1", tag="metasched preempt=no")
     site.wait_status(blocker, "running")
@@ -122,7 +122,7 @@ def test_an_administrator_keeps_a_waiting_job_back_by_a_dependency(site):
 
 
 def test_a_malformed_tag_stays_held_and_says_why(site):
-    """The owner reads what is wrong in the status and in AdminComment; the job never starts."""
+    """The owner reads the error in the status and in AdminComment; the job never starts."""
     site.start()
     slurm_job_id = site.submit("sleep 1", "--gres=gpu:1", tag="metasched min_gpu=1")
     job = site.wait(lambda: (job := site.job(slurm_job_id)) is not None and job.error and job)
@@ -143,8 +143,8 @@ def test_an_unknown_gpu_type_is_an_error_that_names_the_known_ones(site):
     assert "v100" in job.error
 
 
-def test_a_deaf_trainer_is_requeued_after_its_grace(site):
-    """A trainer that stays alive after a stop request is ended from outside, and goes on from its last checkpoint."""
+def test_a_trainer_that_ignores_signals_is_requeued_after_its_grace(site):
+    """A trainer that survives a stop request is requeued by the daemon, and resumes from its last checkpoint."""
     site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0", grace=2)
     site.start()
     options = "--epochs 1000 --step-seconds 0.1 --finish-file enough --checkpoint-every 1"
@@ -179,7 +179,7 @@ def _pids_of(directory):
 
 
 def test_cpu_only_jobs_share_their_node_by_suspension(site):
-    """Two CPU-only jobs that each need the whole node take turns: one is suspended, and goes on where it was."""
+    """Two CPU-only jobs that each need the whole node run in turns: a suspended one resumes where it was."""
     site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [3.0]\npromote_knob = 1000.0")
     site.start()
     first = site.submit(
@@ -203,8 +203,8 @@ def test_cpu_only_jobs_share_their_node_by_suspension(site):
     assert output == [str(i) for i in range(1, len(output) + 1)]
 
 
-def test_an_owner_who_releases_a_job_is_answered(site):
-    """A job that its owner requeues behind our back is held again, and runs when the plan says so, not twice."""
+def test_an_owners_requeue_starts_no_second_run(site):
+    """A job that its owner requeues is held again, and runs when the plan says so, not twice."""
     site.start()
     slurm_job_id, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
     site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)
@@ -220,7 +220,7 @@ def test_an_owner_who_releases_a_job_is_answered(site):
 
 
 def test_sigterm_stops_the_daemon_and_leaves_jobs_running(site):
-    """SIGTERM ends the daemon with code 0; the job runs on, and the next daemon goes on with it."""
+    """SIGTERM ends the daemon with code 0; the job continues, and the next daemon finds it."""
     site.start()
     slurm_job_id = site.submit("until [ -e {dir}/enough ]; do sleep 0.2; done", "--gres=gpu:1")
     before = site.wait_status(slurm_job_id, "running")
@@ -251,7 +251,7 @@ def test_sighup_switches_the_policy_without_losing_a_job(site):
 
 
 def test_a_second_daemon_is_refused(site):
-    """Two daemons for one cluster are kept apart by the lock, with a message that names the first."""
+    """The lock keeps two daemons apart, and the message names the first."""
     site.start()
     site.wait(site.status)
     argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "daemon"]
@@ -264,7 +264,7 @@ def test_a_second_daemon_is_refused(site):
 
 
 def test_a_dry_run_prints_the_plan_and_does_nothing(site):
-    """`daemon --dry-run` says what it would start; the job stays as it was and no file of state appears."""
+    """`daemon --dry-run` prints the jobs that it would start; the job is unchanged and no file of state appears."""
     slurm_job_id = site.submit("sleep 1", "--gres=gpu:1")
     before = site.cluster.run("scontrol", "show", "job", slurm_job_id)
     argv = [sys.executable, "-m", "metasched", "--config", str(site.config), "daemon", "--dry-run"]
@@ -277,7 +277,7 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(site):
 
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 def test_the_daemon_may_be_killed_at_any_moment(site, moment):
-    """Kill -9 around a preemption: the next daemon goes on; every job finishes, none runs twice at once."""
+    """After kill -9 around a preemption the next daemon continues; every job finishes, none runs twice at once."""
     site.configure(policy="las", parameters="queue_thresholds_gpu_seconds = [12.0]\npromote_knob = 1000.0")
     site.start()
     options = "--epochs 1000 --step-seconds 0.1 --finish-file enough"
@@ -310,7 +310,7 @@ def test_the_daemon_may_be_killed_at_any_moment(site, moment):
 
 
 def test_slurmctld_may_be_killed(site):
-    """Kill -9 of the controller in mid-round: when it is back, everything goes on by itself."""
+    """After kill -9 of the controller in mid-round, scheduling continues when it is back."""
     site.start()
     slurm_job_id, directory = site.train("--epochs 1000 --step-seconds 0.1 --finish-file enough", "--gres=gpu:2")
     site.wait(lambda: (job := site.job(slurm_job_id)) is not None and (job.progress_steps or 0) > 3, 60)

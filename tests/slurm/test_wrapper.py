@@ -16,7 +16,7 @@ TRAIN = f"{PYTHON} {EXAMPLE}"
 
 
 class Job:
-    """One sbatch job of `nodes` x `nodes` GPUs, and what the daemon would do about it."""
+    """One sbatch job of `nodes` x `nodes` GPUs, with the daemon's part played by the test."""
 
     def __init__(self, cluster, directory, command, requeue_by, nodes):
         self.cluster = cluster
@@ -97,8 +97,8 @@ def submit(tmp_path):
         job.wait(lambda job=job: job.id not in job.cluster.run("squeue", "-h", "-o", "%A").split(), "the end")
 
 
-def test_stop_resize_resume(clean_cluster, submit):
-    """The signal stops all ranks, Slurm requeues and holds, and another size goes on from there to the end."""
+def test_a_stopped_job_resumes_at_another_size(clean_cluster, submit):
+    """The signal stops all ranks, Slurm requeues and holds, and the job resumes at another size."""
     slow_in_run_1 = "--seconds-per-step $((METASCHED_RUN == 1))"
     job = submit(clean_cluster, f"bash -c 'exec {TRAIN} --epochs 12 {slow_in_run_1}'", nodes=2)
     assert job.wait_report(1, "start")["world_size"] == 4
@@ -145,8 +145,8 @@ def test_torchrun_is_stopped_and_resized(clean_cluster, submit):
     job.wait_state("PENDING")
 
 
-def test_wrapper_requeues(make_cluster, submit):
-    """Where Slurm has no exit code for it, the wrapper requeues and holds; a cancelled job it leaves alone."""
+def test_the_wrapper_requeues_without_requeue_exit_hold(make_cluster, submit):
+    """The wrapper requeues and holds; it does not requeue a cancelled job."""
     job = submit(make_cluster(requeue_exit=None), requeue_by="wrapper")
     job.wait_report(1, "steps")
     job.cluster.run("scancel", "-s", "USR2", job.id)
@@ -164,8 +164,8 @@ def test_wrapper_requeues(make_cluster, submit):
     job.wait_state("CANCELLED")
 
 
-def test_requeue_from_outside(clean_cluster, submit):
-    """A requeue by Slurm's own command gives the trainer its time to checkpoint."""
+def test_slurms_own_requeue_leaves_time_for_a_checkpoint(clean_cluster, submit):
+    """`scontrol requeue` gives the trainer its time to checkpoint."""
     job = submit(clean_cluster)
     job.wait_report(1, "steps")
     job.cluster.run("scontrol", "requeuehold", job.id)
@@ -174,8 +174,8 @@ def test_requeue_from_outside(clean_cluster, submit):
     job.wait_state("PENDING")
 
 
-def test_stop_before_the_trainer_listens(clean_cluster, submit):
-    """A command that the signal kills is requeued when the lease says that the run was to stop."""
+def test_a_stop_before_the_trainer_handles_signals_requeues(clean_cluster, submit):
+    """A command that the signal kills is requeued when the lease requests a stop."""
     job = submit(clean_cluster, "bash -c 'echo up; sleep 60'", nodes=2)
     job.wait(lambda: job.output().count("up") == 4, "four tasks")
     job.write_lease(run=1, stop={"run": 1, "requested": time.time(), "deadline": time.time() + 60, "reason": "a test"})

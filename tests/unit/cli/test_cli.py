@@ -21,7 +21,7 @@ NOW = time.time()
 
 
 def job(**changes):
-    """A running job, with changes."""
+    """Return the published status of a running job, with changed fields."""
     fields = {
         "uid": "0123456789abcdef",
         "slurm_job_id": "12",
@@ -53,7 +53,7 @@ def job(**changes):
 
 
 def waiting(**changes):
-    """A held job, with changes."""
+    """Return the published status of a held job, with changed fields."""
     fields = {
         "uid": "f" * 16,
         "slurm_job_id": "13",
@@ -78,7 +78,7 @@ def waiting(**changes):
 
 
 def published(**changes):
-    """A status with both, with changes."""
+    """Return a published status with both jobs, with changed fields."""
     fields = {
         "published": time.time(),
         "poll_seconds": 2.0,
@@ -98,7 +98,7 @@ def published(**changes):
 
 @pytest.fixture(autouse=True)
 def _no_site(monkeypatch):
-    """Nothing of the machine's own configuration."""
+    """Remove the machine's own configuration from the environment."""
     for name in ("METASCHED_SHARED", "METASCHED_CONFIG", "SLURM_CONF"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "300")
@@ -125,7 +125,7 @@ def show(tmp_path, run, monkeypatch):
 
 
 def test_status_shows_cluster_nodes_and_jobs(show):
-    """The table says who decides, which GPUs are used, and for each job where it is, how far, and why."""
+    """The tables show the policy, the used GPUs, and each job's nodes, progress and reason."""
     output = show(published(), "status")
     for expected in ("dev: policy las, round 17", "next in", "2/4", "takes no new jobs"):
         assert expected in output
@@ -136,23 +136,23 @@ def test_status_shows_cluster_nodes_and_jobs(show):
     assert "2nd of 2 in line; waits for 4 GPUs" in output
 
 
-def test_status_says_when_nobody_publishes(show):
-    """An old file is shown as stale, and a fresh one is not."""
+def test_status_reports_a_stale_file(show):
+    """An old file is shown as stale, a fresh one is not."""
     assert "STALE" in show(published(published=time.time() - 600), "status")
     assert "STALE" not in show(published(), "status")
 
 
-def test_status_says_when_slurm_is_out_of_reach(show):
-    """What keeps the daemon from Slurm stands at the top."""
+def test_status_reports_an_unreachable_slurm(show):
+    """The error of the daemon's last read stands at the top."""
     assert "Slurm: controller is down" in show(published(slurm="controller is down"), "status")
 
 
 def test_status_shows_a_malformed_tag(show):
-    """A job whose tag cannot be used shows why, in place of a reason."""
+    """A job with an unusable tag shows the error in place of a reason."""
     assert "no key 'min_gpu'" in show(published(jobs=(waiting(error="there is no key 'min_gpu'"),)), "status")
 
 
-def test_status_shows_what_ended(show):
+def test_status_shows_finished_jobs(show):
     """A finished job is listed with its state, sizes and loss."""
     ended = job(status="failed", finished=NOW - 5, nodes={})
     output = show(published(jobs=(), finished=(ended,)), "status")
@@ -163,8 +163,8 @@ def test_status_shows_what_ended(show):
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain", "12"]])
-def test_what_users_wrote_cannot_act_on_the_terminal(show, command):
-    """Control characters are shown as escapes, and rich's markup and emoji codes as they are."""
+def test_users_text_cannot_control_the_terminal(show, command):
+    """Control characters are escaped; rich's markup and emoji codes are printed literally."""
     name = "a\x1b[31mb\u202ec\n[red]d[/red]:bomb:"
     output = show(published(jobs=(job(name=name[:32], reason="\x07" + name),)), *command)
     assert not set("\x1b\x07\u202e") & set(output)
@@ -172,7 +172,7 @@ def test_what_users_wrote_cannot_act_on_the_terminal(show, command):
 
 
 def test_status_shows_one_users_jobs(show):
-    """--user leaves out everybody else's jobs."""
+    """--user leaves out other users' jobs."""
     status = published(jobs=(job(), waiting(user="bob")), finished=(job(name="old", finished=NOW, user="bob"),))
     output = show(status, "status", "--user", "ada")
     assert "resnet" in output
@@ -180,7 +180,7 @@ def test_status_shows_one_users_jobs(show):
 
 
 def test_status_of_a_long_queue_is_short(show):
-    """--limit cuts the table, keeps what runs, and says how much is left out."""
+    """--limit cuts the table, keeps running jobs, and prints the number of jobs left out."""
     output = show(
         published(jobs=(*(waiting(slurm_job_id=str(i)) for i in range(20, 30)), job())), "status", "--limit", "3"
     )
@@ -198,7 +198,7 @@ def test_status_as_json_is_what_was_published(show):
     assert expected.items() <= data.items()
 
 
-def test_shared_directory_comes_from_the_nearest_place(tmp_path, run, monkeypatch):
+def test_the_shared_directory_has_an_order_of_sources(tmp_path, run, monkeypatch):
     """--shared wins over --config, --config over the environment, the environment over the default file."""
     directories = {name: tmp_path / name for name in ("option", "given", "variable", "default")}
     for name, directory in directories.items():
@@ -230,7 +230,7 @@ def test_shared_directory_comes_from_the_nearest_place(tmp_path, run, monkeypatc
     ],
 )
 def test_an_unusable_configuration_is_one_clear_message(tmp_path, run, text, expected):
-    """The message names the file, what is wrong and what to pass; exit code 1, no traceback."""
+    """The message names the file, the fault and the option to pass; exit code 1, no traceback."""
     config = tmp_path / "metasched.toml"
     if text is not None:
         config.write_text(text)
@@ -253,8 +253,8 @@ def test_an_unreadable_status_is_one_clear_message(tmp_path, run, content):
     assert isinstance(result.exception, SystemExit)
 
 
-def test_a_newer_daemon_may_tell_more(tmp_path, run):
-    """Keys that this version does not know are passed over; one that it needs and is missing is a clear message."""
+def test_unknown_fields_of_a_newer_daemon_are_ignored(tmp_path, run):
+    """A missing required field is one clear message."""
     publish(tmp_path, published())
     path = tmp_path / "status.json"
     data = json.loads(path.read_text())
@@ -269,15 +269,15 @@ def test_a_newer_daemon_may_tell_more(tmp_path, run):
 
 
 @pytest.mark.parametrize("command", [["status"], ["explain", "12"]])
-def test_a_terminal_without_some_letters(tmp_path, command):
-    """What its encoding lacks is shown as an escape."""
+def test_characters_outside_the_terminals_encoding_are_escaped(tmp_path, command):
+    """Users' names need not fit the encoding."""
     publish(tmp_path, published(jobs=(job(reason="☃ waits"),)))
     result = CliRunner(charset="iso-8859-1").invoke(main, [*command, "--shared", str(tmp_path)])
     assert (result.exit_code, "\\u2603 waits" in result.output) == (0, True)
 
 
-def test_output_that_does_not_fit_is_one_clear_message(tmp_path, monkeypatch, capsys):
-    """A full disk behind the output is told, once."""
+def test_a_full_disk_behind_the_output_is_one_clear_message(tmp_path, monkeypatch, capsys):
+    """The message is printed once."""
     publish(tmp_path, published())
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr("sys.stdout", full)
@@ -288,21 +288,21 @@ def test_output_that_does_not_fit_is_one_clear_message(tmp_path, monkeypatch, ca
 
 
 def test_wrong_usage_exits_with_2(run):
-    """A word that is no command, and an option that does not exist, are usage errors."""
+    """An unknown command and an unknown option are usage errors."""
     assert run("stauts").exit_code == 2
     assert run("status", "--nope").exit_code == 2
     assert run("explain").exit_code == 2
 
 
 @pytest.mark.parametrize("asked", ["12", "0123456789abcdef", "resnet"])
-def test_explain_finds_a_job_by_address_uid_and_name(show, asked):
+def test_explain_finds_a_job_by_slurm_job_id_uid_and_name(show, asked):
     """All three mean the same job."""
     output = show(published(), "explain", asked)
     assert output.startswith("Job 12 (resnet, of ada) runs on 2 GPUs (n1:2) since 1 min")
 
 
 def test_explain_says_why_a_job_runs(show):
-    """The policy's reason, progress, and the past are in the words."""
+    """The sentences have the policy's reason, the progress and the history."""
     output = show(published(), "explain", "12")
     assert "Why: 1st of 2 in line." in output
     assert "Policy las decides again in" in output
@@ -313,54 +313,54 @@ def test_explain_says_why_a_job_runs(show):
 
 
 def test_explain_says_what_a_job_waits_for(show):
-    """How many GPUs it needs, which are free on nodes that take jobs, and who holds the others."""
+    """The sentences have the needed GPUs, the free GPUs of accepting nodes, and the jobs that hold the others."""
     output = show(published(), "explain", "bert")
-    assert "waits, held until it is its turn" in output
+    assert "waits, held until a round starts it" in output
     assert "It needs 4 GPUs; 2 free now (n1:2); the others are held by job 12 (2)." in output
 
 
 def test_explain_says_that_a_tag_is_wrong(show):
-    """The error and what to do about it."""
+    """The sentences have the error and the fix."""
     output = show(published(jobs=(waiting(error="there is no key 'x'"),)), "explain", "13")
     assert "Its tag cannot be used: there is no key 'x'. Cancel it and submit it again" in output
 
 
 @pytest.mark.parametrize("reason", ["its begin time (--begin) is still to come", "its owner submitted it with --hold"])
-def test_explain_says_nothing_of_turns_and_gpus_where_a_job_must_not_start(show, reason):
-    """It waits for neither."""
+def test_explain_omits_free_gpus_for_a_blocked_job(show, reason):
+    """A blocked job waits neither for a round nor for GPUs."""
     output = show(published(jobs=(waiting(blocked=True, reason=reason),)), "explain", "13")
     assert output.startswith(f"Job 13 (bert, of ada) waits.\nWhy: {reason}.\n")
     assert "free now" not in output
 
 
-def test_what_a_job_asks_for_is_not_known_where_its_tag_is_wrong():
-    """It is not shown as one that wants no GPU."""
+def test_the_size_of_a_job_with_a_wrong_tag_is_not_known():
+    """The job is not shown as a CPU-only job."""
     assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
     assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
 
 
-def test_explain_says_that_nobody_decides(show):
-    """A dead daemon and a dead controller are reasons to wait."""
-    assert "nobody decides until it is back" in show(published(published=time.time() - 600), "explain", "13")
+def test_explain_reports_a_stopped_daemon_and_an_unreachable_slurm(show):
+    """Both are reasons to wait."""
+    assert "no round is decided until it is back" in show(published(published=time.time() - 600), "explain", "13")
     assert "cannot reach Slurm (down)" in show(published(slurm="down"), "explain", "13")
 
 
 def test_explain_prefers_a_live_job(show):
-    """Slurm uses ids again: the live job is meant."""
+    """Slurm reuses ids: the live job is meant."""
     old = job(uid="e" * 16, name="old", finished=NOW - 5, status="completed")
     assert "(resnet," in show(published(finished=(old,)), "explain", "12")
     assert "ended" in show(published(finished=(old,)), "explain", "old")
 
 
 def test_explain_as_json(show):
-    """The job's fields and the words."""
+    """The document has the job's fields and the sentences."""
     data = json.loads(show(published(), "explain", "12", "--json"))
     assert data["job"]["uid"] == "0123456789abcdef"
     assert data["words"][0].startswith("Job 12")
 
 
-def test_explain_reads_the_database_where_it_may(show, tmp_path):
-    """Runs, decisions, actions and events follow when the state directory is at hand."""
+def test_explain_adds_the_records_of_a_readable_database(show, tmp_path):
+    """Runs, decisions, actions and events follow the sentences."""
     uid = "0123456789abcdef"
     with Store.open(tmp_path / "state" / DATABASE) as store:
         store.add_job(JobRecord(uid=uid, slurm_job_id="12", name="resnet", user="ada", submitted=NOW - 100))
@@ -374,8 +374,8 @@ def test_explain_reads_the_database_where_it_may(show, tmp_path):
     assert [event["kind"] for event in data["events"]] == ["arrived"]
 
 
-def test_explain_refuses_what_it_cannot_tell(tmp_path, run):
-    """No job, and two jobs of one name, are errors that say how to ask."""
+def test_explain_refuses_unknown_and_ambiguous_jobs(tmp_path, run):
+    """An unknown job, two jobs of one name, and an array are errors that say how to ask."""
     publish(tmp_path, published(jobs=(job(), waiting(name="resnet"))))
     unknown = run("explain", "99", "--shared", tmp_path)
     assert (unknown.exit_code, "knows no job '99'" in unknown.stderr) == (1, True)
@@ -388,7 +388,7 @@ def test_explain_refuses_what_it_cannot_tell(tmp_path, run):
 
 @pytest.fixture
 def sbatch(tmp_path, monkeypatch):
-    """A stand-in for sbatch that writes down its arguments and behaves as told."""
+    """Installs a fake sbatch that records its arguments, with given outputs and exit code."""
     record = tmp_path / "arguments.json"
 
     def make(*, stdout="77;dev", stderr="", code=0):
@@ -406,7 +406,7 @@ def sbatch(tmp_path, monkeypatch):
 
 
 def test_submit_hands_sbatch_the_tag(run, sbatch):
-    """The options become the tag, what follows `--` is untouched, and the id alone is printed."""
+    """The options become the tag, the words after `--` are unchanged, and the id alone is printed."""
     arguments = sbatch()
     result = run(
         "submit", "--min-gpus", 1, "--max-gpus", 8, "--weight", 0.5, "--", "-N2", "--gres=gpu:4", "job.sh", "-x"
@@ -417,7 +417,7 @@ def test_submit_hands_sbatch_the_tag(run, sbatch):
 
 
 def test_submit_as_json(run, sbatch):
-    """The id and the comment."""
+    """The document has the id and the comment."""
     sbatch()
     data = json.loads(run("submit", "--json", "--preempt", "no", "--", "job.sh").stdout)
     assert data == {"job": "77", "comment": "metasched preempt=no"}
@@ -433,7 +433,7 @@ def test_submit_checks_the_tag_first(run, sbatch):
 
 
 def test_submit_refuses_a_second_comment(run, sbatch):
-    """The comment is the tag's place."""
+    """The job's comment is the tag."""
     arguments = sbatch()
     assert run("submit", "--", "--comment=mine", "job.sh").exit_code == 2
     assert arguments() is None
@@ -443,7 +443,7 @@ def test_submit_refuses_a_second_comment(run, sbatch):
     "options", [(), ("-J", "x"), ("-Jx", "--exclusive"), ("-HJ", "x"), ("-o", "job.sh", "--time=1"), ("-Q", "--")]
 )
 def test_submit_leaves_the_scripts_arguments_alone(run, sbatch, options):
-    """What follows the script is not sbatch's, whatever it is called."""
+    """The words after the script are not sbatch's."""
     arguments = sbatch()
     assert run("submit", "--", *options, "job.sh", "--comment", "mine").exit_code == 0
     assert arguments()[-3:] == ["job.sh", "--comment", "mine"]
@@ -451,7 +451,7 @@ def test_submit_leaves_the_scripts_arguments_alone(run, sbatch, options):
 
 @pytest.mark.parametrize("options", [(), ("-J", "x"), ("-o", "a.log"), ("--output", "a.log"), ("-HW",), ("--wait",)])
 def test_submit_sees_a_comment_before_the_script(run, sbatch, tmp_path, monkeypatch, options):
-    """It would take the tag's place, whatever files are there of the names that options have as values."""
+    """--comment is refused, even where a file has the name of another option's value."""
     arguments = sbatch()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.log").touch()
@@ -459,8 +459,8 @@ def test_submit_sees_a_comment_before_the_script(run, sbatch, tmp_path, monkeypa
     assert arguments() is None
 
 
-def test_submit_passes_on_what_slurm_says(run, sbatch):
-    """A refusal is Slurm's own words, without what would act on the terminal."""
+def test_submit_passes_on_slurms_message(run, sbatch):
+    """The error has Slurm's words, with control characters escaped."""
     sbatch(stderr="sbatch: error: invalid\x1b[1m partition", code=1)
     result = run("submit", "--", "job.sh")
     assert result.exit_code == 1
@@ -468,7 +468,7 @@ def test_submit_passes_on_what_slurm_says(run, sbatch):
 
 
 def test_submit_without_slurm(run, tmp_path, monkeypatch):
-    """Without sbatch on PATH the message says so."""
+    """Without sbatch on PATH the message names the cause."""
     monkeypatch.setenv("PATH", str(tmp_path))
     result = run("submit", "--", "job.sh")
     assert result.exit_code == 1
@@ -476,7 +476,7 @@ def test_submit_without_slurm(run, tmp_path, monkeypatch):
 
 
 def test_submit_has_an_option_for_every_key():
-    """What a tag can say, submit can."""
+    """Every key of the tag is an option of submit."""
     assert set(submit.HELP) == set(KEYS)
     assert parse_tag("metasched") is not None
 
@@ -490,8 +490,8 @@ def test_policies_lists_parameters_with_defaults(run):
     assert "promote_knob" in run("policies").output
 
 
-def test_devcluster_refuses_groups_that_make_no_sense(run, tmp_path):
-    """A malformed group, and a group beside --nodes, are usage errors; a bad GPU type is told the rule."""
+def test_devcluster_refuses_malformed_and_contradictory_groups(run, tmp_path):
+    """A malformed group, and a group with --nodes, are usage errors; the message for a bad GPU type has the rule."""
     assert "2x4xv100" in run("devcluster", "up", "--type", "many").stderr
     assert "a letter, then" in run("devcluster", "up", "--type", "1x4x1080").stderr
     result = run("devcluster", "up", "--base", tmp_path / "c", "--type", "1x4xv100", "--nodes", 2)
@@ -500,23 +500,23 @@ def test_devcluster_refuses_groups_that_make_no_sense(run, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["down", "status"])
-def test_devcluster_says_that_there_is_none(run, tmp_path, verb):
-    """Where no cluster is, the message names the directory."""
+def test_devcluster_reports_a_missing_cluster(run, tmp_path, verb):
+    """The message names the directory."""
     result = run("devcluster", verb, "--base", tmp_path)
     assert result.exit_code == 1
     assert str(tmp_path) in result.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
-def test_daemon_without_a_configuration(run, tmp_path, options):
-    """The daemon names the file that it cannot read."""
+def test_the_daemon_needs_a_configuration(run, tmp_path, options):
+    """The message names the file that cannot be read."""
     result = run("--config", tmp_path / "none.toml", "daemon", *options)
     assert result.exit_code == 1
     assert str(tmp_path / "none.toml") in result.stderr
 
 
 def test_status_imports_nothing_heavy(tmp_path):
-    """Looking at the status needs neither torch nor the solver, the database or the configuration's checks."""
+    """The command imports neither torch nor the solver, the store or the configuration's checks."""
     publish(tmp_path, published())
     script = (
         "import sys; from metasched.cli import main\n"
@@ -536,13 +536,13 @@ def test_status_imports_nothing_heavy(tmp_path):
     assert "resnet" in done.stdout
 
 
-def test_a_job_of_a_state_yet_unknown_is_still_explained():
-    """Words are found for any state that the daemon may publish."""
+def test_a_job_in_an_unknown_state_is_explained():
+    """A newer daemon may publish states that this version does not know."""
     assert "is dreaming" in job_explanation.explanation(job(status="dreaming"), published(), NOW)[0]
 
 
-def test_explain_says_who_is_on_the_same_gpus_and_for_how_long_nothing_changed():
-    """Company at once or in turns, renewed rounds, and the deadline with what is left of it."""
+def test_explain_names_the_co_runner_renewals_and_deadline():
+    """A co-runner runs at the same time or in turns; the deadline has the time left."""
     lines = job_explanation.explanation(job(co_runner="14", renewals=3, slo_seconds=7300.0), published(), NOW)
     assert "Job 14 runs on the same GPUs." in lines
     assert "Its lease was renewed for 3 rounds: nothing was restarted." in lines
@@ -554,7 +554,7 @@ def test_explain_says_who_is_on_the_same_gpus_and_for_how_long_nothing_changed()
 
 
 def test_status_says_whether_two_jobs_can_share_a_gpu(show):
-    """And, if not, why; a job that shares names the other, and for how many rounds its lease was renewed."""
+    """The reason against sharing is shown; a sharing job shows its co-runner and its number of renewed rounds."""
     told = show(published(sharing_note="gres.conf names no shards"), "status")
     assert "No two jobs share a GPU: gres.conf names no shards" in told
     told = show(published(sharing=True, jobs=(job(co_runner="14", renewals=2),)), "status")
@@ -563,6 +563,6 @@ def test_status_says_whether_two_jobs_can_share_a_gpu(show):
 
 
 def test_a_dry_run_with_nothing_to_do_says_so(run, monkeypatch):
-    """Nothing at all would look like a fault."""
+    """An empty output would look like a fault."""
     monkeypatch.setattr(dry_run, "planned_actions", lambda _: [])
     assert run("daemon", "--dry-run").output == "nothing to do: no job is here\n"

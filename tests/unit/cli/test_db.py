@@ -62,8 +62,8 @@ def db(site):
     )
 
 
-def test_path(db, site):
-    """The path is the configured state directory's."""
+def test_path_prints_the_path_of_the_database(db, site):
+    """The path is in the configured state directory."""
     assert db("path").output.strip() == str(site / "state" / DATABASE)
     assert json.loads(db("path", "--json").output)["exists"] is True
 
@@ -73,29 +73,29 @@ def test_state_option_wins(db, tmp_path):
     assert db("--state", tmp_path / "other", "path").output.strip() == str(tmp_path / "other" / DATABASE)
 
 
-def test_sizes(db):
-    """Rows of each table, and bytes."""
+def test_sizes_counts_rows_and_bytes(db):
+    """Each table has its number of rows; the file has its bytes."""
     data = json.loads(db("sizes", "--json").output)
     assert (data["rows"]["jobs"], data["rows"]["rounds"]) == (1, 2)
     assert data["bytes"] > 0
     assert "on disk" in db("sizes").output
 
 
-def test_events(db):
-    """Events are listed, of one job if asked, with nothing that acts on the terminal."""
+def test_events_lists_events_without_control_characters(db):
+    """--job restricts the list to one job."""
     assert [event["kind"] for event in json.loads(db("events", "--json").output)] == ["finished"]
     assert json.loads(db("events", "--job", "resnet", "--json").output)
     assert r"all \x1b[1m well" in db("events").output
 
 
 @pytest.mark.parametrize("command", [["db", "--state", "/", "events", "--limit"], ["replay", "--last"]])
-def test_a_number_that_no_database_takes_is_wrong_usage(command):
-    """Not a traceback."""
+def test_a_number_beyond_sqlites_range_is_wrong_usage(command):
+    """The number is a usage error, no traceback."""
     assert CliRunner().invoke(main, [*command, "9" * 20]).exit_code == 2
 
 
-def test_runs(db):
-    """A job's runs are found by slurm_job_id, uid and name."""
+def test_runs_lists_the_runs_of_a_job(db):
+    """The job is found by Slurm job id, uid and name."""
     for asked in ("12", UID, "resnet"):
         (run,) = json.loads(db("runs", asked, "--json").output)
         assert (run["run"], run["cause"]) == (1, "finished")
@@ -103,28 +103,28 @@ def test_runs(db):
 
 
 def test_an_unknown_job_is_an_error(db):
-    """The message names what was asked for."""
+    """The message names the unknown job."""
     result = db("runs", "nobody")
     assert (result.exit_code, "'nobody'" in result.stderr) == (1, True)
 
 
 def test_a_missing_database_is_an_error_and_stays_missing(db, site):
-    """Looking makes nothing."""
+    """No command creates the file."""
     for command in (["sizes"], ["check"], ["events"], ["export"], ["prune", "--before", "1"]):
         result = db("--state", site / "none", *command)
         assert (result.exit_code, str(site / "none") in result.stderr) == (1, True)
     assert not (site / "none").exists()
 
 
-def test_check_finds_a_whole_file_whole(db):
-    """A sound database passes."""
+def test_check_passes_a_sound_database(db):
+    """Both outputs say that the file is sound."""
     result = db("check")
     assert (result.exit_code, "is whole" in result.output) == (0, True)
     assert json.loads(db("check", "--json").output)["problems"] == []
 
 
-def test_check_finds_rows_that_point_nowhere(db, site):
-    """A row of a job that is not there is found, with exit code 1."""
+def test_check_finds_dangling_references(db, site):
+    """A row that refers to a missing job is found, with exit code 1."""
     with sqlite3.connect(site / "state" / DATABASE) as raw:
         raw.execute("PRAGMA foreign_keys = OFF")
         raw.execute("INSERT INTO events (at, uid, kind, text) VALUES (0, 'nobody', 'x', 'y')")
@@ -147,13 +147,13 @@ def test_check_finds_damage(db, site):
     assert isinstance(result.exception, SystemExit)
 
 
-def test_prune_forgets_details_and_keeps_jobs_and_runs(db):
-    """Rounds and events of long ago go; the job and its runs stay."""
+def test_prune_deletes_details_and_keeps_jobs_and_runs(db):
+    """Old rounds and events are deleted; the job and its runs stay."""
     deleted = json.loads(db("prune", "--before", 5, "--json").output)
     assert (deleted["rounds"], deleted["events"]) == (1, 1)
     rows = json.loads(db("sizes", "--json").output)["rows"]
     assert (rows["jobs"], rows["runs"], rows["events"]) == (1, 1, 0)
-    assert "nothing was that old" in db("prune", "--before", 5).output
+    assert "nothing is that old" in db("prune", "--before", 5).output
 
 
 def test_prune_is_refused_while_the_daemon_runs(db, site):
@@ -168,8 +168,8 @@ def test_prune_is_refused_while_the_daemon_runs(db, site):
     assert json.loads(db("sizes", "--json").output)["rows"]["events"] == 1
 
 
-def test_a_store_that_another_host_went_on_from_is_not_written(db, site):
-    """What is written there is lost as soon as the daemon starts; a directory that was named by --shared counts."""
+def test_a_superseded_store_is_not_written(db, site):
+    """Its rows would be lost at the daemon's next start; the copy in a directory named by --shared counts, too."""
     other = site / "other"
     (site / "elsewhere").mkdir()
     with Store.open(other / DATABASE) as store:
@@ -201,7 +201,7 @@ SACCT = "AdminComment|JobID|User|Account|Submit|ElapsedRaw|AllocTRES|Partition|S
 
 
 def accounted(job, *, state="COMPLETED", submit=1000, seconds=100, gres="gres/gpu=2,gres/gpu:v100=2", **more):
-    """One record of sacct."""
+    """Return one record of sacct."""
     facts = {"comment": "", "user": "ada", "nodes": "n[1-2]", "name": "bert", "begun": 10, **more}
     if isinstance(submit, int):
         facts["begun"] += submit
@@ -233,8 +233,8 @@ def output(tmp_path):
     return write
 
 
-def test_import_takes_each_job_once(db, site, output):
-    """A job's runs are one job; what is ours, runs, never ran, had no GPUs or is unreadable is counted and left out."""
+def test_import_adds_each_job_once(db, site, output):
+    """A job's runs are one job; own, running, never started, CPU-only and unreadable jobs are counted and left out."""
     path = output(
         accounted("7", state="REQUEUED", submit=1000),
         accounted("7", submit=1200, seconds=300, name="\x1b[1mbert"),
@@ -274,7 +274,7 @@ def test_import_takes_each_job_once(db, site, output):
 
 
 def test_imported_jobs_are_history_for_simulations(db, site, output):
-    """They are there with the work that they did."""
+    """The simulation has them with the work that they did."""
     db("import", output(accounted("7", seconds=300)))
     with Store.open(site / "state" / DATABASE) as store:
         store.update_job(UID, requirements={"gpus": 2, "min_gpus": 2, "max_gpus": 2})
@@ -283,8 +283,8 @@ def test_imported_jobs_are_history_for_simulations(db, site, output):
     assert found.training.total / found.training.pace(0.0, place).steps_per_second == 300
 
 
-def test_prune_forgets_imported_jobs_whole(db, output):
-    """Slurm's accounting has them still; younger ones stay."""
+def test_prune_deletes_old_imported_jobs_whole(db, output):
+    """Slurm's accounting still has them; younger imported jobs stay."""
     db("import", output(accounted("7"), accounted("8", submit=int(NOW) - 1000)))
     deleted = json.loads(db("prune", "--before", 5, "--json").output)
     assert (deleted["jobs"], deleted["runs"]) == (1, 1)
@@ -298,8 +298,8 @@ def test_prune_forgets_imported_jobs_whole(db, output):
         ("echo JobID", "column is missing"),
     ],
 )
-def test_what_sacct_complains_of_is_told(db, tmp_path, monkeypatch, script, told):
-    """And nothing is imported."""
+def test_saccts_complaint_is_shown(db, tmp_path, monkeypatch, script, told):
+    """No job is imported."""
     fake_sacct(tmp_path, monkeypatch, script)
     done = db("import")
     assert done.exit_code == 1
@@ -307,14 +307,14 @@ def test_what_sacct_complains_of_is_told(db, tmp_path, monkeypatch, script, told
 
 
 def fake_sacct(tmp_path, monkeypatch, script):
-    """A sacct on PATH."""
+    """Install a fake sacct on PATH."""
     program = tmp_path / "bin" / "sacct"
     write_program(program, f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", str(program.parent), prepend=":")
 
 
-def test_names_forge_nothing_in_what_sacct_tells(db, site, tmp_path, monkeypatch):
-    """A name with line breaks and bars is one name: nobody can know the delimiter that sacct is told to use."""
+def test_job_names_cannot_forge_fields_of_sacct(db, site, tmp_path, monkeypatch):
+    """A name with line breaks and bars is one name: the delimiter is random."""
     evil = "x\n" + accounted("99", user="root") + "\n"
     line = accounted("7", name="NAME")
     (tmp_path / "name").write_text(evil)

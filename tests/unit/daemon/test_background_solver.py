@@ -13,7 +13,8 @@ from metasched.daemon.background_solver import BackgroundSolver
 from metasched.replay.replay import replay
 from metasched.scheduling.engine import precompute, run_round
 from policies.gavel.policies import GavelLas, GavelLasParameters
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit import site as sites
 from tests.unit.gavel_tables import cluster
 from tests.unit.policies.gavel.test_policies import rated

@@ -8,7 +8,8 @@ from metasched.core.model import Hold
 from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
 from metasched.store import EndCause
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 from tests.unit.site import ME, DyingClient, FakeSite, Killed
 
 LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
@@ -322,14 +323,13 @@ def test_a_released_job_that_slurm_does_not_start_gives_way_to_others(tmp_path):
     site = FakeSite(tmp_path, FakeSlurm(nodes=(FakeNode("n1"),)), grace_seconds=5.0, start_seconds=5.0)
     stuck = site.add("--gres=gpu:4", seconds=5)
     site.slurm.node_down("n1")
-    site.slurm._down.clear()
-    site.slurm._nodes_for = lambda job: (
-        None if job.slurm_job_id == stuck else type(site.slurm)._nodes_for(site.slurm, job)
-    )
+    site.slurm._nodes.down.clear()
+    nodes = site.slurm._nodes
+    nodes.choose = lambda job, now: None if job.slurm_job_id == stuck else type(nodes).choose(nodes, job, now)
     other = site.add("--gres=gpu:4", seconds=5)
     site.run_until(done(site, other))
     assert "not_started" in kinds(site, stuck)
-    del site.slurm._nodes_for
+    del nodes.choose
     site.run_until(done(site, stuck))
     site.close()
 

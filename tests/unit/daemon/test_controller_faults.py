@@ -33,7 +33,8 @@ from metasched.store.report_ingest import IngestResult
 from policies.baselines.fifo import Fifo
 from policies.baselines.las import Las, LasParameters
 from tests import builders
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 from tests.unit.site import ME, FakeSite
 
 LAS = {"queue_thresholds_gpu_seconds": (100.0,), "promote_knob": 1000.0}
@@ -223,7 +224,7 @@ def test_a_job_with_bad_constraints_is_released_again_a_round_later(site):
 
     def refuse(slurm_job_id):
         release(slurm_job_id)
-        site.slurm._show(site.slurm._one(slurm_job_id), hold=Hold.USER, priority=0, reason="BadConstraints")
+        site.slurm._show(site.slurm._one(slurm_job_id), hold=Hold.USER, reason="BadConstraints")
 
     site.slurm.release = refuse
     site.run(40)
@@ -309,7 +310,7 @@ def test_a_released_job_that_is_cancelled_before_its_start_is_withdrawn(site):
     site.slurm.tick(1)
     site.slurm.node_drain("n1")
     job = site.add("--gres=gpu:1")
-    site.slurm._nodes_for = lambda job: None
+    site.slurm._nodes.choose = lambda job, now: None
     site.slurm.cancel(blocker)
     site.slurm.tick(31)
     site.run_until(lambda: ("release", job) in site.slurm.calls)
@@ -323,7 +324,7 @@ def test_a_job_with_an_unknown_gpu_type_runs_once_a_node_has_the_type(site):
     job = site.add("--gres=gpu:1", tag="gpu_types=a100", seconds=5)
     site.run(5)
     assert site.record(job).error
-    site.slurm._nodes["n5"] = FakeNode("n5", gpu_type="a100")
+    site.slurm._nodes.by_name["n5"] = FakeNode("n5", gpu_type="a100")
     site.run_until(completed(site, job))
 
 
@@ -463,7 +464,7 @@ def test_a_stop_that_slurm_refused_is_sent_again(las):
 def test_a_refused_second_release_does_not_end_the_poll(site, monkeypatch):
     """The poll continues, and Slurm starts the job in a later cycle."""
     job = site.add("--gres=gpu:1")
-    monkeypatch.setattr(site.slurm, "_nodes_for", lambda _: None)
+    monkeypatch.setattr(site.slurm._nodes, "choose", lambda job, now: None)
     site.run_until(lambda: ("release", job) in site.slurm.calls)
     client = Failing(site.slurm, "release", NoSuchJobError("gone"))
     site.start(client)

@@ -15,7 +15,7 @@ from metasched.core.model import Placement
 from metasched.core.policy import installed_policies
 from metasched.demo import demo_run, installed, train
 from metasched.demo.demo_cluster import DemoError
-from metasched.demo.jobs import GROUPS, JOBS, THRESHOLD_GPU_SECONDS, configuration
+from metasched.demo.jobs import JOBS, SETTINGS, THRESHOLD_GPU_SECONDS, configuration
 from metasched.demo.result import outcome, problems
 from metasched.slurm.tags import parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord
@@ -40,15 +40,15 @@ GOOD = outcome(
 )
 
 
-def test_an_outcome_counts_what_happened():
-    """Runs that started give the world sizes; resizes are changes of size, preemptions those for other jobs."""
+def test_an_outcome_counts_preemptions_and_resizes():
+    """The started runs have a world size each; a resize is a change of it, a preemption a stop for another job."""
     assert GOOD.world_sizes == (4, 2, 4)
     assert (GOOD.resizes, GOOD.preemptions, GOOD.waited_seconds) == (2, 1, 10.0)
     assert problems([GOOD], 1) == []
 
 
 @pytest.mark.parametrize(
-    ("job", "runs", "said"),
+    ("job", "runs", "text"),
     [
         ({"exit_code": 1, "end_state": "FAILED"}, [], "ended as FAILED with code 1"),
         ({"loss": None}, [], "reported no loss"),
@@ -56,65 +56,65 @@ def test_an_outcome_counts_what_happened():
         ({}, [run(1, 4, EndCause.PREEMPTED), run(2, 4, EndCause.FINISHED)], "no job was resized"),
     ],
 )
-def test_a_broken_promise_is_said(job, runs, said):
+def test_each_missing_event_is_a_problem(job, runs, text):
     """A failed job, a missing loss, no preemption and no resize are each named."""
-    assert any(said in problem for problem in problems([outcome(record(**job), runs)], 1))
+    assert any(text in problem for problem in problems([outcome(record(**job), runs)], 1))
 
 
-def test_a_job_that_never_came_is_said():
-    """The number of jobs is part of the promise."""
-    assert problems([GOOD], 2) == ["only 1 of 2 jobs took part"]
+def test_a_missing_job_is_a_problem():
+    """The message has the number of jobs in the database and in the demo."""
+    assert problems([GOOD], 2) == ["only 1 of 2 jobs are in the database"]
 
 
 def test_the_jobs_fit_the_cluster():
-    """The demo's cluster has 4 nodes of 4 GPUs; each tag is one that the daemon takes; at most 8 ranks live at once."""
-    assert [(group.count, group.gpus) for group in GROUPS] == [(1, 4), (3, 4)]
+    """The demo's cluster has 4 nodes of 4 GPUs; each tag is valid; at most 8 ranks run at once."""
+    assert [(group.count, group.gpus) for group in SETTINGS.groups] == [(1, 4), (3, 4)]
     assert len(JOBS) >= 4
     for job in JOBS:
         assert parse_tag(f"metasched {job.tag}") is not None
-    v100 = sum(group.count * group.gpus for group in GROUPS if group.gpu_type == "v100")
+    v100 = sum(group.count * group.gpus for group in SETTINGS.groups if group.gpu_type == "v100")
     others = sum(job.nodes * job.gpus_per_node for job in JOBS if job.gpu_type != "v100")
     assert v100 + others <= 8
 
 
-def test_jobs_come_when_others_have_had_their_share():
-    """A later job is due once the one before has trained and has fallen to the second queue; the first ones at once."""
+def test_a_job_is_due_when_another_is_past_the_threshold():
+    """A later job is due when the named job has trained and is in the second queue; a first job is due at once."""
     first, later = JOBS[0], next(job for job in JOBS if job.after)
 
     def status(steps, service):
         one = SimpleNamespace(name=later.after, progress_steps=steps, attained_service=service)
         return SimpleNamespace(jobs=(one,), finished=())
 
-    assert first.due(None)
-    assert not later.due(None)
+    assert first.due(SimpleNamespace(jobs=(), finished=()))
+    assert not later.due(SimpleNamespace(jobs=(), finished=()))
     assert not later.due(status(None, 1000.0))
     assert not later.due(status(1000, THRESHOLD_GPU_SECONDS))
     assert later.due(status(1000, THRESHOLD_GPU_SECONDS + 1))
 
 
 def test_the_demos_configuration_is_valid(tmp_path):
-    """The daemon takes the file that the demo writes."""
+    """The daemon reads the file that the demo writes."""
     path = tmp_path / "metasched.toml"
     path.write_text(configuration(tmp_path / "state", tmp_path / "shared"))
     assert load(path, installed_policies()).policy.name == "las"
     assert tomllib.loads(path.read_text())["paths"]["shared"] == str(tmp_path / "shared")
 
 
-def test_a_broken_promise_ends_with_code_1(monkeypatch, tmp_path):
-    """The table is shown, then the logs and what is missing."""
-    played = demo_run.DemoResult([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
+def test_a_shortfall_ends_with_code_1(monkeypatch, tmp_path):
+    """The demo shows the table, then the logs and the missing event."""
+    result = demo_run.DemoResult([GOOD], 9, ["no job was resized"], ["the end of daemon.log:\noops \x1b[1m"])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(demo_run, "run", lambda show, base, **options: played)
-    result = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
-    assert result.exit_code == 1
-    assert "4 → 2 → 4" in result.stdout
-    assert r"oops \x1b[1m" in result.stderr
-    assert "no job was resized" in result.stderr
+    monkeypatch.setattr(demo_run, "run", lambda show, base, **options: result)
+    done = CliRunner().invoke(main, ["demo"], env={"COLUMNS": "200"})
+    assert done.exit_code == 1
+    assert "4 → 2 → 4" in done.stdout
+    assert r"oops \x1b[1m" in done.stderr
+    assert "no job was resized" in done.stderr
 
 
 @pytest.mark.parametrize("error", [DemoError("no luck"), KeyboardInterrupt()])
 def test_kept_files_are_named_after_a_failure(monkeypatch, tmp_path, error):
-    """With --keep the directory is said however the demo ends."""
+    """With --keep the command prints the directory, however the demo ends."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(demo_run, "run", Mock(side_effect=error))
     result = CliRunner().invoke(main, ["demo", "--keep"])
@@ -122,8 +122,8 @@ def test_kept_files_are_named_after_a_failure(monkeypatch, tmp_path, error):
     assert f"kept in {next(tmp_path.iterdir())}\n" in result.stdout
 
 
-def test_the_demos_trainers_take_no_real_gpu(monkeypatch):
-    """Slurm's numbers for fake GPUs are gone before torch could look for real ones."""
+def test_the_demos_trainers_use_no_real_gpu(monkeypatch):
+    """CUDA_VISIBLE_DEVICES is empty before torch could initialise a real GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(sys, "argv", ["train", "--epochs", "1"])
     monkeypatch.setattr(trainer_shim, "init", lambda _: sys.exit(os.environ["CUDA_VISIBLE_DEVICES"]))
@@ -132,8 +132,8 @@ def test_the_demos_trainers_take_no_real_gpu(monkeypatch):
     assert left.value.code == ""
 
 
-def test_the_admins_files_are_found():
-    """The wrapper is found where the checkout has it; a name that is nowhere is an error that says where it looked."""
+def test_the_slurm_scripts_are_found():
+    """The wrapper is found in the checkout; the error for an unknown name lists the searched folders."""
     assert installed.slurm_script("metasched-run").is_file()
     with pytest.raises(installed.NotInstalledError, match="slurm_scripts"):
         installed.slurm_script("nothing-of-that-name")

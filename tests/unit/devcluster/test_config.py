@@ -56,7 +56,7 @@ def test_gres_lines_name_one_device_file_a_gpu():
 
 
 def test_shards_belong_to_one_device_file_each():
-    """Slurm ties them to a GPU by its file; a cluster without them does not know the word."""
+    """Slurm ties shards to a GPU by its file; the files of a cluster without shards do not mention them."""
     shared = Settings(groups=(NodeGroup(2, 2, "v100", shards=2), NodeGroup(1, 1, "k80")))
     assert "GresTypes=gpu,shard" in conf(shared)
     assert [line.split()[-2] for line in conf(shared) if line.startswith("NodeName=")] == [
@@ -70,8 +70,8 @@ def test_shards_belong_to_one_device_file_each():
     assert "shard" not in "".join(conf(MIXED)) + gres_conf(MIXED, LAYOUT)
 
 
-def test_switches_take_so_many_nodes_each():
-    """The last one takes the rest; a cluster without them has a flat network."""
+def test_each_leaf_switch_has_nodes_per_switch_nodes():
+    """The last switch has the remaining nodes; without the setting the network is flat."""
     assert topology_conf(Settings(groups=(NodeGroup(3), NodeGroup(2, 0)), nodes_per_switch=2)).splitlines() == [
         "SwitchName=s1 Nodes=n[1-2]",
         "SwitchName=s2 Nodes=n[3-4]",
@@ -83,8 +83,8 @@ def test_switches_take_so_many_nodes_each():
     assert "Topology" not in "".join(conf(Settings()))
 
 
-def test_memory_is_shared_out_by_cpu():
-    """A job without --mem gets its CPUs' share of a node's memory."""
+def test_default_memory_is_proportional_to_cpus():
+    """A job without --mem gets the part of a node's memory that belongs to its CPUs."""
     lines = conf(Settings(cpus=8, memory_mb=8001))
     assert "SelectTypeParameters=CR_Core_Memory" in lines
     assert "DefMemPerCPU=1000" in lines
@@ -97,8 +97,8 @@ def test_memory_is_shared_out_by_cpu():
         ("requeue_exit", None, "RequeueExitHold"),
     ],
 )
-def test_what_is_switched_off_is_left_to_slurm(option, off, key):
-    """A line that a setting switches off is not written at all."""
+def test_disabled_settings_have_no_line(option, off, key):
+    """Slurm's default holds then."""
     assert [line for line in conf(Settings()) if line.startswith(f"{key}=")]
     assert not [line for line in conf(Settings(**{option: off})) if line.startswith(f"{key}=")]
 
@@ -117,8 +117,8 @@ def test_extra_lines_come_last():
         ("slurm 25.11.7", "disabled"),
     ],
 )
-def test_control_groups_are_left_alone_as_each_release_can(tmp_path, said, word):
-    """Releases from 24.05 on can go without a plugin for them; earlier ones take the word for an unknown plugin."""
+def test_each_release_gets_a_cgroup_plugin_that_it_can_load(tmp_path, said, word):
+    """Releases from 24.05 on can disable control groups; earlier ones do not know the word."""
     (tmp_path / "usr/lib/x/slurm-wlm").mkdir(parents=True)
     write_program(tmp_path / "usr/sbin/slurmctld", f"#!/bin/sh\n[ $1 = -V ] && echo {said}\n")
     assert cgroup_conf(software.Software(tmp_path).release) == f"CgroupPlugin={word}\n"
@@ -142,8 +142,8 @@ def test_settings_that_slurm_would_refuse_are_refused_by_name(make, named):
         make()
 
 
-def test_longest_base_is_the_one_slurms_sockets_allow():
-    """The error for a long base says how long it may be, and that length is accepted."""
+def test_the_longest_base_fits_the_paths_of_slurms_sockets():
+    """The error for a long base has the longest possible length, and a base of that length is accepted."""
     settings = Settings(groups=(NodeGroup(count=64),))
     with pytest.raises(BadSettingError, match="too long") as caught:
         Layout(Path("/" + "x" * 100)).check(settings)
@@ -187,8 +187,8 @@ def test_attach_to_a_directory_without_cluster_is_an_error(tmp_path):
 
 
 def test_base_that_holds_other_files_is_left_alone(monkeypatch):
-    """A directory with somebody's files is refused, and the files stay."""
-    monkeypatch.setattr(software, "find", lambda mode: software.Software(None))
+    """A directory with other files is refused, and the files stay."""
+    monkeypatch.setattr(software, "find", lambda: software.Software(None))
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         (base / "thesis.tex").write_text("x")
@@ -200,7 +200,7 @@ def test_base_that_holds_other_files_is_left_alone(monkeypatch):
 @pytest.mark.parametrize("enter", [DevCluster.up, DevCluster.attach])
 def test_base_that_others_could_replace_is_refused(monkeypatch, tmp_path, enter):
     """Whoever can write below a base runs code as its cluster's user: it must be that user's, and only that one's."""
-    monkeypatch.setattr(software, "find", lambda mode: software.Software(None))
+    monkeypatch.setattr(software, "find", lambda: software.Software(None))
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         base.chmod(0o775)
@@ -213,7 +213,7 @@ def test_base_that_others_could_replace_is_refused(monkeypatch, tmp_path, enter)
         assert list(base.iterdir()) == []
 
 
-def test_unknown_place_of_slurm_is_refused(monkeypatch):
+def test_an_unknown_mode_is_refused(monkeypatch):
     """METASCHED_SLURM must be one of three words, and the error lists them."""
     monkeypatch.setenv("METASCHED_SLURM", "docker")
     with pytest.raises(BadSettingError, match="auto, system, unpacked"):
@@ -226,41 +226,45 @@ def test_missing_slurm_says_what_to_install(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "cache"))
     for mode in ("system", "auto"):
+        monkeypatch.setenv("METASCHED_SLURM", mode)
         with pytest.raises(SlurmMissingError, match="apt-get install slurmctld slurmd"):
-            software.find(mode)
+            software.find()
     assert main(["fetch"]) == 1
     assert "apt-get install slurmctld slurmd" in capsys.readouterr().err
 
 
-def test_slurm_of_another_private_cluster_is_not_the_systems(monkeypatch, tmp_path):
-    """A shell that uses one has the unpacked programs on its PATH, without what they need to run."""
+def test_unpacked_programs_on_path_are_not_the_systems(monkeypatch, tmp_path):
+    """A shell that uses another private cluster has unpacked programs on its PATH, without their libraries."""
     monkeypatch.setattr(software, "_SYSTEM_PATH", str(tmp_path))
     programs = tmp_path / "tree" / "usr" / "sbin"
     programs.mkdir(parents=True)
     for name in (*software.DAEMONS, "sbatch"):
         (programs / name).touch(0o755)
     monkeypatch.setenv("PATH", str(programs))
-    assert software.find("system").program("slurmd").parent == programs
-    (tmp_path / "tree" / software._WHOLE).touch()
+    monkeypatch.setenv("METASCHED_SLURM", "system")
+    assert software.find().program("slurmd").parent == programs
+    (tmp_path / "tree" / software._COMPLETE).touch()
     with pytest.raises(SlurmMissingError):
-        software.find("system")
+        software.find()
 
 
-def test_cache_that_cannot_be_written_is_named(monkeypatch, tmp_path):
-    """A cache directory that cannot be made is an error that names it and the variable that moves it."""
+def test_an_unwritable_cache_is_named(monkeypatch, tmp_path):
+    """The error names the directory and the variable that selects another."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("METASCHED_SLURM", "unpacked")
     with pytest.raises(SlurmMissingError, match="METASCHED_CACHE"):
-        software.find("unpacked")
+        software.find()
 
 
-def test_tree_that_was_unpacked_only_in_part_is_not_used(monkeypatch, tmp_path):
-    """The cache serves a tree of this system with its mark of wholeness, and no other."""
+def test_a_partly_unpacked_tree_is_not_used(monkeypatch, tmp_path):
+    """The cache serves only complete trees of this system."""
     monkeypatch.setenv("METASCHED_CACHE", str(tmp_path))
+    monkeypatch.setenv("METASCHED_SLURM", "unpacked")
     monkeypatch.setattr(software, "_fetch", lambda cache: cache / "fetched")
 
     def found():
-        return software.find("unpacked").root.relative_to(tmp_path)
+        return software.find().root.relative_to(tmp_path)
 
     def on_debian(version):
         monkeypatch.setattr(platform, "freedesktop_os_release", lambda: {"ID": "debian", "VERSION_ID": version})
@@ -276,8 +280,8 @@ def test_tree_that_was_unpacked_only_in_part_is_not_used(monkeypatch, tmp_path):
     assert found().name == "fetched"
 
 
-def test_environment_drops_what_an_outer_job_left(monkeypatch, tmp_path):
-    """Variables that steer Slurm's commands are in no environment or shell that uses a cluster; others are."""
+def test_the_environment_has_no_variables_of_an_outer_job(monkeypatch, tmp_path):
+    """Variables that control Slurm's commands are removed from the environment and the shell lines; others stay."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("KEPT", "1")
@@ -311,8 +315,8 @@ def sleeper():
         process.kill()
 
 
-def test_pid_of_a_later_process_is_not_killed(sleeper):
-    """A process is known by pid and start time, so one that got a dead one's pid is spared."""
+def test_a_process_with_a_reused_pid_is_not_killed(sleeper):
+    """A process is identified by pid and start time."""
     real = processes.read(sleeper.pid)
     earlier = processes.Process(real.pid, real.parent, real.started - 1, real.exe, real.argv, real.environ)
     processes.end(earlier)
@@ -321,8 +325,8 @@ def test_pid_of_a_later_process_is_not_killed(sleeper):
     assert sleeper.wait(30) == -signal.SIGKILL
 
 
-def test_pid_file_that_names_a_foreign_process_is_not_believed(sleeper, tmp_path):
-    """A stale pid file whose pid is another program's by now counts as a dead daemon."""
+def test_a_stale_pid_file_counts_as_a_dead_daemon(sleeper, tmp_path):
+    """The pid belongs to another program by now, which is spared."""
     cluster = DevCluster(tmp_path, Settings(), software.Software(None), 1)
     cluster.layout.run.mkdir()
     (cluster.layout.run / "n1.pid").write_text(f"{sleeper.pid}\n")
@@ -333,17 +337,17 @@ def test_pid_file_that_names_a_foreign_process_is_not_believed(sleeper, tmp_path
     assert sleeper.poll() is None
 
 
-def claimed(base):
-    """A cluster of which there is nothing yet but its state file."""
+def created(base):
+    """Return a cluster that has only its state file."""
     cluster = DevCluster(base, Settings(), software.Software(None), 1)
-    cluster._claim()
+    cluster._create_base()
     return cluster
 
 
 def test_down_is_not_interrupted(monkeypatch, tmp_path):
-    """A signal that would end us comes to nothing while `down` is at work, and is heard again afterwards."""
+    """SIGINT, SIGTERM and SIGHUP are ignored during `down`, and handled again afterwards."""
     before = signal.getsignal(signal.SIGINT)
-    cluster = claimed(tmp_path / "c")
+    cluster = created(tmp_path / "c")
 
     def interrupted(*_):
         for number in processes.INTERRUPTS:
@@ -356,9 +360,9 @@ def test_down_is_not_interrupted(monkeypatch, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_down_at_the_same_time_as_another(monkeypatch, tmp_path):
-    """What another `down` has just removed is no error."""
-    cluster = claimed(tmp_path / "c")
+def test_concurrent_downs_both_succeed(monkeypatch, tmp_path):
+    """A file that the other `down` has just removed is no error."""
+    cluster = created(tmp_path / "c")
     cluster.layout.etc.mkdir()
     rmtree = shutil.rmtree
 
@@ -371,9 +375,9 @@ def test_down_at_the_same_time_as_another(monkeypatch, tmp_path):
     assert not cluster.base.exists()
 
 
-def test_the_reaper_is_there_until_all_is_done(monkeypatch, tmp_path, sleeper):
-    """Until the last file is gone the reaper lives, so it would finish what a killed `down` has left."""
-    cluster = claimed(tmp_path / "c")
+def test_the_reaper_ends_last(monkeypatch, tmp_path, sleeper):
+    """The reaper lives until the last file is removed, so that it would finish the work of a killed `down`."""
+    cluster = created(tmp_path / "c")
     reaper.watch(cluster.base, sleeper.pid)
 
     def reapers():
@@ -388,8 +392,8 @@ def test_the_reaper_is_there_until_all_is_done(monkeypatch, tmp_path, sleeper):
     assert not reapers()
 
 
-def test_process_that_proc_hides_is_none(monkeypatch):
-    """Where /proc is mounted with hidepid=1 other users' processes cannot be read, and are not ours."""
+def test_a_hidden_process_reads_as_none(monkeypatch):
+    """Where /proc is mounted with hidepid=1, other users' processes cannot be read."""
     real = Path.read_text
 
     def hidden(path, *args, **options):
@@ -403,7 +407,7 @@ def test_process_that_proc_hides_is_none(monkeypatch):
 
 
 def test_families_hold_descendants_but_never_the_caller(sleeper):
-    """Children of a member are members; we and our ancestors are not, even when picked."""
+    """A member's children are members; the calling process and its ancestors never are."""
     me = os.getpid()
     picked = {process.pid for process in processes.families(lambda process: process.pid in {me, os.getppid()})}
     assert sleeper.pid in picked
@@ -411,7 +415,7 @@ def test_families_hold_descendants_but_never_the_caller(sleeper):
 
 
 def test_zombie_counts_as_dead(sleeper):
-    """A process that ended but was not waited for is not there."""
+    """A process that has ended without being waited for reads as None."""
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert processes.read(sleeper.pid) is None

@@ -12,12 +12,12 @@ from metasched.core.policy import installed_policies
 from metasched.daemon import process
 from metasched.installation import facts, plugin
 from metasched.installation.checks import check
-from metasched.installation.facts import CommandFailedError, Directory, Facts, Slurm, gather, on_nodes, probe_directory
+from metasched.installation.facts import Directory, Facts, Slurm, gather, on_nodes, probe_directory
 from metasched.installation.plugin import OtherSharedError
 from metasched.installation.template import template
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmNode, SlurmSettings
-from metasched.slurm.errors import SlurmUnavailableError
+from metasched.slurm.errors import SlurmCommandError, SlurmUnavailableError
 from policies.gavel.policies import GavelCostParameters
 from tests.fakes.fake_slurm import FakeSlurm
 
@@ -38,17 +38,13 @@ def node(name="n1", gpus=None, partitions=("main",)):
         gpus={"v100": 4} if gpus is None else gpus,
         cpus=16,
         memory=1 << 36,
-        cpus_allocated=0,
-        memory_allocated=0,
-        gpus_allocated=0,
-        state="idle",
         accepts=True,
         features=frozenset(),
         partitions=frozenset(partitions),
     )
 
 
-SETTINGS = SlurmSettings((22, 5, 8), "alps", frozenset({85}), 30.0, ("lua",), as_of=100.0, values=VALUES)
+SETTINGS = SlurmSettings((22, 5, 8), "alps", frozenset({85}), ("lua",), as_of=100.0, values=VALUES)
 SLURM = Slurm(
     settings=SETTINGS,
     nodes=(node("n1"), node("n2")),
@@ -87,26 +83,26 @@ def with_config(section, **keys):
 
 
 def with_plugin(line, **intake):
-    """A job_submit.lua with one more setting, and a configuration."""
+    """Return facts with one more setting in job_submit.lua, and intake settings of the configuration."""
     return dataclasses.replace(
         with_config("intake", **intake), slurm=dataclasses.replace(SLURM, plugin=f"{PLUGIN}local {line}\n")
     )
 
 
 def with_policy(parameters):
-    """A configuration as it is read, with a policy's own parameters."""
+    """Return facts with parameters of a policy in the configuration."""
     policy = FACTS.config.policy.model_copy(update={"parameters": parameters})
     return dataclasses.replace(FACTS, config=FACTS.config.model_copy(update={"policy": policy}))
 
 
 def with_shards(facts, count):
-    """Nodes with so many shards of each GPU."""
+    """Return facts whose nodes have ``count`` shards of each GPU."""
     nodes = (dataclasses.replace(node(), shards_per_gpu=count),)
     return dataclasses.replace(facts, slurm=dataclasses.replace(facts.slurm, nodes=nodes))
 
 
 def keys(config):
-    """All but the policy's own parameters."""
+    """Return the configuration as a dictionary, without the policy's parameters."""
     return config.model_dump(exclude={"policy": {"parameters"}})
 
 
@@ -118,8 +114,8 @@ def complaints(facts):
     return [finding for finding in check(facts) if finding.level != "ok"]
 
 
-def test_a_good_installation_gets_no_complaint():
-    """And every part of it is named."""
+def test_a_sound_installation_has_no_faults():
+    """Every part of the installation has a finding."""
     assert complaints(FACTS) == []
     assert {"[paths] state", "[paths] shared", "Slurm", "role", "nodes", "job_submit"} <= {
         finding.subject for finding in check(FACTS)
@@ -136,11 +132,11 @@ def test_a_good_installation_gets_no_complaint():
         (with_settings(requeue_exit_hold=frozenset()), "warning", "slurm.conf", "85", "RequeueExitHold=85"),
         (with_values(JobFileAppend="0"), "warning", "slurm.conf", "overwrites", "JobFileAppend=1"),
         (with_values(MinJobAge="2 sec"), "warning", "slurm.conf", "MinJobAge=2", "MinJobAge=300"),
-        (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not know", "take the functions"),
+        (with_slurm(plugin="-- ours\n"), "warning", "job_submit", "does not mention", "copy the functions"),
         (with_slurm(plugin="-- metasched\nlocal SHARED = nil"), "warning", "job_submit", "no SHARED", str(SHARED)),
         (with_slurm(plugin='-- metasched\nlocal SHARED = "/x"'), "error", "job_submit", "'/x'", "the same"),
         (with_plugin("SHARDS = 2"), "error", "job_submit", "SHARDS = 2", "gres.conf"),
-        (with_shards(with_plugin("SHARDS = nil"), 2), "warning", "job_submit", "share with nobody", "SHARDS = 2"),
+        (with_shards(with_plugin("SHARDS = nil"), 2), "warning", "job_submit", "do not share", "SHARDS = 2"),
         (with_config("schedule", poll_seconds=70.1), "warning", "slurm.conf", "MinJobAge=300", "MinJobAge=351"),
         (
             with_policy(GavelCostParameters(types_in_turn=("v100", "v1000"), prices={"v10": 1.0})),
@@ -148,7 +144,7 @@ def test_a_good_installation_gets_no_complaint():
         ),
         (
             dataclasses.replace(FACTS, state=dataclasses.replace(FACTS.state, path=SHARED)),
-            *("error", "[paths] state", "[paths] shared as well", "of its own"),
+            *("error", "[paths] state", "[paths] shared as well", "name another directory"),
         ),
         (
             dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, missing=True)),
@@ -166,8 +162,8 @@ def test_a_good_installation_gets_no_complaint():
         (with_slurm(associations=None), "warning", "accounting", "does not show metasched", "adminlevel=Operator"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
-    """One fault, one complaint, which says what to change."""
+def test_each_fault_is_named_with_its_fix(facts, level, subject, text, fix):
+    """One fault gives one finding, whose fix says what to change."""
     (finding,) = complaints(facts)
     assert (finding.level, finding.subject) == (level, subject)
     assert text in finding.text
@@ -184,50 +180,50 @@ def test_what_is_wrong_is_named_with_its_fix(facts, level, subject, text, fix):
         ('QOS = {"normal", "b"}', {"qos": ["Normal"]}, "job_submit.lua: b, normal; [intake] qos"),
     ],
 )
-def test_the_plugin_names_what_the_configuration_does(line, intake, text):
-    """Else a job would be taken in that nobody may stamp; a QOS has no case in Slurm."""
+def test_plugin_and_configuration_must_name_the_same_jobs(line, intake, text):
+    """The daemon would take in a job that the plugin did not stamp; names of QOS have no case in Slurm."""
     found = complaints(with_plugin(line, **intake))
     assert [finding.level for finding in found] == ([] if text is None else ["error"])
     assert all(text in finding.text for finding in found)
 
 
-def test_the_plugin_may_name_the_shards_that_nodes_have():
-    """Another number is an error, as above."""
+def test_the_plugins_shards_must_be_those_of_the_nodes():
+    """The nodes' own number is no fault."""
     assert complaints(with_shards(with_plugin("SHARDS = 2"), 2)) == []
 
 
-def test_nodes_are_asked_in_a_partition_that_they_are_in(monkeypatch):
-    """And one that cannot be asked keeps nobody from answering."""
+def test_each_node_is_checked_in_its_own_partitions(monkeypatch):
+    """A node that does not answer does not affect the others."""
     asked = {}
 
-    def run(argv):
+    def run(argv, **_):
         asked[argv[1]] = argv
         if argv[1] == "--nodelist=n1":
-            raise CommandFailedError("srun: down")
-        return "has no python3 on PATH\n"
+            raise SlurmCommandError("srun: down")
+        return "has no python3 on PATH\n", ""
 
-    monkeypatch.setattr(facts, "run", run)
+    monkeypatch.setattr(facts, "run_command", run)
     found = dict(on_nodes((node("n1"), node("n2", partitions=("b", "a"))), SHARED))
     assert str(found["n1"]) == "srun: down"
     assert found["n2"] == ["has no python3 on PATH"]
     assert {"--partition=a,b", "--mem=32M"} < set(asked["--nodelist=n2"])
 
 
-def test_nodes_are_not_asked_for_a_directory_that_is_still_to_be_made(monkeypatch):
-    """Nothing could be seen anywhere."""
+def test_nodes_are_not_checked_for_a_missing_directory(monkeypatch):
+    """Only a shared directory that exists is checked on the nodes."""
 
-    def run(argv):
+    def run(argv, **_):
         begin = argv.index("/bin/sh")
-        return subprocess.run(argv[begin:], capture_output=True, text=True, timeout=30, check=True).stdout
+        return subprocess.run(argv[begin:], capture_output=True, text=True, timeout=30, check=True).stdout, ""
 
-    monkeypatch.setattr(facts, "run", run)
+    monkeypatch.setattr(facts, "run_command", run)
     missing = Path("/no/such/directory")
     ((_, asked),), ((_, spared),) = on_nodes([node()], missing), on_nodes([node()], None)
     assert [line for line in asked if line not in spared] == [f"does not see {missing}"]
 
 
-def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch):
-    """A damaged database, and a client that is not installed; a database that is still to be made is no fault."""
+def test_a_damaged_database_and_a_missing_client_are_errors(tmp_path, monkeypatch):
+    """The daemon would not start with them; a database that does not exist yet is no fault."""
     paths = {"state": tmp_path, "shared": tmp_path / "shared"}
     config = Config.model_validate({"paths": paths, "slurm": {"client": "pyslurm"}})
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -242,7 +238,7 @@ def test_what_the_daemon_would_not_start_with_is_an_error(tmp_path, monkeypatch)
 
 
 def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
-    """Jobs, and maybe another daemon, go by the one that job_submit.lua names; a link to it is the same."""
+    """Jobs, and perhaps another daemon, use the directory of job_submit.lua; a link to it is the same directory."""
     (tmp_path / "job_submit.lua").write_text(f'local SHARED = "{tmp_path}/shared/"\n')
     (tmp_path / "link").symlink_to(tmp_path / "shared")
     slurm = FakeSlurm()
@@ -255,7 +251,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
 
 
 def test_an_operator_needs_the_plugin():
-    """An administrator does without."""
+    """An administrator does not need the plugin."""
     without = with_settings(job_submit_plugins=())
     assert [(finding.level, finding.subject) for finding in complaints(without)] == [
         ("error", "role"),
@@ -272,34 +268,34 @@ def test_a_database_on_a_network_file_system_is_refused():
 
 
 def test_shared_storage_without_locks_is_refused():
-    """Nothing would keep two daemons apart."""
+    """Two daemons could run at once."""
     facts = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, locks=False))
     assert [(finding.level, finding.subject) for finding in complaints(facts)] == [("error", "[paths] shared")]
 
 
-def test_shared_storage_that_looks_local_is_questioned():
-    """On a cluster of one node it is all right."""
+def test_a_local_shared_directory_is_a_warning():
+    """On a cluster of one node it is no fault."""
     local = dataclasses.replace(FACTS, shared=dataclasses.replace(FACTS.shared, filesystem="xfs"))
     assert [finding.subject for finding in complaints(local)] == ["[paths] shared"]
     one = dataclasses.replace(local, slurm=dataclasses.replace(SLURM, nodes=(node(),)))
     assert complaints(one) == []
 
 
-def test_the_paths_are_looked_at_without_slurm_too():
-    """What can be known is said."""
+def test_the_paths_are_checked_without_slurm():
+    """The checks that need no Slurm have findings."""
     silent = dataclasses.replace(FACTS, slurm=SlurmUnavailableError("connection refused"))
     assert [(finding.level, finding.subject) for finding in check(silent)][-1] == ("error", "Slurm")
     assert len(check(silent)) == 3
 
 
 def test_slurm_user_and_root_need_no_role():
-    """They may do everything."""
+    """Slurm lets them do everything."""
     assert complaints(dataclasses.replace(with_slurm(admin_level=None), user="slurm")) == []
     assert complaints(dataclasses.replace(with_slurm(admin_level=None), uid=0)) == []
 
 
-def test_a_directory_that_is_missing_can_be_made(tmp_path):
-    """It is judged by where it would be, and not made."""
+def test_a_missing_directory_is_probed_in_its_parent(tmp_path):
+    """The probe does not make the directory."""
     found = probe_directory(tmp_path / "a" / "b")
     assert found.problem is None
     assert found.filesystem
@@ -308,8 +304,8 @@ def test_a_directory_that_is_missing_can_be_made(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_everybody_may_write_to_is_noticed(tmp_path):
-    """Others could put files of their own in place of the daemon's."""
+def test_a_world_writable_directory_is_an_error(tmp_path):
+    """Other users could replace the daemon's files."""
     tmp_path.chmod(0o1777)
     assert probe_directory(tmp_path).open_to_all
     assert not probe_directory(tmp_path / "missing").open_to_all
@@ -321,20 +317,20 @@ def test_a_file_in_place_of_a_directory_is_a_problem(tmp_path):
     assert "is not a directory" in probe_directory(tmp_path / "file" / "state").problem
 
 
-def test_a_directory_that_cannot_be_looked_at_is_a_problem(tmp_path):
-    """Like one below a directory that is closed to this user."""
+def test_an_unreadable_directory_is_a_problem(tmp_path):
+    """The example is a directory below one that is closed to this user."""
     assert "File name too long" in probe_directory(tmp_path / ("x" * 300) / "state").problem
 
 
 def test_the_template_is_a_configuration_of_defaults(tmp_path):
-    """It can be used as it is written."""
+    """The file can be used as written."""
     path = tmp_path / "metasched.toml"
     path.write_text(template(SETTINGS, SLURM.nodes, STATE, SHARED))
     assert loaded(path) == keys(FACTS.config)
 
 
 def test_every_default_in_the_template_may_be_uncommented(tmp_path):
-    """And every key of the configuration is there."""
+    """The template has every key of the configuration."""
     text = template(SETTINGS, SLURM.nodes, STATE, SHARED)
     path = tmp_path / "metasched.toml"
     path.write_text(re.sub("^#(?! )", "", text, flags=re.MULTILINE))
@@ -345,14 +341,14 @@ def test_every_default_in_the_template_may_be_uncommented(tmp_path):
 
 
 @pytest.mark.parametrize(("held", "written"), [({42}, {"exit_code": 42}), ({42, 200}, {"exit_code": 42}), ({200}, {})])
-def test_the_template_takes_the_exit_code_that_slurm_holds_already(held, written):
-    """A site that uses another code keeps it, if a trainer can end with it."""
+def test_the_template_has_the_exit_code_of_requeue_exit_hold(held, written):
+    """A site with another code keeps it, if a trainer can exit with it."""
     other = dataclasses.replace(SETTINGS, requeue_exit_hold=frozenset(held))
     assert tomllib.loads(template(other, (), STATE, SHARED))["slurm"] == written
 
 
 def test_meanings_are_inherited_and_shared():
-    """A line may explain several keys, and a class has those of what it builds on."""
+    """A line may explain several keys, and a class has the keys of its base class."""
 
     class Base:
         """Words.

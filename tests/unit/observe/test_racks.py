@@ -3,7 +3,8 @@
 import pytest
 
 from metasched.slurm.client import JobState
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 
 

@@ -15,7 +15,8 @@ from metasched.replay.snapshot_codec import CodecError, decode, encode
 from metasched.throughput.online_speed import MeasuredSpeed
 from policies.baselines.las import Las
 from tests.builders import job
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import FakeSite
 from tests.unit.strategies import snapshots
 

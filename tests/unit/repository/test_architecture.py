@@ -11,7 +11,7 @@ def is_path(text: str) -> bool:
     return re.fullmatch(r"[\w./-]+(/|\.(py|md|lua|toml|txt)|/[\w-]+)", text) is not None
 
 
-def test_what_the_page_names_exists():
+def test_paths_named_on_the_page_exist():
     """Every file and directory that the architecture page names in backticks is there."""
     paths = {name for name in NAMED if is_path(name)}
     assert paths

@@ -27,14 +27,14 @@ def test_the_search_finds_benchmarks():
 
 @pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
 def test_every_benchmark_is_listed_with_its_command(path):
-    """It has a row in the table, a section of its own, and in that the command that runs it."""
+    """Each benchmark has a row in the table, and a section with the command that runs it."""
     assert f"| [{path.stem}](#{path.stem}) |" in PAGE
     _, found, rest = PAGE.partition(f"\n## {path.stem}\n")
     assert found
     assert f".venv/bin/python {command(path)}" in rest.partition("\n## ")[0]
 
 
-def test_the_page_lists_no_benchmark_that_is_not_there():
+def test_the_page_lists_no_missing_benchmark():
     """Every program that the page runs exists."""
     assert set(re.findall(r"-m contrib\.(?:benchmarks|reproductions)\.\w+", PAGE)) == {
         command(path) for path in benchmarks()
@@ -42,8 +42,8 @@ def test_the_page_lists_no_benchmark_that_is_not_there():
 
 
 @pytest.mark.parametrize("path", benchmarks(), ids=lambda path: path.stem)
-def test_every_benchmark_explains_itself_and_offers_json(path, monkeypatch, capsys):
-    """--help works without Slurm, and the options on the page, --json among them, are its own."""
+def test_every_benchmark_has_help_and_json(path, monkeypatch, capsys):
+    """--help works without Slurm, and every option on the page exists, --json among them."""
     monkeypatch.syspath_prepend(str(path.parent))
     monkeypatch.setattr(sys, "argv", [str(path), "--help"])
     with pytest.raises(SystemExit) as ended:

@@ -42,8 +42,8 @@ def test_the_page_mentions_every_command_and_option(path):
             assert re.search(rf"`{name}\b", CLI[path]), f"{path}: {name}"
 
 
-def test_the_page_mentions_nothing_else():
-    """No section of docs/user/CLI.md describes a command that is not there, and no option is invented."""
+def test_the_page_mentions_no_unknown_command_or_option():
+    """Every command and option of docs/user/CLI.md exists."""
     for heading, text in CLI.items():
         if heading.startswith("metasched"):
             known = {name for parameter in COMMANDS[heading].params for name in parameter.opts}

@@ -38,14 +38,14 @@ def words(name):
 
 
 def test_the_terms_are_in_order_and_each_has_one_line():
-    """A term is found where the alphabet says, once."""
+    """The terms are in alphabetical order, each once."""
     terms = [term.lower() for term, _ in LINES]
     assert len(terms) > 100
     assert terms == sorted(set(terms))
 
 
 def test_every_package_and_every_module_of_metasched_is_explained():
-    """A module's name is a term, or the page names its file or its folder beside a term."""
+    """A module's name is a term, or the page names its file or its folder with a term."""
     terms = {term.lower() for term, _ in LINES}
     text = " ".join(meaning for _, meaning in LINES)
     for path in modules("metasched"):
@@ -65,8 +65,8 @@ def test_every_record_of_the_model_is_explained():
             assert spaced in terms or re.search(rf"\b{node.name}\b", TERMS), node.name
 
 
-def test_the_table_names_the_words_that_are_watched():
-    """Each word that must not come back stands in the table of words that are not used."""
+def test_the_table_has_the_words_that_the_test_watches():
+    """Each dropped word of this test stands in the table of words that are not used."""
     table = set(re.findall(r"[a-z]+", " ".join(re.findall(r"^\| ([^|]+) \|", DROPPED, flags=re.MULTILINE)).lower()))
     assert {word.rstrip("s") for word in NAMES_WITHOUT} <= {word.rstrip("s") for word in table}
 

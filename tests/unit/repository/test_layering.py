@@ -32,7 +32,7 @@ PACKAGES = {
         *("core", "configuration", "installation", "intake", "learning", "observe", "replay", "scheduling"),
         *("shared_dir", "slurm", "store"),
     },
-    "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "store"},
+    "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
         *("accounting", "configuration", "core", "daemon", "demo", "devcluster", "installation", "replay"),
         *("shared_dir", "simulator", "slurm", "store"),
@@ -79,7 +79,7 @@ def packages(names: Iterator[str]) -> set[str]:
 
 
 def test_every_package_has_a_row():
-    """Below metasched/ there are packages of the table, and no modules but the two that Python asks for."""
+    """metasched/ holds the packages of the table, and no modules but __init__ and __main__."""
     found = [p for p in (ROOT / "metasched").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
     assert {p.name for p in found if p.is_file()} == {"__init__.py", "__main__.py"}
     assert {p.name for p in found if p.is_dir()} == PACKAGES.keys()
@@ -95,7 +95,7 @@ def test_a_package_imports_only_what_lies_below_it(package):
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_table_allows_no_more_than_is_used(package):
-    """A row names no package that is not imported."""
+    """A row names no package that its package does not import."""
     used = set[str]().union(*(packages(imports(path)) for path in sources(ROOT / "metasched" / package)))
     assert PACKAGES[package] <= used
 
@@ -111,13 +111,13 @@ def test_a_folder_of_the_shim_imports_only_what_lies_below_it(folder):
 
 
 def test_the_tables_have_no_cycle():
-    """No package may import one that may import it, directly or through others."""
+    """No package may import a package that imports it, directly or through others."""
     graphlib.TopologicalSorter(PACKAGES).prepare()
     graphlib.TopologicalSorter(SHIM_FOLDERS).prepare()
 
 
 def test_the_product_imports_no_tests_and_no_reproductions():
-    """Fakes and the published simulators' loops are for tests and benchmarks alone."""
+    """Fakes and the published simulators' loops are for tests and benchmarks only."""
     for folder in ("metasched", "policies"):
         for path in sources(ROOT / folder):
             assert not {name.split(".")[0] for name in imports(path)} & {"tests", "contrib"}, path
@@ -147,5 +147,5 @@ def test_the_users_side_needs_torch_alone(path):
 
 @pytest.mark.parametrize("path", users_side(), ids=lambda path: path.name)
 def test_the_users_side_parses_as_python_3_9(path):
-    """The user's Python may be older than ours."""
+    """The user's Python may be older than the daemon's."""
     ast.parse(path.read_text(), feature_version=(3, 9))

@@ -16,7 +16,7 @@ TOPS = ("metasched", "policies", "trainer_shim")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel, built from a copy of the tree: building leaves files beside the sources."""
+    """The wheel, built from a copy of the tree: building leaves files among the sources."""
     work = tmp_path_factory.mktemp("build")
     tree = work / "tree"
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist"))
@@ -42,7 +42,7 @@ def test_the_wheel_holds_the_packages_and_no_others(wheel):
 
 
 def test_the_wheel_holds_what_an_admin_installs(wheel):
-    """The wrapper becomes a command, whose first line pip changes; below share/ is all of slurm_scripts/ as it is."""
+    """The wrapper becomes a command, whose first line pip changes; share/ has all of slurm_scripts/ unchanged."""
     data = {name.split(".data/", 1)[1]: name for name in wheel.namelist() if ".data/" in name}
     scripts = {f"data/share/metasched/slurm_scripts/{p.name}": p for p in (ROOT / "slurm_scripts").glob("[!_.]*")}
     assert data.keys() == {"scripts/metasched-run", *scripts}
@@ -51,8 +51,8 @@ def test_the_wheel_holds_what_an_admin_installs(wheel):
         assert wheel.getinfo(data[name]).external_attr >> 16 & 0o111 == path.stat().st_mode & 0o111
 
 
-def test_with_an_older_python_the_commands_say_so(monkeypatch):
-    """Pip installs the distribution there all the same, because the shim works with it."""
+def test_the_commands_refuse_an_older_python(monkeypatch):
+    """Pip installs the distribution for an older Python, because the shim works with it."""
     monkeypatch.setattr(sys, "version_info", (3, 9, 18))
     with pytest.raises(ImportError, match=r"python3\.11 -m venv"):
         importlib.reload(metasched)

@@ -10,7 +10,8 @@ from metasched.core.model import Grant, Hold
 from metasched.core.reasons import Reason
 from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
 from tests.unit.site import DyingClient, FakeSite, Killed
 from tests.unit.strategies import FixedPolicy
 

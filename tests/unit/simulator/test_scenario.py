@@ -209,8 +209,8 @@ def test_a_sweep_can_run_as_a_slurm_array(scenario, tmp_path, monkeypatch):
     seen = []
 
     def sbatch(argv, **options):
-        seen.append((argv, options["input"]))
-        return subprocess.CompletedProcess(argv, 0, "77\n", "")
+        seen.append((argv, options["input"].decode()))
+        return subprocess.CompletedProcess(argv, 0, b"77\n", b"")
 
     monkeypatch.setattr(subprocess, "run", sbatch)
     out = tmp_path / "a b"

@@ -91,14 +91,14 @@ def client(stand):
 
 
 def test_an_unchanged_queue_is_not_read_twice(stand, client):
-    """The cheap text is the same, so the jobs are."""
+    """While squeue's text output is unchanged, the JSON is not read again."""
     first = client.jobs()
     assert client.jobs() == first
     assert stand.json_reads() == 1
 
 
 def test_a_changed_queue_is_read_again(stand, client):
-    """Any difference in the cheap text is enough."""
+    """Any difference in squeue's text output makes the client read the JSON."""
     client.jobs()
     stand.says("squeue", "1|RUNNING|None|1|5|n1|1|1|0|1|main|7\n")
     client.jobs()
@@ -106,7 +106,7 @@ def test_a_changed_queue_is_read_again(stand, client):
 
 
 def test_slurms_forecast_of_a_start_is_no_change(stand, client):
-    """It moves all the time; the begin time of a job that waits for one does count."""
+    """Slurm's start forecast changes all the time; the begin time of a job that waits for one does count."""
     for forecast in ("100", "200"):
         stand.says("squeue", f"1|PENDING|Resources|1|5||1|1|0|1|main|{forecast}\n")
         client.jobs()
@@ -127,8 +127,8 @@ def test_slurms_forecast_of_a_start_is_no_change(stand, client):
         lambda client: client.set_requeue("1"),
     ],
 )
-def test_a_write_of_ours_makes_the_next_read_a_full_one(stand, client, write):
-    """What it changed may not show in the cheap text."""
+def test_a_write_makes_the_next_read_a_full_read(stand, client, write):
+    """The effect of a write may not show in squeue's text output."""
     stand.says("scancel", "")
     client.jobs()
     stand.says("squeue", "1 RUNNING\n")  # for the write, which may ask for the job's state
@@ -139,7 +139,7 @@ def test_a_write_of_ours_makes_the_next_read_a_full_one(stand, client, write):
 
 
 def test_a_failed_read_is_repeated(stand, client):
-    """Nothing is remembered of it."""
+    """Nothing of a failed read is cached."""
     stand.complains("squeue.json", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlurmUnavailableError):
         client.jobs()
@@ -147,8 +147,8 @@ def test_a_failed_read_is_repeated(stand, client):
     assert len(client.jobs()) == 1
 
 
-def test_a_record_that_cannot_be_read_is_left_out_and_named_once(stand, client, caplog):
-    """Every poll would fill the log otherwise."""
+def test_an_unreadable_record_is_left_out_and_logged_once(stand, client, caplog):
+    """A message at every poll would fill the log."""
     stand.says("scancel", "")
     stand.says("squeue.json", json.dumps({"jobs": [RUNNING_22 | {"job_state": "DANCING"}, PENDING_22]}))
     with caplog.at_level(logging.WARNING):
@@ -159,7 +159,7 @@ def test_a_record_that_cannot_be_read_is_left_out_and_named_once(stand, client, 
 
 
 def test_nodes_are_read(stand, client):
-    """In one call, after the first, which asks for the release of Slurm."""
+    """The nodes are read by one command; the first read also asks for Slurm's release."""
     stand.says("sinfo", "slurm-wlm 22.05.8\n")
     stand.says("sinfo.json", json.dumps({"nodes": [NODE_22]}))
     assert [node.name for node in client.nodes()] == ["n1"]
@@ -168,7 +168,7 @@ def test_nodes_are_read(stand, client):
 
 
 def test_later_releases_list_nodes_by_another_command(stand, client):
-    """Their sinfo groups nodes that are alike."""
+    """Since 23.02 sinfo groups equal nodes, so scontrol lists them."""
     stand.says("sinfo", "slurm 23.02.0\n")
     (stand.base / "bin" / "scontrol").write_text(SAY.format(base=stand.base))
     stand.says("scontrol.json", json.dumps({"nodes": [NODE_22]}))
@@ -177,16 +177,16 @@ def test_later_releases_list_nodes_by_another_command(stand, client):
 
 
 @pytest.mark.parametrize("read", [CommandLineClient.settings, CommandLineClient.nodes])
-def test_a_slurm_that_is_too_old_is_refused(stand, client, read):
-    """Before anything else is asked, with both releases in the message."""
+def test_an_unsupported_release_is_refused(stand, client, read):
+    """The error comes before any other command, and names both releases."""
     stand.says("sinfo", "slurm-wlm 21.08.8-2\n")
     with pytest.raises(SlurmTooOldError, match=r"21\.08.*22\.05"):
         read(client)
     assert not stand.calls("scontrol")
 
 
-def test_peoples_format_variables_do_not_reach_the_commands(stand, client):
-    """SQUEUE_FORMAT and their like would change what is read."""
+def test_output_format_variables_do_not_reach_the_commands(stand, client):
+    """SQUEUE_FORMAT and similar variables would change the commands' output."""
     (stand.base / "bin" / "squeue").write_text(f"#!/bin/bash\nenv > {stand.base}/env\necho '{{\"jobs\": []}}'\n")
     client.jobs()
     seen = dict(line.split("=", 1) for line in (stand.base / "env").read_text().splitlines())
@@ -215,7 +215,7 @@ def test_peoples_format_variables_do_not_reach_the_commands(stand, client):
     ],
 )
 def test_complaints_become_typed_errors_with_slurms_words(stand, client, complaint, kind):
-    """What can be done about it depends on the type; people read the words."""
+    """The error's type decides the reaction; its message has Slurm's words for people."""
     stand.complains("squeue", complaint)
     with pytest.raises(kind, match="squeue") as caught:
         client.jobs()
@@ -223,8 +223,8 @@ def test_complaints_become_typed_errors_with_slurms_words(stand, client, complai
     assert complaint in str(caught.value)
 
 
-def test_a_command_that_is_not_there_is_an_unavailable_slurm(tmp_path):
-    """Not a traceback."""
+def test_a_missing_command_means_that_slurm_is_unavailable(tmp_path):
+    """A missing command is a typed error, no traceback."""
     client = CommandLineClient({"PATH": str(tmp_path)})
     with pytest.raises(SlurmUnavailableError, match="squeue"):
         client.jobs()
@@ -233,7 +233,7 @@ def test_a_command_that_is_not_there_is_an_unavailable_slurm(tmp_path):
 
 
 def test_a_command_that_hangs_is_ended(stand):
-    """And whether it took effect is not known."""
+    """The error says that the command took too long; whether it took effect is not known."""
     (stand.base / "bin" / "scancel").write_text("#!/bin/bash\nexec sleep 30\n")
     client = CommandLineClient(stand.env, timeout=0.3)
     stand.says("squeue", "1 RUNNING\n")
@@ -242,21 +242,21 @@ def test_a_command_that_hangs_is_ended(stand):
 
 
 def test_many_commands_share_one_scontrol(stand, client):
-    """Each is answered before the next."""
+    """Each command is answered before the next is sent."""
     for number in range(1, 6):
         client.hold(str(number))
     assert stand.calls("scontrol") == ["start", *(f"hold {number}" for number in range(1, 6))]
 
 
 def test_a_complaint_belongs_to_its_own_command(stand, client):
-    """The next one has succeeded."""
+    """The command after a failed one succeeds."""
     with pytest.raises(NoSuchJobError, match="slurm_suspend error"):
         client.hold("9")
     client.hold("1")
 
 
 def test_a_scontrol_that_ended_between_commands_is_started_again(stand, client):
-    """A controller's restart or an admin's kill must not last."""
+    """A controller's restart or an admin's kill of scontrol has no lasting effect."""
     client.hold("1")
     client._scontrol._process.kill()
     client._scontrol._process.wait()
@@ -266,7 +266,7 @@ def test_a_scontrol_that_ended_between_commands_is_started_again(stand, client):
 
 @pytest.mark.parametrize("slurm_job_id", ["13", "14"])
 def test_a_scontrol_that_ends_during_a_command_is_an_error_once(stand, client, slurm_job_id):
-    """Nobody knows whether the command was done; the next one has a new process."""
+    """Whether the command took effect is not known; the next command has a new process."""
     with pytest.raises(SlurmUnavailableError, match=f"hold {slurm_job_id}"):
         client.hold(slurm_job_id)
     client.hold("1")
@@ -285,7 +285,7 @@ def test_a_scontrol_that_hangs_is_ended(stand):
 
 
 def test_closing_ends_the_process_and_is_repeatable(stand):
-    """No zombie, no open file."""
+    """Closing leaves neither a zombie nor an open file."""
     client = CommandLineClient(stand.env)
     client.hold("1")
     process = client._scontrol._process
@@ -302,8 +302,8 @@ def test_closing_ends_the_process_and_is_repeatable(stand):
         lambda client: client.signal("1", "SIGUSR2"),
     ],
 )
-def test_what_may_not_be_written_is_not_sent(stand, write):
-    """Whichever command it goes by."""
+def test_forbidden_arguments_are_not_sent(stand, write):
+    """No method sends an argument that scontrol would misread."""
 
     def refuse():
         raise RuntimeError("another daemon took over")
@@ -315,7 +315,7 @@ def test_what_may_not_be_written_is_not_sent(stand, write):
     assert not any(stand.calls(name) for name in ("scontrol", "scancel"))
 
 
-def test_text_with_blanks_goes_by_a_process_of_its_own(stand, client):
+def test_text_with_blanks_is_sent_by_a_separate_process(stand, client):
     """On the pipe, scontrol keeps the quotes that blanks need."""
     client.stamp("1", "metasched:x bad tag")
     assert stand.calls("scontrol") == ["argv update JobId=1 AdminComment=metasched:x bad tag"]
@@ -324,8 +324,8 @@ def test_text_with_blanks_goes_by_a_process_of_its_own(stand, client):
 @pytest.mark.parametrize(
     "word", ["a b", "a\nb", "a\tb", 'a"b', "a'b", "!!", "a\\b", "", "ü", "a\x00b", "x" * 5000, "a\x1bb"]
 )
-def test_words_that_scontrol_would_read_otherwise_do_not_fit(word):
-    """They could be a second command, or join two arguments."""
+def test_words_that_scontrol_would_misread_do_not_fit(word):
+    """Such words could be a second command, or join two arguments."""
     assert not fits(["update", word])
     with pytest.raises(InvalidArgumentError):
         ScontrolPipe({}).command(["update", word], 1)
@@ -341,7 +341,7 @@ class TestRacks:
         return made
 
     def test_the_topology_is_read_once_in_five_minutes(self, stand, client, monkeypatch):
-        """A poll in between costs no command."""
+        """A poll in between runs no command."""
         stand.says("scontrol", "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n")
         for _ in range(2):
             assert client.racks() == {"n1": "s1", "n2": "s1"}
@@ -361,7 +361,7 @@ class TestRacks:
                 client._racks_read = None
         assert caplog.text.count("nodes have no racks") == 1
 
-    def test_a_controller_that_is_not_there_is_unavailable(self, stand, client):
+    def test_an_absent_controller_is_unavailable(self, stand, client):
         """The next poll asks again."""
         stand.complains("scontrol", "Unable to contact slurm controller (connect failure)")
         with pytest.raises(SlurmUnavailableError):

@@ -5,7 +5,8 @@ import pytest
 from metasched.core.model import Hold
 from metasched.slurm.client import Geometry, JobState
 from metasched.slurm.errors import NoSuchJobError, SlurmCommandError, SlurmUnavailableError
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm, Trainer
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm, Trainer
 
 pytest.register_assert_rewrite("tests.fakes.client_contract")
 from tests.fakes.client_contract import ClientContract  # noqa: E402  after the line above
@@ -18,7 +19,6 @@ class FakeWorld:
         self.client = FakeSlurm(
             [FakeNode(f"n{number + 1}", shards=2, rack=f"s{number // 2 + 1}") for number in range(nodes)], kill_wait=2
         )
-        self.kill_wait = 2
 
     def submit(self, *options, does="sleep"):
         trainer = Trainer(stop_seconds=0.05)
@@ -104,7 +104,7 @@ def test_nothing_happens_while_the_clock_stands(slurm):
 
 
 def test_a_trainers_work_ends_its_job_on_time(slurm):
-    """Work done before a stop counts; a suspension does not."""
+    """Work done before a stop counts; time in suspension does not."""
     job = slurm.add("--gres=gpu:2", trainer=Trainer(seconds=100))
     slurm.tick(40)
     slurm.signal(job, "SIGUSR2")
@@ -125,7 +125,7 @@ def test_a_trainers_work_ends_its_job_on_time(slurm):
 
 
 def test_a_requeued_job_waits_two_minutes_unless_updated(slurm):
-    """Release does not end that."""
+    """A release does not shorten the wait."""
     job = slurm.add("--gres=gpu:1")
     slurm.tick()
     slurm.requeue_hold(job)
@@ -137,8 +137,8 @@ def test_a_requeued_job_waits_two_minutes_unless_updated(slurm):
     assert state(slurm, job) is JobState.RUNNING
 
 
-def test_a_deaf_trainer_is_killed_after_kill_wait(slurm):
-    """COMPLETING until then, with its GPUs."""
+def test_a_trainer_that_ignores_signals_is_killed_after_kill_wait(slurm):
+    """The job is COMPLETING until then, and holds its GPUs."""
     job = slurm.add("--gres=gpu:4", trainer=Trainer(stop_seconds=None))
     slurm.tick()
     slurm.requeue_hold(job)
@@ -149,7 +149,7 @@ def test_a_deaf_trainer_is_killed_after_kill_wait(slurm):
 
 
 def test_a_successor_starts_when_its_nodes_are_free(slurm):
-    """It waits for resources on the nodes that it requires, though others are free."""
+    """The job waits for the nodes that it requires, though others are free."""
     victim, successor = slurm.add("--gres=gpu:4", "-w", "n2"), slurm.add("--hold", "--gres=gpu:1")
     slurm.tick()
     slurm.update(successor, two_by_two())
@@ -161,8 +161,8 @@ def test_a_successor_starts_when_its_nodes_are_free(slurm):
     assert slurm.job(successor).started == slurm.job(victim).submitted
 
 
-def test_a_lost_node_takes_no_jobs_until_it_is_back(slurm):
-    """Its jobs go back without a hold."""
+def test_a_lost_node_gets_no_jobs_until_it_is_back(slurm):
+    """Its jobs are requeued without a hold."""
     job = slurm.add("-w", "n1")
     slurm.tick()
     slurm.node_down("n1")
@@ -175,7 +175,7 @@ def test_a_lost_node_takes_no_jobs_until_it_is_back(slurm):
 
 
 def test_an_outage_refuses_every_call_while_jobs_run_on(slurm):
-    """And ends with the block."""
+    """The outage ends with the block."""
     job = slurm.add("--gres=gpu:1", trainer=Trainer(seconds=5))
     slurm.tick()
     with slurm.outage():
@@ -186,8 +186,8 @@ def test_an_outage_refuses_every_call_while_jobs_run_on(slurm):
     assert state(slurm, job) is JobState.COMPLETED
 
 
-def test_a_crash_forgets_young_jobs_and_gives_their_ids_again(slurm):
-    """Identity is more than the id."""
+def test_a_crash_loses_young_jobs_and_reuses_their_ids(slurm):
+    """Another job has the same id afterwards."""
     old = slurm.add("--hold", comment="old")
     slurm.tick(10)
     young = slurm.add("--hold", comment="young")
@@ -199,7 +199,7 @@ def test_a_crash_forgets_young_jobs_and_gives_their_ids_again(slurm):
 
 
 def test_a_scripted_trainer_sees_starts_and_signals(slurm):
-    """And acts through the fake: it exits, or does something later."""
+    """The trainer acts through the fake: it exits, or schedules a call."""
     seen = []
 
     class Scripted(Trainer):
@@ -221,7 +221,7 @@ def test_a_scripted_trainer_sees_starts_and_signals(slurm):
 
 
 def test_a_time_limit_ends_a_run(slurm):
-    """Each run has it whole."""
+    """Each run has the whole limit."""
     job = slurm.add("-t", "1")
     slurm.tick(59)
     assert state(slurm, job) is JobState.RUNNING
@@ -230,14 +230,14 @@ def test_a_time_limit_ends_a_run(slurm):
 
 
 def test_a_comment_can_be_edited_by_its_owner(slurm):
-    """Where no plugin refuses it."""
+    """Slurm allows this where no plugin refuses it."""
     job = slurm.add("--hold")
     slurm.owner_edit(job, comment="metasched")
     assert slurm.job(job).comment == "metasched"
 
 
 def test_calls_are_counted(slurm):
-    """For tests of what a poll costs."""
+    """Tests of a poll's cost count the calls."""
     job = slurm.add("--hold")
     slurm.hold(job)
     slurm.jobs()
@@ -247,7 +247,7 @@ def test_calls_are_counted(slurm):
 @pytest.mark.parametrize(
     "options", [["--frobnicate=1"], ["-Z", "3"], ["--mem=lots"], ["--begin=tomorrow"], ["--gres=gpu:99"]]
 )
-def test_what_the_fake_does_not_know_is_an_error(slurm, options):
-    """It never guesses. Slurm refuses what no node has, too."""
+def test_unknown_and_impossible_options_are_refused(slurm, options):
+    """The fake never guesses; like Slurm it refuses a request that no node can meet."""
     with pytest.raises(SlurmCommandError):
         slurm.add(*options)

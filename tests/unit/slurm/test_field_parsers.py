@@ -21,15 +21,15 @@ from metasched.slurm import field_parsers, hostlist
     ],
 )
 def test_host_lists_are_expanded(text, names):
-    """In order, with leading zeros."""
+    """Names are in the list's order, with leading zeros."""
     assert hostlist.expand(text) == names
 
 
 @pytest.mark.parametrize(
     "text", ["n[1", "n1]", "n[[1]]", "n[2-1]", "n[a]", "n[]", "a,,b", "n[1-999999]", "n[1-400]m[1-400]"]
 )
-def test_what_is_no_host_list_is_refused(text):
-    """Nor one that would fill the memory."""
+def test_an_invalid_host_list_is_refused(text):
+    """A list that would fill the memory is refused, too."""
     with pytest.raises(ValueError, match=r".+"):
         hostlist.expand(text)
 
@@ -45,7 +45,7 @@ def test_what_is_no_host_list_is_refused(text):
     ],
 )
 def test_host_lists_are_compressed(names, text):
-    """Runs are folded; numbers of different width stay apart."""
+    """Successive numbers are folded; numbers of different width stay apart."""
     assert hostlist.compress(names) == text
 
 
@@ -79,13 +79,13 @@ def test_expanding_undoes_compressing(names):
     ],
 )
 def test_gpu_requests_are_read(text, counts):
-    """In the forms of all releases; what is no GPU does not count."""
+    """Every release's form is read; other resources do not count."""
     assert field_parsers.gpus(text) == counts
 
 
 @pytest.mark.parametrize("text", ["gpu:", "gpu:v100:", "gpu:v100:x:2", "gres:gpu:v100:2:3", "gpu:-1"])
-def test_a_gpu_request_that_cannot_be_read_is_refused(text):
-    """Not counted as none."""
+def test_an_unreadable_gpu_request_is_refused(text):
+    """An unreadable request is an error, not a request for no GPU."""
     with pytest.raises(ValueError, match="is not a number of GPUs"):
         field_parsers.gpus(text)
 
@@ -101,13 +101,13 @@ def test_a_gpu_request_that_cannot_be_read_is_refused(text):
     ],
 )
 def test_array_expressions_are_expanded(text, tasks):
-    """The limit of tasks at a time is not a task."""
+    """The limit of concurrent tasks (``%2``) is no task."""
     assert field_parsers.array_tasks(text) == tasks
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "5-1", "1,...", "1-3:0", "1-99999999"])
-def test_what_is_no_array_expression_is_refused(text):
-    """One that was cut short would hide tasks."""
+def test_an_invalid_array_expression_is_refused(text):
+    """An expression that was cut short would hide tasks."""
     with pytest.raises(ValueError, match="range of task numbers"):
         field_parsers.array_tasks(text)
 
@@ -116,8 +116,8 @@ def test_what_is_no_array_expression_is_refused(text):
     ("text", "good"),
     [("1", True), ("12_3", True), ("", False), ("1_", False), ("1\n", False), ("\N{ARABIC-INDIC DIGIT ONE}", False)],
 )
-def test_addresses_are_told(text, good):
-    """ASCII digits, and nothing around them."""
+def test_slurm_job_ids_are_recognised(text, good):
+    """A job id is ASCII digits, and nothing around them."""
     assert field_parsers.is_slurm_job_id(text) is good
 
 
@@ -125,6 +125,6 @@ def test_addresses_are_told(text, good):
     ("text", "good"),
     [("n1", True), ("gpu-1.site", True), ("-n1", False), ("n1,n2", False), ("n 1", False), ("n[1]", False)],
 )
-def test_node_names_are_told(text, good):
-    """One node, and no option."""
+def test_node_names_are_recognised(text, good):
+    """The text is one node's name, and no option."""
     assert field_parsers.is_node_name(text) is good

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Placement, Preempt
 from metasched.slurm.errors import InvalidArgumentError, TagError
-from metasched.slurm.job_requirements import geometry, is_ours, requirements, resizable
+from metasched.slurm.job_requirements import geometry, is_managed, requirements, resizable
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.slurm.update_arguments import update_arguments
 from tests.builders import job
-from tests.fakes.fake_slurm import FakeNode, FakeSlurm
+from tests.fakes.fake_nodes import FakeNode
+from tests.fakes.fake_slurm import FakeSlurm
 
 MIB = 2**20
 
@@ -47,13 +48,13 @@ def needs(*options, tag="", known=None, **changes):
     ],
 )
 def test_gpus_and_nodes_follow_from_request_and_tag(options, tag, expected):
-    """A rigid job keeps the nodes it names; an elastic one is limited by its tag alone."""
+    """A rigid job has the nodes of its request; an elastic job is limited by its tag alone."""
     found = needs(*options, tag=tag)
     assert (found.gpus, found.min_gpus, found.max_gpus, found.nodes, found.max_nodes) == expected
 
 
 def shared(*options, tag="", shards=2):
-    """What a job that asks for shards needs."""
+    """Return the requirements of a job that requests shards."""
     slurm = FakeSlurm([FakeNode("n1", shards=4), FakeNode("n2", shards=4)])
     slurm.add("--hold", *options)
     return requirements(slurm.jobs()[0], parse_tag(f"metasched {tag}"), None, shards)
@@ -68,7 +69,7 @@ def shared(*options, tag="", shards=2):
     ],
 )
 def test_shards_are_one_gpu_on_each_node(options, gpus, nodes, kind):
-    """However many of a GPU it asks for: alone it has all of it, and together with another job half."""
+    """However many shards of a GPU a job requests: alone it has the whole GPU, with a co-runner half of it."""
     found = shared(*options)
     assert (found.gpus, found.min_gpus, found.max_gpus, found.nodes) == (gpus, gpus, gpus, nodes)
     assert (found.shards, found.gpu_type) == (True, kind)
@@ -82,14 +83,14 @@ def test_shards_are_one_gpu_on_each_node(options, gpus, nodes, kind):
         (["--gres=shard:2"], "max_gpus=4", 2, "'max_gpus=4' does not suit a job that asks for shards"),
     ],
 )
-def test_shards_that_cannot_be_had_are_refused(options, tag, shards, message):
-    """With what to ask for instead."""
+def test_unavailable_shards_are_refused(options, tag, shards, message):
+    """The message says what to request instead."""
     with pytest.raises(TagError, match=message):
         shared(*options, tag=tag, shards=shards)
 
 
-def test_what_the_tag_says_of_model_and_deadline_is_kept():
-    """For jobs with and without GPUs."""
+def test_model_and_deadline_come_from_the_tag():
+    """They are the same for jobs with and without GPUs."""
     for options in (["--gres=gpu:1"], ["-N1"]):
         found = needs(*options, tag="slo=2h model=gpt")
         assert (found.slo_seconds, found.model) == (7200.0, "gpt")
@@ -108,8 +109,8 @@ def test_what_the_tag_says_of_model_and_deadline_is_kept():
         (["-n2", "-c2"], (4, 16000)),
     ],
 )
-def test_cpus_and_memory_are_told_for_each_unit(options, expected):
-    """CPUs are rounded up, memory down, so that a whole node's still fits."""
+def test_cpus_and_memory_are_counted_per_unit(options, expected):
+    """CPUs are rounded up, memory down, so that a whole node's memory still fits."""
     found = needs(*options)
     assert (found.cpus_per_unit, found.memory_per_unit // MIB) == expected
 
@@ -133,8 +134,8 @@ def test_cpus_and_memory_are_told_for_each_unit(options, expected):
         (["--gpus=v100:1,gpu:a100:1"], "", "GPUs of several types ('a100', 'v100'), which metasched "),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_an_error_that_says_the_fix(options, tag, message):
-    """Tag and request are checked against each other and against the cluster."""
+def test_a_tag_that_does_not_fit_the_request_is_an_error_with_its_fix(options, tag, message):
+    """The tag is checked against the request and against the cluster."""
     slurm_options = [option.replace("gpu:8", "gpu:4") for option in options]
     changes = {"gpus_per_node": 8} if slurm_options != options else {}
     with pytest.raises(TagError, match=re.escape(message)):
@@ -149,7 +150,7 @@ def test_what_does_not_fit_is_an_error_that_says_the_fix(options, tag, message):
     ],
 )
 def test_unsupported_forms_are_refused(changes, message):
-    """Rather than run in a way that nobody asked for."""
+    """A job in an unsupported form is not run in another form."""
     job = submitted("--gres=gpu:1", **changes)
     with pytest.raises(TagError, match=message):
         requirements(job, Tag())
@@ -164,15 +165,15 @@ def test_types_come_from_the_request_or_the_tag():
     assert (needs("--gres=gpu:v100:2").gpu_type, needs("--gres=gpu:2", tag="gpu_types=v100").gpu_type) == ("v100", None)
 
 
-def test_the_rest_of_the_tag_is_taken_over():
-    """Weight, way to stop and steps."""
+def test_weight_preempt_and_steps_come_from_the_tag():
+    """Requirements have the tag's values unchanged."""
     found = needs("-C", "fast&big", tag="preempt=suspend weight=0.5 total_steps=100")
     assert (found.weight, found.preempt, found.total_steps) == (0.5, Preempt.SUSPEND, 100)
     assert (found.gpus, found.nodes, found.max_nodes, found.features) == (0, 1, 1, {"fast", "big"})
 
 
 @pytest.mark.parametrize(
-    ("changes", "ours"),
+    ("changes", "managed"),
     [
         ({"comment": "metasched weight=0.1"}, True),
         ({"comment": "\tmetasched"}, True),
@@ -187,9 +188,9 @@ def test_the_rest_of_the_tag_is_taken_over():
         ({"partition": "train", "batch": False}, False),
     ],
 )
-def test_a_job_is_ours_by_comment_partition_or_qos(changes, ours):
-    """Unless it has no script that could run again."""
-    assert is_ours(submitted(**changes), partitions={"train"}, qos={"gang"}) is ours
+def test_a_job_is_recognised_by_comment_partition_or_qos(changes, managed):
+    """A job without a batch script is never recognised: it cannot be requeued."""
+    assert is_managed(submitted(**changes), partitions={"train"}, qos={"gang"}) is managed
 
 
 def model_job(required):
@@ -205,15 +206,15 @@ def test_a_rigid_job_keeps_its_tasks_and_cpus():
     assert (told.tasks, told.cpus, told.memory_per_node) == (4, 4, 900 * MIB)
 
 
-def test_a_rigid_job_whose_tasks_do_not_spread_gets_one_for_each_gpu():
-    """``--gpus=4`` with one task, on two nodes."""
+def test_a_rigid_job_whose_tasks_do_not_spread_gets_one_task_per_gpu():
+    """The example is ``--gpus=4`` with one task, on two nodes."""
     required = needs("--gpus=4", "-c8")
     told = geometry(model_job(required), Placement(("n1", "n2"), 2, "v100"), required, delay=1)
     assert (told.tasks, told.cpus, told.delay, told.gpu_type) == (4, 8, 1, None)
 
 
 def test_an_elastic_jobs_tasks_cpus_and_memory_follow_its_gpus():
-    """Its type does not: the request's own stays."""
+    """The GPU type stays that of the request."""
     required = needs("--gres=gpu:v100:2", "-n2", "-c4", "--mem=8G", tag="min_gpus=1 max_gpus=8")
     told = geometry(model_job(required), Placement(("n1", "n2"), 4, "v100"), required)
     assert (told.tasks, told.cpus, told.memory_per_node, told.gpu_type) == (8, 32, 16 * 2**30, "v100")
@@ -228,8 +229,8 @@ def test_an_elastic_jobs_tasks_cpus_and_memory_follow_its_gpus():
     ),
     elastic=st.booleans(),
 )
-def test_every_geometry_can_be_told_to_slurm(options, placement, elastic):
-    """Tasks are a multiple of nodes, CPUs of tasks, and no node is asked for more CPUs than placement counted."""
+def test_every_geometry_has_valid_update_arguments(options, placement, elastic):
+    """Tasks are a multiple of nodes, CPUs of tasks, and no node needs more CPUs than placement counted."""
     required = needs(*options.split(), tag="min_gpus=1 max_gpus=16" if elastic else "")
     assume(elastic or required.gpus == placement.gpus)
     job = model_job(required)
@@ -256,7 +257,7 @@ def test_every_geometry_can_be_told_to_slurm(options, placement, elastic):
     ],
 )
 def test_an_impossible_geometry_never_reaches_slurm(changes):
-    """Nor one that would be two commands."""
+    """A name that would be a second command is refused, too."""
     required = needs("--gpus=4", tag="max_gpus=8")
     told = geometry(model_job(required), Placement(("n1", "n2"), 2, "v100"), required)
     with pytest.raises(InvalidArgumentError):

@@ -89,7 +89,7 @@ def job(record, **changes):
 
 @pytest.mark.parametrize(("record", "slurm_job_id"), [(RUNNING_22, "21"), (RUNNING_24, "20_4")])
 def test_a_running_job_is_read_in_the_form_of_each_release(record, slurm_job_id):
-    """Allocation, request and people are the same."""
+    """Allocation, request and user are the same."""
     found = job(record)
     assert (found.slurm_job_id, found.job_id, found.state, found.user, found.account) == (
         slurm_job_id, 21, JobState.RUNNING, "ann", "lab",
@@ -104,7 +104,7 @@ def test_a_running_job_is_read_in_the_form_of_each_release(record, slurm_job_id)
 
 
 def test_a_held_job_is_read():
-    """Nothing is known of a run that has not been."""
+    """A job that never ran has no fields of a run."""
     found = job(PENDING_22)
     assert (found.state, found.hold, found.reason) == (JobState.PENDING, Hold.ADMIN, "JobHeldAdmin")
     assert (found.gpus_per_node, found.gpu_type, found.time_limit) == (2, "v100", None)
@@ -124,7 +124,7 @@ def test_a_held_job_is_read():
     ],
 )
 def test_priority_zero_of_a_pending_job_is_a_hold(changes, hold):
-    """The reason says whose; a suspended job has priority 0 too."""
+    """The reason names the kind of hold; a suspended job has priority 0 as well, and no hold."""
     assert job(PENDING_22, **changes).hold is hold
 
 
@@ -145,8 +145,8 @@ def test_priority_zero_of_a_pending_job_is_a_hold(changes, hold):
         ("PREEMPTED", JobState.CANCELLED),
     ],
 )
-def test_states_are_reduced_to_what_matters(words, state):
-    """A job that still holds something is COMPLETING, whatever comes after; one that waits to run again is PENDING."""
+def test_slurms_states_are_merged(words, state):
+    """A job that still holds resources is COMPLETING, whatever follows; a job that will run again is PENDING."""
     assert job(RUNNING_22, job_state=words).state is state
 
 
@@ -167,13 +167,13 @@ def test_states_are_reduced_to_what_matters(words, state):
         ),
     ],
 )
-def test_exit_codes_are_a_shells(value, code):
-    """A signal is 128 more."""
+def test_exit_codes_are_as_a_shell_reports_them(value, code):
+    """A signal counts 128 more."""
     assert job(RUNNING_22, job_state="FAILED", exit_code=value).exit_code == code
 
 
-def test_an_ending_job_holds_what_it_asked_for():
-    """Slurm no longer tells its GPUs, though they are not free."""
+def test_a_completing_job_holds_the_gpus_of_its_request():
+    """Slurm no longer reports its GPUs, though they are not free."""
     ending = {"job_state": "COMPLETING", "gres_detail": []}
     assert job(RUNNING_22, **ending, tres_per_job="", tres_per_node="gres:gpu:v100:2").allocated == {"n3": 2, "n4": 2}
     assert job(RUNNING_22, **ending, tres_per_job="gres:gpu:4").allocated == {"n3": 2, "n4": 2}
@@ -189,7 +189,7 @@ def test_an_ending_job_holds_what_it_asked_for():
     ],
 )
 def test_a_job_of_shards_has_a_part_of_one_gpu_on_each_node(details, indices):
-    """Which one is told; the type is not, where the request names none."""
+    """Slurm reports the GPU's index, and no type where the request names none."""
     shared = {"gres_detail": details, "tres_per_job": "", "tres_per_node": "gres:shard:1"}
     found = job(RUNNING_22, **shared)
     assert (found.allocated, found.shards, found.shards_per_node) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, 1)
@@ -198,15 +198,15 @@ def test_a_job_of_shards_has_a_part_of_one_gpu_on_each_node(details, indices):
     assert (ending.allocated, ending.shards, ending.gpu_indices) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, {})
 
 
-def test_untyped_gpus_have_the_type_that_nodes_tell():
-    """The type of a GPU without a type is "" in jobs as in nodes; without GPUs there is none."""
+def test_untyped_gpus_have_the_type_of_untyped_nodes():
+    """The type of an untyped GPU is "" in jobs as in nodes; without GPUs it is None."""
     untyped = {"gres_detail": ["gpu:2(IDX:0-1)", "gpu:2(IDX:0-1)"], "tres_per_job": "gres:gpu:4"}
     assert job(RUNNING_22, **untyped).allocated_gpu_type == ""
     assert job(RUNNING_22, gres_detail=[], tres_per_job="").allocated_gpu_type is None
 
 
 def test_unsplit_array_tasks_become_jobs():
-    """All with their master's id."""
+    """All tasks have their master's id."""
     parsed = read(PENDING_22 | {"array_job_id": 22, "array_task_string": "1-5:2,9%1"})
     assert [found.slurm_job_id for found in parsed.records] == ["22_1", "22_3", "22_5", "22_9"]
     assert {(found.job_id, found.array_job_id) for found in parsed.records} == {(22, 22)}
@@ -246,14 +246,14 @@ def test_a_wrong_record_is_named_and_hides_no_other(changes, field):
 
 
 def test_hostile_text_is_only_text():
-    """Names and comments are taken as they are; nothing in them reaches another field."""
+    """Names and comments are read unchanged; nothing in them reaches another field."""
     evil = 'a UserId=root(0) "}],\n{"job_id": 1\x1b[31m'
     found = job(PENDING_22, name=evil, comment=evil)
     assert (found.name, found.comment, found.user, found.job_id) == (evil, evil, "ann", 22)
 
 
 def test_gpus_of_several_types_are_counted_together():
-    """A job that is not ours may have them, and they are not free; which of them are of which type is not told."""
+    """An untagged job may hold GPUs of several types; Slurm does not report how many are of which type."""
     two = {
         "tres_per_job": "gres:gpu:v100:4,gres:gpu:p100:1",
         "gres_detail": ["gpu:v100:4(IDX:0-3)", "gpu:p100:1(IDX:0)"],
@@ -267,7 +267,7 @@ def test_gpus_of_several_types_are_counted_together():
 
 @pytest.mark.parametrize("document", ["", "{", "[]", "{}", '{"jobs": 5}', '{"jobs": null}'])
 def test_a_document_that_is_no_list_of_jobs_is_refused(document):
-    """It is not taken for an empty cluster."""
+    """Such a document does not read as an empty cluster."""
     with pytest.raises(MalformedOutputError, match="squeue --json"):
         parse_jobs(document)
 
@@ -279,18 +279,17 @@ def test_a_document_that_is_no_list_of_jobs_is_refused(document):
     ),
     st.sampled_from(sorted(RUNNING_22)),
 )
-def test_whatever_stands_in_a_field_gives_jobs_or_a_named_error(value, field):
-    """Nothing else is ever raised."""
+def test_any_value_of_a_field_gives_jobs_or_a_named_error(value, field):
+    """No other exception is raised."""
     parsed = read(RUNNING_22 | {field: value})
     assert len(parsed.records) + len(parsed.errors) >= 1
 
 
 @pytest.mark.parametrize("record", [NODE_22, NODE_24])
 def test_a_node_is_read_in_the_form_of_each_release(record):
-    """Configured and allocated amounts, names and whether it takes jobs."""
+    """Configured resources, names, and whether the node accepts jobs."""
     (node,) = parse_nodes(json.dumps({"nodes": [record]})).records
     assert (node.name, node.gpus, node.cpus, node.memory) == ("n1", {"v100": 4}, 16, 64000 * MIB)
-    assert (node.cpus_allocated, node.memory_allocated, node.gpus_allocated) == (3, 1500 * MIB, 2)
     assert (node.features, node.partitions, node.accepts) == ({"v100", "fast"}, {"main", "long"}, True)
 
 
@@ -308,14 +307,14 @@ def test_a_node_is_read_in_the_form_of_each_release(record):
         ({"state": ["IDLE", "something new"]}, False),
     ],
 )
-def test_only_a_node_known_to_be_well_accepts_jobs(changes, accepts):
-    """A word that is not known is no good sign."""
+def test_only_a_node_in_usable_states_accepts_jobs(changes, accepts):
+    """A node in an unknown state accepts no jobs."""
     (node,) = parse_nodes(json.dumps({"nodes": [NODE_22 | changes]})).records
     assert node.accepts is accepts
 
 
 def test_a_wrong_node_is_named():
-    """And hides no other."""
+    """The unreadable node hides no other."""
     parsed = parse_nodes(
         json.dumps({"nodes": [NODE_22, NODE_22 | {"name": "n2", "cpus": None}, NODE_22 | {"name": None}]})
     )
@@ -335,7 +334,7 @@ def test_a_wrong_node_is_named():
         ({"set": True, "infinite": True, "number": 0}, None),
     ],
 )
-def test_numbers_of_both_forms(value, number):
+def test_numbers_are_read_in_both_forms(value, number):
     """Unset, infinite and NO_VAL are None."""
     assert json_releases.number(value) == number
 
@@ -348,8 +347,8 @@ def test_numbers_of_both_forms(value, number):
         ({"state": ["MIXED", "RESERVED"], "reservation": "x"}, True),
     ],
 )
-def test_a_node_says_that_it_is_reserved(changes, reserved):
-    """By its flags; later releases name the reservation as well."""
+def test_a_reserved_node_is_marked(changes, reserved):
+    """The node's flags mark it; later releases name the reservation as well."""
     (node,) = parse_nodes(json.dumps({"nodes": [NODE_22 | changes]})).records
     assert node.reserved is reserved
 
@@ -365,7 +364,7 @@ ReservationName=lic StartTime=1 EndTime=2 Nodes=(null) Flags=ANY_NODES Users=(nu
 
 
 def test_reservations_are_read_line_by_line():
-    """What an admin wrote as a comment forges no field, and a line that cannot be read hides no other."""
+    """An admin's comment forges no field, and an unreadable line hides no other."""
     parsed = parse_reservations(RESERVATIONS)
     later, cores, licences = parsed.records
     assert (later.name, later.start, later.end, later.nodes) == ("fut", 100.0, 160.0, {"n1", "n3"})

@@ -59,7 +59,7 @@ def slurm_init(path):
 
 
 class Scontrol:
-    """In the place of the pipe to scontrol."""
+    """A fake of the pipe to scontrol."""
 
     def __init__(self):
         self.asked = []
@@ -109,8 +109,8 @@ def asked(env):
         ),
     ],
 )
-def test_what_pyslurm_can_do(words, meant):
-    """Scontrol's words become its calls."""
+def test_supported_commands_become_requests_to_pyslurm(words, meant):
+    """Words of scontrol become pyslurm's calls."""
     assert request(words) == meant
 
 
@@ -125,27 +125,27 @@ def test_what_pyslurm_can_do(words, meant):
         ("reconfigure",),
     ],
 )
-def test_what_is_left_to_scontrol(words, pipe):
-    """Tasks of arrays, sizes and places, and what pyslurm ignores without a word."""
+def test_other_commands_are_left_to_scontrol(words, pipe):
+    """The library ignores array tasks, sizes and nodes silently."""
     assert request(words) is None
     assert pipe.command(words, 10) == ""
 
 
 def test_writes_reach_pyslurm_whatever_it_prints(pipe, env):
-    """Its own output does not disturb the answers."""
+    """The output of pyslurm itself does not disturb the answers."""
     assert pipe.command(("hold", "7"), 30) == ""
     assert pipe.command(("update", "JobId=7", "AdminComment=metasched:1"), 30) == ""
     assert pipe.command(("resume", "7"), 30) == ""
     assert asked(env) == ["hold 7", "modify {'admin_comment': 'metasched:1'} 7", "unsuspend 7"]
 
 
-def test_what_slurm_complains_about_comes_back(pipe):
-    """In Slurm's words, as from scontrol."""
+def test_slurms_complaint_is_returned(pipe):
+    """The complaint has Slurm's words, as from scontrol."""
     assert pipe.command(("release", "404"), 30) == "Invalid job id specified"
 
 
 def test_a_child_that_dies_is_an_error_and_the_next_one_works(pipe, env):
-    """As libslurm ends the process in which it is unhappy."""
+    """The C library libslurm ends its process after some errors."""
     with pytest.raises(SlurmUnavailableError, match="pyslurm's process ended during"):
         pipe.command(("hold", "500"), 30)
     assert pipe.command(("hold", "7"), 30) == ""
@@ -153,7 +153,7 @@ def test_a_child_that_dies_is_an_error_and_the_next_one_works(pipe, env):
 
 
 def test_a_child_that_hangs_is_ended(pipe, env):
-    """As libslurm holds Python's lock while a controller does not answer."""
+    """The C library libslurm holds Python's global lock while a controller does not answer."""
     pipe.start(30)
     with pytest.raises(SlurmTimeoutError, match="504"):
         pipe.command(("hold", "504"), 0.5)
@@ -161,15 +161,15 @@ def test_a_child_that_hangs_is_ended(pipe, env):
     assert asked(env) == ["hold 7"]
 
 
-def test_the_versions_are_told(env):
-    """For the daemon's log."""
+def test_the_versions_are_returned(env):
+    """The daemon logs them."""
     client = make_client("pyslurm", 30, env)
     assert client.write_by_pyslurm() == "pyslurm 25.11.2, Slurm 25.11.7"
     client.close()
 
 
-def test_one_that_was_chosen_and_does_not_work_is_an_error(env):
-    """With its last words, and the fix."""
+def test_a_configured_pyslurm_that_does_not_work_is_an_error(env):
+    """The message has the child's last line, and the fix."""
     with pytest.raises(SlurmUnavailableError, match=r"client = .pyslurm.*no configuration.*or use auto"):
         make_client("pyslurm", 30, {**env, "BREAK": "import"})
 
@@ -177,8 +177,8 @@ def test_one_that_was_chosen_and_does_not_work_is_an_error(env):
 @pytest.mark.parametrize(
     ("installed", "broken", "client"), [(False, False, "cli"), (True, True, "cli"), (True, False, "pyslurm")]
 )
-def test_without_a_choice_pyslurm_is_taken_where_it_works(env, monkeypatch, installed, broken, client):
-    """Else Slurm's commands do, and the log says why."""
+def test_auto_uses_pyslurm_where_it_works(env, monkeypatch, installed, broken, client):
+    """Elsewhere Slurm's commands write, and the log says why."""
     if installed:
         monkeypatch.syspath_prepend(env["PYTHONPATH"].split(os.pathsep)[0])
     with capture_logs() as lines:

@@ -18,18 +18,18 @@ DOCS = Path(__file__).parents[3] / "docs" / "user" / "TAGS.md"
     "comment", ["", " ", "metascheduled", "a metasched", "Metasched", "metasched=1", "metasched,x"]
 )
 def test_other_comments_are_no_tags(comment):
-    """Only the first word, exactly, makes a tag."""
+    """Only the exact first word makes a comment a tag."""
     assert parse_tag(comment) is None
 
 
 @pytest.mark.parametrize("comment", ["metasched", "  metasched  "])
 def test_the_bare_word_is_a_tag_with_defaults(comment):
-    """Nothing more is needed."""
+    """A tag needs no key."""
     assert parse_tag(comment) == Tag()
 
 
 def test_every_key_is_read():
-    """Each with its own type."""
+    """Each key has its own type."""
     comment = (
         "metasched min_gpus=1 max_gpus=8 preempt=no weight=0.25 max_nodes=2 gpu_types=v100,a100-80gb total_steps=90000 "
         "slo=1.5h model=resnet50-b256"
@@ -39,7 +39,7 @@ def test_every_key_is_read():
 
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("0.5d", 43200)])
 def test_a_time_has_a_unit(text, seconds):
-    """Seconds, minutes, hours or days."""
+    """The units are seconds, minutes, hours and days."""
     assert parse_tag(f"metasched slo={text}").slo_seconds == seconds
 
 
@@ -91,14 +91,14 @@ def test_a_time_has_a_unit(text, seconds):
     ],
 )
 def test_a_malformed_tag_is_an_error_that_says_the_fix(comment, message):
-    """The offending word is quoted."""
+    """The message quotes the wrong word."""
     with pytest.raises(TagError, match=re.escape(message)):
         parse_tag(comment)
 
 
 @given(st.text(max_size=60))
-def test_whatever_a_user_writes_gives_a_tag_or_a_printable_error(text):
-    """One line, no control characters, of bounded length: it ends on other people's terminals."""
+def test_any_comment_gives_a_tag_or_a_printable_error(text):
+    """The message is one line of bounded length without control characters, because other users' terminals show it."""
     message = ""
     try:
         parse_tag("metasched " + text)
@@ -120,12 +120,12 @@ def test_being_tagged_and_being_parsed_agree(text):
 
 
 def test_quotes_are_short_printable_and_ascii():
-    """Whatever is in them."""
+    """This holds for any quoted text."""
     assert quote("a" * 100) == repr("a" * 57 + "...")
     assert quote("ü\n") == "'\\xfc\\n'"
 
 
 def test_every_key_is_documented():
-    """A key that docs/user/TAGS.md does not have, and a documented one that is not there, both fail."""
+    """Neither the parser nor docs/user/TAGS.md has a key that the other lacks."""
     documented = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(), re.MULTILINE)
     assert documented == list(KEYS)

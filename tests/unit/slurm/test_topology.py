@@ -45,7 +45,7 @@ def test_a_cluster_without_switches_and_blocks_has_no_racks(text):
 
 @pytest.mark.parametrize("nodes", ["", " Nodes=", " Nodes=(null)"])
 def test_a_switch_without_nodes_is_no_rack(nodes):
-    """Its nodes may be no nodes of this cluster any more."""
+    """Slurm lists switches whose nodes have left the cluster."""
     assert parse_racks(f"SwitchName=s1 Level=0 LinkSpeed=1{nodes}\n") == {}
 
 
@@ -66,15 +66,15 @@ def test_a_node_below_two_leaf_switches_belongs_to_the_first():
         ("BlockName=b1 BlockIndex=0 Nodes=n[1-9999999]", "block 'b1': Nodes"),
     ],
 )
-def test_what_cannot_be_read_is_named(line, named):
+def test_an_unreadable_unit_is_named(line, named):
     """The error names the switch or block, and the field."""
     with pytest.raises(MalformedOutputError, match=named):
         parse_racks(line)
 
 
 @given(st.text(), st.text())
-def test_hostile_text_gives_racks_or_that_error(name, nodes):
-    """Nothing else is raised, and no entry is empty."""
+def test_hostile_text_gives_racks_or_a_named_error(name, nodes):
+    """No other exception is raised, and no rack's or node's name is empty."""
     for line in (f"SwitchName={name} Level=0 Nodes={nodes}", f"BlockName={name} Nodes={nodes}", name):
         try:
             racks = parse_racks(line)

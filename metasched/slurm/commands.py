@@ -1,0 +1,111 @@
+"""Slurm's commands as processes: each call has a timeout, and each failure is a typed error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from metasched.slurm.errors import (
+    NoSuchJobError,
+    SlurmCommandError,
+    SlurmError,
+    SlurmPermissionError,
+    SlurmTimeoutError,
+    SlurmUnavailableError,
+    WrongJobStateError,
+)
+
+_SBATCH_SECONDS = 60.0
+_UNREACHABLE = re.compile(
+    r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
+    r"communication.*fail|unable to process configuration|slurm_job_id already in use|authentication|munge",
+    re.IGNORECASE,
+)
+_MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
+    (re.compile(r"invalid job id", re.IGNORECASE), NoSuchJobError),
+    (re.compile(r"permission denied|invalid user id|not permitted", re.IGNORECASE), SlurmPermissionError),
+    (
+        re.compile(
+            r"job is pending|no longer pending|not pending|not running|already finished|already completing|"
+            r"being completed|not suspended|already suspended|presently disabled|altered now|not available right now",
+            re.IGNORECASE,
+        ),
+        WrongJobStateError,
+    ),
+    (_UNREACHABLE, SlurmUnavailableError),
+)
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = "",
+    label: str | None = None,
+) -> tuple[str, str]:
+    """Run a command, and return its standard output and standard error.
+
+    Args:
+        argv: the command.
+        timeout: seconds after which the command is killed.
+        env: environment of the command; None for this process's.
+        stdin: the text on the command's standard input; None for this process's standard input.
+        label: the command as error messages name it; None for all its words.
+
+    Raises:
+        SlurmError: the command cannot be started, does not end in time or fails.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            input=None if stdin is None else stdin.encode(),
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+    except (OSError, ValueError) as error:
+        raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}; is Slurm installed here and on PATH?") from error
+    complaint = done.stderr.decode(errors="replace")
+    if done.returncode:
+        raise error_of(label or " ".join(argv), complaint.strip() or f"exit status {done.returncode}")
+    return done.stdout.decode(errors="replace"), complaint
+
+
+def error_of(command: str, complaint: str) -> SlurmError:
+    """Return the typed error for a complaint of Slurm about a command."""
+    kind = next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
+    return kind(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")
+
+
+def sbatch(
+    arguments: Sequence[str], *, env: Mapping[str, str] | None = None, script: str | None = None
+) -> tuple[str, str]:
+    """Submit a job by sbatch, and return its Slurm job id and sbatch's warnings.
+
+    Args:
+        arguments: sbatch's options, and the path of the script with its arguments.
+        env: environment of sbatch; None for this process's.
+        script: the text of the script; None for a script that the arguments name, or on standard input.
+
+    Raises:
+        SlurmError: sbatch cannot be started, does not answer within a minute, or refuses the job.
+    """
+    argv = ["sbatch", "--parsable", *arguments]
+    try:
+        answer, warnings = run_command(argv, timeout=_SBATCH_SECONDS, env=env, stdin=script, label="sbatch")
+    except SlurmTimeoutError as error:
+        raise SlurmTimeoutError(f"{error}; `squeue --me` says whether the job was submitted") from None
+    return answer.strip().partition(";")[0], warnings.rstrip("\n")
+
+
+def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Slurm's commands: without the variables by which people set output formats."""
+    drop = ("SACCT_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_", "SALLOC_", "SRUN_", "SLURM_")
+    keep = {key: value for key, value in env.items() if not key.startswith(drop) or key == "SLURM_CONF"}
+    # SLURM_BITSTR_LEN=0: array expressions are never cut short.
+    return keep | {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
