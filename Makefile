@@ -1,4 +1,4 @@
-# `make` lists what can be made. Each verb first brings .venv up to date (contrib/bootstrap says what it installs).
+# `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test lint types unit shim integrations slurm gpu test-kills test-docker bench clean python cluster
@@ -42,10 +42,10 @@ slurm: cluster ## tests on a private Slurm cluster on this host
 gpu: python ## tests of the shim on a GPU, where there is one; not part of `make test`
 	$(PYTEST) tests/gpu
 
-test-kills: cluster ## KILLS=200 kills of trainers and of what is round them: every one must leave the training whole
+test-kills: cluster ## KILLS=200 random kills of trainers, wrappers, Slurm and nodes; every training must stay whole
 	$(BIN)/python -m tests.kills --kills $(KILLS)
 
-test-docker: python ## SLURM=22.05|24.11|26.05 [SUBSET=bounded]: a cluster of several hosts in containers, tested and taken away
+test-docker: python ## SLURM=22.05|24.11|26.05 [SUBSET=bounded]: tests on a cluster of several hosts in containers, which is removed afterwards
 	contrib/docker/cluster test $(SLURM) $(if $(SUBSET),-m $(SUBSET))
 
 bench: ## which benchmarks there are, and how to run them

@@ -64,8 +64,8 @@ local function default_of(part_list)
   return nil
 end
 
--- A new uid, a job's identity for all its life (docs/developer/PROTOCOL.md). The daemon mints uids alike, for jobs without one.
--- Later only an administrator of Slurm could write AdminComment; with this plugin the daemon may be an operator.
+-- A new uid, the job's lasting identity (docs/developer/PROTOCOL.md). The daemon makes uids of the same form.
+-- Later only a Slurm administrator may write AdminComment, so this plugin lets the daemon be an operator.
 local minted = 0
 local function mint()
   local source = io.open("/dev/urandom", "rb")
@@ -77,7 +77,7 @@ local function mint()
 end
 
 -- Slurm cannot turn a request for GPUs into one for shards later. So a request for one GPU on each node becomes one for
--- all shards of a GPU at submission; metasched asks for half of them where another job is to get the rest.
+-- all shards of a GPU at submission; metasched requests half of them where two jobs share the GPU.
 local function as_shards(job_desc)
   local tag = job_desc.comment or ""
   if tag:match("max_gpus=") or tag:match("min_gpus=") or (job_desc.shared == 0) then return end
@@ -137,8 +137,8 @@ local function names(value)
   return value ~= nil and not UNCHANGED[value]
 end
 
--- Tells the daemon's releases from an administrator's on behalf of the owner: the daemon sets a begin time right before
--- each release, an administrator does not.
+-- Jobs whose begin time was set since their last release. They tell the daemon's releases from an administrator's on
+-- behalf of the owner: the daemon sets a begin time right before each release, an administrator does not.
 local timed = {}  -- by job id
 local function by_administrator(job_desc, job_rec, released)
   local id = job_rec.job_id
