@@ -7,19 +7,19 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from trainer_shim.checkpointing.checkpoint_store import Progress
 from trainer_shim.checkpointing.cpu_copy import cpu_copy
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.errors import SupersededError
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints, States
     from trainer_shim.checkpointing.save_history import SaveHistory
     from trainer_shim.reporting.report_writer import ReportWriter
 
 log = logging.getLogger("trainer_shim")
 
 
-class CheckpointSaver:
+class AsyncSaver:
     """Saves one generation's states, one at a time. It lives in the main thread; any thread calls `check`.
 
     Rank 0 saves alone, and decides. Where states are sharded (`collective`) all ranks save: each of them makes the same
@@ -28,9 +28,9 @@ class CheckpointSaver:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: ScriptCheckpoints,
         generation: int,
-        resumed: Checkpoint | None,
+        resumed: ScriptCheckpoint | None,
         check: Callable[[], None],
         report: ReportWriter,
         *,

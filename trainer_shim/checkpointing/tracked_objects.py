@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_shim.checkpointing.checkpoint_store import States
 from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
-from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
-from trainer_shim.checkpointing.sharded_states import read_shards, state_mismatch
+from trainer_shim.checkpointing.formats.script_checkpoints import States
+from trainer_shim.checkpointing.formats.sharded_optimizer import ShardedOptimizer
+from trainer_shim.checkpointing.formats.sharded_states import read_shards, state_mismatch
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.process_groups.fsdp import FsdpNoSync, is_fully_sharded
 from trainer_shim.process_groups.save_group import SaveGroup
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints
 
 
 class Stateful(Protocol):
@@ -83,7 +83,7 @@ class TrackedObjects:
             group=self._save_group,
         )
 
-    def read(self, store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
+    def read(self, store: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """The checkpoint's states, without the sharded ones.
 
         Raises:
@@ -110,7 +110,7 @@ class TrackedObjects:
             )
         return states
 
-    def restore(self, states: dict[str, Any], checkpoint: Checkpoint) -> None:
+    def restore(self, states: dict[str, Any], checkpoint: ScriptCheckpoint) -> None:
         """Give every object its state; the sharded ones are read here, by all ranks together.
 
         Raises:

@@ -7,12 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.state import flatten, load
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.rehearse.launch import RunSetup
     from trainer_shim.rehearse.plan import Start
 
@@ -84,7 +84,7 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
         number: step._replace(indices=sorted(step.indices), loss=step.loss / max(len(step.indices), 1))
         for number, step in steps.items()
     }
-    checkpoint = CheckpointStore(setup.checkpoints).latest()
+    checkpoint = ScriptCheckpoints(setup.checkpoints).latest()
     if checkpoint is None or checkpoint.progress.step != max(steps):
         raise RehearsalError(f"the script ended well and left no checkpoint of its last step, {max(steps)}")
     return History(
@@ -98,7 +98,7 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
     )
 
 
-def _gathered(checkpoint: Checkpoint) -> dict[str, Any]:
+def _gathered(checkpoint: ScriptCheckpoint) -> dict[str, Any]:
     """The sharded states as a single process would have them."""
     if not checkpoint.sharded:
         return {}

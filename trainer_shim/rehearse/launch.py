@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import trainer_shim
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _started(setup: RunSetup, number: int, start: Start) -> Iterator[list[subpro
     event = start.event
     # A start from the beginning draws what the first one drew, so that random initial weights are no difference. One
     # that resumes draws anew, as in reality, so that what is drawn without being saved is found out.
-    seed = number if CheckpointStore(setup.checkpoints).latest() else 1
+    seed = number if ScriptCheckpoints(setup.checkpoints).latest() else 1
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(start.size):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
-from trainer_shim.checkpointing.checkpoint_store import Progress
+from trainer_shim.checkpointing.async_saver import AsyncSaver
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.checkpointing.tracked_objects import TrackedObjects
 from trainer_shim.errors import CheckpointError, SupersededError
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints, States
     from trainer_shim.checkpointing.tracked_objects import Stateful
     from trainer_shim.session.trainer_session import TrainerSession
 
@@ -35,14 +35,14 @@ class CheckpointPolicy:
         tracked: the objects that a checkpoint holds, None before `track`.
     """
 
-    def __init__(self, session: TrainerSession, store: CheckpointStore, resumed: Checkpoint | None) -> None:
+    def __init__(self, session: TrainerSession, store: ScriptCheckpoints, resumed: ScriptCheckpoint | None) -> None:
         self._session = session
         self._group = session.group
         self.store = store
         self._resumed = resumed
         self._order: dict[str, Any] | None = None
         self.tracked: TrackedObjects | None = None
-        self.saver = CheckpointSaver(
+        self.saver = AsyncSaver(
             store,
             session.generation,
             resumed,

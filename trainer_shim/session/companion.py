@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from trainer_shim.checkpointing.atomic_files import ChecksummedFile
-    from trainer_shim.checkpointing.manifests import FrameworkCheckpoint, FrameworkCheckpoints
+    from trainer_shim.checkpointing.formats.framework_checkpoints import FrameworkCheckpoint, FrameworkCheckpoints
     from trainer_shim.data.even_split import EvenSplit
     from trainer_shim.session.trainer_session import TrainerSession
 

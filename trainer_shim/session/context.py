@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
 from trainer_shim.data.evaluation import lockstep_batches
 from trainer_shim.data.loader_factory import make_loader
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.process_groups.trainer_group import TrainerGroup
@@ -63,7 +63,12 @@ class Context:
     """
 
     def __init__(
-        self, *, session: TrainerSession, group: TrainerGroup, store: CheckpointStore, resumed: Checkpoint | None
+        self,
+        *,
+        session: TrainerSession,
+        group: TrainerGroup,
+        store: ScriptCheckpoints,
+        resumed: ScriptCheckpoint | None,
     ) -> None:
         self._session = session
         self._group = group

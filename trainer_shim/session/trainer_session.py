@@ -171,7 +171,7 @@ class TrainerSession:
 
         Raises:
             SupersededError: a newer generation has: this trainer must write nothing more.
-            OSError: the claims cannot be read.
+            OSError: the directory of the claimed generations cannot be read.
         """
         self._watch_generation()
         if self.stop.superseded:

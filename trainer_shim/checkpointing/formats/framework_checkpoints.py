@@ -17,7 +17,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from trainer_shim.checkpointing.atomic_files import atomic_file, checksum_file, read_with_retries, sync_directory
-from trainer_shim.checkpointing.retention import retained
+from trainer_shim.checkpointing.checkpoint_pruning import retained
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from trainer_shim.checkpointing.atomic_files import (
     read_with_retries,
     sync_directory,
 )
-from trainer_shim.checkpointing.retention import retained
-from trainer_shim.checkpointing.sharded_states import write_shards
+from trainer_shim.checkpointing.checkpoint_pruning import retained
+from trainer_shim.checkpointing.formats.sharded_states import write_shards
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class States(NamedTuple):
     group: SaveGroup | None = None
 
 
-class Checkpoint(NamedTuple):
+class ScriptCheckpoint(NamedTuple):
     """A manifest.
 
     `files` are by name within the store's directory; `sharded` are the names of the states that `shards` holds, none
@@ -94,7 +94,7 @@ class Checkpoint(NamedTuple):
         return self.data.with_suffix(".dcp")
 
 
-class CheckpointStore:
+class ScriptCheckpoints:
     """The checkpoints of one directory. Only rank 0 writes, but for shards."""
 
     def __init__(self, directory: Path) -> None:
@@ -105,7 +105,7 @@ class CheckpointStore:
         """The highest generation that has left a file, 0 when there is none."""
         return max((rank[0] for rank, _ in self._files()), default=0)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self) -> ScriptCheckpoint | None:
         """Return the highest whole checkpoint by (generation, step), None when there is no checkpoint at all.
 
         Damaged ones above it are set aside as `*.json.damaged`, with a warning. One that cannot be read, at several
@@ -141,7 +141,7 @@ class CheckpointStore:
             )
         return None
 
-    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def load(self, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """The states by name, as they were given to `save`, on the CPU; without the sharded ones.
 
         Raises:
@@ -325,7 +325,7 @@ def _checksum_from_json(described: dict[str, int]) -> FileChecksum:
     return FileChecksum(described["bytes"], described["crc32"])
 
 
-def _read_whole(manifest: Path) -> Checkpoint:
+def _read_whole(manifest: Path) -> ScriptCheckpoint:
     """Read the manifest and verify the data."""
     checkpoint = read_with_retries(manifest, lambda: _read_manifest(manifest))
     try:
@@ -335,7 +335,7 @@ def _read_whole(manifest: Path) -> Checkpoint:
     return checkpoint
 
 
-def _read_manifest(manifest: Path) -> Checkpoint:
+def _read_manifest(manifest: Path) -> ScriptCheckpoint:
     try:
         content = json.loads(manifest.read_bytes())
         version = content["format"]
@@ -354,7 +354,7 @@ def _read_manifest(manifest: Path) -> Checkpoint:
             f"{shards.name}/{name}": _checksum_from_json(described)
             for name, described in content.get("shards", {}).items()
         }
-        return Checkpoint(
+        return ScriptCheckpoint(
             data=data,
             generation=int(manifest.name.split("-")[1]),
             files={data.name: _checksum_from_json(content), **parts},
@@ -372,7 +372,7 @@ def _manifest_checksum(content: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
-def _verify(checkpoint: Checkpoint) -> None:
+def _verify(checkpoint: ScriptCheckpoint) -> None:
     with ThreadPoolExecutor(_READERS) as readers:
         for _ in readers.map(
             lambda item: _verify_file(checkpoint.data.parent / item[0], item[1]), checkpoint.files.items()
