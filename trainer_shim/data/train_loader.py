@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class TrainLoader:
-    """What the training loop iterates over: this rank's micro-batches, from where the training stands on."""
+    """The iterable of the training loop: this rank's micro-batches, from the training's position on.
+
+    Attributes:
+        order: the order of the samples.
+        plan: the split of a global batch over the ranks.
+        is_stream: whether only the data tell where an epoch ends, so that the ranks have to agree on it.
+    """
 
     def __init__(
         self,
@@ -31,6 +37,7 @@ class TrainLoader:
     ) -> None:
         self.order = order
         self.plan = plan
+        self.is_stream = isinstance(order, StreamOrder)
         self._source = source
         self._iterate = iterate
 
@@ -45,11 +52,6 @@ class TrainLoader:
 
     def __bool__(self) -> bool:
         return True
-
-    @property
-    def is_stream(self) -> bool:
-        """Whether only the data tell where an epoch ends, so that the ranks have to agree on it."""
-        return isinstance(self.order, StreamOrder)
 
     @property
     def samples_per_epoch(self) -> int | None:
@@ -80,9 +82,10 @@ class TrainLoader:
             while True:
                 if boundary:
                     await_data(prefetcher)
-                if prefetcher.exhausted:
+                try:
+                    micro, batch = prefetcher.pop()
+                except StopIteration:
                     return
-                micro, batch = prefetcher.pop()
                 boundary = micro.last
                 # The word tells it from a sample's seed, whose numbers may be the same.
                 seed_generators(derive_seed(self.order.seed, epoch, micro.position, "micro-batch"))

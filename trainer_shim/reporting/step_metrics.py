@@ -15,7 +15,8 @@ class StepMetrics:
     """What was trained since the last summary, and how long it took.
 
     Attributes:
-        data_seconds: the seconds in which this rank waited for data, None where the shim cannot see that.
+        steps: the optimizer steps since the last summary.
+        data_seconds: the seconds in which this rank waited for data; they are part of the steps' time.
         loss: the mean loss of the last summary, None where the shim does not know it.
         summarized_at: the time of the last summary on the monotonic clock, 0 before the first one.
         timer_started: the time up to which the seconds are counted, on the monotonic clock.
@@ -32,18 +33,12 @@ class StepMetrics:
 
     def reset(self) -> None:
         """Forget what was counted since the last summary."""
-        self._steps = self._samples = 0
+        self.steps = self._samples = 0
         self._known = 0  # this rank's samples whose loss is known
-        self._seconds = self._sync_seconds = 0.0
-        self.data_seconds: float | None = 0.0 if self._measures_data else None
+        self._seconds = self._sync_seconds = self.data_seconds = 0.0
         self._plain_loss_sum = 0.0  # over this rank's samples whose loss is a number
         if self._loss_sum is not None:
             self._loss_sum.zero_()
-
-    @property
-    def steps(self) -> int:
-        """The optimizer steps since the last summary."""
-        return self._steps
 
     def add_loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add a loss that is the mean over so many samples of this rank; a tensor stays on its device."""
@@ -57,13 +52,8 @@ class StepMetrics:
 
     def add_step(self, samples: int) -> None:
         """Add an optimizer step over so many samples of all ranks."""
-        self._steps += 1
+        self.steps += 1
         self._samples += samples
-
-    def add_data_wait(self, seconds: float) -> None:
-        """Add seconds for which this rank has waited for data; they are part of the step's time."""
-        if self.data_seconds is not None:
-            self.data_seconds += seconds
 
     def add_sync_wait(self, seconds: float) -> None:
         """Add seconds for which this rank has waited for the other ranks, after the step's time was counted."""
@@ -78,11 +68,9 @@ class StepMetrics:
         """Leave out so many of the seconds since the timer was started."""
         self.timer_started += seconds
 
-    def stop_timer(self) -> float:
-        """Count the seconds since the timer was started, and return the present time on the monotonic clock."""
-        now = time.monotonic()
-        self._seconds += now - self.timer_started
-        return now
+    def stop_timer(self) -> None:
+        """Count the seconds since the timer was started."""
+        self._seconds += time.monotonic() - self.timer_started
 
     def synchronize(self) -> None:
         """Wait for the device to finish the steps so far; that is part of their time."""
@@ -96,15 +84,15 @@ class StepMetrics:
         Seconds of waiting are the mean over the ranks, and the loss is the mean over all ranks' samples.
         """
         self.summarized_at = time.monotonic()
-        if not self._steps:
+        if not self.steps:
             self.reset()
             return None
         own_loss = self._plain_loss_sum + (0.0 if self._loss_sum is None else self._loss_sum.item())
-        own = [own_loss, self._known, self._sync_seconds, self.data_seconds or 0.0]
+        own = [own_loss, self._known, self._sync_seconds, self.data_seconds]
         loss_sum, known, sync_seconds, data_seconds = self._group.sum(own)
         self.loss = loss_sum / known if known else None
         found = {
-            "steps": self._steps,
+            "steps": self.steps,
             "samples": self._samples,
             "seconds": self._seconds,
             "sync_seconds": sync_seconds / self._group.size,

@@ -117,7 +117,7 @@ class Context:
 
     @property
     def boundary(self) -> bool:
-        """Whether the micro-batch in hand ends its global batch: after `backward`, the gradients are then complete."""
+        """Whether the current micro-batch ends its global batch: after `backward`, the gradients are then complete."""
         return self._accumulation.micro is not None and self._accumulation.micro.last
 
     def wrap(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
@@ -208,6 +208,7 @@ class Context:
             self._session.discard_boundary_vote()  # of a step right after which the script has left its loop
             self._session.vote_interval.force_vote()
             self._pass_boundary()
+            self._accumulation.start_epoch()
             self._in_epoch = True
             yield self._progress.epoch
             process_exit.repeat()  # where the script caught the exit
@@ -261,18 +262,17 @@ class Context:
         self._callbacks.add(before, after)
 
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Add the gradient of `loss`, the mean over the micro-batch in hand, with its weight in the global batch.
+        """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
 
         With a `scaler` the gradient is scaled by it; the reports have the loss as it is.
 
         Raises:
-            UsageError: outside a loop over the training loader, or the script has cleared the gradients that this one
-                is to be added to.
+            UsageError: outside a loop over the training loader, or the script has cleared the gradients of the earlier
+                micro-batches.
         """
-        micro = self._accumulation.current()
-        self._accumulation.add_gradient(check=not self._checkpoints.saver.collective)  # FSDP keeps its sums elsewhere
+        micro = self._accumulation.add_gradient(check=not self._checkpoints.saver.collective)
         if micro.last:
-            self._start_boundary_vote()  # here, because the votes are summed while the gradients are computed
+            self._session.start_boundary_vote(self._supply)  # the votes are summed while the gradients are computed
         self._session.metrics.add_loss(loss, micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
@@ -294,7 +294,7 @@ class Context:
         if not micro.last:
             return False
         self._accumulation.mark_stepped(micro)
-        self._start_boundary_vote()  # for a script that has a `backward` of its own
+        self._session.start_boundary_vote(self._supply)  # for a script that calls no ctx.backward
         self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
         for optimizer in optimizers:
             if scaler is None:
@@ -319,8 +319,7 @@ class Context:
         Raises:
             SystemExit: the ranks have voted to stop.
         """
-        self._start_boundary_vote()  # unless `backward` or `step` has: an evaluation has come in between
-        self._accumulation.start_batch()
+        self._session.start_boundary_vote(self._supply)  # not started by `step` where an evaluation has forced a vote
         watchdog, metrics = self._group.watchdog, self._session.metrics
         watchdog.first_step_done = metrics.steps > 0 or watchdog.first_step_done
         vote = self._session.finish_boundary_vote()
@@ -385,37 +384,39 @@ class Context:
         if not self._in_epoch:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
         metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
-        accumulation.start_epoch()
+        accumulation.start_loop()
         self._supply.start_epoch(loader)
         metrics.restart_timer()
         asked = metrics.timer_started
         for micro, batch in loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data):
-            metrics.add_data_wait(time.monotonic() - asked)
+            metrics.data_seconds += time.monotonic() - asked
             watchdog.arm(f"step {self._progress.step + 1}")
+            accumulation.start_micro_batch(micro)
             try:
-                with accumulation.working_on(micro):
-                    yield batch
+                yield batch
             finally:  # also where the script leaves its loop here
+                accumulation.end_micro_batch(micro)
                 watchdog.disarm()
             if micro.last:
                 accumulation.end_batch()
                 metrics.stop_timer()
                 self._pass_boundary()  # the training may stop here
-                self._close_profiling_step(loader)
+                if self._profiling_run is not None:
+                    self._end_profiling_step(self._profiling_run, loader)
                 self._evaluation_time.pass_boundary()
                 metrics.restart_timer()
             asked = time.monotonic()
-        self._supply.end_epoch()
+        self._supply.prefetcher = None
         metrics.synchronize()
         worth_it = self._evaluation_time.long_between_epochs
         if self._group.on_rank_zero(lambda: worth_it):
             with watchdog.busy():
                 self._checkpoints.start(self._progress)
 
-    def _close_profiling_step(self, loader: TrainLoader) -> None:
+    def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:
         """Exit after the last step of a profiling run; all ranks count alike."""
         plan, done = loader.plan, self._progress
-        if self._profiling_run is not None and self._profiling_run.record_step(
+        if run.record_step(
             done.step,
             done.samples,
             self._synchronized_time,
@@ -431,17 +432,9 @@ class Context:
         self._group.synchronize()
         return time.monotonic()
 
-    def _start_boundary_vote(self) -> None:
-        """Start the vote of the boundary that comes, if it has one that was not started yet."""
-        if self._session.needs_boundary_vote:
-            self._session.start_boundary_vote(
-                data_late=self._supply.next_is_late(),
-                data_short=not self._supply.covers(self._session.vote_interval.steps),
-            )
-
     def _await_data(self, prefetcher: Prefetcher[Any]) -> None:
         """Wait until every rank has its next batch, or a stop is agreed: this still belongs to the boundary."""
-        self._supply.attach(prefetcher)
+        self._supply.prefetcher = prefetcher
         is_stream = self._loader is not None and self._loader.is_stream
         self._supply.late |= is_stream  # the ranks have to agree on the end of a stream
         vote = Vote()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trainer_shim.environment.job import Job
     from trainer_shim.preemption.stop_requests import StopRequests
     from trainer_shim.process_groups.rank_group import RankGroup
+    from trainer_shim.session.data_supply import DataSupply
 
 log = logging.getLogger("trainer_shim")
 
@@ -113,23 +114,19 @@ class TrainerSession:
         self._poll_stop_requests()
         return PendingVote(self.group.start_sum(vote.with_requests(self.stop).pack()))
 
-    @property
-    def needs_boundary_vote(self) -> bool:
-        """Whether the boundary that comes has a vote that was not started yet."""
-        return self._boundary_vote is None and self.vote_interval.due
-
-    def start_boundary_vote(self, *, data_late: bool = False, data_short: bool = False) -> None:
-        """Start the vote of the boundary that comes, if it needs one.
+    def start_boundary_vote(self, data: DataSupply | None = None) -> None:
+        """Start the vote of the next boundary, if that boundary has a vote that was not started yet.
 
         Args:
-            data_late: this rank's next batch is not there yet.
-            data_short: this rank may wait for data before the next vote.
+            data: the training data of this rank; None where a framework fetches them.
         """
-        if not self.needs_boundary_vote:
+        if self._boundary_vote is not None or not self.vote_interval.due:
             return
+        vote = Vote()
+        if data is not None:
+            vote = Vote(data_late=data.next_is_late(), data_short=not data.covers(self.vote_interval.steps))
         now = time.monotonic()
         proposal = self.vote_interval.start_vote(now)
-        vote = Vote(data_late=data_late, data_short=data_short)
         if self.group.rank == 0:
             vote = vote._replace(
                 report_due=now - self.metrics.summarized_at >= REPORT_SECONDS,
