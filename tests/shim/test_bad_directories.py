@@ -1,18 +1,11 @@
 """Checkpoint directories that cannot be used: an error before the first step, on every rank, that says what to do."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
-
 pytestmark = pytest.mark.shim
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, torch, trainer_shim
 ctx = trainer_shim.init("checkpoints")
@@ -36,35 +29,13 @@ JOB, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run the script in so many processes; returns their exit codes and their outputs."""
-    started = []
+def run(run_code):
+    """Run the script on a number of ranks, for a job with this uid; returns exit codes and outputs, by rank."""
 
     def run_script(*arguments, size=2, uid=None):
-        port = free_port()
-        processes = []
-        for rank in range(size):
-            environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RANK": str(rank)}
-            environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            environ |= {"METASCHED_UID": uid} if uid else {}
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", SCRIPT, *arguments],
-                    cwd=tmp_path,
-                    env=environ,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        started.extend(processes)
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-        return [process.returncode for process in processes], outputs
+        return run_code(SCRIPT, *arguments, size=size, **({"METASCHED_UID": uid} if uid else {}))
 
-    yield run_script
-    for process in started:
-        process.kill()
-        process.wait()
+    return run_script
 
 
 def refused(outcome, *words):

@@ -1,16 +1,11 @@
 """Wrong calls, other data, a full disk: one process each, as a rule."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.shim
 
-ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import torch, trainer_shim
 from trainer_shim import *
@@ -28,22 +23,12 @@ ctx = trainer_shim.init("checkpoints", checkpoint_every=0)
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a script that begins with PRELUDE; returns its exit code and its output."""
+def run(run_code):
+    """Run a script that begins with PRELUDE in one process; returns its exit code and its output."""
 
     def run_script(script, **variables):
-        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-        done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + script],
-            cwd=tmp_path,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return done.returncode, done.stdout
+        (code,), (output,) = run_code(PRELUDE + script, **variables)
+        return code, output
 
     return run_script
 

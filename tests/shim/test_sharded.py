@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ pytestmark = pytest.mark.shim
 SAMPLES, GLOBAL_BATCH, EPOCHS = 103, 12, 2
 STEPS_PER_EPOCH = 9
 EVERY_SAMPLE_ONCE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
-ROOT = Path(__file__).parents[2]
 SLOW = ("--step-seconds", "0.05")
 
 
@@ -233,10 +230,8 @@ print("reached")
 """
 
 
-def test_one_process(tmp_path):
+def test_one_process(run_code):
     """What cannot be saved sharded is refused with the way to do it; a superseded save publishes nothing."""
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ALONE]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "reached" in done.stdout
+    codes, (output,) = run_code(ALONE)
+    assert codes == [0], output
+    assert "reached" in output

@@ -185,7 +185,7 @@ def test_two_trainers(workplace):
     """When a second trainer starts on the directory, the first exits with 76 and writes nothing more."""
     place = workplace()
     old = place.launch(2, *SLOW, "--epochs", 1000, "--checkpoint-every", "0.1")
-    place.wait_for_step(1, 5)
+    place.wait_for(place.manifests, "a checkpoint")
     new = place.launch(1, *SLOW, "--epochs", 1000)
     place.wait_for_step(2, 1)
     assert old.wait() == [76, 76]
