@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 
 class StepMetrics:
-    """What was trained since the last summary, and how long it took.
+    """Counts and times of the steps since the last summary.
+
+    Args:
+        group: the processes of the training.
+        measures_data: whether the waits for data are measured; otherwise the summary has no `data_seconds`.
 
     Attributes:
         steps: the optimizer steps since the last summary.
@@ -32,7 +36,7 @@ class StepMetrics:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was counted since the last summary."""
+        """Discard the counts since the last summary."""
         self.steps = self._samples = 0
         self._known = 0  # this rank's samples whose loss is known
         self._seconds = self._sync_seconds = self.data_seconds = 0.0
@@ -61,11 +65,11 @@ class StepMetrics:
         self._seconds += seconds
 
     def restart_timer(self) -> None:
-        """Count the seconds from now on: what happened since the last step was no training."""
+        """Count the seconds from now on: the time since the last step was no training."""
         self.timer_started = time.monotonic()
 
     def exclude(self, seconds: float) -> None:
-        """Leave out so many of the seconds since the timer was started."""
+        """Exclude `seconds` of the time since the timer was started."""
         self.timer_started += seconds
 
     def stop_timer(self) -> None:
@@ -73,13 +77,13 @@ class StepMetrics:
         self._seconds += time.monotonic() - self.timer_started
 
     def synchronize(self) -> None:
-        """Wait for the device to finish the steps so far; that is part of their time."""
+        """Wait for the device to finish the steps so far; the wait is part of their time."""
         started = time.monotonic()
         self._group.synchronize()
         self._seconds += time.monotonic() - started
 
     def summarize(self) -> dict[str, Any] | None:
-        """Return the values of a `steps` report line, None without steps, and start anew. Collective.
+        """Return the values of a `steps` report line, None without steps, and reset the counts. Collective.
 
         Seconds of waiting are the mean over the ranks, and the loss is the mean over all ranks' samples.
         """

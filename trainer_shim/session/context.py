@@ -1,4 +1,4 @@
-"""The face of the shim for scripts whose training loop is their own: what such a script calls."""
+"""The public interface of the shim for scripts that own their training loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ log = logging.getLogger("trainer_shim")
 
 
 class Context:
-    """One trainer: a process among `size`, which trains one job from where its last generation left it.
+    """One trainer: a process among `size`, which trains a job from the checkpoint of its last generation on.
 
     Made by `trainer_shim.init`. At step boundaries the ranks agree on whether to stop, so all of them leave the loop
     after the same step, by SystemExit. Where steps are short, some boundaries have no vote (see `vote_interval`).
@@ -152,14 +152,14 @@ class Context:
             global_batch: samples in an optimizer step, over all ranks, at every world size.
             seed: the seed of the order, and of the generators of torch, `random` and NumPy, for each sample and
                 micro-batch.
-            shuffle: whether each epoch has an order of its own: by default it has, and a stream has its own order.
+            shuffle: whether each epoch has an order of its own, the default for a data set; a stream has its own order.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
-            **options: torch's DataLoader's own (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last` leaves out
-                the last global batch of an epoch where it is not full.
+            **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
+                leaves out the last global batch of an epoch where it is not full.
 
         Raises:
             BatchError: the global batch cannot be split over this world.
-            CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
+            CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
             UsageError: there is a training loader already, an option has no meaning here, or the ranks' data differ.
         """
         if self._loader is not None:
@@ -189,12 +189,12 @@ class Context:
         self._accumulation.synchronized = tracked.gradient_sync_modules()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Iterate over the epochs that are left of `total`, the first perhaps in its middle; then end the training.
+        """Iterate over the epochs that are left of `total`, the first perhaps from its middle; then end the training.
 
-        A finished job has none left, and its script continues behind the loop at once.
+        A finished job has no epochs left, and its script continues after the loop at once.
 
         Raises:
-            UsageError: before `loader` and `track`, or for more epochs when the training has ended.
+            UsageError: called before `loader` and `track`, or for more epochs after the end of the training.
             CheckpointError: the final checkpoint cannot be written.
             SystemExit: a stop was agreed.
         """
@@ -221,9 +221,9 @@ class Context:
         """Iterate over the batches of an evaluation; the ranks may have different numbers of them. Collective.
 
         The ranks proceed in lockstep and vote before every batch on whether to stop. They stop at once where a
-        checkpoint holds all that was trained: in a long evaluation behind the loop over the training batches. Elsewhere
-        a stop waits for the end of the evaluation, unless its deadline is near or a SIGTERM after the first signal
-        makes it urgent. A DataLoader's workers ignore the stop signals.
+        checkpoint has the present position: in a long evaluation after the loop over the training batches. Elsewhere a
+        stop waits for the end of the evaluation, unless its deadline is near or a SIGTERM after the first signal makes
+        it urgent. A DataLoader's workers ignore the stop signals.
 
         Raises:
             SystemExit: a stop was agreed.
@@ -242,9 +242,9 @@ class Context:
             yield from lockstep_batches(source, agree, lambda: self._session.start_vote(Vote(evaluation_left=1)))
 
     def poll(self) -> None:
-        """Stop if that was asked: for long work outside the loops. Collective.
+        """Stop if a stop was requested; for long work outside the loops. Collective.
 
-        It stops as `evaluate` does: where a checkpoint holds all that was trained, or where there is no time left.
+        The conditions are those of `evaluate`: a checkpoint has the present position, or there is no time left.
 
         Raises:
             SystemExit: a stop was agreed.
@@ -254,17 +254,17 @@ class Context:
             self._stop_between_boundaries(Vote())
 
     def on_stop(self, before: StopCallback | None = None, after: StopCallback | None = None) -> None:
-        """Have functions called at a stop, on every rank, with its cause: `before` and `after` the checkpoint.
+        """Register functions for a stop, called on every rank with its cause: `before` and `after` the checkpoint.
 
-        The checkpoint holds what `before` changes. It is not called where nothing may or can be saved. An exception is
-        logged, and changes nothing.
+        The checkpoint includes the changes of `before`, which is called only where a checkpoint is saved. An exception
+        is logged, and changes nothing.
         """
         self._callbacks.add(before, after)
 
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
         """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
 
-        With a `scaler` the gradient is scaled by it; the reports have the loss as it is.
+        With a `scaler` the gradient is scaled; the reports have the unscaled loss.
 
         Raises:
             UsageError: outside a loop over the training loader, or the script has cleared the gradients of the earlier
@@ -280,12 +280,12 @@ class Context:
     def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
         """At the end of a global batch, step and clear the optimizers, and return True; else do nothing.
 
-        With a `scaler` the steps go through it, and it is updated. A step that it skips, because gradients overflowed,
-        counts like any other: its batch was trained on, to no effect.
+        With a `scaler`, the scaler makes the steps, and is updated. A step that it skips, because gradients overflowed,
+        counts like any other step.
 
         This call starts the vote of the step's boundary, and never raises SystemExit. The training stops, and saves,
-        where the loop asks for its next batch (`_pass_boundary`): so a checkpoint includes what the script does after a
-        step, such as a schedule's own step.
+        where the loop requests its next batch (`_pass_boundary`), so a checkpoint includes what the script does after a
+        step, such as a schedule's step.
 
         Raises:
             UsageError: outside a loop over the training loader, or a second time for one batch.
@@ -314,7 +314,7 @@ class Context:
         return True
 
     def _pass_boundary(self) -> None:
-        """Pass the boundary behind a step, or before an epoch: do what the ranks have voted for. Collective.
+        """Pass the boundary after a step, or before an epoch: do what the ranks have voted for. Collective.
 
         Raises:
             SystemExit: the ranks have voted to stop.
@@ -338,7 +338,7 @@ class Context:
                 self._checkpoints.start(self._progress)
 
     def finish(self) -> None:
-        """End the training before its last epoch (early stopping), for good: started again, the job trains no more.
+        """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
 
         Raises:
             CheckpointError: the final checkpoint cannot be written.
@@ -433,7 +433,7 @@ class Context:
         return time.monotonic()
 
     def _await_data(self, prefetcher: Prefetcher[Any]) -> None:
-        """Wait until every rank has its next batch, or a stop is agreed: this still belongs to the boundary."""
+        """Wait, as a part of the boundary, until every rank has its next batch or a stop is agreed."""
         self._supply.prefetcher = prefetcher
         is_stream = self._loader is not None and self._loader.is_stream
         self._supply.late |= is_stream  # the ranks have to agree on the end of a stream
@@ -453,7 +453,7 @@ class Context:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """A block that is no part of the training's time, and whose forward passes need no other rank."""
+        """Context manager: the time of the block is no training time, and its forward passes need no other rank."""
         self._group.synchronize()
         started = time.monotonic()
         with self._group.watchdog.armed("the start of an evaluation"):
@@ -468,7 +468,7 @@ class Context:
             self._session.metrics.exclude(seconds)
 
     def _stop_between_boundaries(self, vote: Vote) -> Vote:
-        """Stop where that was asked and loses nothing, or where there is no time left; else return the ranks' votes.
+        """Stop where a requested stop loses no progress, or has no time left; else return the sum of the ranks' votes.
 
         The script may have changed tracked objects since the last boundary, so nothing can be saved here.
 
@@ -483,7 +483,7 @@ class Context:
             )
         found = self._session.start_vote(vote).result()
         stops_now = found.progress_saved or found.deadline_near or found.urgent or found.superseded
-        if found.stop_cause and stops_now and not found.evaluation_left:  # a rank that has left does not hear of it
+        if found.stop_cause and stops_now and not found.evaluation_left:  # a rank that has left has no such vote
             self._report_steps()
             self._stop(found.stop_cause, may_save=False)
         return found
@@ -493,7 +493,7 @@ class Context:
             self._session.report_steps(self._progress.step, self._loader.plan)
 
     def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
-        """Save if there is something to save and time for it, and exit. Collective.
+        """Save if there is a new position to save and time to save it, and exit. Collective.
 
         Raises:
             SystemExit: always.
@@ -529,21 +529,21 @@ class Context:
         if not self._checkpoints.save_at_end(self._progress):
             self._stop("superseded")
         with self._group.watchdog.armed("the end of the training"):
-            stop_buffer_broadcasts(self._accumulation.synchronized)  # from here on the ranks need not evaluate alike
+            stop_buffer_broadcasts(self._accumulation.synchronized)  # later evaluations may differ between ranks
         self._group.watchdog.close()
         self._session.finish(step=self._progress.step, samples=self._progress.samples)
 
     def _close(self) -> None:
-        """Leave the process group when the interpreter exits: the script may still need it before.
+        """Destroy the process group when the interpreter exits, because the script may need it until then.
 
-        A rank that failed leaves by dying: a farewell could wait for the other ranks in vain.
+        A rank that failed only exits: destroying the group could wait for the other ranks for ever.
         """
         if self._session.ended:
             self._group.close()
         elif self._begun and self.rank == 0 and not hasattr(sys, "last_value"):
             log.warning(
-                "the script has ended before its epochs: there is no final checkpoint, and started again it would "
-                "go on. Call ctx.finish() to end a training early"
+                "the script has ended before its epochs: there is no final checkpoint, and another start would "
+                "continue the training. Call ctx.finish() to end a training early"
             )
 
 

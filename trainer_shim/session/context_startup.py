@@ -1,4 +1,4 @@
-"""The startup of a trainer whose training loop is its own, from its environment to its context."""
+"""The startup of a trainer whose script owns the training loop, from its environment to its context."""
 
 from __future__ import annotations
 

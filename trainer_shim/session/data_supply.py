@@ -1,4 +1,4 @@
-"""What a rank knows of its next batches: a rank that waits for data must still take part in votes."""
+"""The batches that a rank has fetched: a rank that waits for data must still take part in votes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class DataSupply:
-    """The training data as far as this rank has fetched them.
+    """The training data that this rank has fetched.
 
     Attributes:
         late: whether any rank waited for its next batch at the last vote.

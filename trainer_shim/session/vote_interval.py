@@ -1,4 +1,4 @@
-"""How often the ranks vote: at every step boundary where steps are long, at every k-th where they are short.
+"""The steps between two votes: one where steps are long, several where steps are short.
 
 A vote costs each rank some hundred microseconds, and makes the ranks wait for the slowest. A stop that is agreed on
 within a quarter of a second is soon enough.
