@@ -41,7 +41,7 @@ class Job:
         self.abortions = 0
 
     def launch(self):
-        """Start an generation, and return its number to be."""
+        """Start a generation, and return its number to be."""
         self.older += self.pids
         size = self.dice.choice([2, 2, 3, 3, 4])
         self.launches += 1
@@ -59,7 +59,7 @@ class Job:
                 os.kill(pid, sig)
 
     def await_training(self, above):
-        """Wait until an generation above that number trains, and return its number."""
+        """Wait until a generation above that number trains, and return its number."""
         end = time.monotonic() + PATIENCE
         while not (self.witness.newest > above and self.witness.last_step(self.witness.newest)):
             if time.monotonic() > end or all(self.server.exit_code(pid) is not None for pid in self.pids):

@@ -83,7 +83,7 @@ def wait_for(condition, what):
         if found:
             return found
         time.sleep(0.01)
-    pytest.fail(f"waited in vain for {what}")
+    pytest.fail(f"timed out waiting for {what}")
 
 
 def slurm_tasks(size):
@@ -219,7 +219,7 @@ class Workplace:
         return path.read_text().splitlines() if path.exists() else []
 
     def report(self, generation):
-        """The report lines of an generation; fails where one is not what the protocol says."""
+        """The report lines of a generation; fails where one is not what the protocol says."""
         lines = (self.reports / f"incarnation-{generation}.jsonl").read_text()
         assert lines.endswith("\n")
         found = []

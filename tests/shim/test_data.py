@@ -1,4 +1,4 @@
-"""Streams in real worlds, as srun would start them: any size, any number of loader workers, and an end in common."""
+"""Streams on several ranks, started as by srun: world sizes, numbers of loader workers, and a common end."""
 
 import json
 import sys
@@ -78,8 +78,8 @@ def test_reports_of_a_stream(journey):
     assert (lines[-1]["step"], lines[-1]["samples"]) == (EPOCHS * STEPS_PER_EPOCH, EPOCHS * SAMPLES)
 
 
-def test_streams_that_differ(workplace):
-    """Ranks whose streams end at different places all fail with a word, and none waits for the others."""
+def test_streams_that_differ_between_ranks_are_refused(workplace):
+    """Ranks whose streams have different ends all fail with an error that names the cause."""
     trainers = workplace().launch(2, 0, 0, "split", ranks=slurm_tasks)
     assert 0 not in trainers.wait()
     for rank in range(2):

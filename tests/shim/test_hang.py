@@ -1,4 +1,4 @@
-"""What the other ranks do when one of them dies, hangs or goes astray."""
+"""The other ranks when one rank is killed, hangs, fails or leaves the script."""
 
 import os
 import re
@@ -43,7 +43,7 @@ class World:
         return found
 
     def there(self):
-        """Wait until the rank has come to its point, and the others to theirs."""
+        """Wait until the rank is at its point, and the other ranks wait for it."""
         self.wait_for((self.directory / "there-1").exists, "the point")
         time.sleep(0.3)
         return self
@@ -148,7 +148,7 @@ def test_a_checkpoint_may_take_longer_than_the_limit(world):
     assert world.server.exit_code(world.pids[1]) is None
 
 
-def test_the_failure_of_one_rank_is_told_by_the_others(world):
+def test_the_other_ranks_log_the_first_failure(world):
     """The other ranks log the first failure, from which their own errors follow."""
     world.start(3, "--at", "body", "--how", "raise", limit=60)
     assert world.codes() == [1, 1, 1]

@@ -8,7 +8,7 @@ KILLS = 6
 
 
 @pytest.mark.timeout(600)
-def test_a_training_that_is_killed_again_and_again_is_as_if_nothing_had_happened(server, tmp_path):
+def test_repeated_kills_do_not_change_the_training(server, tmp_path):
     """A killed job resumes from its last complete checkpoint, superseded trainers write nothing, no sample is lost."""
     kills, wrong, facts = local.campaign(server, tmp_path, KILLS, seed=5)
     assert wrong == []
