@@ -63,13 +63,14 @@ def init(
     Args:
         checkpoint_dir: a directory of this job alone, on a file system that all its nodes share; made if missing.
         checkpoint_every: seconds between periodic checkpoints.
-        collective_timeout: seconds for which a rank waits for the others before it ends, so that a hung one does not
-            hold the job's GPUs for ever; None to wait for as long as it takes.
+        collective_timeout: seconds for which a rank waits for the other ranks before it ends, so that a hung rank does
+            not hold the job's GPUs for ever; None for no limit.
 
     Raises:
-        VariableError: the environment describes half a world.
-        WorldError: not all ranks have come within five minutes (TRAINER_SHIM_PATIENCE, in seconds), or two share a GPU.
-        CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
+        VariableError: environment variables that describe the world of ranks are missing or invalid.
+        WorldError: not all ranks have joined within five minutes (TRAINER_SHIM_PATIENCE, in seconds), or two share a
+            GPU.
+        CheckpointError: the directory cannot be written, or none of its checkpoints is complete.
         UsageError: called outside the main thread, or where the script has made a process group, or with a
             `collective_timeout` that is not above 0.
     """
@@ -88,8 +89,8 @@ def attach(checkpoint_dir: str | os.PathLike[str], *, checkpoint_every: float = 
         checkpoint_every: seconds between periodic checkpoints.
 
     Raises:
-        VariableError: the environment describes half a world.
-        CheckpointError: the directory cannot be written, or holds checkpoints of which none is whole.
+        VariableError: environment variables that describe the world of ranks are missing or invalid.
+        CheckpointError: the directory cannot be written, or none of its checkpoints is complete.
         UsageError: called outside the main thread.
     """
     from trainer_shim.session.companion_startup import start_companion  # noqa: PLC0415  importing the shim must not cost an import of torch

@@ -1,7 +1,7 @@
-"""The batch plan: one global batch, whatever the world size.
+"""The batch plan: how one global batch is split at every world size.
 
-The gradient of a step is that of the mean loss over the global batch. DDP averages gradients over the ranks, and each
-micro-batch's loss is a mean of its own, so a micro-batch of n samples is weighted with n * world_size / global samples.
+The gradient of a step is that of the mean loss over the global batch. DDP averages gradients over the ranks, and the
+loss of a micro-batch is a mean, so a micro-batch of n samples has the weight n * world_size / global samples.
 """
 
 from __future__ import annotations
@@ -17,30 +17,37 @@ if TYPE_CHECKING:
 
 
 class BatchPlan(NamedTuple):
-    """How a global batch is split. Made by `plan_batch`, which checks it."""
+    """The split of a global batch over ranks and micro-batches. Made by `plan_batch`, which checks it.
+
+    Attributes:
+        global_batch: the samples of an optimizer step, over all ranks.
+        world_size: the number of ranks.
+        max_per_gpu: the most samples that fit on a GPU at once, None for no limit.
+    """
 
     global_batch: int
     world_size: int
     max_per_gpu: int | None
 
     def rank_slice(self, rank: int, samples: int) -> range:
-        """The positions within a global batch of `samples` samples that are `rank`'s; sizes differ by one at most."""
+        """Return `rank`'s positions within a global batch of `samples` samples; sizes differ by one at most."""
         least, more = divmod(samples, self.world_size)
         start = rank * least + min(rank, more)
         return range(start, start + least + (rank < more))
 
     def micro_batch_count(self, samples: int) -> int:
-        """How many micro-batches each rank has of so many samples: the fewest that the largest share, rank 0's, needs.
+        """Return the number of micro-batches of each rank: the fewest that fit the largest share of `samples` samples.
 
-        They are as many on every rank, because forward and backward passes may be collective.
+        The number is the same on every rank, because forward and backward passes may be collective.
         """
         largest = len(self.rank_slice(0, samples))
         return 1 if self.max_per_gpu is None else -(-largest // self.max_per_gpu)
 
     def micro_batches(self, rank: int, samples: int) -> list[range]:
-        """Cut `rank`'s share of so many samples into micro-batches, whose sizes differ by one at most over all ranks.
+        """Cut `rank`'s share of `samples` samples into micro-batches; their sizes differ by one at most over all ranks.
 
-        There are `count` of them, or one less where the share has no more samples.
+        Returns the positions of each micro-batch. There is one micro-batch less than `micro_batch_count` where the
+        share has no more samples.
         """
         share = self.rank_slice(rank, samples)
         cut = BatchPlan(len(share), min(self.micro_batch_count(samples), len(share)), None)
@@ -48,29 +55,29 @@ class BatchPlan(NamedTuple):
         return [share[slice(piece.start, piece.stop)] for piece in pieces]
 
     def samples_in_full_batches(self, samples: int) -> int:
-        """How many of so many samples whole global batches take."""
+        """Return how many of `samples` samples belong to full global batches."""
         return samples // self.global_batch * self.global_batch
 
     def weight(self, samples: int, global_samples: int) -> float:
-        """The factor for the mean loss of a micro-batch of `samples` samples."""
+        """Return the factor on the mean loss of a micro-batch of `samples` samples."""
         return samples * self.world_size / global_samples
 
     @property
     def per_gpu_batch(self) -> int:
-        """The most samples that a GPU sees at once: the first rank's first ones."""
+        """The most samples that a GPU processes at once: the first micro-batch of rank 0."""
         return len(self.micro_batches(0, self.global_batch)[0])
 
     @property
     def accumulation(self) -> int:
-        """The micro-batches that a GPU works through for one optimizer step."""
+        """The micro-batches that a GPU processes for one optimizer step."""
         return self.micro_batch_count(self.global_batch)
 
 
 def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = None) -> BatchPlan:
-    """Plan a global batch.
+    """Return the split of a global batch.
 
     Raises:
-        BatchError: it cannot be split.
+        BatchError: the global batch cannot be split over this number of ranks.
     """
     if global_batch < world_size:
         raise BatchError(
@@ -83,9 +90,13 @@ def plan_batch(global_batch: int, world_size: int, max_per_gpu: int | None = Non
 
 
 class Split(NamedTuple):
-    """How a global batch falls on one world size; `plan` is None where it cannot be split.
+    """The split of a global batch at one world size.
 
-    `even`: all micro-batches of all ranks have the same size, so that every GPU does the same work.
+    Attributes:
+        world_size: the number of ranks.
+        plan: the split, None where the global batch cannot be split.
+        is_even: whether all micro-batches of all ranks have the same size, so that every GPU does the same work.
+        description: the split in words.
     """
 
     world_size: int
@@ -95,10 +106,10 @@ class Split(NamedTuple):
 
 
 def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[int] = range(1, 9)) -> list[Split]:
-    """What becomes of a global batch at several world sizes, with a description.
+    """Return the splits of a global batch at several world sizes.
 
     Raises:
-        BatchError: `max_per_gpu` allows no sample.
+        BatchError: `max_per_gpu` is below 1.
     """
     found = []
     for size in sizes:
@@ -107,7 +118,7 @@ def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[in
             found.append(Split(size, None, is_even=False, description=few))
             continue
         plan = plan_batch(global_batch, size, max_per_gpu)
-        # The first rank has one of the largest shares, the last one one of the smallest.
+        # Rank 0 has one of the largest shares, the last rank one of the smallest.
         ends = (plan.micro_batches(rank, global_batch) for rank in (0, size - 1))
         kinds = list(dict.fromkeys(map(_describe, ends)))
         even = len(kinds) == 1 and "+" not in kinds[0]
@@ -118,7 +129,7 @@ def splits(global_batch: int, max_per_gpu: int | None = None, sizes: Iterable[in
 
 
 def _describe(pieces: list[range]) -> str:
-    """The sizes of micro-batches, the larger ones first: "2 x 4 + 3"."""
+    """Return the sizes of micro-batches in words, the larger ones first: "2 x 4 + 3"."""
     lengths = [len(piece) for piece in pieces]
     counts = {length: lengths.count(length) for length in lengths}
     return " + ".join(f"{count} x {length}" if count > 1 else str(length) for length, count in counts.items())
@@ -130,7 +141,7 @@ def _sizes(text: str) -> range:
 
 
 def main() -> int:
-    """Print a table of splits; the exit code is 1 where some size is impossible."""
+    """Print a table of splits, and return the exit code: 1 where a world size is impossible, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m trainer_shim.batch",
         description="Show how a global batch is split over world sizes.",

@@ -1,20 +1,20 @@
-"""Every error that the shim raises on purpose."""
+"""The errors that the shim raises."""
 
 
 class ShimError(Exception):
-    """Base of all; its message is fit to be shown to a user as it is."""
+    """Base of the shim's errors; the message is written for users."""
 
 
 class VariableError(ShimError):
-    """An environment variable is missing or makes no sense."""
+    """An environment variable is missing or invalid."""
 
 
 class WorldError(ShimError):
-    """The processes that have come are not the world that was announced."""
+    """The ranks of the world are missing, have joined twice, or share a GPU."""
 
 
 class LeaseError(ShimError):
-    """lease.json is not what the protocol says."""
+    """lease.json violates the protocol."""
 
 
 class BatchError(ShimError):
@@ -22,12 +22,12 @@ class BatchError(ShimError):
 
 
 class CheckpointError(ShimError):
-    """A checkpoint cannot be written, or none of those present can be used."""
+    """A checkpoint cannot be written, or none of the present checkpoints can be used."""
 
 
 class SupersededError(ShimError):
-    """A newer generation has started on the checkpoint directory: this one must write nothing more."""
+    """A newer generation has started on the checkpoint directory: this trainer must write nothing more."""
 
 
 class UsageError(ShimError):
-    """The shim's calls came in an order that has no meaning; the message says which."""
+    """A script calls the shim in a wrong way; the message names the fix."""

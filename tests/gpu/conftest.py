@@ -19,6 +19,6 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """Make workplaces of trainers that use the GPU; whatever still runs in them is killed at the end."""
-    with workplaces(Path(__file__).with_name("train.py"), factory=tmp_path_factory) as make:
+    """Make workplaces of trainers that use the GPU; the trainers that still run in them are killed at the end."""
+    with workplaces(tmp_path_factory, script=Path(__file__).with_name("train.py")) as make:
         yield make

@@ -37,7 +37,7 @@ def wait_for(condition, what):
         if found:
             return found
         time.sleep(0.01)
-    pytest.fail(f"waited in vain for {what}")
+    pytest.fail(f"timed out waiting for {what}")
 
 
 class Job:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from metasched.devcluster import DevCluster, NodeGroup, Settings
+from tests.fork_server import ForkServer
 from tests.kills import local, on_slurm
-from tests.kills.nursery import Nursery
 from tests.kills.table import table
 from tests.slurm.site import Site
 
@@ -47,8 +47,8 @@ def local_campaigns(number, base, seed):
     for index, kills in enumerate(pieces(number)):
         directory = base / f"local-{index}"
         directory.mkdir()
-        with Nursery() as nursery:
-            yield local.campaign(nursery, directory, kills, seed + index)
+        with ForkServer() as server:
+            yield local.campaign(server, directory, kills, seed + index)
 
 
 def slurm_campaigns(number, base, seed):

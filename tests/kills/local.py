@@ -28,8 +28,8 @@ class LostError(Exception):
 class Job:
     """One checkpoint directory and its generations. A context manager."""
 
-    def __init__(self, nursery, directory, seed):
-        self.nursery = nursery
+    def __init__(self, server, directory, seed):
+        self.server = server
         self.directory = directory
         self.dice = random.Random(seed)  # noqa: S311  no secret
         self.reports = directory / "reports" / "0123456789abcdef"
@@ -41,7 +41,7 @@ class Job:
         self.abortions = 0
 
     def launch(self):
-        """Start an generation, and return its number to be."""
+        """Start a generation, and return its number to be."""
         self.older += self.pids
         size = self.dice.choice([2, 2, 3, 3, 4])
         self.launches += 1
@@ -51,7 +51,7 @@ class Job:
         for rank in range(size):
             own = {name: str(value) for name, value in (environ | {"RANK": rank, "LOCAL_RANK": rank}).items()}
             output = self.directory / f"output-{self.launches}-{rank}.txt"
-            self.pids.append(self.nursery.start([TRAIN, self.directory], own, output))
+            self.pids.append(self.server.start([TRAIN, self.directory], own, output))
 
     def kill(self, *pids, sig=signal.SIGKILL):
         for pid in pids:
@@ -59,10 +59,10 @@ class Job:
                 os.kill(pid, sig)
 
     def await_training(self, above):
-        """Wait until an generation above that number trains, and return its number."""
+        """Wait until a generation above that number trains, and return its number."""
         end = time.monotonic() + PATIENCE
         while not (self.witness.newest > above and self.witness.last_step(self.witness.newest)):
-            if time.monotonic() > end or all(self.nursery.exit_code(pid) is not None for pid in self.pids):
+            if time.monotonic() > end or all(self.server.exit_code(pid) is not None for pid in self.pids):
                 raise LostError(f"launch {self.launches} does not train: {self.last_output()}")
             time.sleep(0.01)
         return self.witness.newest
@@ -74,7 +74,7 @@ class Job:
     def await_end(self, pids, seconds=PEERS):
         """Wait until those processes have ended, and return their exit codes."""
         end = time.monotonic() + seconds
-        while None in (codes := [self.nursery.exit_code(pid) for pid in pids]):
+        while None in (codes := [self.server.exit_code(pid) for pid in pids]):
             if time.monotonic() > end:
                 raise LostError(f"ranks still run {seconds} s after launch {self.launches} was hit: {codes}")
             time.sleep(0.01)
@@ -213,10 +213,10 @@ def judge_parameters(witness):
     return [f"parameters differ by {worst}"] if not worst < 1e-9 else []
 
 
-def campaign(nursery, directory, kills, seed):
+def campaign(server, directory, kills, seed):
     """So many kills of one job, then its end: (kills, what is wrong, facts)."""
     found, wrong = [], []
-    with Job(nursery, directory, seed) as job:
+    with Job(server, directory, seed) as job:
         try:
             job.launch()
             before = 0

@@ -103,7 +103,7 @@ class Witness:
         return generation in self._partial
 
     def trained(self, generation):
-        """What an generation has trained: {step: (epoch, samples)}, of all its ranks."""
+        """What a generation has trained: {step: (epoch, samples)}, of all its ranks."""
         steps = {}
         for path in self.directory.glob(f"trained-{generation}-*.jsonl"):
             for line in path.read_text().splitlines(keepends=True):

@@ -1,4 +1,8 @@
-"""Real trainers: several Python processes that form a gloo process group on this host."""
+"""Real trainers: several Python processes that form a gloo process group on this host.
+
+Most are forked from a process that has imported torch. Processes that start from nothing are in test_rehearse.py,
+test_examples.py and test_torchrun.py.
+"""
 
 import contextlib
 import importlib.util
@@ -13,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.fork_server import ForkedProcess, ForkServer
 from tests.ports import free_port
 from trainer_shim.data.sample_order import SampleOrder
 
@@ -78,27 +83,53 @@ def wait_for(condition, what):
         if found:
             return found
         time.sleep(0.01)
-    pytest.fail(f"waited in vain for {what}")
+    pytest.fail(f"timed out waiting for {what}")
+
+
+def slurm_tasks(size):
+    """The variables of each task of a Slurm step, none of which has a port."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": str(free_port()), "SLURM_STEP_NUM_TASKS": str(size)}
+    step |= {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1"}
+    return [step | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(size)]
+
+
+def torchrun_ranks(size):
+    """The variables that torchrun sets for each rank; none for a process that is alone."""
+    if size == 1:
+        return [{}]
+    world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    return [world | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def start_process(server, argv, environ, output, directory):
+    """A process that runs a Python script: forked by the server, or from nothing where that is None."""
+    if server is not None:
+        return ForkedProcess(server, argv, environ, output, directory)
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environ
+    with output.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, *map(str, argv)],
+            env=environ,
+            cwd=directory,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 class Trainers:
-    """The processes of one world, each in a session of its own, which run the `command`."""
+    """The processes of one world in a directory, each in a session of its own.
 
-    def __init__(self, directory, number, size, command, variables):
-        port = free_port()
-        self.processes, self.outputs = [], []
-        for rank in range(size):
-            environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-            if size > 1:
-                environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-                environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            output = directory / f"output-{number}-{rank}.txt"
-            with output.open("w") as file:
-                process = subprocess.Popen(
-                    command, env=environ, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-                )
-            self.processes.append(process)
-            self.outputs.append(output)
+    `argv` is the script with its arguments; `ranks` has the variables of each rank. `number` counts the worlds in the
+    directory.
+    """
+
+    def __init__(self, server, directory, number, argv, ranks):
+        self.outputs = [directory / f"output-{number}-{rank}.txt" for rank in range(len(ranks))]
+        self.processes = [
+            start_process(server, argv, environ, output, directory)
+            for environ, output in zip(ranks, self.outputs, strict=True)
+        ]
 
     def signal(self, rank, number=signal.SIGUSR2):
         os.kill(self.processes[rank].pid, number)
@@ -112,24 +143,27 @@ class Trainers:
 
     def kill(self):
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError):
+            if process.poll() is None:  # perhaps without a session yet
+                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # loader workers may have outlived their trainer
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(DEADLINE)
 
 
 class Workplace:
-    """A job's directory, and all the trainers that were started on it."""
+    """A job's directory, and all the trainers that were started on it: by the server, or from nothing without one."""
 
-    def __init__(self, directory, script=HERE / "train.py"):
+    def __init__(self, directory, script=HERE / "train.py", server=None):
         self.directory = directory
         self.script = script
+        self.server = server
         self.reports = directory / "reports" / "0123456789abcdef"
         self.reports.parent.mkdir(parents=True)
         self.lease = directory / "lease.json"
         self.started = []
 
-    def launch(self, size, *arguments, run=1, **variables):
-        """Start trainers; `run=None` leaves metasched out."""
+    def launch(self, size, *arguments, run=1, ranks=torchrun_ranks, **variables):
+        """Start trainers, whose ranks are told by the variables of `ranks`; `run=None` leaves metasched out."""
         if run is not None:
             if not self.lease.exists():
                 self.write_lease(run=run)
@@ -140,8 +174,9 @@ class Workplace:
                 "METASCHED_EXIT_CODE": "85",
                 "METASCHED_SIGNAL": "SIGUSR2",
             } | variables
-        command = [sys.executable, str(self.script), str(self.directory), *map(str, arguments)]
-        trainers = Trainers(self.directory, len(self.started), size, command, variables)
+        environs = [own | variables for own in ranks(size)]
+        argv = [self.script, self.directory, *arguments]
+        trainers = Trainers(self.server, self.directory, len(self.started), argv, environs)
         self.started.append(trainers)
         return trainers
 
@@ -184,7 +219,7 @@ class Workplace:
         return path.read_text().splitlines() if path.exists() else []
 
     def report(self, generation):
-        """The report lines of an generation; fails where one is not what the protocol says."""
+        """The report lines of a generation; fails where one is not what the protocol says."""
         lines = (self.reports / f"incarnation-{generation}.jsonl").read_text()
         assert lines.endswith("\n")
         found = []
@@ -219,12 +254,12 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def workplaces(*options, factory):
-    """What makes workplaces; whatever still runs in them is killed at the end."""
+def workplaces(factory, **options):
+    """A function that makes workplaces; the trainers that still run in them are killed at the end."""
     made = []
 
     def make():
-        made.append(Workplace(factory.mktemp("job"), *options))
+        made.append(Workplace(factory.mktemp("job"), **options))
         return made[-1]
 
     try:
@@ -243,11 +278,35 @@ def on_cpu():
         yield
 
 
+@pytest.fixture(scope="session")
+def server():
+    """Forks trainers that need not import torch; it and they are dead at the end."""
+    with ForkServer() as made:
+        yield made
+
+
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    """Make workplaces; whatever still runs in them is killed at the end."""
-    with workplaces(factory=tmp_path_factory) as make:
+def workplace(tmp_path_factory, server):
+    """Make workplaces; the trainers that still run in them are killed at the end."""
+    with workplaces(tmp_path_factory, server=server) as make:
         yield make
+
+
+@pytest.fixture
+def run_code(server, tmp_path):
+    """Run Python code on a number of ranks in the test's directory; returns exit codes and outputs, by rank."""
+    started = []
+
+    def run(code, *arguments, size=1, **variables):
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        ranks = [own | variables for own in torchrun_ranks(size)]
+        started.append(Trainers(server, tmp_path, len(started), [script, *arguments], ranks))
+        return started[-1].wait(), [started[-1].output(rank) for rank in range(size)]
+
+    yield run
+    for trainers in started:
+        trainers.kill()
 
 
 @pytest.fixture(scope="module")

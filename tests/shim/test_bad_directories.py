@@ -1,18 +1,11 @@
 """Checkpoint directories that cannot be used: an error before the first step, on every rank, that says what to do."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.ports import free_port
-
 pytestmark = pytest.mark.shim
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import sys, torch, trainer_shim
 ctx = trainer_shim.init("checkpoints")
@@ -36,35 +29,13 @@ JOB, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run the script in so many processes; returns their exit codes and their outputs."""
-    started = []
+def run(run_code):
+    """Run the script on a number of ranks, for a job with this uid; returns exit codes and outputs, by rank."""
 
     def run_script(*arguments, size=2, uid=None):
-        port = free_port()
-        processes = []
-        for rank in range(size):
-            environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "RANK": str(rank)}
-            environ |= {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            environ |= {"METASCHED_UID": uid} if uid else {}
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", SCRIPT, *arguments],
-                    cwd=tmp_path,
-                    env=environ,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        started.extend(processes)
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
-        return [process.returncode for process in processes], outputs
+        return run_code(SCRIPT, *arguments, size=size, **({"METASCHED_UID": uid} if uid else {}))
 
-    yield run_script
-    for process in started:
-        process.kill()
-        process.wait()
+    return run_script
 
 
 def refused(outcome, *words):
@@ -79,7 +50,7 @@ def refused(outcome, *words):
 
 
 @pytest.mark.parametrize(("kind", "uid"), [("file", None), ("below a file", JOB), ("read-only", None)])
-def test_a_directory_that_cannot_be_written(run, tmp_path, kind, uid):
+def test_an_unwritable_directory_is_refused(run, tmp_path, kind, uid):
     """Where no checkpoint could be written, the training does not begin."""
     directory = tmp_path / "checkpoints"
     if kind == "file":
@@ -92,7 +63,7 @@ def test_a_directory_that_cannot_be_written(run, tmp_path, kind, uid):
     refused(run(size=1, uid=uid), "the checkpoint directory cannot be written", "give one that this job can write")
 
 
-def test_a_directory_of_another_job(run, tmp_path):
+def test_a_directory_of_another_job_is_refused(run, tmp_path):
     """Another job is refused, before it takes the place of the first; removing one file hands the directory over."""
     assert run(size=1, uid=JOB)[0] == [0]
     refused(run(uid=OTHER), f"belongs to job {JOB}", f"and this is job {OTHER}", "remove checkpoints/job")
@@ -108,7 +79,7 @@ def test_a_directory_of_another_job(run, tmp_path):
     assert (tmp_path / "checkpoints" / "job").read_text() == f"{OTHER}\n"
 
 
-def test_a_newer_version(run, tmp_path):
+def test_checkpoints_of_another_version_are_refused(run, tmp_path):
     """Checkpoints of a newer version are refused, and left as they are."""
     assert run(size=1)[0] == [0]
     for manifest in (tmp_path / "checkpoints").glob("*.json"):
@@ -117,7 +88,7 @@ def test_a_newer_version(run, tmp_path):
     assert not list((tmp_path / "checkpoints").glob("*.damaged"))
 
 
-def test_a_checkpoint_of_another_script(run):
+def test_a_checkpoint_of_another_script_is_refused(run):
     """Other names, another shape of a model, other parameter groups: each is an error that names the checkpoint."""
     assert run(size=1)[0] == [0]
     refused(
@@ -127,7 +98,7 @@ def test_a_checkpoint_of_another_script(run):
     refused(run("split", size=1), "the state of 'optimizer' does not fit", "different number of parameter groups")
 
 
-def test_a_rank_that_cannot_read(run):
+def test_a_rank_that_cannot_read_fails_all_ranks(run):
     """Where one rank does not see the checkpoint, all of them fail before the first step."""
     assert run(size=1)[0] == [0]
     codes, outputs = run("blind")

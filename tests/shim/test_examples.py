@@ -1,4 +1,4 @@
-"""The examples keep what they promise."""
+"""The examples resume at other world sizes with the result of the undisturbed run."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", ["vision", "language_model", "fsdp"])
-def test_stopped_and_resumed_at_other_sizes(name):
+def test_an_example_resumes_at_other_sizes(name):
     """Each example is stopped twice and resumed at another size, and has the losses of its undisturbed run."""
     script = ROOT / "contrib" / "examples" / f"{name}.py"
     command = [sys.executable, "-m", "trainer_shim.rehearse", "--sizes", "1,3,2", "--kills", "0"]

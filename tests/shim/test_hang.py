@@ -1,4 +1,4 @@
-"""What the other ranks do when one of them dies, hangs or goes astray."""
+"""The other ranks when one rank is killed, hangs, fails or leaves the script."""
 
 import os
 import re
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kills.nursery import Nursery
 from tests.ports import free_port
 
 TRAIN = Path(__file__).parents[1] / "kills" / "train.py"
@@ -21,8 +20,8 @@ DEADLINE = 60.0
 class World:
     """Ranks of one trainer."""
 
-    def __init__(self, nursery, directory):
-        self.nursery = nursery
+    def __init__(self, server, directory):
+        self.server = server
         self.directory = directory
         self.pids = []
 
@@ -33,7 +32,7 @@ class World:
             environ |= {"MASTER_ADDR": "127.0.0.1", "METASCHED_EXIT_CODE": 85}
             argv = [TRAIN, self.directory, "--collective-timeout", limit, *options]
             environ = {name: str(value) for name, value in environ.items()}
-            self.pids.append(self.nursery.start(argv, environ, self.directory / f"output-{rank}.txt"))
+            self.pids.append(self.server.start(argv, environ, self.directory / f"output-{rank}.txt"))
         return self
 
     def wait_for(self, condition, what):
@@ -44,7 +43,7 @@ class World:
         return found
 
     def there(self):
-        """Wait until the rank has come to its point, and the others to theirs."""
+        """Wait until the rank is at its point, and the other ranks wait for it."""
         self.wait_for((self.directory / "there-1").exists, "the point")
         time.sleep(0.3)
         return self
@@ -59,8 +58,8 @@ class World:
             os.kill(self.pids[rank], number)
 
     def code(self, rank):
-        self.wait_for(lambda: self.nursery.exit_code(self.pids[rank]) is not None, f"the end of rank {rank}")
-        return self.nursery.exit_code(self.pids[rank])
+        self.wait_for(lambda: self.server.exit_code(self.pids[rank]) is not None, f"the end of rank {rank}")
+        return self.server.exit_code(self.pids[rank])
 
     def codes(self, *ranks):
         """The exit codes of the ranks, or of these."""
@@ -73,19 +72,13 @@ class World:
 
     def kill(self):
         for pid in self.pids:
-            if self.nursery.exit_code(pid) is None:
+            if self.server.exit_code(pid) is None:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def nursery():
-    with Nursery() as made:
-        yield made
-
-
 @pytest.fixture
-def world(nursery, tmp_path):
-    made = World(nursery, tmp_path)
+def world(server, tmp_path):
+    made = World(server, tmp_path)
     yield made
     made.kill()
 
@@ -151,11 +144,11 @@ def test_a_suspended_job_is_not_hung(world):
 def test_a_checkpoint_may_take_longer_than_the_limit(world):
     """The other ranks wait for rank 0's checkpoint as long as rank 0 is alive."""
     world.start(2, "--at", "save", "--how", "sleep", "--rank", 0, "--step", 9, "--epochs", 1)
-    world.wait_for(lambda: "goes on waiting" in world.output(1), "patience")
-    assert world.nursery.exit_code(world.pids[1]) is None
+    world.wait_for(lambda: "continues to wait" in world.output(1), "the log line of a wait for a checkpoint")
+    assert world.server.exit_code(world.pids[1]) is None
 
 
-def test_the_failure_of_one_rank_is_told_by_the_others(world):
+def test_the_other_ranks_log_the_first_failure(world):
     """The other ranks log the first failure, from which their own errors follow."""
     world.start(3, "--at", "body", "--how", "raise", limit=60)
     assert world.codes() == [1, 1, 1]

@@ -1,16 +1,11 @@
-"""Wrong calls, other data, a full disk: one process each, as a rule."""
+"""Wrong calls, other data, and a full disk, mostly in a single process."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.shim
 
-ROOT = Path(__file__).parents[2]
 PRELUDE = """
 import torch, trainer_shim
 from trainer_shim import *
@@ -28,27 +23,17 @@ ctx = trainer_shim.init("checkpoints", checkpoint_every=0)
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Run a script that begins with PRELUDE; returns its exit code and its output."""
+def run(run_code):
+    """Run a script that begins with PRELUDE in one process; returns its exit code and its output."""
 
     def run_script(script, **variables):
-        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-        done = subprocess.run(
-            [sys.executable, "-c", PRELUDE + script],
-            cwd=tmp_path,
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        return done.returncode, done.stdout
+        (code,), (output,) = run_code(PRELUDE + script, **variables)
+        return code, output
 
     return run_script
 
 
-def test_calls_out_of_order(run):
+def test_calls_in_a_wrong_order_are_refused(run):
     """Calls that make no sense are refused with the way to do it; then the training can still be run."""
     code, output = run("""
 refused(UsageError, "come before ctx.epochs", lambda: next(ctx.epochs(1)))
@@ -71,7 +56,7 @@ assert ctx.step_count == 3
     assert code == 0, output
 
 
-def test_forgotten_step(run):
+def test_a_loop_without_step_is_refused(run):
     """A loop that never calls step() is told so, rather than training nothing."""
     code, output = run("""
 loader = ctx.loader(dataset, global_batch=4)
@@ -85,7 +70,7 @@ refused(UsageError, "call it for every batch", loop)
     assert code == 0, output
 
 
-def test_another_order_and_other_names(run):
+def test_another_order_and_other_names_are_refused(run):
     """A checkpoint is not continued with data in another order, nor with other objects."""
     train = """
 loader = ctx.loader(dataset, global_batch=4, seed=1)
@@ -104,7 +89,7 @@ refused(CheckpointError, "holds ['net']", lambda: ctx.track(net=net, more=net))
     assert code == 0, output
 
 
-def test_full_disk(run):
+def test_training_continues_on_a_full_disk(run):
     """A checkpoint that cannot be written is an error in the log; training goes on, and a stop asks to be run again."""
     code, output = run(
         """
@@ -128,7 +113,7 @@ for epoch in ctx.epochs(9):
     assert "stopped after step 6 (signal), checkpointed: False" in output
 
 
-def test_a_second_signal(run):
+def test_an_urgent_stop_saves_nothing_after_a_recent_checkpoint(run):
     """An urgent stop makes no checkpoint where there is a young one."""
     code, output = run(
         """
@@ -152,7 +137,7 @@ for epoch in ctx.epochs(9):
     assert "stopped after step 6 (signal), checkpointed: False" in output
 
 
-def test_stop_in_a_warm_up(run):
+def test_poll_stops_before_the_first_epoch(run):
     """Work before the first epoch can be stopped; an evaluation outside of training just iterates."""
     train = """
 import os, signal
@@ -181,7 +166,7 @@ print("not reached")
         assert "not reached" not in output
 
 
-def test_unreadable_fence(run):
+def test_an_unreadable_fence_prevents_checkpoints(run):
     """While the fence cannot be read nothing is written, and training goes on."""
     code, output = run("""
 import trainer_shim.session.trainer_session as trainer_session
@@ -203,7 +188,7 @@ for epoch in ctx.epochs(2):
     assert "finished after step 6" in output
 
 
-def test_finish_once(run, tmp_path):
+def test_finish_ends_the_training_once(run, tmp_path):
     """finish() ends the training once, whether or not the script breaks out of its loops."""
     (tmp_path / "reports").mkdir()
     code, output = run(
@@ -231,7 +216,7 @@ torch.distributed.destroy_process_group()
     assert '"step": 4' in lines.splitlines()[-1]
 
 
-def test_clean_up_of_a_stopped_script(run):
+def test_the_clean_up_of_a_stopped_script_runs(run):
     """After a stop, the script's finally clauses and exit hooks run as ever, and its output is complete."""
     code, output = run("""
 import atexit, os, signal
@@ -253,8 +238,8 @@ finally:
     assert output.endswith("finally\nhook")
 
 
-def test_unusable_surroundings(run, tmp_path):
-    """Half a world, or a checkpoint directory that cannot be written, is an error that names it at the start."""
+def test_an_incomplete_environment_is_refused(run, tmp_path):
+    """Missing variables, or a checkpoint directory that cannot be written, is an error that names it at the start."""
     code, output = run("", RANK="0")
     assert code == 1
     assert "VariableError: WORLD_SIZE is not set" in output
@@ -264,7 +249,7 @@ def test_unusable_surroundings(run, tmp_path):
     assert "CheckpointError: checkpoints: the checkpoint directory cannot be written" in output
 
 
-def test_gradients_cleared_between_micro_batches(run):
+def test_clearing_gradients_between_micro_batches_is_refused(run):
     """What `zero_grad()` at the top of the loop does where gradients are accumulated: refused; elsewhere nothing."""
     code, output = run("""
 loader = ctx.loader(dataset, global_batch=4, max_per_gpu=2)
@@ -281,7 +266,7 @@ assert ctx.step_count == 0
     assert code == 0, output
 
 
-def test_an_exit_that_the_script_catches(run):
+def test_a_stop_ends_a_script_that_catches_the_exit(run):
     """A stop ends the script also where a bare `except` in its loop catches the SystemExit; no sample is lost."""
     train = """
 import os, signal
@@ -316,7 +301,7 @@ for epoch in ctx.epochs(3):
     ],
     ids=["handler", "unwrapped", "backward", "unfinished"],
 )
-def test_warnings(run, line, instead, words):
+def test_a_likely_mistake_is_one_warning(run, line, instead, words):
     """A mistake that would go unnoticed is one warning, and the only one."""
     usual = """
 import signal
@@ -335,7 +320,7 @@ for epoch in ctx.epochs(2):
     assert words in said
 
 
-def test_a_process_group_of_the_script(run, tmp_path):
+def test_a_process_group_of_the_script_is_refused(run, tmp_path):
     """A process group of the script's own is refused, with the name of the call to remove."""
     code, output = run("""
 torch.distributed.destroy_process_group()
@@ -346,7 +331,7 @@ refused(UsageError, "init_process_group", lambda: trainer_shim.init("other"))
     assert not (tmp_path / "other").exists()
 
 
-def test_data_that_the_script_has_split(workplace):
+def test_data_that_differ_between_ranks_are_refused(workplace):
     """Ranks with data sets of their own are told so, all of them, where some would train on a part."""
     place = workplace()
     place.script = place.directory / "split.py"

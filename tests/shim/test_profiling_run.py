@@ -1,4 +1,4 @@
-"""Trials: a few steps to learn how fast the job is at another size, of which nothing is kept."""
+"""Profiling runs: a few steps at another world size that measure the job's speed, and leave no checkpoint."""
 
 import json
 
@@ -11,7 +11,7 @@ JOB = ("--samples", 60, "--global-batch", 6, "--epochs", 2)
 
 
 @pytest.fixture(scope="module")
-def tried(workplace):
+def profiled(workplace):
     """A profiling run on two ranks, then the run itself on one."""
     place = workplace()
     file = place.directory / "trials.jsonl"
@@ -23,14 +23,14 @@ def tried(workplace):
     return place
 
 
-def test_a_profiling_run_ends_after_its_steps(tried):
+def test_a_profiling_run_ends_after_its_steps(profiled):
     """All ranks of a profiling run exit with 0 after its steps."""
-    assert tried.codes == [[0, 0], [0]]
+    assert profiled.codes == [[0, 0], [0]]
 
 
-def test_a_profiling_run_measures_the_steps_after_the_warm_up(tried):
+def test_a_profiling_run_measures_the_steps_after_the_warm_up(profiled):
     """Rank 0 writes one line of results, with the batch as this world splits it."""
-    (line,) = tried.measured
+    (line,) = profiled.measured
     assert line.pop("seconds") > 0
     assert line == {
         "steps": STEPS,
@@ -42,20 +42,20 @@ def test_a_profiling_run_measures_the_steps_after_the_warm_up(tried):
     }
 
 
-def test_a_profiling_run_leaves_nothing_behind(tried):
+def test_a_profiling_run_leaves_nothing_behind(profiled):
     """No checkpoint, no report, and no claim on the checkpoint directory: the run is the first generation."""
-    files, reported = tried.before
+    files, reported = profiled.before
     assert files == []
     assert not reported
-    assert tried.report(1)[0]["resumed"] is False
-    assert tried.report(1)[0]["incarnation"] == 1
+    assert profiled.report(1)[0]["resumed"] is False
+    assert profiled.report(1)[0]["incarnation"] == 1
 
 
-def test_the_run_reports_what_the_profiling_runs_measured(tried):
+def test_the_run_reports_what_the_profiling_runs_measured(profiled):
     """The run reports the profiling runs' results before its first steps."""
-    kinds = [line["kind"] for line in tried.report(1)]
+    kinds = [line["kind"] for line in profiled.report(1)]
     assert kinds.index("trial") < kinds.index("steps")
-    (line,) = [line for line in tried.report(1) if line["kind"] == "trial"]
+    (line,) = [line for line in profiled.report(1) if line["kind"] == "trial"]
     assert {key: line[key] for key in ("world_size", "steps", "samples")} == {
         "world_size": 2,
         "steps": STEPS,
@@ -63,12 +63,12 @@ def test_the_run_reports_what_the_profiling_runs_measured(tried):
     }
 
 
-def test_the_run_is_as_without_a_profiling_run(tried):
-    """The run after a profiling run begins with the first sample."""
-    assert tried.surviving() == {0: list(range(60)), 1: list(range(60))}
+def test_the_run_after_a_profiling_run_trains_every_sample(profiled):
+    """The run after a profiling run trains every sample once, from the first one on."""
+    assert profiled.surviving() == {0: list(range(60)), 1: list(range(60))}
 
 
-def test_a_profiling_run_that_is_asked_to_stop_does(workplace):
+def test_a_profiling_run_stops_on_a_signal(workplace):
     """A profiling run that is stopped exits with the stop's code, and saves nothing."""
     place = workplace()
     profiling_run = place.launch(1, *JOB, "--step-seconds", 0.2, METASCHED_TRIAL="50")

@@ -49,7 +49,7 @@ for epoch in ctx.epochs(3):
         if ctx.step(optimizer):
             schedule.step()
         if "fail" in flags and ctx.step_count == 2:
-            raise RuntimeError("the dog ate the data")
+            raise RuntimeError("the data are missing")
         if "hang" in flags and ctx.step_count == 2:
             print("hanging", flush=True)
             while True:
@@ -104,7 +104,7 @@ def left_behind(tmp_path):
     return files, processes
 
 
-def test_the_example_passes(rehearse, tmp_path):
+def test_the_example_passes_a_rehearsal(rehearse, tmp_path):
     """The example trains the same through a kill, a stop and a resize, and the rehearsal leaves nothing behind."""
     example = ROOT / "contrib" / "examples" / "train_elastic.py"
     process = rehearse("--sizes", "1,2", "--kills", "1", example, "--epochs", "2", "--samples", "640")
@@ -140,7 +140,7 @@ def test_a_schedule_that_is_not_tracked_is_named(rehearse, tmp_path):
     assert "has a LambdaLR that is not in ctx.track(...)" in found["causes"][0]
 
 
-def test_what_depends_on_size_is_named(rehearse, tmp_path):
+def test_batchnorm_is_named_as_a_cause(rehearse, tmp_path):
     """A script with BatchNorm is told of it; what it draws from Python's random while it trains is no difference."""
     script = tmp_path / "train.py"
     code, found = report(rehearse("--json", "--sizes", "1,2", "--kills", "0", script, "batchnorm", "random"))
@@ -155,7 +155,7 @@ def test_a_script_that_fails_is_shown(rehearse, tmp_path):
     output, _ = process.communicate(timeout=DEADLINE)
     assert process.returncode == 2
     assert "ended with exit code 1: start 1, rank 0 of 1" in output
-    assert "RuntimeError: the dog ate the data" in output
+    assert "RuntimeError: the data are missing" in output
     assert left_behind(tmp_path) == ([], [])
 
 
@@ -200,7 +200,7 @@ def test_a_script_of_a_framework_is_refused(rehearse, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--tolerance=nan", "--tolerance=inf", "--tolerance=-1", "--timeout=0"])
-def test_numbers_that_mean_nothing_are_refused(option, capsys):
+def test_invalid_numbers_are_refused(option, capsys):
     """A tolerance is finite and not negative, and a time limit is above 0."""
     with pytest.raises(SystemExit) as refused:
         main([option, "train.py"])
@@ -208,8 +208,8 @@ def test_numbers_that_mean_nothing_are_refused(option, capsys):
     assert option.partition("=")[0] in capsys.readouterr().err
 
 
-def test_a_mistake_of_the_rehearsal_is_no_difference(monkeypatch, tmp_path):
-    """Whatever goes wrong in the driver itself ends with 2."""
+def test_an_error_of_the_driver_is_no_difference(monkeypatch, tmp_path):
+    """An error in the driver itself ends with exit code 2."""
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     assert main([str(tmp_path / "train.py")]) == 2
@@ -222,7 +222,7 @@ def wait_until():
     def wait(condition):
         end = time.monotonic() + DEADLINE
         while not condition():
-            assert time.monotonic() < end, "waited in vain"
+            assert time.monotonic() < end, "timed out"
             time.sleep(0.02)
 
     return wait

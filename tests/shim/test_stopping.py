@@ -1,4 +1,4 @@
-"""Stops outside the steps: in an evaluation, while data is awaited, urgent ones, and what the script has to say."""
+"""Stops outside the steps: in evaluations, while data is awaited, urgent stops, and the script's callbacks."""
 
 import itertools
 import json
@@ -29,7 +29,7 @@ def in_evaluation(workplace):
     return place
 
 
-def test_stop_in_an_evaluation(in_evaluation):
+def test_a_stop_ends_a_long_evaluation_after_an_epoch(in_evaluation):
     """A SIGTERM in a long evaluation behind an epoch ends it there on all ranks; nothing that was trained is lost."""
     assert all(1 < len(in_evaluation.evaluated(1, rank)) < 50 for rank in range(2))
     stop = in_evaluation.report(1)[-1]
@@ -38,7 +38,7 @@ def test_stop_in_an_evaluation(in_evaluation):
     assert in_evaluation.trained(2) == []
 
 
-def test_evaluation_is_whole_after_a_stop(in_evaluation):
+def test_an_interrupted_evaluation_is_repeated_by_the_next_run(in_evaluation):
     """Run again, the evaluation begins anew; one rank has no batch, the other one has, and a model with buffers."""
     for rank in range(2):
         expected = [f"epoch 0 {number}" for number in range(rank)]
@@ -51,7 +51,7 @@ def test_a_stop_in_an_evaluation_saves_what_was_trained(in_evaluation, plain_tra
     torch.testing.assert_close(final, dict(plain_training(40, 10, 1)), rtol=0, atol=1e-12)
 
 
-def test_a_rank_leaves_its_evaluation(workplace):
+def test_one_rank_may_leave_its_evaluation_early(workplace):
     """When one rank breaks out of its evaluation, the others go through theirs, and all train on."""
     place = workplace()
     args = "--evaluate", 6, "--evaluate-seconds", 0.01, "--evaluate-break", 1
@@ -62,7 +62,7 @@ def test_a_rank_leaves_its_evaluation(workplace):
     assert place.last_step(1) == 8
 
 
-def test_stop_in_an_evaluation_within_an_epoch(workplace):
+def test_a_stop_waits_for_the_end_of_an_evaluation_between_steps(workplace):
     """Between two steps a stop waits for the evaluation's end, so that no step is lost or repeated."""
     place = workplace()
     trainers = place.launch(2, "--evaluate", 4, "--evaluate-at", 6, "--evaluate-seconds", "0.1", "--halt", 6)
@@ -77,7 +77,7 @@ def test_stop_in_an_evaluation_within_an_epoch(workplace):
 
 
 @pytest.mark.parametrize("urgency", ["signal", "deadline"])
-def test_no_time_for_an_evaluation(workplace, urgency):
+def test_an_urgent_stop_ends_an_evaluation_between_steps(workplace, urgency):
     """A late SIGTERM, or the deadline, ends an evaluation between two steps at once; the last checkpoint counts."""
     place = workplace()
     trainers = place.launch(1, "--evaluate", 200, "--evaluate-at", 6, "--checkpoint-every", 0)
@@ -96,7 +96,7 @@ def test_no_time_for_an_evaluation(workplace, urgency):
     assert place.checkpoint_files()
 
 
-def test_stop_while_data_is_awaited(workplace):
+def test_a_stop_ends_a_wait_for_data(workplace):
     """A stop counts while one rank's data does not come: the steps so far are saved, and no sample is lost."""
     place = workplace()
     stuck = place.directory / "stuck"
@@ -113,7 +113,7 @@ def test_stop_while_data_is_awaited(workplace):
     assert place.surviving() == {0: list(range(203))}
 
 
-def test_hooks(in_evaluation, workplace):
+def test_stop_callbacks_run_before_and_after_the_checkpoint(in_evaluation, workplace):
     """Functions are called on every rank before and after the checkpoint; one that fails changes nothing."""
     place = workplace()
     trainers = place.launch(2, "--step-seconds", "0.03", "--epochs", 1000)
@@ -128,7 +128,7 @@ def test_hooks(in_evaluation, workplace):
     assert "after sigterm on 0" in in_evaluation.started[0].output()
 
 
-def test_no_time_for_a_checkpoint(workplace):
+def test_a_near_deadline_leaves_out_the_checkpoint(workplace):
     """A deadline nearer than a checkpoint takes means none: the last one counts, and the job is run again."""
     place = workplace()
     trainers = place.launch(1, "--step-seconds", "0.03", "--checkpoint-every", "0.2", "--epochs", 1000)
@@ -162,7 +162,7 @@ def test_long_steps_have_a_vote_each(workplace):
     assert set(json.loads((place.directory / "votes-1-0.json").read_text())) >= set(range(20))
 
 
-def test_where_the_time_goes(workplace):
+def test_reports_tell_waits_from_work(workplace):
     """The reports split a step's time: waits for data, and for a slower rank, are told from work."""
     place = workplace()
     assert place.launch(2, "--read-seconds", "0.02", "--epochs", 1, "--global-batch", 20).wait() == [0, 0]

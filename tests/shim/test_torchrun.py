@@ -1,4 +1,4 @@
-"""Under torchrun: the signals get through, the checkpoint is made, and the exit code is not lost."""
+"""Trainers under torchrun: they receive the signals, save a checkpoint, and their exit code is preserved."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ def wrapper():
 
 
 def descendants(pid):
-    """The process and all that it has started, as a Slurm step knows them."""
+    """The pids of a process and of all its descendants: the processes of a Slurm step."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -66,7 +66,7 @@ class Torchrun:
             )
 
     def signal_all(self, number):
-        """As Slurm signals a step."""
+        """Signal every process, as Slurm signals a step."""
         for pid in descendants(self.process.pid):
             os.kill(pid, number)
 
@@ -110,12 +110,12 @@ def journey(workplace):
     return place, codes, [run.output.read_text() for run in runs]
 
 
-def test_exit_codes(journey):
+def test_the_wrapper_preserves_exit_codes(journey):
     """The wrapper's shell exits with the trainers' code; torchrun by hand hides it."""
     assert journey[1] == [85, 85, 1, 0], journey[2]
 
 
-def test_nothing_is_lost(journey):
+def test_no_sample_is_lost(journey):
     """At every stop all ranks end after the same step with a checkpoint, and no sample is lost or trained twice."""
     place = journey[0]
     for generation, cause, ranks in [(1, "signal", 2), (2, "sigterm", 3), (3, "signal", 1)]:
@@ -125,14 +125,14 @@ def test_nothing_is_lost(journey):
     assert place.surviving() == {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
 
 
-def test_no_alarm(journey):
+def test_a_stop_is_no_failure_to_torchrun(journey):
     """A stop is no failure to torchrun, and nothing is left in the temporary directory."""
     place, _, outputs = journey
     assert "ChildFailedError" not in outputs[0]
     assert not list(place.directory.glob("tmp.*"))
 
 
-def test_torchrun_that_would_die(workplace):
+def test_trainers_warn_where_the_signal_would_end_torchrun(workplace):
     """The trainer says so where the preemption signal would end torchrun."""
     place = workplace()
     run = Torchrun(place, 1, 1, "--epochs", "1", wrapped=False, PET_SIGNALS_TO_HANDLE="SIGTERM")

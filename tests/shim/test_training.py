@@ -1,4 +1,4 @@
-"""Stops, sizes and failures: the training is as if nothing had happened."""
+"""Stops, resizes and failures, which do not change the result of the training."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def journey(workplace):
         second.signal(2)
     assert second.wait() == [85] * 4
 
-    place.write_lease(run=3, stop_run=2)  # a request for the run before means nothing
+    place.write_lease(run=3, stop_run=2)  # a request to the run before has no effect
     third = place.launch(2, "--step-seconds", "0.1", "--halt", 2 * STEPS_PER_EPOCH, run=3)
     with place.halted(3, 2 * STEPS_PER_EPOCH):
         place.write_lease(run=3, stop_run=3)
@@ -103,14 +103,14 @@ def test_reports_of_an_end(journey):
     assert [line["cause"] for line in lines if line["kind"] == "checkpoint"][-1] == "final"
 
 
-def test_a_finished_job_trains_no_more(journey):
+def test_a_finished_job_trains_no_further_step(journey):
     """Started again, a finished job ends at once and reports an end."""
     assert journey.trained(5) == []
     assert [line["kind"] for line in journey.report(5)] == ["start", "declare", "end"]
 
 
-def test_the_start_is_logged(journey):
-    """Rank 0, and no other, says in one line who it is."""
+def test_rank_0_logs_the_start(journey):
+    """Rank 0 alone logs generation, run, world size and position in one line."""
     assert "generation 2, run 2, world size 4, resumed from step" in journey.started[1].output(0)
     assert "generation" not in journey.started[1].output(1)
 
@@ -147,7 +147,7 @@ def test_scaled_gradients(workplace, undisturbed):
 
 
 def test_all_objects_survive_a_stop(workplace):
-    """A scaler with an overflow behind it, averaged weights and a metric go on after a stop as if there was none."""
+    """A scaler with an overflow behind it, averaged weights and a metric continue after a stop as without one."""
     places = [workplace(), workplace()]
     args = "--scaler", "--overflow-at", 5, "--epochs", 2
     whole = places[0].launch(1, *args, run=None)
@@ -163,7 +163,7 @@ def test_all_objects_survive_a_stop(workplace):
     assert expected["metric"]["count"] == 2 * STEPS_PER_EPOCH
 
 
-def test_killed_rank(workplace, undisturbed):
+def test_a_job_resumes_after_the_kill_of_a_rank(workplace, undisturbed):
     """After kill -9 of a rank the job resumes from its last periodic checkpoint; a damaged newest one is skipped."""
     place = workplace()
     killed = place.launch(2, "--halt", 12, "--checkpoint-every", 0, "--await-saves")
@@ -181,11 +181,11 @@ def test_killed_rank(workplace, undisturbed):
     assert_close(place, undisturbed)
 
 
-def test_two_trainers(workplace):
+def test_a_second_trainer_supersedes_the_first(workplace):
     """When a second trainer starts on the directory, the first exits with 76 and writes nothing more."""
     place = workplace()
     old = place.launch(2, *SLOW, "--epochs", 1000, "--checkpoint-every", "0.1")
-    place.wait_for_step(1, 5)
+    place.wait_for(place.manifests, "a checkpoint")
     new = place.launch(1, *SLOW, "--epochs", 1000)
     place.wait_for_step(2, 1)
     assert old.wait() == [76, 76]
@@ -198,7 +198,7 @@ def test_two_trainers(workplace):
     assert new.wait() == [85]
 
 
-def test_superseded_by_the_lease(workplace):
+def test_the_lease_of_a_later_run_supersedes_a_trainer(workplace):
     """A trainer whose run is lower than the lease's exits with 76 and leaves no checkpoint."""
     place = workplace()
     trainers = place.launch(1, *SLOW, "--epochs", 1000, run=1)
@@ -208,7 +208,7 @@ def test_superseded_by_the_lease(workplace):
     assert place.checkpoint_files() == []
 
 
-def test_stop_in_the_first_step(workplace):
+def test_a_stop_in_the_first_step_follows_that_step(workplace):
     """A signal during the first step is obeyed after it."""
     place = workplace()
     trainers = place.launch(2, "--halt", 1)
@@ -221,7 +221,7 @@ def test_stop_in_the_first_step(workplace):
     assert stop["checkpointed"]
 
 
-def test_sigterm_without_metasched(workplace):
+def test_sigterm_without_metasched_saves_a_checkpoint(workplace):
     """Alone, a script checkpoints on a SIGTERM to it and its loader workers, and exits with 143."""
     place = workplace()
     trainers = place.launch(1, "--halt", 5, "--workers", 2, run=None)
@@ -233,7 +233,7 @@ def test_sigterm_without_metasched(workplace):
     assert place.checkpoint_files() == [f"incarnation-1-step-{step}.json", f"incarnation-1-step-{step}.pt"]
 
 
-def test_early_end(workplace):
+def test_an_early_end_is_final(workplace):
     """A script that calls finish() before its last epoch is finished for good; unwritable reports are one warning."""
     place = workplace()
     nowhere = {"METASCHED_REPORTS": "/dev/null/reports"}
@@ -245,7 +245,7 @@ def test_early_end(workplace):
     assert place.trained(2) == []
 
 
-def test_example_under_torchrun(tmp_path):
+def test_the_example_runs_under_torchrun(tmp_path):
     """The example runs under torchrun as it is."""
     example = Path(__file__).parents[2] / "contrib" / "examples" / "train_elastic.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", str(example), "--epochs=1"]

@@ -25,7 +25,7 @@ def test_a_job_is_profiled_at_smaller_sizes_before_its_run(one_node):
         known = {record.spread for record in store.speeds()}
     assert {(1,), (2,)} <= known
     output = (directory / "out.txt").read_text()
-    assert "no trial" not in output
+    assert "no profiling run" not in output
     assert one_node.job(job).runs == 1
     again, directory = one_node.train("--epochs 1 --step-seconds 0.02", "--gres=gpu:4", tag=tag)
     one_node.wait_status(again, "completed", 180)

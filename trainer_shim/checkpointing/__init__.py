@@ -1,1 +1,4 @@
-"""Checkpoints on disk: atomic files, manifests, retention, generations, and the states that they hold."""
+"""Checkpoints: what they hold, how they are written, and when they are removed.
+
+The forms on disk, and the place for a new kind of checkpoint, are in `formats`.
+"""

@@ -1,4 +1,4 @@
-"""Files that are on disk when they are said to be, the checksums of what was written, and reads with patience."""
+"""Atomic, durable writes with checksums, and reads that are tried again."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _RETRY_PAUSES = (0.5, 1.0, 2.0)  # seconds before each further attempt to read
-_FLUSH_BYTES = 1 << 25  # bytes after which the disk is told to begin
-_NO_HARD_LINK_ERRORS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}  # what file systems without hard links say
-_INLINE_CHECKSUM_BYTES = 1 << 16  # bytes that are summed sooner than another thread would begin to
+_FLUSH_BYTES = 1 << 25  # bytes after which the kernel is advised to write them to the disk
+_NO_HARD_LINK_ERRORS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP}  # of file systems without hard links
+_INLINE_CHECKSUM_BYTES = 1 << 16  # bytes; smaller pieces are summed faster than another thread starts
 _READ_BYTES = 1 << 22
 
 T = TypeVar("T")
@@ -36,27 +36,30 @@ class FileChecksum(NamedTuple):
 
 
 class ChecksummedFile:
-    """A binary file for torch.save that adds up what passes.
+    """A binary file for torch.save that computes the checksum of its content.
 
-    The checksum is computed beside the write, and the disk begins while there is more to come: so a large file takes
-    hardly longer than its bytes alone.
+    The checksum is computed in parallel to the write, and the disk writes while further bytes arrive, so a large file
+    takes hardly longer than its bytes alone.
+
+    Attributes:
+        failure: the error of a write, None without one.
     """
 
     def __init__(self, file: BinaryIO, helper: ThreadPoolExecutor) -> None:
         self._file = file
         self._helper = helper
-        self._begun = 0  # up to where the disk has been told to begin
+        self._advised = 0  # bytes that the kernel was advised to write to the disk
         self._size = 0
         self._crc32 = 0
         self.failure: OSError | None = None
 
     @property
     def checksum(self) -> FileChecksum:
-        """Of all that was written."""
+        """The size and the checksum of all that was written so far."""
         return FileChecksum(self._size, self._crc32)
 
     def write(self, data: Any) -> int:
-        """Write a bytes-like object."""
+        """Write a bytes-like object, and return its length in bytes."""
         content = memoryview(data).cast("B")
         if len(content) < _INLINE_CHECKSUM_BYTES:
             self._crc32 = zlib.crc32(content, self._crc32)
@@ -66,11 +69,11 @@ class ChecksummedFile:
             try:
                 self._put(content)
             finally:
-                self._crc32 = crc32.result()  # also on a failure: the memory is the caller's
+                self._crc32 = crc32.result()  # also after a failure: the memory belongs to the caller
         return len(content)
 
     def tell(self) -> int:
-        """How many bytes were written."""
+        """Return the number of bytes written so far."""
         return self._size
 
     def flush(self) -> None:
@@ -85,11 +88,11 @@ class ChecksummedFile:
                 piece = content[start : start + _FLUSH_BYTES]
                 self._file.write(piece)
                 self._size += len(piece)
-                if self._size - self._begun >= _FLUSH_BYTES:
-                    with contextlib.suppress(OSError):  # where this advice is not known, the disk begins later
+                if self._size - self._advised >= _FLUSH_BYTES:
+                    with contextlib.suppress(OSError):  # without this advice the disk only begins later
                         advice = os.POSIX_FADV_DONTNEED  # starts to write the dirty pages, and does not wait for them
-                        os.posix_fadvise(self._file.fileno(), self._begun, self._size - self._begun, advice)
-                    self._begun = self._size
+                        os.posix_fadvise(self._file.fileno(), self._advised, self._size - self._advised, advice)
+                    self._advised = self._size
         except OSError as error:
             self.failure = error
             raise
@@ -97,16 +100,16 @@ class ChecksummedFile:
 
 @contextlib.contextmanager
 def synced_file(path: Path) -> Iterator[ChecksummedFile]:
-    """A new file whose content is on disk when the block is left.
+    """Context manager: a new file whose content is on disk when the block ends.
 
     Raises:
-        OSError: it could not be written, whatever the block has made of that.
+        OSError: the file cannot be written, also where torch has turned that error into another one.
     """
     with path.open("wb") as file, ThreadPoolExecutor(1) as helper:
         summed = ChecksummedFile(file, helper)
         try:
             yield summed
-        except RuntimeError as error:  # torch stumbles once more over what the file has raised
+        except RuntimeError as error:  # torch's own error after a failed write
             raise summed.failure or error from error
         file.flush()
         os.fsync(file.fileno())
@@ -114,7 +117,15 @@ def synced_file(path: Path) -> Iterator[ChecksummedFile]:
 
 @contextlib.contextmanager
 def atomic_file(path: Path, check: Callable[[], None]) -> Iterator[ChecksummedFile]:
-    """A new file that takes the name `path` in one instant when it is whole and on disk, or leaves no trace."""
+    """Context manager: a new file that is renamed to `path` when it is complete and on disk, or else removed.
+
+    Args:
+        path: the name that the file takes.
+        check: called just before the rename; an error that it raises keeps the file from its name.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         with synced_file(partial) as file:
@@ -127,11 +138,11 @@ def atomic_file(path: Path, check: Callable[[], None]) -> Iterator[ChecksummedFi
 
 
 def create_exclusively(path: Path, text: str) -> None:
-    """A new file that is whole and on disk, or not there at all; exclusive over all hosts that share the file system.
+    """Create a file that is complete and on disk; exclusive over all hosts that share the file system.
 
     Raises:
-        FileExistsError: somebody else has made it.
-        OSError: it could not be written.
+        FileExistsError: another process has created the file.
+        OSError: the file cannot be written.
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
     try:
@@ -142,14 +153,14 @@ def create_exclusively(path: Path, text: str) -> None:
         except OSError as error:
             if error.errno not in _NO_HARD_LINK_ERRORS:
                 raise
-            path.touch(exist_ok=False)  # exclusive, too, and empty for a moment
+            path.touch(exist_ok=False)  # also exclusive, but empty for a moment
             partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the directory's names last."""
+    """Bring the names in a directory to disk (fsync)."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -158,27 +169,27 @@ def sync_directory(directory: Path) -> None:
 
 
 def read_with_retries(path: Path, read: Callable[[], T]) -> T:
-    """What `read` makes of the path, tried again for some seconds: shared file systems have hiccups.
+    """Return the result of `read`, which is tried again for some seconds: shared file systems fail temporarily.
 
-    A file that is not there may be one of them: an NFS client is told of new files late.
+    A missing file is tried again, too, because an NFS client sees new files late.
 
     Raises:
-        OSError: what the last attempt raised.
+        OSError: the error of the last attempt.
     """
     for pause in _RETRY_PAUSES:
         try:
             return read()
-        except OSError as error:  # noqa: PERF203  a few turns
+        except OSError as error:  # noqa: PERF203  few iterations
             log.warning("%s cannot be read, trying again in %.1f s: %s", path, pause, error)
             time.sleep(pause)
     return read()
 
 
 def checksum_file(path: Path) -> FileChecksum:
-    """Read a file for its checksum.
+    """Read a file, and return its size and checksum.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     size = crc32 = 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""A copy of a state in CPU memory, which training cannot change any more."""
+"""Copies of states in CPU memory, which the training that goes on does not change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from trainer_shim.checkpointing.dtensor import is_dtensor
 
 
 def cpu_copy(state: Any) -> Any:
-    """A copy of `state` that torch.save writes as it would write the original, with all tensors on the CPU.
+    """Return a copy of `state` with all tensors on the CPU; torch.save writes it like the original.
 
-    Tensors that share memory share it in the copy, so tied weights and views are saved once, as ever.
+    Tensors that share memory share it in the copy, so tied weights and views are saved once.
     """
     return _copied(state, {})
 
@@ -39,7 +39,7 @@ def _copied(value: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
 
 def _tensor(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
     storage = value.untyped_storage()
-    key = storage._cdata  # noqa: SLF001  the identity that torch's own deepcopy goes by
+    key = storage._cdata  # noqa: SLF001  the identity that torch's own deepcopy uses
     if key not in storages:
         own = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
         storages[key] = own.copy_(storage)
@@ -50,10 +50,10 @@ def _tensor(value: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> t
             value.size(),
             value.stride(),
         )
-        if value.is_conj():  # these two are bits of the tensor, and not in its memory
+        if value.is_conj():  # conjugation and negation are flags of the tensor, and not in its memory
             same = same.conj()
         if value.is_neg():
-            same = torch._neg_view(same)  # noqa: SLF001  what makes one
+            same = torch._neg_view(same)  # noqa: SLF001  the only way to set the flag
     if isinstance(value, torch.nn.Parameter):
         return torch.nn.Parameter(same, requires_grad=value.requires_grad)
     return same.requires_grad_(value.requires_grad and value.is_leaf)

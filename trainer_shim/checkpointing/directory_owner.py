@@ -1,8 +1,8 @@
-"""Whose a checkpoint directory is: two jobs that train in one would continue each other's checkpoints.
+"""The owner of a checkpoint directory: two jobs in one directory would continue each other's checkpoints.
 
-The first owner leaves a note, `job`, and each one that takes the directory over another, `job.2`, `job.3`, ...: the
-last one counts. Notes are made exclusively and never changed: so of jobs that come at once, one becomes the owner. An
-empty one, of somebody who died as it was written, is nobody's.
+The first owner writes its uid to the file `job`. Each job that takes the directory over writes the next of `job.2`,
+`job.3`, ...; the last file counts. The files are created exclusively and never changed, so of jobs that start at once
+one becomes the owner. An empty file, of a process that died in between, means no owner.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger("trainer_shim")
 
 
 def claim_directory(directory: Path, job: Job) -> None:
-    """Note that the directory is the job's; a trainer without metasched leaves no note, and heeds none.
+    """Make the job the owner of the directory; without metasched there is no owner, and no check.
 
-    A job that has ended, and is therefore gone from the mailbox, leaves its directory to whoever comes next: a job that
-    failed is submitted again under a new identity.
+    The directory of an owner that has ended, and so is gone from the mailbox, passes to the next job: a job that failed
+    is submitted again under a new uid.
 
     Raises:
-        CheckpointError: it is another job's.
-        OSError: it cannot be made, read or written.
+        CheckpointError: the directory belongs to another job, which has not ended.
+        OSError: the directory cannot be made, read or written.
     """
     if job.uid is None:
         return
@@ -46,30 +46,30 @@ def claim_directory(directory: Path, job: Job) -> None:
             raise CheckpointError(
                 f"{directory}: belongs to job {owners[-1]}, which has not ended as far as is known, and this is job "
                 f"{job.uid}: give each job a directory of its own; to have this job continue the other's training, "
-                f"end that one, or remove {_note(directory, len(owners))}"
+                f"end that one, or remove {_owner_file(directory, len(owners))}"
             )
-        with contextlib.suppress(FileExistsError):  # somebody else was faster
-            create_exclusively(_note(directory, len(owners) + 1), f"{job.uid}\n")
+        with contextlib.suppress(FileExistsError):  # another job was faster
+            create_exclusively(_owner_file(directory, len(owners) + 1), f"{job.uid}\n")
             if owners and owners[-1]:
                 log.info("%s: taken over from job %s, which has ended", directory, owners[-1])
 
 
-def _note(directory: Path, number: int) -> Path:
+def _owner_file(directory: Path, number: int) -> Path:
     return directory / ("job" if number == 1 else f"job.{number}")
 
 
 def _owners(directory: Path) -> list[str]:
-    """Who has left a note, the present owner last."""
+    """Return the uids of the owners so far, the present owner last."""
     owners: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         while True:
-            owners.append(_note(directory, len(owners) + 1).read_text(errors="replace").strip())
+            owners.append(_owner_file(directory, len(owners) + 1).read_text(errors="replace").strip())
     return owners
 
 
 def _has_ended(owner: str, job: Job) -> bool:
-    """Whether the daemon has emptied the owner's mailbox, which is beside our own."""
+    """Return whether the daemon has removed the owner's mailbox, a sibling of this job's mailbox."""
     if job.lease is None or _UID.fullmatch(owner) is None:
         return False
-    boxes = job.lease.parent.parent
-    return job.lease.parent.exists() and not (boxes / owner).exists()
+    mailbox = job.lease.parent
+    return mailbox.exists() and not mailbox.with_name(owner).exists()

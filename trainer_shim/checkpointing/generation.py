@@ -1,4 +1,4 @@
-"""The fence: each start of a trainer on a checkpoint directory claims the next number.
+"""The fence: each start of a trainer on a checkpoint directory claims the next generation, a number from 1.
 
 Slurm may start a job again while an old trainer still lives (a lost node, a crashed controller). Claims are files
 created exclusively, which works on every shared file system in use. They are never removed, so that a higher number
@@ -29,9 +29,9 @@ def generations_directory(checkpoints: Path) -> Path:
 
 
 def highest_generation(directory: Path) -> int:
-    """The newest generation claimed in the directory, 0 when there is none.
+    """Return the newest generation that was claimed in the directory, 0 without one.
 
-    It lists the directory instead of asking for one name, because NFS clients cache that a name does not exist.
+    The directory is listed instead of testing for one name, because NFS clients cache that a name does not exist.
     """
     try:
         names = [path.name for path in directory.iterdir()]
@@ -47,13 +47,13 @@ def claim_generation(directory: Path, above: int) -> int:
         OSError: the directory cannot be written; nothing was claimed.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    # For people only.
+    # The content is for people only.
     text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "claimed": time.time()})
     while True:
         above = max(highest_generation(directory), above)
         try:
             create_exclusively(directory / str(above + 1), text)
-        except FileExistsError:  # somebody else was faster
+        except FileExistsError:  # another trainer was faster
             above += 1
         else:
             return above + 1

@@ -1,4 +1,4 @@
-"""When a training has saved, and how long that took: what decisions about the next checkpoint are made from."""
+"""The times and durations of a trainer's checkpoints, from which the next checkpoint is decided."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ class SaveHistory:
         self._last_attempt = time.monotonic()
 
     def note_save(self, seconds: float) -> None:
-        """Note that a checkpoint was written just now, which took so many seconds."""
+        """Note that a checkpoint was written just now, and its duration in seconds."""
         self._saved_at = time.monotonic()
         self._durations.append(seconds)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: the script's objects by name, how their states are taken, and how they take them back."""
+"""The objects that a script tracks: their states for a checkpoint, and how they load states again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from trainer_shim.checkpointing.checkpoint_store import States
 from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
-from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
-from trainer_shim.checkpointing.sharded_states import read_shards, state_mismatch
+from trainer_shim.checkpointing.formats.script_checkpoints import States
+from trainer_shim.checkpointing.formats.sharded_optimizer import ShardedOptimizer
+from trainer_shim.checkpointing.formats.sharded_states import read_shards, state_mismatch
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.process_groups.fsdp import FsdpNoSync, is_fully_sharded
 from trainer_shim.process_groups.save_group import SaveGroup
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints
 
 
 class Stateful(Protocol):
@@ -31,18 +31,22 @@ class Stateful(Protocol):
 
 
 class TrackedObjects:
-    """The objects that a script has named.
+    """The objects that a script has named in `track`.
 
-    Those whose state holds sharded tensors are saved by all ranks together, each its own part; the others by rank 0.
+    All ranks save the states that hold sharded tensors, each rank its part. Rank 0 saves the other states.
+
+    Attributes:
+        objects: the objects by name, without DDP around them.
+        modules: the modules among them, as the script has named them.
 
     Raises:
-        UsageError: one of them has no state_dict, or cannot be saved at all.
+        UsageError: an object has no state_dict, or cannot be saved.
     """
 
     def __init__(self, objects: dict[str, Stateful], *, is_rank_zero: bool) -> None:
         self._is_rank_zero = is_rank_zero
-        self.objects: dict[str, Stateful] = {}  # without DDP around them
-        self._sharded: dict[str, Stateful] = {}  # those of them
+        self.objects: dict[str, Stateful] = {}
+        self._sharded: dict[str, Stateful] = {}
         self.modules = modules = [item for item in objects.values() if isinstance(item, torch.nn.Module)]
         for name, item in objects.items():
             if not (hasattr(item, "state_dict") and hasattr(item, "load_state_dict")):
@@ -51,7 +55,7 @@ class TrackedObjects:
                 )
             if isinstance(item, torch.nn.Module):
                 _refuse_older_fsdp(name, item)
-            # Saved without DDP's prefix, so that any script can load it.
+            # The state of the plain module has no prefix of DDP, so any script can load it.
             plain = item.module if isinstance(item, DistributedDataParallel) else item
             self.objects[name] = plain
             if _is_sharded(plain):
@@ -62,11 +66,11 @@ class TrackedObjects:
 
     @property
     def sharded(self) -> bool:
-        """Whether all ranks take part in a save."""
+        """Whether all ranks save together, because a state is sharded."""
         return self._save_group is not None
 
     def gradient_sync_modules(self) -> list[Any]:
-        """Every part of the models whose gradients are exchanged; its `no_sync()` holds them back."""
+        """Return the parts of the models that exchange gradients, each with a `no_sync()` that delays the exchange."""
         return [part for part in self._models if isinstance(part, DistributedDataParallel)] + [
             FsdpNoSync(part) for part in self._models if is_fully_sharded(part)
         ]
@@ -76,18 +80,18 @@ class TrackedObjects:
         return [name for name in self.objects if name not in self._sharded]
 
     def states(self) -> States:
-        """The states at this moment; `unsharded` is empty on all ranks but the first."""
+        """Return the present states; `unsharded` is empty on all ranks except rank 0."""
         return States(
             unsharded={name: self.objects[name].state_dict() for name in self._unsharded} if self._is_rank_zero else {},
             sharded={name: item.state_dict() for name, item in self._sharded.items()},
             group=self._save_group,
         )
 
-    def read(self, store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The checkpoint's states, without the sharded ones.
+    def read(self, store: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
+        """Return the checkpoint's unsharded states, by name.
 
         Raises:
-            CheckpointError: it holds other names, or cannot be read on this rank.
+            CheckpointError: the checkpoint holds other names, or this rank cannot read it.
         """
         try:
             states = store.load(checkpoint)
@@ -110,29 +114,29 @@ class TrackedObjects:
             )
         return states
 
-    def restore(self, states: dict[str, Any], checkpoint: Checkpoint) -> None:
-        """Give every object its state; the sharded ones are read here, by all ranks together.
+    def restore(self, states: dict[str, Any], checkpoint: ScriptCheckpoint) -> None:
+        """Load every object's state; sharded states are read here, by all ranks together.
 
         Raises:
-            CheckpointError: a state does not fit its object, or shards cannot be read.
+            CheckpointError: a state does not fit its object, or the shards cannot be read.
         """
         if self._save_group is not None:
             states = states | read_shards(checkpoint.shards, self._sharded, self._save_group)
         for name, item in {**self.objects, **self._sharded}.items():
             try:
                 item.load_state_dict(states[name])
-            except Exception as error:  # noqa: PERF203  a few turns
+            except Exception as error:  # noqa: PERF203  few iterations
                 raise state_mismatch(checkpoint.data, name, error) from error
 
 
 def _is_sharded(item: Stateful) -> bool:
-    if isinstance(item, torch.optim.Optimizer):  # it may have no state yet
+    if isinstance(item, torch.optim.Optimizer):  # an optimizer may have no state yet
         return holds_dtensor([group["params"] for group in item.param_groups])
     return dtensors_exist() and holds_dtensor(item.state_dict())
 
 
 def _refuse_older_fsdp(name: str, module: torch.nn.Module) -> None:
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # whoever uses it has imported it
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # a script that uses FSDP has imported it
     if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in module.modules()):
         raise UsageError(
             f"ctx.track({name}=...): FullyShardedDataParallel is not supported: use fully_shard, as ctx.shard(...) does"

@@ -1,4 +1,4 @@
-"""Evaluations in which the ranks go in step, though they may have different numbers of batches."""
+"""Evaluations in lockstep: the ranks may have different numbers of batches, and still vote before each batch."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ T = TypeVar("T")
 def lockstep_batches(
     source: Prefetcher[T], agree: Callable[[int, int], tuple[int, int, int]], leave: Callable[[], object]
 ) -> Iterator[T]:
-    """The batches, each after a vote of all ranks, until all of them have had theirs.
+    """Yield this rank's batches, each after a vote of all ranks, until every rank has had its batches.
 
-    `agree` has the ranks vote on how many of them wait for a batch, have some left, and have left their loop early;
-    `leave` tells the others that this one does.
+    Args:
+        source: this rank's batches.
+        agree: makes the ranks vote. Takes whether this rank waits for a batch and whether it has batches left, as 0 or
+            1; returns the numbers of ranks that wait, that have batches left, and that have left their loop early.
+        leave: tells the other ranks that this rank leaves its loop early.
     """
-    together = True  # until a rank has left: then nobody waits for it
+    together = True  # until a rank has left its loop: no rank waits for it after that
     try:
         while True:
-            everybody_done = False
+            all_done = False
             while together:
                 waiting = not source.ready(POLL_INTERVAL)
                 done = not waiting and source.exhausted
                 waits, unfinished, left = agree(int(waiting), int(not done))
                 together = not left
-                everybody_done = not unfinished
+                all_done = not unfinished
                 if not waits:
                     break
-            if everybody_done:
+            if all_done:
                 break
             if not source.exhausted:
                 yield source.pop()
@@ -42,6 +45,6 @@ def lockstep_batches(
                 break
     except GeneratorExit:  # the script has left its loop
         if together:
-            leave()  # the others hear it in their next vote, which is this one
+            leave()  # this vote is the other ranks' next one
         source.close(wait=True)
         raise

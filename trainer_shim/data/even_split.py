@@ -1,4 +1,4 @@
-"""Even splits of a global batch, and the order of the samples under them, for frameworks that know no uneven ones."""
+"""Even splits of a global batch, and samplers for them, for frameworks that support no uneven splits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
 
 class EvenSplit(NamedTuple):
-    """How a global batch is split where every micro-batch of every rank must have the same size."""
+    """The split of a global batch into micro-batches of one size.
+
+    Attributes:
+        global_batch: the samples of an optimizer step, over all ranks.
+        world_size: the number of ranks.
+        per_gpu_batch: the samples of a micro-batch.
+        accumulation: the micro-batches of each rank for one optimizer step.
+    """
 
     global_batch: int
     world_size: int
@@ -27,7 +34,7 @@ def plan_even_split(global_batch: int, world_size: int, max_per_gpu: int | None)
     """Split a global batch into equal micro-batches, as few of them as fit on a GPU.
 
     Raises:
-        BatchError: there is no such split; the message says which batch would do.
+        BatchError: there is no such split; the message names global batches that can be split.
     """
     if global_batch < 1 or (max_per_gpu is not None and max_per_gpu < 1):
         raise BatchError(f"global_batch {global_batch} and max_per_gpu {max_per_gpu}: they must be 1 or more")
@@ -44,16 +51,16 @@ def plan_even_split(global_batch: int, world_size: int, max_per_gpu: int | None)
 
 
 class Position(Protocol):
-    """Where the training stands: `step` counts optimizer steps over all runs."""
+    """A rank's position in the training; `step` counts optimizer steps over all runs."""
 
     rank: int
     step: int
 
 
 class GlobalOrder(Sampler[int]):
-    """The samples of an epoch, in the order of the whole world. The epoch is the one in which the training stands.
+    """A sampler with the indices of the present epoch, in one order for all ranks together.
 
-    What is left behind the last whole global batch is dropped: other samples in each epoch, where they are shuffled.
+    The samples after the last full global batch are dropped; with shuffling, other samples in each epoch.
     """
 
     def __init__(self, position: Position, order: SampleOrder, samples: int, plan: EvenSplit) -> None:
@@ -73,9 +80,9 @@ class GlobalOrder(Sampler[int]):
 
 
 class RankBatches(Sampler[list[int]]):
-    """This rank's micro-batches of what is left of the epoch in which the training stands. Its length is the epoch's.
+    """A batch sampler with this rank's micro-batches from the training's position to the end of the present epoch.
 
-    In a step, the global batch is the next one of the order, as in `GlobalOrder`.
+    Its length is that of a full epoch. The global batches are those of `GlobalOrder`.
     """
 
     def __init__(self, position: Position, order: SampleOrder, samples: int, plan: EvenSplit) -> None:

@@ -1,4 +1,4 @@
-"""Which kind of loader a data set gets."""
+"""Makes the training loader of a map-style data set or of a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trainer_shim.batch import BatchPlan
     from trainer_shim.data.train_loader import Source
 
-# What makes the batches and their order, which is the shim's business.
+# Options of a DataLoader that determine the batches and their order, which the shim determines.
 FIXED_OPTIONS = {"batch_size", "batch_sampler", "sampler", "in_order"}
 
 
@@ -31,13 +31,21 @@ def make_loader(
     plan: BatchPlan,
     rank: int,
 ) -> TrainLoader:
-    """The loader of a map-style data set or of a stream; `options` are DataLoader's own.
+    """Return the loader of a map-style data set or of a stream.
 
-    With `drop_last` among them, the last global batch of an epoch is left out where it is not whole: the same samples
-    at every world size. A training may change that from one start to the next, because the cursor means the same.
+    Args:
+        dataset: the data set.
+        iterate: makes the iterator of a loop over the loader.
+        options: options of torch's DataLoader. `drop_last` leaves out the last global batch of an epoch where it is not
+            full: the same samples at every world size. A training may change it at any start, because the cursor
+            keeps its meaning.
+        seed: the seed of the order and of the samples' random numbers.
+        shuffle: whether each epoch has an order of its own, None for the default.
+        plan: the split of a global batch.
+        rank: this process's number, from 0.
 
     Raises:
-        BatchError: `drop_last` leaves nothing.
+        BatchError: `drop_last` leaves no sample.
         UsageError: an option has no meaning here.
     """
     wrong = sorted(FIXED_OPTIONS & options.keys())

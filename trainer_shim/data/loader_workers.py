@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DatasetWrapper:
-    """What loader workers get instead of the script's `dataset`."""
+    """A data set around the script's `dataset`, for the shim's DataLoader."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -37,10 +37,10 @@ def prefetch_ignoring_signals(batches: Iterable[Any], signals: tuple[int, ...]) 
 
 
 def workers_ignoring_signals(signals: tuple[int, ...], then: Callable[[int], None] | None) -> Callable[[int], None]:
-    """A `worker_init_fn` whose workers ignore the stop signals, followed by the script's own.
+    """Return a `worker_init_fn` that makes workers ignore the stop signals, and then calls the script's own function.
 
-    The signals reach every process of a Slurm step, and a worker of torch's that exits of SIGTERM fails the trainer,
-    which is about to checkpoint.
+    The signals reach every process of a Slurm step. A worker that SIGTERM ends is an error in the trainer, which is
+    about to checkpoint.
     """
     return functools.partial(_ignore_in_worker, os.getpid(), signals, then)
 
@@ -57,15 +57,15 @@ def _ignore_in_worker(trainer: int, signals: tuple[int, ...], then: Callable[[in
 
 
 def _exit_with_trainer(trainer: int) -> None:
-    """Exit on a SIGTERM from the trainer: it sends one to workers that are left when it fails, and waits for them.
+    """Exit on a SIGTERM from the trainer, which sends one to its workers when it fails, and waits for their end.
 
-    Not where other threads run already, which would take any SIGTERM first (a spawned worker that has imported NumPy):
-    such a worker goes on ignoring SIGTERM.
+    A worker with other threads (a spawned worker that has imported NumPy) continues to ignore SIGTERM, because those
+    threads would receive it first.
     """
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nobody can wait for an ignored signal
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # an ignored signal cannot be waited for
 
     def listen() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:

@@ -14,15 +14,17 @@ T = TypeVar("T")
 
 
 class Prefetcher(Generic[T]):
-    """The items of an iterator, one or more fetched ahead in a thread.
+    """The items of an iterator, one or more of them prefetched in a thread.
 
-    Only where it `waits` for other processes: an iterator that computes its items itself may use torch's generator, and
-    is left in the main thread, where an item is fetched when it is asked for.
+    Args:
+        items: the iterator.
+        waits: whether the iterator waits for other processes. Otherwise there is no thread and no prefetching, because
+            an iterator that computes its items may use torch's generator, which belongs to the main thread.
     """
 
     def __init__(self, items: Iterator[T], *, waits: bool) -> None:
         self._items = items
-        self._depth = 1  # how many are fetched ahead
+        self._depth = 1  # items that are prefetched
         self._closed = False
         self._fetched: collections.deque[tuple[list[T], BaseException | None]] = collections.deque()
         self._results: queue.SimpleQueue[tuple[list[T], BaseException | None]] = queue.SimpleQueue()
@@ -33,9 +35,13 @@ class Prefetcher(Generic[T]):
             self._thread.start()
 
     def ready(self, seconds: float, count: int = 1) -> bool:
-        """Whether `count` items are there, or the end or a failure, none of them awaited for more than so many seconds.
+        """Return whether `count` items, or the end or an error, are there; always True without a thread.
 
-        From now on so many are fetched ahead, if they were fewer before. Without a thread always True.
+        From now on at least `count` items are prefetched.
+
+        Args:
+            seconds: the longest wait for one item.
+            count: the number of items.
         """
         if not self._thread:
             return True
@@ -51,14 +57,14 @@ class Prefetcher(Generic[T]):
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no further item; waits for it."""
+        """Whether there is no further item; waits for the item or the end."""
         return isinstance(self._head()[1], StopIteration)
 
     def peek(self) -> T | None:
-        """The next item, which stays the next one, None at the end; waits for it.
+        """Wait for the next item, and return it without removing it; None at the end.
 
         Raises:
-            BaseException: what the iterator raised instead.
+            BaseException: the error that the iterator raised instead.
         """
         items, error = self._head()
         if error is not None and not isinstance(error, StopIteration):
@@ -66,10 +72,11 @@ class Prefetcher(Generic[T]):
         return items[0] if items else None
 
     def pop(self) -> T:
-        """The next item; waits for it.
+        """Wait for the next item, remove and return it.
 
         Raises:
-            BaseException: what the iterator raised instead.
+            StopIteration: there is no further item.
+            BaseException: the error that the iterator raised instead.
         """
         items, error = self._head()
         if error is not None:
@@ -80,7 +87,7 @@ class Prefetcher(Generic[T]):
         return items[0]
 
     def close(self, *, wait: bool) -> None:
-        """Fetch no more; to `wait` for the item that is on its way leaves the iterator to others."""
+        """Fetch no more items; with `wait`, wait until the thread no longer uses the iterator."""
         self._closed = True
         if self._thread:
             self._requests.put("end")
@@ -97,7 +104,7 @@ class Prefetcher(Generic[T]):
             return [next(self._items)], None
         except StopIteration:
             return [], StopIteration()  # without a traceback, whose frames would keep a loader and its workers alive
-        except BaseException as error:  # noqa: BLE001  it is raised again where the item is taken
+        except BaseException as error:  # noqa: BLE001  raised again by `pop` and `peek`
             return [], error
 
     def _work(self) -> None:

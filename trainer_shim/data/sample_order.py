@@ -1,8 +1,8 @@
-"""The order of the samples: one global cursor over each epoch's order, whatever the world size.
+"""The order of the samples: one global cursor over each epoch's order, at every world size.
 
 The order of an epoch is a permutation fixed by (seed, epoch), or that of a stream (see `stream`). A step takes the next
-`global_batch` samples of it, and only then are they split over the ranks: so a position in an epoch is one number, and
-means the same to every world.
+`global_batch` samples of the order, and splits them over the ranks. So a position in an epoch is one number, with the
+same meaning at every world size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,20 @@ if TYPE_CHECKING:
 
 
 class SampleOrder(NamedTuple):
-    """What fixes the order of the samples; a checkpoint can only be continued under the same."""
+    """The parameters of a data set's order; a checkpoint is continued only with the same parameters.
+
+    Attributes:
+        seed: the seed of the permutations.
+        size: the number of samples.
+        shuffle: whether each epoch has a permutation of its own.
+    """
 
     seed: int
     size: int
     shuffle: bool
 
     def epoch_indices(self, epoch: int) -> torch.Tensor:
-        """The data set's indices in the order in which the epoch takes them, int64 of shape (size,)."""
+        """Return the data set's indices in the order of an epoch, int64 of shape (size,)."""
         if not self.shuffle:
             return torch.arange(self.size)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
@@ -35,18 +41,23 @@ class SampleOrder(NamedTuple):
 
 
 class StreamOrder(NamedTuple):
-    """The same for a stream, whose order is its own, and whose length its end tells."""
+    """The parameters of a stream's order: the stream determines the order, and its end the length."""
 
     seed: int
     stream: bool = True
 
 
 class MicroBatch(NamedTuple):
-    """What one rank works through at once.
+    """The samples of one forward and backward pass of one rank.
 
-    `position` is where its first sample stands in the epoch, `indices` what a map-style data set calls its samples.
-    `samples` is 0 for a filler, with which a rank takes part, at weight 0, where it has fewer samples than others have
-    micro-batches. `last` says that it is the rank's last of a global batch, which has `global_samples` samples.
+    Attributes:
+        position: the position of the first sample in the epoch's order.
+        indices: the samples' indices in a map-style data set, empty for a stream.
+        samples: the number of samples, 0 for a filler: a rank with fewer samples than the other ranks have
+            micro-batches takes part in their collectives with a filler of weight 0.
+        weight: the factor on the mean loss.
+        last: whether this is the rank's last micro-batch of its global batch.
+        global_samples: the number of samples in the global batch.
     """
 
     position: int
@@ -58,8 +69,11 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(order: torch.Tensor, cursor: int, plan: BatchPlan, rank: int) -> Iterator[MicroBatch]:
-    """A rank's micro-batches from `cursor` to the end of the order; every rank has as many of each global batch."""
-    size, count, pieces = 0, 0, list[range]()  # of the batch before, which are as a rule those of the next one
+    """Yield a rank's micro-batches from `cursor` to the end of the order.
+
+    Every rank has the same number of micro-batches of a global batch.
+    """
+    size, count, pieces = 0, 0, list[range]()  # of the last global batch; the next one usually has the same
     for start in range(cursor, len(order), plan.global_batch):
         left = min(plan.global_batch, len(order) - start)
         if left != size:

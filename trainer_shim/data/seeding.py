@@ -1,4 +1,4 @@
-"""Random numbers that depend on what is trained, and not on where, nor on what was drawn before."""
+"""Random numbers that depend on the trained sample, and not on the rank or on earlier random numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed made of several numbers, and a word for what it is, that no sum or product of them leads to again."""
+    """Return a 63-bit seed derived from several numbers, and a word for its purpose, by a hash."""
     digest = hashlib.blake2b(b"%r" % (parts,), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1  # torch takes 63 bits from everybody
+    return int.from_bytes(digest, "little") >> 1  # torch accepts 63 bits on every device
 
 
 def seed_generators(seed: int) -> None:
-    """Start those generators of this process anew that a script uses without making one: torch's, random's, NumPy's.
+    """Seed the global generators of this process: those of torch, `random` and NumPy.
 
-    It costs some 5 us on a CPU, where torch.manual_seed alone takes 80: that one looks for every kind of device first.
+    The call takes some 5 us on a CPU. torch.manual_seed alone takes 80 us, because it looks for every kind of device.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """Streams: data sets that can only be read in their own order, from the beginning.
 
-The stream of an epoch is one order for all: every process that reads it sees the whole of it, counts, and keeps what is
-its own by position. So a cursor means the same to every world, and who reads does not matter. Where reading past a
-sample costs as much as reading it, that is dear: an iterator that has `skip(n)` passes over them as it knows best.
+Every process reads the whole stream of an epoch, counts the samples, and keeps its own by position. So a cursor has the
+same meaning at every world size. Where skipping a sample costs as much as reading it, that is expensive: an iterator
+may have a method `skip(n)` that skips samples in a cheaper way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StreamSource:
-    """The micro-batches of a stream; with `drop_last`, of whole global batches only."""
+    """The micro-batches of a stream; with `drop_last`, of full global batches only."""
 
     def __init__(
         self, stream: Any, order: StreamOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
@@ -38,8 +38,8 @@ class StreamSource:
         except TypeError:
             self.size = None
         collate = options.get("collate_fn") or default_collate
-        self._position = torch.zeros(2, dtype=torch.int64)  # epoch and cursor
-        if options.get("num_workers"):  # which may live through epochs
+        self._position = torch.zeros(2, dtype=torch.int64)  # (epoch, cursor)
+        if options.get("num_workers"):  # workers may live for several epochs
             self._position.share_memory_()  # type: ignore[no-untyped-call]
         self.loader: DataLoader[Any] = DataLoader(
             _RankStream(stream, order, plan, rank, self._position, least=plan.global_batch if drop_last else 1),
@@ -48,13 +48,13 @@ class StreamSource:
         )
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
-        """Read on from `cursor`."""
+        """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
         self._position.copy_(torch.tensor([epoch, cursor]))
         return iter(self.loader)
 
 
 class _RankStream(DatasetWrapper, IterableDataset[Any]):
-    """A rank's micro-batches, not collated yet; several loader workers take turns with them.
+    """A rank's micro-batches before collation; several loader workers take turns with them.
 
     Global batches of fewer than `least` samples are left out.
     """
@@ -65,10 +65,10 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
         super().__init__(stream)
         self._seed = order.seed
         self._plan = plan
-        # Of a full batch. A small last one may leave later ranks without samples, which spares the others from waiting
-        # with theirs until its size is known.
+        # The pieces of a full global batch. A smaller last batch is cut alike, and may leave later ranks without
+        # samples; otherwise all ranks would wait until its size is known.
         self._pieces = plan.micro_batches(rank, plan.global_batch)
-        self._first = plan.micro_batches(0, plan.global_batch)  # rank 0's: nobody has more of a small batch
+        self._first = plan.micro_batches(0, plan.global_batch)  # rank 0's: the most of a smaller batch
         self._position = where
         self._least = least
         self._turn: tuple[int, int] | None = None
@@ -77,19 +77,19 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
         if self._turn is None:
             info = get_worker_info()
             self._turn = (info.id, info.num_workers) if info else (0, 1)
-            # A stream that sees that it is read by one worker of several would give it a part: here all see the whole.
-            torch_worker._worker_info = None  # noqa: SLF001  there is no other way
-        mine, turns = self._turn
+            # A stream may give each of several workers a part only. Here all workers read the whole stream.
+            torch_worker._worker_info = None  # noqa: SLF001  torch has no function for that
+        own_turn, turns = self._turn
         epoch, cursor = self._position.tolist()
         reader = _StreamReader(self.dataset, self._seed, epoch)
         reader.skip(cursor)
         spare = reader.peek()  # for fillers
-        done = 0  # of the rank's micro-batches
+        done = 0  # the rank's micro-batches so far
         while True:
             start = reader.position
             held = []
             for number, piece in enumerate(self._pieces):
-                if (done + number) % turns == mine:
+                if (done + number) % turns == own_turn:
                     reader.skip(start + piece.start - reader.position)
                     held.append((number, piece, reader.read(len(piece))))
             reader.skip(start + self._plan.global_batch - reader.position)
@@ -102,7 +102,7 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
                     last = number == count - 1
                     yield self._micro_batch(start + piece.start, samples, last=last, size=size), samples
             for number in range(own, count):
-                if (done + number) % turns == mine:
+                if (done + number) % turns == own_turn:
                     last = number == count - 1
                     yield MicroBatch(start, [], 0, 0.0, last=last, global_samples=size), spare
             done += count
@@ -113,12 +113,12 @@ class _RankStream(DatasetWrapper, IterableDataset[Any]):
 
 
 class _StreamReader:
-    """Reads a stream, and counts. The stream's random numbers for a sample depend on (seed, epoch, position)."""
+    """Reads a stream, and counts its samples. A sample's random numbers depend on (seed, epoch, position)."""
 
     def __init__(self, stream: Any, seed: int, epoch: int) -> None:
-        self.position = 0  # of the next sample
+        self.position = 0  # the position of the next sample
         self._seed = functools.partial(derive_seed, seed, epoch)
-        self._next: list[Any] = []  # what `peek` has read already
+        self._next: list[Any] = []  # the sample that `peek` has read
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
         seed_generators(self._seed())
@@ -126,14 +126,14 @@ class _StreamReader:
         self._skip: Callable[[int], Any] | None = getattr(self._items, "skip", None)
 
     def peek(self) -> list[Any]:
-        """The next sample in a list, which is empty at the end."""
+        """Return the next sample in a list, without removing it; the list is empty at the end."""
         if not self._next:
             seed_generators(self._seed(self.position))
             self._next = [item for _, item in zip(range(1), self._items)]
         return self._next
 
     def read(self, count: int) -> list[Any]:
-        """So many samples, or those that are left."""
+        """Read and return `count` samples, or those that are left."""
         taken: list[Any] = []
         while len(taken) < count and self.peek():
             taken += self._next
@@ -142,7 +142,7 @@ class _StreamReader:
         return taken
 
     def skip(self, count: int) -> None:
-        """Pass over so many samples, or those that are left."""
+        """Skip `count` samples, or those that are left."""
         if self._next and count:
             self.read(1)
             count -= 1
@@ -151,13 +151,13 @@ class _StreamReader:
                 count -= 1
             return
         if count:
-            passed = self._skip(count)
-            if type(passed) is not int or not 0 <= passed <= count:
+            skipped = self._skip(count)
+            if type(skipped) is not int or not 0 <= skipped <= count:
                 kind = type(self._items).__name__
                 raise UsageError(
-                    f"{kind}.skip({count}) returned {passed!r}: it must say how many samples it passed over"
+                    f"{kind}.skip({count}) returned {skipped!r}: it must return how many samples it skipped"
                 )
-            self.position += passed
+            self.position += skipped
 
 
 def next_batch_samples(prefetcher: Prefetcher[tuple[MicroBatch, Any]]) -> int:

@@ -1,4 +1,4 @@
-"""The training loader: this rank's micro-batches of the training data, with their data."""
+"""The training loader: this rank's micro-batches, each with its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 
 class TrainLoader:
-    """What the training loop iterates over: this rank's micro-batches, from where the training stands on."""
+    """The iterable of the training loop: this rank's micro-batches, from the training's position on.
+
+    Attributes:
+        order: the order of the samples.
+        plan: the split of a global batch over the ranks.
+        is_stream: whether only the data tell where an epoch ends, so that the ranks have to agree on it.
+    """
 
     def __init__(
         self,
@@ -31,6 +37,7 @@ class TrainLoader:
     ) -> None:
         self.order = order
         self.plan = plan
+        self.is_stream = isinstance(order, StreamOrder)
         self._source = source
         self._iterate = iterate
 
@@ -39,7 +46,7 @@ class TrainLoader:
 
     def __len__(self) -> int:
         raise TypeError(
-            "a training loader has no length, which would depend on the world size and on where the training stands: "
+            "a training loader has no length, which would depend on the world size and on the training's position: "
             "use loader.steps_per_epoch"
         )
 
@@ -47,31 +54,28 @@ class TrainLoader:
         return True
 
     @property
-    def is_stream(self) -> bool:
-        """Whether only the data tell where an epoch ends, so that the ranks have to agree on it."""
-        return isinstance(self.order, StreamOrder)
-
-    @property
     def samples_per_epoch(self) -> int | None:
-        """Samples that are trained in an epoch; None for a stream that does not tell its length."""
+        """Samples that are trained in an epoch; None for a stream without a length."""
         return self._source.size
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in an epoch, the same at every world size: what a learning-rate schedule counts in.
-
-        None for a stream that does not tell its length.
-        """
+        """Optimizer steps in an epoch, the same at every world size; None for a stream without a length."""
         samples = self.samples_per_epoch
         return None if samples is None else -(-samples // self.plan.global_batch)
 
     def micro_batches(
         self, epoch: int, cursor: int, await_data: Callable[[Prefetcher[tuple[MicroBatch, Any]]], None]
     ) -> Iterator[tuple[MicroBatch, Any]]:
-        """Each micro-batch with its data; before each global batch and at the end, `await_data` gets the data's source.
+        """Yield each micro-batch of an epoch with its data, from `cursor` on.
 
-        The generators of this process start anew for each, from the seed and the position: a restart draws the same
-        numbers without any generator's state in the checkpoint.
+        The global generators of this process are seeded for each micro-batch by its position, so a restart draws the
+        same numbers without a generator's state in the checkpoint.
+
+        Args:
+            epoch: the epoch, from 0.
+            cursor: the samples of the epoch that have been trained on.
+            await_data: called with the source of the data before each global batch and at the end of the epoch.
         """
         loader = self._source.loader
         prefetcher = Prefetcher(self._source.read_from(epoch, cursor), waits=loader.num_workers > 0)
@@ -80,30 +84,36 @@ class TrainLoader:
             while True:
                 if boundary:
                     await_data(prefetcher)
-                if prefetcher.exhausted:
+                try:
+                    micro, batch = prefetcher.pop()
+                except StopIteration:
                     return
-                micro, batch = prefetcher.pop()
                 boundary = micro.last
-                # The word tells it from a sample's seed, whose numbers may be the same.
+                # The word makes this seed differ from a sample's seed with the same numbers.
                 seed_generators(derive_seed(self.order.seed, epoch, micro.position, "micro-batch"))
                 yield micro, batch
         except GeneratorExit:  # the script has left its loop
-            prefetcher.close(wait=loader.persistent_workers)  # which serve the next epoch, too
+            prefetcher.close(wait=loader.persistent_workers)  # such workers serve the next epoch, too
             raise
 
 
 class Source(Protocol):
-    """Where a rank's micro-batches come from. `size` is what is trained in an epoch, None where nobody knows."""
+    """The source of a rank's micro-batches.
+
+    Attributes:
+        loader: the DataLoader that fetches their data.
+        size: the samples that are trained in an epoch, None where the length is not known.
+    """
 
     loader: DataLoader[Any]
     size: int | None
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
-        """Read on from `cursor`."""
+        """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
 
 
 class MapSource:
-    """The micro-batches of a map-style data set; with `drop_last`, of whole global batches only."""
+    """The micro-batches of a map-style data set; with `drop_last`, of full global batches only."""
 
     def __init__(
         self, dataset: Any, order: SampleOrder, plan: BatchPlan, rank: int, options: dict[str, Any], *, drop_last: bool
@@ -121,19 +131,19 @@ class MapSource:
         )
 
     def read_from(self, epoch: int, cursor: int) -> Iterator[tuple[MicroBatch, Any]]:
-        """Read on from `cursor`."""
+        """Return this rank's micro-batches of an epoch with their data, from `cursor` on."""
         order = self._order.epoch_indices(epoch)
         if self._drop_last:
             order = order[: cursor + self._plan.samples_in_full_batches(len(order) - cursor)]
-        # Twice the same, because the data are asked for long before they come.
-        asked, expected = itertools.tee(micro_batches(order, cursor, self._plan, self._rank))
-        self._sampler.batches = ((epoch, micro.indices) for micro in asked)
-        # The data come first: the loader has to see its end, which lets the workers go.
+        # Two iterators, because the loader requests data long before it delivers them.
+        requested, expected = itertools.tee(micro_batches(order, cursor, self._plan, self._rank))
+        self._sampler.batches = ((epoch, micro.indices) for micro in requested)
+        # The loader is the first argument of `zip`, so it reaches its end, which releases the workers.
         return ((micro, batch) for batch, micro in zip(self.loader, expected))
 
 
 class _Sampler:
-    """What is fetched next, (epoch, indices) each. One for all epochs, because loader workers may live through them."""
+    """A batch sampler of (epoch, indices), one for all epochs, because loader workers may live for several epochs."""
 
     def __init__(self) -> None:
         self.batches: Iterator[tuple[int, list[int]]] = iter(())
@@ -143,7 +153,7 @@ class _Sampler:
 
 
 class _Seeded(DatasetWrapper, Dataset[Any]):
-    """A data set whose random numbers for a sample depend on (seed, epoch, index), and not on who fetches it."""
+    """A data set whose random numbers for a sample depend on (seed, epoch, index), and not on the process."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         super().__init__(dataset)

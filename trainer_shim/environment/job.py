@@ -1,4 +1,4 @@
-"""What the wrapper tells a trainer about its job, through METASCHED_* variables."""
+"""The job as the METASCHED_* variables describe it, which the wrapper sets for every trainer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     """Read the METASCHED_* variables.
 
     Raises:
-        VariableError: one of them is set to something that it cannot mean.
+        VariableError: a variable has an invalid value.
     """
     lease, reports = environ.get("METASCHED_LEASE"), environ.get("METASCHED_REPORTS")
     profiling_file = environ.get("METASCHED_TRIALS")
@@ -60,10 +60,10 @@ def read_job(environ: Mapping[str, str]) -> Job:
 
 
 def integer(environ: Mapping[str, str], name: str) -> int | None:
-    """The variable as a number >= 0, None when it is not set.
+    """Return the variable as a number of 0 or more, None when it is not set.
 
     Raises:
-        VariableError: it is set to something else.
+        VariableError: the value is no such number.
     """
     text = environ.get(name)
     if text is None:

@@ -1,4 +1,4 @@
-"""What may stand between Slurm and the trainers: torchrun, which has a mind of its own about signals and exit codes."""
+"""Torchrun between Slurm and the trainers: it hides their exit codes, and ends on the preemption signal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def write_exit_code(code: int, environ: Mapping[str, str]) -> bool:
-    """Whether the exit code is in METASCHED_EXIT_FILE now, which the wrapper makes where it starts torchrun.
+    """Write the exit code to METASCHED_EXIT_FILE, and return whether that file exists.
 
-    Torchrun would make a 1 of any code but 0. All ranks write the same.
+    The wrapper makes the file where it starts torchrun, which exits with 1 for any code but 0. All ranks write it.
     """
     path = environ.get("METASCHED_EXIT_FILE")
     if not path:
         return False
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # an inherited name has no file any more
+        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)  # the variable of an earlier run names no file
         try:
             os.write(file, b"%d\n" % code)
         finally:
@@ -31,7 +31,7 @@ def write_exit_code(code: int, environ: Mapping[str, str]) -> bool:
 
 
 def torchrun_signal_warning(environ: Mapping[str, str], preemption: signal.Signals, parent: int) -> str | None:
-    """What to say when the preemption signal, which reaches every process of a step, would end torchrun; else None."""
+    """Return a warning if the preemption signal, which reaches all processes of a step, would end torchrun, or None."""
     if "TORCHELASTIC_RUN_ID" not in environ:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The shim's few lines are seen in the job's output, also where the script has not set up logging."""
+"""The shim's log lines, which appear in the job's output also where the script has not set up logging."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ log = logging.getLogger("trainer_shim")
 
 
 def ensure_log_handler() -> None:
-    """Write to stderr, unless somebody listens already."""
+    """Write the shim's log to stderr, unless the script has set up a handler."""
     if not log.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("trainer_shim: %(message)s"))

@@ -1,4 +1,4 @@
-"""Where this process stands among those of its job: from torchrun's variables, from srun's, or alone."""
+"""The world of ranks, and this process's place in it: from torchrun's variables, from srun's, or a world of one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FIRST_PORT, PORTS = 20_000, 12_000  # below the ephemeral range
-CANDIDATES = 8  # ports that ranks derive for themselves, lest one is taken on a node that jobs share
-# The same on every rank of a step without a word between them, and others in another step, run or cluster: clusters on
-# one host may have one name, but two sruns have no port in common. (SLURM_SRUN_COMM_PORT differs from node to node.)
+CANDIDATES = 8  # ports that ranks derive; one may be in use on a node that jobs share
+# Variables that are equal on every rank of a step, and differ in another step, run or cluster. Clusters on one host may
+# have the same name, but two sruns never have the same launcher port. (SLURM_SRUN_COMM_PORT differs between nodes.)
 _STEP = (
     "SLURM_CLUSTER_NAME",
     "SLURM_JOB_ID",
@@ -25,9 +25,12 @@ _STEP = (
 
 
 class Master(NamedTuple):
-    """The meeting point: rank 0 takes the first of the `ports` that is free on `address`, its own host.
+    """The address of the rendezvous.
 
-    `name` tells one world from another that met on the same host; None where a given port is enough.
+    Attributes:
+        address: the host of rank 0.
+        ports: the candidates, of which rank 0 uses the first free one.
+        name: distinguishes this world from others on the same host; None where the port is given.
     """
 
     address: str
@@ -36,7 +39,14 @@ class Master(NamedTuple):
 
 
 class World(NamedTuple):
-    """A process's place. `master` is None for a process that is alone."""
+    """A process's place in the world of ranks.
+
+    Attributes:
+        rank: this process's number, from 0.
+        size: the number of processes.
+        local_rank: this process's number on its node, from 0.
+        master: the address of the rendezvous, None for a single process.
+    """
 
     rank: int
     size: int
@@ -44,7 +54,7 @@ class World(NamedTuple):
     master: Master | None
 
     def variables(self) -> dict[str, str]:
-        """The same as torchrun's variables, for code that reads those."""
+        """Return the same as torchrun's variables, for code that reads those."""
         found = {"RANK": str(self.rank), "WORLD_SIZE": str(self.size), "LOCAL_RANK": str(self.local_rank)}
         if self.master:
             found |= {"MASTER_ADDR": self.master.address, "MASTER_PORT": str(self.master.ports[0])}
@@ -54,11 +64,11 @@ class World(NamedTuple):
 def find_world(environ: Mapping[str, str]) -> World:
     """Find the world in `environ`.
 
-    RANK and WORLD_SIZE come first, because torchrun under srun sets both families. SLURM_STEP_NUM_TASKS tells a task
-    of srun from a batch script, which has a SLURM_PROCID of its own.
+    RANK and WORLD_SIZE come first, because under torchrun in srun both families are set. SLURM_STEP_NUM_TASKS
+    distinguishes a task of srun from a batch script, which also has a SLURM_PROCID.
 
     Raises:
-        VariableError: half of a world is set.
+        VariableError: variables are missing or contradict each other.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         rank, size = _required(environ, "RANK"), _required(environ, "WORLD_SIZE")
@@ -75,11 +85,11 @@ def find_world(environ: Mapping[str, str]) -> World:
 
 
 def launch_warning(environ: Mapping[str, str], world: World) -> str | None:
-    """What looks like a mistake in how this script was started, though it may be meant; None mostly."""
+    """Return a warning if the way in which the script was started looks like a mistake, else None."""
     if "SLURM_STEP_NUM_TASKS" not in environ:
         tasks = environ.get("SLURM_NTASKS", "1")
         if world.size == 1 and "RANK" not in environ and tasks != "1":
-            return f"training alone in a Slurm job of {tasks} tasks: start the script with metasched-run or srun"
+            return f"one process trains in a Slurm job of {tasks} tasks: start the script with metasched-run or srun"
         return None
     tasks = environ["SLURM_STEP_NUM_TASKS"]
     launchers = environ.get("GROUP_WORLD_SIZE", str(world.size))  # torchrun's own processes
@@ -109,5 +119,5 @@ def _master(environ: Mapping[str, str]) -> Master:
 def _required(environ: Mapping[str, str], name: str) -> int:
     value = integer(environ, name)
     if value is None:
-        raise VariableError(f"{name} is not set, but others of its family are: start the script with srun or torchrun")
+        raise VariableError(f"{name} is not set, but related variables are: start the script with srun or torchrun")
     return value

@@ -1,7 +1,7 @@
-"""How a stopped trainer's process ends: the script's own clean-up runs, the interpreter's teardown does not.
+"""The exit of a stopped trainer: the script's own clean-up runs, the interpreter's teardown does not.
 
-Taking apart a Python that has loaded torch costs a second of CPU time in every process (measured), while the GPUs that
-were asked for stand idle.
+The teardown of a Python that has loaded torch costs a second of CPU time in every process (measured), while the GPUs
+that another job waits for are idle.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ GLOO_RELEASE_SECONDS = 0.1  # between the last collective and the end of a proce
 class ProcessExit:
     """The agreed exit of this process, if there is one.
 
-    Exit hooks run last in, first out, so the package makes its instance when it is imported: what a script registers
-    after that has its turn before.
+    Exit hooks run last in, first out. The package makes its instance when it is imported, so that the hooks of a script
+    run before this one.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class ProcessExit:
         raise SystemExit(code)
 
     def repeat(self) -> None:
-        """Exit once more where that has begun: a script may have caught the SystemExit, and gone on."""
+        """Raise SystemExit again after `start`: a script may have caught the first one."""
         if self._code is not None:
             raise SystemExit(self._code)
 
@@ -48,10 +48,10 @@ class ProcessExit:
         if self._code is None:
             return
         for child in multiprocessing.active_children():
-            if child.daemon:  # what multiprocessing's own hook, registered before this one, would do
+            if child.daemon:  # as multiprocessing's own hook does, which would run after this one
                 child.kill()
         sockets = getattr(multiprocessing.current_process(), "_config", {}).get("tempdir")
-        if sockets is not None:  # the loader workers' directory in /tmp: another would be left there by every stop
+        if sockets is not None:  # the loader workers' directory in /tmp, which every stop would leave behind
             shutil.rmtree(sockets, ignore_errors=True)
         logging.shutdown()
         sys.stdout.flush()
@@ -63,10 +63,10 @@ process_exit = ProcessExit()
 
 
 def wait_for_gloo_threads() -> None:
-    """Let gloo's threads, at the very end, let go of the last collective's tensors.
+    """Wait until gloo's threads have released the tensors of the last collective; to be called at exit.
 
-    They do so a moment after it is done, and need Python for that: an interpreter that is taken apart meanwhile aborts
-    (seen on a crowded machine).
+    The threads release them a moment after the collective, and need Python for that: an interpreter whose teardown has
+    begun aborts (seen on a loaded machine).
     """
     if not process_exit.started:
         time.sleep(GLOO_RELEASE_SECONDS)

@@ -1,4 +1,4 @@
-"""The daemon's side of the mailbox: lease.json, read strictly and cheaply."""
+"""The lease (lease.json), which the daemon writes: its parser, and a watch that notices stop requests in it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ log = logging.getLogger("trainer_shim")
 
 
 class Lease(NamedTuple):
-    """What a trainer needs of a lease: its run, and a stop request's run and instants, if any.
+    """The fields of a lease that a trainer needs.
 
-    `requested` and `deadline` are unix seconds of the daemon's clock.
+    Attributes:
+        run: the number of the job's present run, from 1.
+        stop_run: the run that is asked to stop, None without a stop request.
+        requested, deadline: unix seconds of the daemon's clock, None without a stop request.
     """
 
     run: int
@@ -34,8 +37,8 @@ def read_lease(path: Path) -> Lease:
     """Read lease.json.
 
     Raises:
-        OSError: it cannot be read.
-        LeaseError: it is not what the protocol says; the message names the file and the key.
+        OSError: the file cannot be read.
+        LeaseError: the content violates the protocol; the message names the file and the key.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -66,26 +69,32 @@ def _read_instant(path: Path, stop: dict[str, Any], key: str) -> float | None:
     if instant is None:
         return None
     # The bounds come before the conversion: an integer may lie beyond the range of a float.
-    if type(instant) not in (int, float) or not -1e300 < instant < 1e300:  # noqa: PLR2004  no clock shows that
+    if type(instant) not in (int, float) or not -1e300 < instant < 1e300:  # noqa: PLR2004  beyond every clock
         raise LeaseError(f"{path}: key {key!r} is {instant!r}: it must be unix seconds")
     return float(instant)
 
 
 class LeaseWatch:
-    """Says why a lease asks this run to stop. A lease that cannot be read asks for nothing: the signal still comes."""
+    """Watches a lease for a stop request to this run. An unreadable lease requests nothing: the signal still arrives.
+
+    Args:
+        path: the lease.
+        run: the number of this run, from 1.
+    """
 
     def __init__(self, path: Path, run: int) -> None:
         self._path = path
         self._run = run
         self._last_status: tuple[int, int, int] | None = None
         self._cause: str | None = None
-        self._last_clear = time.monotonic()  # when no stop was asked of this run yet, as far as is known
-        self._requested = self._noticed = 0.0  # when it was, and when that was found here, on the same clock
+        # Instants in seconds on the monotonic clock.
+        self._last_clear = time.monotonic()  # the last reading without a stop request
+        self._requested = self._noticed = 0.0  # the stop request, and the reading that noticed it
         self._grace: float | None = None
         self._warned = False
 
     def stop_cause(self) -> str | None:
-        """Return `superseded`, `mailbox`, or None; costs one stat when the file has not changed."""
+        """Return `superseded`, `mailbox`, or None for no stop; costs one stat when the file has not changed."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
@@ -96,21 +105,23 @@ class LeaseWatch:
                 self._last_clear = time.monotonic()
         except (OSError, LeaseError) as error:
             if not self._warned:
-                log.warning("the lease cannot be read, going on without it: %s", error)
+                log.warning("the lease cannot be read, training continues without it: %s", error)
             self._warned = True
         return self._cause
 
     def seconds_to_deadline(self, first_signal: float | None) -> float:
-        """Until the deadline of the stop that was asked of this run, infinite where there is none.
+        """Return the seconds to the deadline of the stop request, infinity without one.
 
-        The grace is counted on our own clock, because the daemon's may differ from it by more than that: from the
-        signal that goes with the request (`first_signal`, a monotonic instant), or from when the request was written,
-        where that was found before a signal came.
+        The grace is counted on this host's clock, because the daemon's clock may differ by more than the grace. It
+        begins with the signal that accompanies the request, or with the request itself where no signal came before.
+
+        Args:
+            first_signal: the first stop signal in seconds on the monotonic clock, None before one.
         """
         if self._grace is None:
             return math.inf
-        asked = self._requested if first_signal is None or first_signal > self._noticed else first_signal
-        return self._grace - (time.monotonic() - asked)
+        begin = self._requested if first_signal is None or first_signal > self._noticed else first_signal
+        return self._grace - (time.monotonic() - begin)
 
     def _stop_cause(self, lease: Lease) -> str | None:
         if lease.run > self._run:
@@ -120,6 +131,6 @@ class LeaseWatch:
         if self._grace is None and lease.requested is not None and lease.deadline is not None:
             self._grace = lease.deadline - lease.requested
             self._noticed = time.monotonic()
-            # How old the request is depends on both clocks; it is no older than our last look.
+            # The age of the request depends on both clocks. The request is not older than the last reading without it.
             self._requested = max(self._noticed - max(time.time() - lease.requested, 0.0), self._last_clear)
         return "mailbox"

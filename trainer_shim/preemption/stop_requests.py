@@ -1,4 +1,4 @@
-"""Requests to stop: where they come from, when they were first seen, and how the process then exits."""
+"""Stop requests: the signals, the first request of each cause, the time left, and the exit code."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 
 from trainer_shim.errors import UsageError
 
-# Where several causes meet, the first in this order is the one that counts.
+# Of several causes, the first in this order counts.
 CAUSES = ("superseded", "signal", "mailbox", "sigterm")
 
-# One request may arrive by several signals, and be sent again; a SIGTERM this many seconds after the first signal is
-# Slurm's last word before SIGKILL.
+# One request may arrive by several signals, and be sent again. A SIGTERM this number of seconds after the first signal
+# is Slurm's last signal before SIGKILL.
 URGENT_SIGTERM_SECONDS = 2.0
 
-POLL_INTERVAL = 0.5  # seconds between looks at the lease and at the fence
+POLL_INTERVAL = 0.5  # seconds between two readings of the lease and of the fence
 RECENT_CHECKPOINT_SECONDS = 60.0  # seconds of age up to which a checkpoint suffices for an urgent stop
 
 CHECKPOINTED_EXIT_CODE = 85
@@ -27,11 +27,16 @@ log = logging.getLogger("trainer_shim")
 
 
 class StopRequests:
-    """What this process has been asked. Requests are idempotent: the first of each cause counts."""
+    """The stop requests to this process. Requests are idempotent: the first of each cause counts.
+
+    Attributes:
+        first_signal: the first stop signal in seconds on the monotonic clock, None before one.
+        urgent: whether a SIGTERM has come well after the first signal.
+    """
 
     def __init__(self) -> None:
         self._requested: dict[str, float] = {}
-        self.first_signal: float | None = None  # when the first signal came, on the monotonic clock
+        self.first_signal: float | None = None
         self.urgent = False
 
     def request(self, cause: str) -> None:
@@ -39,7 +44,7 @@ class StopRequests:
         self._requested.setdefault(cause, time.time())
 
     def request_by_signal(self, cause: str) -> None:
-        """Note a request that came as a signal: a SIGTERM well after the first one makes the stop urgent."""
+        """Note a request that came as a signal; a SIGTERM well after the first signal makes the stop urgent."""
         now = time.monotonic()
         if self.first_signal is None:
             self.first_signal = now
@@ -47,7 +52,7 @@ class StopRequests:
         self.request(cause)
 
     def flags(self) -> dict[str, int]:
-        """Return 0 or 1 for each of CAUSES: whether this process was asked to stop for it."""
+        """Return 1 for each of CAUSES for which a stop was requested, else 0."""
         return {cause: int(cause in self._requested) for cause in CAUSES}
 
     @property
@@ -62,13 +67,16 @@ class StopRequests:
 
 
 def has_time_to_save(left: float, slowest: float | None, age: float, *, urgent: bool) -> bool:
-    """Whether a stop has time for a checkpoint, as far as the earlier ones tell; a warning says why not.
+    """Return whether a stop has time for a checkpoint, judged by earlier checkpoints; a warning says why not.
 
-    `left` is seconds to the deadline, `slowest` what the slowest of the last checkpoints took, `age` the
-    newest one's.
+    Args:
+        left: seconds to the deadline.
+        slowest: the duration of the slowest of the last checkpoints in seconds, None without one.
+        age: seconds since the newest checkpoint.
+        urgent: whether a SIGTERM has come well after the first signal.
     """
     if slowest is not None and left < slowest:
-        log.warning("no checkpoint: one took %.1f s, and the deadline is %.1f s away", slowest, left)
+        log.warning("no checkpoint: one took %.1f s, and the deadline is in %.1f s", slowest, left)
         return False
     if urgent and age < RECENT_CHECKPOINT_SECONDS:
         log.warning("no checkpoint: SIGTERM came after the first signal, and the last one is %.1f s old", age)
@@ -77,10 +85,12 @@ def has_time_to_save(left: float, slowest: float | None, age: float, *, urgent: 
 
 
 def exit_code(cause: str, configured: int | None) -> int:
-    """The exit code for a stop.
+    """Return the exit code for a stop.
 
-    With metasched around the trainer, `configured` (METASCHED_EXIT_CODE) asks to be run again. Without it, a SIGTERM
-    ends a script as it ends any program: 143.
+    Args:
+        cause: the agreed cause, one of CAUSES.
+        configured: METASCHED_EXIT_CODE, the code that requests another run; None without metasched: then a SIGTERM ends
+            a script with 143, as it ends any program.
     """
     if cause == "superseded":
         return SUPERSEDED_EXIT_CODE
@@ -93,7 +103,7 @@ def handle_stop_signals(flag: StopRequests, preemption: signal.Signals) -> None:
     """Turn the preemption signal and SIGTERM into requests.
 
     Raises:
-        UsageError: called outside the main thread, where Python takes no signal handlers.
+        UsageError: called outside the main thread, where Python accepts no signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("call trainer_shim.init() in the main thread: signals are handled there")
@@ -102,19 +112,19 @@ def handle_stop_signals(flag: StopRequests, preemption: signal.Signals) -> None:
 
 
 def release_stop_signals(preemption: signal.Signals) -> None:
-    """Training is over and saved: a late request to checkpoint means nothing, and SIGTERM ends the script at once.
+    """After the end of the training, ignore the preemption signal, and let SIGTERM end the script at once.
 
-    Else a request in the interpreter's last moments, when its handlers are gone, would kill a finished trainer.
+    Otherwise a request during the interpreter's teardown, when its handlers are gone, would kill a finished trainer.
     """
     signal.signal(preemption, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def ignore_stop_signals(preemption: signal.Signals) -> None:
-    """Ignore all further requests, to the very end of the process.
+    """Ignore all further stop signals until the process has ended.
 
-    `srun --kill-on-bad-exit` sends SIGTERM to the other tasks as soon as one has exited with 85. A Python handler would
-    be gone in the interpreter's last moments, and a task that dies of the signal turns srun's exit code into 143.
+    `srun --kill-on-bad-exit` sends SIGTERM to the other tasks as soon as one has exited with 85. A Python handler is
+    gone during the interpreter's teardown, and a task that dies of the signal turns srun's exit code into 143.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(preemption, signal.SIG_IGN)

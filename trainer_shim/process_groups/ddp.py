@@ -1,4 +1,4 @@
-"""What DDP asks of evaluations: a forward pass first broadcasts the buffers, for which it needs all ranks."""
+"""DDP in evaluations: a forward pass first broadcasts the buffers, a collective that needs all ranks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ if TYPE_CHECKING:
 
 
 def stop_buffer_broadcasts(parts: Iterable[Any]) -> list[DistributedDataParallel]:
-    """Broadcast buffers now, and no more in forward passes, of which the ranks may then have different numbers.
+    """Broadcast the buffers once, and in no forward pass from now on. Collective.
 
-    Collective. Returns those of the parts that it concerns, for `resume_buffer_broadcasts`.
+    The ranks may then make different numbers of forward passes. Returns the parts whose broadcasts were stopped, for
+    `resume_buffer_broadcasts`.
     """
-    settled = [
+    stopped = [
         part
         for part in parts
         if isinstance(part, DistributedDataParallel) and part.broadcast_buffers and part.modules_buffers
     ]
-    for part in settled:
+    for part in stopped:
         part._sync_buffers()  # type: ignore[no-untyped-call]  # noqa: SLF001  what the forward pass would call
         part.broadcast_buffers = False
-    return settled
+    return stopped
 
 
-def resume_buffer_broadcasts(settled: list[DistributedDataParallel]) -> None:
-    """Broadcast buffers in forward passes again, from the next one on, whatever passes this rank has had meanwhile."""
-    for part in settled:
+def resume_buffer_broadcasts(stopped: list[DistributedDataParallel]) -> None:
+    """Broadcast buffers in forward passes again, from the next pass on."""
+    for part in stopped:
         part.broadcast_buffers = part.require_forward_param_sync = True

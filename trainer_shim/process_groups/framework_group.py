@@ -1,4 +1,4 @@
-"""The process group of a framework that owns the training loop, joined by the shim."""
+"""The process group of a training whose loop belongs to a framework."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trainer_shim.process_groups.watchdog import Watchdog
 
 
 class FrameworkGroup(RankGroup):
-    """The framework's process group where it exists, else one that the shim makes for both; none for a single process.
+    """The framework's process group if there is one, else a group that the shim makes for both.
 
-    A single process with a process group would lead a framework to act as if it were distributed. The shim's
-    collectives have a gloo group of their own, apart from the framework's.
+    A single process gets no process group, because a framework would then act as if it were distributed. The shim's
+    collectives use a gloo group apart from the framework's collectives.
     """
 
     def __init__(self, world: World) -> None:

@@ -1,4 +1,4 @@
-"""What FSDP2 asks of a training loop that DDP does not."""
+"""FSDP2: sharding of a module, and gradients that are not exchanged in every backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def fully_shard(module: torch.nn.Module, device: str, size: int, options: dict[str, Any]) -> torch.nn.Module:
-    """Apply FSDP2 in place, over all ranks unless the options name a mesh."""
+    """Apply FSDP2 to the module in place, over all ranks unless the options name a mesh, and return the module."""
     try:
         from torch.distributed.fsdp import fully_shard as shard  # noqa: PLC0415  slow to import
     except ImportError:  # torch 2.4 and 2.5
@@ -26,19 +26,19 @@ def fully_shard(module: torch.nn.Module, device: str, size: int, options: dict[s
 
 
 def is_fully_sharded(module: torch.nn.Module) -> bool:
-    """Whether FSDP2 was applied to this very module."""
+    """Return whether FSDP2 was applied to this module itself, and not only to a part of it."""
     return hasattr(module, "set_requires_gradient_sync")
 
 
 class FsdpNoSync:
-    """A part of a model, whose gradients are held back as DDP's are."""
+    """DDP's `no_sync` for one part of a model that is sharded by FSDP2."""
 
     def __init__(self, part: Any) -> None:
         self._part = part
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Keep the gradients on this rank, to be exchanged with those of a later backward."""
+        """Context manager: keep the gradients on this rank; a later backward pass exchanges them."""
         self._part.set_requires_gradient_sync(False, recurse=False)
         try:
             yield

@@ -107,7 +107,7 @@ class RankGroup:
         found = self._reduced(least, dist.ReduceOp.MIN).item()
         return found if math.isfinite(found) else None
 
-    def any_rank(self, flag: bool) -> bool:  # noqa: FBT001  the method's name says what it is
+    def any_rank(self, flag: bool) -> bool:  # noqa: FBT001  the only argument of a predicate
         """Return whether the flag is true on any rank, the same on all ranks. Collective."""
         return bool(self.start_sum(torch.tensor(int(flag))).result().item())
 

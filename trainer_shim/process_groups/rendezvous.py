@@ -1,4 +1,4 @@
-"""How the processes of a world find each other, and see whether all of them are there, each on a GPU of its own."""
+"""The rendezvous: the processes of a world find each other, and check that all ranks are there, one on each GPU."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from trainer_shim.environment.world import Master, World
 
-JOIN_SECONDS = 300  # seconds in which all ranks have to come, unless TRAINER_SHIM_PATIENCE says otherwise
-CONNECT_SECONDS = 5.0  # seconds for a word with somebody who may be a stranger
-VERDICT_SECONDS = 2.0  # seconds for the others to read why rank 0 goes, and takes the store with it
+JOIN_SECONDS = 300  # seconds in which all ranks have to join, unless TRAINER_SHIM_PATIENCE says otherwise
+CONNECT_SECONDS = 5.0  # seconds for one exchange with a peer that may be a foreign process
+VERDICT_SECONDS = 2.0  # seconds for the other ranks to read the verdict before rank 0 ends, and the store with it
 
 
 def rendezvous(world: World, device: torch.device, environ: Mapping[str, str]) -> Store:
-    """The store of this world, once all its ranks have come; MASTER_PORT then is its port.
+    """Return the store of this world when all ranks have joined; sets MASTER_PORT to the store's port.
 
     Raises:
         VariableError: TRAINER_SHIM_PATIENCE is no number above 0.
-        WorldError: they have not come in time, or they are not what was announced.
+        WorldError: ranks are missing after the time limit, have joined twice, or share a GPU.
     """
     if world.master is None:
         return HashStore()
@@ -41,7 +41,7 @@ def rendezvous(world: World, device: torch.device, environ: Mapping[str, str]) -
     if environ.get("TRAINER_SHIM_PATIENCE") == "0":
         raise VariableError("TRAINER_SHIM_PATIENCE is '0': it must be seconds to wait for all ranks, above 0")
     until = time.monotonic() + patience
-    libuv = environ.get("USE_LIBUV", "1") == "1"  # as torch itself has it: builds of distributions are without
+    libuv = environ.get("USE_LIBUV", "1") == "1"  # torch's own switch: builds of Linux distributions have no libuv
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store may outlive its workers
     with contextlib.ExitStack() as stack:
         try:
@@ -64,7 +64,7 @@ def rendezvous(world: World, device: torch.device, environ: Mapping[str, str]) -
         except DistError as error:
             where = f"{world.master.address}, port {world.master.ports[0]}"
             raise WorldError(
-                f"no word with rank 0 at {where} ({error}): it may have failed, as its own output would say, "
+                f"rank 0 does not answer at {where} ({error}): it may have failed, as its own output would say, "
                 "or another process has that port, or MASTER_ADDR is not its host"
             ) from error
     return store
@@ -72,9 +72,9 @@ def rendezvous(world: World, device: torch.device, environ: Mapping[str, str]) -
 
 @contextlib.contextmanager
 def _announced_port(master: Master, port: int) -> Iterator[None]:
-    """Tell everybody who asks at the first free port of the meeting point where the store is.
+    """Context manager: tell every rank that connects to the first free port of the rendezvous the store's port.
 
-    Torch's own client would wait for ever for a word from a stranger that listens there.
+    The store itself does not listen there: torch's client would wait for ever for a foreign process on that port.
 
     Raises:
         WorldError: none of the ports is free.
@@ -89,69 +89,77 @@ def _announced_port(master: Master, port: int) -> Iterator[None]:
                 break
         else:
             ports = ", ".join(map(str, master.ports))
-            raise WorldError(f"no process can listen on a port of {ports} on {socket.gethostname()}: others have them")
+            raise WorldError(f"rank 0 cannot listen on {socket.gethostname()}: other processes use the ports {ports}")
 
         answer = f"{master.name} {port}\n".encode()
         threading.Thread(target=_serve_port, args=(listener, answer), name="trainer_shim listener", daemon=True).start()
-        stack.callback(listener.shutdown, socket.SHUT_RDWR)  # which wakes the thread
+        stack.callback(listener.shutdown, socket.SHUT_RDWR)  # wakes the thread
         yield
 
 
 def _serve_port(listener: socket.socket, answer: bytes) -> None:
     while listener.fileno() >= 0:
         with contextlib.suppress(OSError):
-            visitor, _ = listener.accept()
-            with visitor:
-                visitor.settimeout(CONNECT_SECONDS)
-                visitor.sendall(answer)
+            peer, _ = listener.accept()
+            with peer:
+                peer.settimeout(CONNECT_SECONDS)
+                peer.sendall(answer)
 
 
 def _query_store_port(master: Master, until: float, patience: int) -> int:
-    """The port of the store that rank 0 has opened.
+    """Ask rank 0 for the port of the store that it has opened.
 
     Raises:
-        WorldError: nobody has told it in time.
+        WorldError: rank 0 has not answered by the time `until`, seconds on the monotonic clock.
     """
     expected = f"{master.name} ".encode()
-    problem = "nobody has listened"
+    problem = "no process has listened"
     for port in itertools.cycle(master.ports):
         if time.monotonic() > until:
             break
         try:
             address = master.address, port
             with socket.create_connection(address, CONNECT_SECONDS) as connection, connection.makefile("rb") as file:
-                said = file.readline(100)
-            if said.startswith(expected) and said.endswith(b"\n"):
-                return int(said[len(expected) :])
+                answer = file.readline(100)
+            if answer.startswith(expected) and answer.endswith(b"\n"):
+                return int(answer[len(expected) :])
             problem = f"port {port} is another process's"
         except OSError as error:
             problem = f"port {port}: {error}"
         if port == master.ports[-1]:
             time.sleep(0.1)
     raise WorldError(
-        f"rank 0 has not come to {master.address} within {patience} s ({problem}): see its output; "
+        f"rank 0 has not joined at {master.address} within {patience} s ({problem}): see its output; "
         "MASTER_ADDR must be the host of rank 0, and TRAINER_SHIM_PATIENCE (seconds) sets how long to wait"
     )
 
 
 def check_in(store: Store, world: World, place: str, until: float, patience: int) -> None:
-    """Say that this rank is here, at `place`, and hear from rank 0 that all are.
+    """Register this rank in the store, and wait for rank 0's verdict on whether all ranks are there.
+
+    Args:
+        store: the store of this start of the world.
+        world: this process's rank and the number of ranks.
+        place: the host and the GPU of this rank, as `_location` returns them.
+        until: the time limit, seconds on the monotonic clock.
+        patience: the same limit in seconds, for messages.
 
     Raises:
-        WorldError: the ranks are not what was announced.
-        DistError: rank 0 has gone.
+        WorldError: ranks are missing, have joined twice, or share a GPU.
+        DistError: rank 0 has ended.
     """
     if store.add(f"rank {world.rank}", 1) > 1:
         raise WorldError(
-            f"rank {world.rank} of {world.size} has come twice, now as process {os.getpid()} on {socket.gethostname()}:"
-            " two trainings have the same MASTER_ADDR and MASTER_PORT, or a rank is set alike for several processes"
+            f"rank {world.rank} of {world.size} has joined twice, "
+            f"the second time as process {os.getpid()} on {socket.gethostname()}: "
+            "two trainings have the same MASTER_ADDR and MASTER_PORT, or a rank is set alike for several processes"
         )
     store.set(f"place {world.rank}", place)
     if store.add("came", 1) == world.size:
         store.set("all", "")
     if world.rank > 0:
         if not wait(store, "verdict", until + JOIN_SECONDS):
-            raise WorldError("rank 0 does not answer any more, and its own output may say why")
+            raise WorldError("rank 0 does not answer any more: its own output may say why")
         verdict = store.get("verdict").decode()
         if verdict:
             raise WorldError(verdict)
@@ -159,7 +167,7 @@ def check_in(store: Store, world: World, place: str, until: float, patience: int
     missing = [] if wait(store, "all", until) else [r for r in range(world.size) if not store.check([f"rank {r}"])]
     if missing:
         verdict = (
-            f"{world.size - len(missing)} of {world.size} ranks have come within {patience} s, and not "
+            f"{world.size - len(missing)} of {world.size} ranks have joined within {patience} s, and not "
             f"{_ranges(missing)}: fewer processes were started than WORLD_SIZE (or the Slurm step) says, or some have "
             "failed before, as their output would say. TRAINER_SHIM_PATIENCE (seconds) sets how long to wait"
         )
@@ -172,7 +180,10 @@ def check_in(store: Store, world: World, place: str, until: float, patience: int
 
 
 def wait(store: Store, key: str, until: float) -> bool:
-    """Whether the key is there in time. Torch's own wait hears no Ctrl-C, and says on stderr that it waits."""
+    """Return whether the key exists by the time `until`, seconds on the monotonic clock.
+
+    Torch's own wait does not react to Ctrl-C, and writes to stderr that it waits.
+    """
     pause = 0.01
     while not store.check([key]):
         if time.monotonic() > until:
@@ -183,7 +194,7 @@ def wait(store: Store, key: str, until: float) -> bool:
 
 
 def shared_gpu_problem(places: list[str]) -> str | None:
-    """What is wrong where two ranks have the same place, which is a GPU; several on a CPU are no crowd."""
+    """Return an error message if two ranks have the same GPU, else None; ranks on a CPU may share their host."""
     seen: dict[str, int] = {}
     for rank, place in enumerate(places):
         host, gpu = json.loads(place)
@@ -206,7 +217,7 @@ def _location(device: torch.device) -> str:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Numbers in rising order, in words: "rank 1", "ranks 1 to 3, 5"."""
+    """Return ascending rank numbers in words: "rank 1", "ranks 1 to 3, 5"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:

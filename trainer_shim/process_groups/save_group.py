@@ -1,6 +1,6 @@
-"""All ranks in a process group of their own, to agree on a save that runs beside the training.
+"""The process group for saves that run while training goes on.
 
-Collectives of two threads must not meet in one group.
+The collectives of two threads must not share one process group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ T = TypeVar("T")
 
 
 class SaveGroup:
-    """Made on all ranks at once. `is_rank_zero` is whether this is rank 0."""
+    """A gloo group of all ranks for the thread that saves. The constructor is collective.
+
+    Attributes:
+        process_group: the torch process group.
+        is_rank_zero: whether this process is rank 0.
+    """
 
     def __init__(self) -> None:
         self.process_group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -25,12 +30,12 @@ class SaveGroup:
         """Run `action` on rank 0 and return its result on every rank.
 
         Raises:
-            ShimError, OSError: what `action` raised, on every rank.
+            ShimError, OSError: the error that `action` raised, on every rank.
         """
         return run_on_rank_zero(action, is_rank_zero=self.is_rank_zero, group=self.process_group)
 
     def all_gather(self, value: T) -> list[T]:
-        """The ranks' values, by rank."""
+        """Return every rank's value, by rank. Collective."""
         values: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(values, value, group=self.process_group)
         return values

@@ -1,4 +1,4 @@
-"""The process group that the shim makes, for scripts whose training loop is their own."""
+"""The process group that the shim makes for scripts that own their training loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trainer_shim.process_groups.watchdog import Watchdog, announce_first_failur
 
 
 class TrainerGroup(RankGroup):
-    """All processes of this trainer; also of a single one, so that a script is the same at every size.
+    """All processes of this trainer. A single process has a process group, too: scripts are the same at every size.
 
-    Decisions are sent over gloo even where gradients are sent over NCCL: a vote must not wait for the GPU's queue.
+    Decisions use gloo even where gradients use NCCL, because a vote must not wait for the GPU's queue.
 
     Attributes:
         device: the device on which this rank computes.

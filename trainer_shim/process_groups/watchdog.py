@@ -1,4 +1,4 @@
-"""What a rank does about the others: it ends when it waits for one that hangs, and says which one failed first."""
+"""The watchdog: a rank ends when it has waited too long for a hung rank, and logs which rank failed first."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 HUNG_EXIT_CODE = 75
-# Times as long: until the first step is done, because ranks load, compile and warm up at different speeds, and in the
-# script's own code, which may well compute for long.
+# The factor on the limit until the first step is done, because ranks load, compile and warm up at different speeds, and
+# in the script's own code, which may compute for long.
 RELAXED_FACTOR = 6
-TICK = 1.0  # seconds, or less where the limit is short
-ANSWER_SECONDS = 5.0  # that the other ranks have to say where they are, and the file system to answer
+TICK = 1.0  # seconds between two checks, less where the limit is short
+ANSWER_SECONDS = 5.0  # seconds that the store, and the file system, have to answer
 
 _LIBRARY_PATHS = (
     str(Path(__file__).parents[1]),
@@ -40,7 +40,7 @@ log = logging.getLogger("trainer_shim")
 
 
 class _Wait(NamedTuple):
-    """What the main thread waits for, since when on the watchdog's clock, and for how many limits at most."""
+    """A wait of the main thread: the activity, its begin on the watchdog's clock, and the factor on the limit."""
 
     what: str
     since: float
@@ -50,12 +50,20 @@ class _Wait(NamedTuple):
 class Watchdog:
     """Ends this process when its main thread has waited for the other ranks for `limit` seconds.
 
-    What counts is time in which this process ran: one that is suspended waits for nobody. Nothing is sent before half
-    of the time is over; then each rank that waits tells the others where, through the process group's store. Who has
-    told nothing by the end is the one that hangs.
+    Only the time in which this process runs counts, so a suspended job does not end. When half of the limit is over,
+    each waiting rank publishes its position in the script in the process group's store. A rank that has published
+    nothing by the end of the limit is the hung one. The script's own code outside the steps is watched, too, from the
+    first step to the end of the training.
 
-    The script's own code outside the steps is watched too, from the first step to the end of the training. `store` and
-    `exit_code` are given when they are known; with a `limit` of None nothing is watched.
+    Args:
+        limit: seconds of waiting, None to watch nothing.
+        rank: this process's number, from 0.
+        size: the number of processes.
+
+    Attributes:
+        first_step_done: whether the first step is done; until then the limit is relaxed.
+        store: the store of the process group, None before it exists.
+        exit_code: a function that returns the exit code of a process that ends itself.
     """
 
     def __init__(self, limit: float | None, rank: int, size: int) -> None:
@@ -67,18 +75,18 @@ class Watchdog:
         self._wait: _Wait | None = None
         self._busy = False
         self._closed = threading.Event()
-        self.first_step_done = False  # the first step is done
+        self.first_step_done = False
         self.store: Store | None = None
         self.exit_code: Callable[[], int] = lambda: HUNG_EXIT_CODE
         if limit is not None:
             threading.Thread(target=self._run, name="trainer_shim watchdog", daemon=True).start()
 
     def arm(self, what: str) -> None:
-        """From now on the main thread does, or waits for, something that needs the other ranks."""
+        """Note that the main thread begins an activity, described by `what`, that needs the other ranks."""
         self._wait = _Wait(what, self._clock, 1 if self.first_step_done else RELAXED_FACTOR)
 
     def disarm(self) -> None:
-        """From now on it does what the script wants."""
+        """Note that the main thread runs the script's own code from now on."""
         self._wait = _Wait("the script's own code", self._clock, RELAXED_FACTOR) if self.first_step_done else None
 
     @contextlib.contextmanager
@@ -93,7 +101,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """While any rank is in such a block and alive, all wait for as long as it takes."""
+        """Context manager: while a rank that is alive is in such a block, no rank's limit ends."""
         before, self._wait = self._wait, None
         self._busy = True
         try:
@@ -137,18 +145,18 @@ class Watchdog:
         if self._wait is not wait:
             return
         if answer == "busy":
-            log.warning("rank %d goes on waiting: a checkpoint is being written or read", self._rank)
+            log.warning("rank %d continues to wait: a checkpoint is being written or read", self._rank)
             self._wait = wait._replace(since=self._clock)
             return
         code = _with_timeout(ANSWER_SECONDS, self.exit_code) or HUNG_EXIT_CODE
-        # Whoever hangs may hold a lock of stderr or of logging.
+        # A hung thread may hold a lock of stderr or of logging.
         last_resort = threading.Timer(ANSWER_SECONDS, os._exit, (code,))
         last_resort.daemon = True
         last_resort.start()
         if answer and self.store is not None:
             with contextlib.suppress(RuntimeError):  # rank 0, and the store with it, may have ended just now
                 self.store.compare_set(
-                    "failed", "", f"rank {self._rank}, which waited in vain; its output says for what"
+                    "failed", "", f"rank {self._rank}, whose wait timed out; its output says for what"
                 )
         log.error(
             "rank %d ends with exit code %d, after %.0f s in %s. The ranks: %s",
@@ -162,7 +170,7 @@ class Watchdog:
         os._exit(code)
 
     def _locate_ranks(self) -> str | None:
-        """Where the ranks are, or `busy`."""
+        """Return the positions of the ranks in words, or `busy` where a rank is busy."""
         store = self.store
         if store is None:
             return "not known before the process group has started"
@@ -192,15 +200,15 @@ class Watchdog:
 
     @staticmethod
     def _location(what: str) -> str:
-        """What the main thread waits for, and the script's line that led there."""
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  made for this
+        """Return the activity of the main thread, with the line of the script that led to it."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001  documented for debuggers
         while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY_PATHS):
             frame = frame.f_back
         return what if frame is None else f"{what} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})"
 
 
 def announce_first_failure(store: Store, rank: int) -> None:
-    """Have an exception that ends this rank known to the others, whose own errors only follow from it."""
+    """Have the exception that ends this rank logged by the other ranks, whose own errors only follow from it."""
     usual = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -227,17 +235,17 @@ def announce_first_failure(store: Store, rank: int) -> None:
 
 
 def _is_consequence(error: BaseException) -> bool:
-    """Whether an error says no more than that another rank is not there."""
+    """Whether an error says no more than that another rank has ended."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _set(store: Store, key: str, value: str) -> None:
-    with contextlib.suppress(RuntimeError):  # what a store that is gone raises
+    with contextlib.suppress(RuntimeError):  # raised where the store's process has ended
         store.set(key, value)
 
 
 def _with_timeout(seconds: float, action: Callable[[], T]) -> T | None:
-    """What `action` returns, None if it fails or takes longer."""
+    """Return the result of `action`, None if it fails or takes longer than `seconds`."""
     results: list[T] = []
 
     def run() -> None:

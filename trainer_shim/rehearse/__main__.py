@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Rehearse; return 0 where the results are equal, 1 where they differ, 2 where the script failed."""
     args = _parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_by_signal)
     try:
         with _scratch(keep=args.keep) as scratch:
             return _rehearse(args, scratch)
@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception as error:  # noqa: BLE001  Python's own exit code for it would say that the results differ
+    except Exception as error:  # noqa: BLE001  Python's own exit code, 1, means that the results differ
         traceback.print_exc()
         if args.json:
             _show(json.dumps({"result": "failed", "error": repr(error)}))
@@ -58,13 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _scratch(*, keep: bool) -> Iterator[Path]:
-    """A directory for this rehearsal, removed at its end unless it is to be kept."""
+    """Context manager: a directory for this rehearsal, removed at the end unless `keep` is set."""
     scratch = Path(tempfile.mkdtemp(prefix="rehearse-"))
     try:
         yield scratch
     finally:
         if keep:
-            _tell(f"kept: {scratch}")
+            _log(f"kept: {scratch}")
         else:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -102,7 +102,7 @@ def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
 
     undisturbed = _run("undisturbed", [Start(args.sizes[0], limit)], script, args, scratch)
     if limit and limit.step not in undisturbed.steps:
-        limit = None  # it ended by itself before that
+        limit = None  # the script has ended before that step
     starts = plan_disturbance(args.sizes, args.kills, undisturbed.last_steps, args.seed)
     starts[-1] = starts[-1]._replace(event=limit)
     disturbed = _run("disturbed", starts, script, args, scratch)
@@ -131,10 +131,10 @@ def _rehearse(args: argparse.Namespace, scratch: Path) -> int:
             _show(f"{check.name:{width}}  {check.verdict.value}: {check.text}")
         for cause in causes:
             _show(f"\nLikely cause: {cause}")
-        same = (
+        conclusion = (
             "the stops, resizes and kills changed nothing" if equal else "the result is not that of the undisturbed run"
         )
-        _show(f"\n{'EQUAL' if equal else 'DIFFERS'}: {same} (tolerance {tolerance:.2g}).")
+        _show(f"\n{'EQUAL' if equal else 'DIFFERS'}: {conclusion} (tolerance {tolerance:.2g}).")
     return EQUAL if equal else DIFFERENT
 
 
@@ -146,16 +146,16 @@ def _run(name: str, starts: list[Start], script: Path, args: argparse.Namespace,
     (directory / "tmp").mkdir()
     setup = RunSetup(directory, script, args.arguments, work, args.timeout)
     for number, start in enumerate(starts, start=1):
-        begun = time.monotonic()
+        started = time.monotonic()
         early = run_start(setup, number, start)
         event = start.event
         if event is None or early:
-            how = "finished"
+            outcome = "finished"
         elif event.kill:
-            how = f"rank {event.rank} killed after step {event.step}"
+            outcome = f"rank {event.rank} killed after step {event.step}"
         else:
-            how = f"rank {event.rank} asked to stop, stopped after step {event.step}"
-        _tell(f"{name}, start {number}, world size {start.size}: {how} ({time.monotonic() - begun:.1f} s)")
+            outcome = f"rank {event.rank} asked to stop, stopped after step {event.step}"
+        _log(f"{name}, start {number}, world size {start.size}: {outcome} ({time.monotonic() - started:.1f} s)")
         if early and number < len(starts):
             raise RehearsalError(
                 f"start {number} finished the training without ending at step {event.step if event else 0}: "
@@ -188,16 +188,14 @@ def _seconds(text: str) -> float:
     return _number(text, "above 0", lambda number: 0 < number < math.inf)
 
 
-def _number(text: str, what: str, fits: Callable[[float], bool]) -> float:
-    try:
-        if fits(number := float(text)):
+def _number(text: str, requirement: str, is_valid: Callable[[float], bool]) -> float:
+    with contextlib.suppress(ValueError):
+        if is_valid(number := float(text)):
             return number
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text} is no number that is {what}")
+    raise argparse.ArgumentTypeError(f"{text} is no number that is {requirement}")
 
 
-def _leave(number: int, _: object) -> NoReturn:
+def _exit_by_signal(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
@@ -206,8 +204,8 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _tell(text: str) -> None:
-    """Progress, apart from the report."""
+def _log(text: str) -> None:
+    """Write a line of progress to stderr; the report goes to stdout."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

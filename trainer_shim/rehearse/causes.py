@@ -1,4 +1,4 @@
-"""Where runs differ: what is likely to be the reason, in words that say what to change."""
+"""The likely causes of a difference between two runs, in words that name the fix."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
     from trainer_shim.rehearse.history import History
 
-_ROUNDING = 1e-2  # of the tolerance: a first difference below that is no more than rounding
+_ROUNDING = 1e-2  # fraction of the tolerance up to which a first difference counts as rounding
 
 
 def likely_causes(undisturbed: History, disturbed: History, checks: list[Check], tolerance: float) -> list[str]:
-    """The likely causes, the likeliest first; empty where nothing differs."""
+    """Return the likely causes in words, the likeliest first; empty where nothing differs."""
     differing = {check.name: check for check in checks if check.verdict is Verdict.DIFFERS}
     if not differing:
         return []
     first = first_inexact_step(undisturbed, disturbed)
     if first is not None and disturbed.undisturbed_until(first[0]):
-        itself = (
+        not_repeatable = (
             f"The two runs differ already at step {first[0]}, before anything was disturbed, so the script does not "
             "repeat itself: it depends on the time, on a generator that it seeds from the system, or on the order of "
             "threads or loader workers. Make that repeatable, then rehearse again."
         )
-        return [itself]
+        return [not_repeatable]
     found = _known_causes(disturbed, differing)
     if found:
         return found
@@ -47,7 +47,7 @@ def likely_causes(undisturbed: History, disturbed: History, checks: list[Check],
 
 
 def _uneven_gradient(disturbed: History, differing: Mapping[str, Check]) -> str | None:
-    """What to say where the gradient of a step depends on the world size, None where nothing tells that."""
+    """Return the cause in words if the gradient of a step depends on the world size, None without signs of that."""
     sizes = [start.size for start in disturbed.starts]
     if len(set(sizes)) > 1 and not any(step.indices for step in disturbed.steps.values()):
         return (
@@ -58,7 +58,7 @@ def _uneven_gradient(disturbed: History, differing: Mapping[str, Check]) -> str 
     if loss is None or loss.step is None:
         return None
     number = disturbed.steps[loss.step].start
-    second = loss.step - disturbed.resumed_from[number - 1] == 2  # noqa: PLR2004  the first to show what a step has done
+    second = loss.step - disturbed.resumed_from[number - 1] == 2  # noqa: PLR2004  the first loss that shows the effect of a step
     if not second or sizes[number - 1] == sizes[0]:
         return None
     return (
@@ -69,7 +69,7 @@ def _uneven_gradient(disturbed: History, differing: Mapping[str, Check]) -> str 
 
 
 def _known_causes(disturbed: History, differing: Collection[str]) -> list[str]:
-    """The causes that leave a trace: in the probe's remarks, or in which checks differ."""
+    """Return the causes that show in the probe's remarks, or in the set of differing checks."""
     topics: dict[str, list[str]] = {}
     for remark in disturbed.remarks:
         topic, _, detail = remark.partition(": ")

@@ -1,4 +1,4 @@
-"""The checks: what of the disturbed run equals the undisturbed one."""
+"""The checks: which values of the disturbed run are equal to those of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from trainer_shim.rehearse.history import History, Step
 
-_NAMED = 3  # of many differing leaves, how many are named
+_NAMED = 3  # differing leaves that are named
 
 
 class Verdict(str, Enum):
-    """How equal, the best first."""
+    """The outcome of a comparison, the best first."""
 
     BITWISE = "equal bitwise"
     TOLERANCE = "equal within tolerance"
@@ -25,7 +25,14 @@ class Verdict(str, Enum):
 
 
 class Check(NamedTuple):
-    """One thing that was compared. `step` is where it differs first, as far as that is known."""
+    """The comparison of one value of the two runs.
+
+    Attributes:
+        name: the compared value.
+        verdict: the outcome.
+        text: the outcome in words.
+        step: the first step that differs, None if that is not known.
+    """
 
     name: str
     verdict: Verdict
@@ -34,7 +41,7 @@ class Check(NamedTuple):
 
 
 def compare(undisturbed: History, disturbed: History, tolerance: float) -> list[Check]:
-    """All checks: steps, samples, learning rate, losses, then the final state by tracked name."""
+    """Return all checks: steps, samples, learning rate, losses, then the final state by tracked name."""
     return [
         _check_count(undisturbed, disturbed),
         _check_samples(undisturbed, disturbed),
@@ -48,7 +55,7 @@ def compare(undisturbed: History, disturbed: History, tolerance: float) -> list[
 
 
 def first_inexact_step(undisturbed: History, disturbed: History) -> tuple[int, Difference] | None:
-    """The first step whose losses are not the same to the last bit, and their difference."""
+    """Return the first step whose losses are not bitwise equal, and their difference; None without such a step."""
     for number in sorted(undisturbed.steps.keys() & disturbed.steps.keys()):
         found = differ(undisturbed.steps[number].loss, disturbed.steps[number].loss)
         if found.gap != 0:
@@ -67,21 +74,21 @@ def _check_samples(undisturbed: History, disturbed: History) -> Check:
     ours, theirs = _seen(undisturbed.steps.values()), _seen(disturbed.steps.values())
     if ours == theirs:
         epochs = Counter(epoch for epoch, _ in ours)
-        whole = set(range(undisturbed.samples or 0))
+        all_indices = set(range(undisturbed.samples or 0))
         once = set(ours.values()) == {1} and all(
-            epochs[epoch] == undisturbed.samples and whole == {index for of, index in ours if of == epoch}
+            epochs[epoch] == undisturbed.samples and all_indices == {index for of, index in ours if of == epoch}
             for epoch in epochs
         )
         text = (
             f"each of the {undisturbed.samples} exactly once in every epoch" if once else "the same ones in every epoch"
         )
     else:
-        lost, more = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
+        lost, repeated = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
         parts = []
-        for what, found in (("lost", lost), ("too many", more)):
+        for description, found in (("lost", lost), ("too many", repeated)):
             if found:
                 epoch, index = found[0]
-                parts.append(f"{len(found)} {what}, the first in epoch {epoch}: sample {index}")
+                parts.append(f"{len(found)} {description}, the first in epoch {epoch}: sample {index}")
         text = "; ".join(parts)
     step = next(
         (
@@ -126,7 +133,7 @@ def _check_values(
 
 
 def _where(history: History, number: int) -> str:
-    """What a step is within its run, as words to follow its number."""
+    """Return the place of a step in its run, in words that follow its number."""
     start = history.steps[number].start
     if history.undisturbed_until(number):
         return ", before anything was disturbed"

@@ -6,4 +6,4 @@ from trainer_shim.errors import ShimError
 
 
 class RehearsalError(ShimError):
-    """The script could not be rehearsed: it failed, hung, or did not do what the shim asks of it; says how."""
+    """The script cannot be rehearsed: it failed, hung, or does not use the shim as required; the message says how."""

@@ -1,4 +1,4 @@
-"""The surviving history of a run: what its checkpoints build on, from the records of its ranks."""
+"""The surviving history of a run: the steps that its checkpoints build on, read from the records of its ranks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.rehearse.errors import RehearsalError
 from trainer_shim.rehearse.state import flatten, load
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.rehearse.launch import RunSetup
     from trainer_shim.rehearse.plan import Start
 
 
 class Step(NamedTuple):
-    """One optimizer step, over all ranks. `loss` is the mean over the global batch; `start` counts from 1."""
+    """One optimizer step over all ranks.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        indices: the indices of the trained samples, sorted.
+        loss: the mean over the global batch.
+        lr: the learning rate of each parameter group.
+        start: the start of the script that has trained the step, from 1.
+    """
 
     epoch: int
     indices: list[int]
@@ -28,10 +36,16 @@ class Step(NamedTuple):
 
 
 class History(NamedTuple):
-    """A whole run.
+    """All starts of a run.
 
-    `begins` is the step that each start resumed from. `state` maps each tracked name to its leaves in the last
-    checkpoint, by path. `samples` is None for a stream. `remarks` are the probe's, `topic: detail`.
+    Attributes:
+        starts: the starts, as they were planned.
+        resumed_from: the step that each start resumed from.
+        steps: the surviving steps by number, from 1.
+        samples: the size of the data set, None for a stream.
+        tracked: the class name of each tracked object, by its name.
+        remarks: the remarks of the probe, `topic: detail`.
+        state: the leaves of each tracked object's state in the last checkpoint, by name and path.
     """
 
     starts: list[Start]
@@ -43,7 +57,7 @@ class History(NamedTuple):
     state: dict[str, dict[str, Any]]
 
     def undisturbed_until(self, step: int) -> bool:
-        """Whether the start that trained `step` had begun at the beginning, so that nothing was resumed."""
+        """Return whether the start that trained `step` had resumed from no checkpoint."""
         return self.resumed_from[self.steps[step].start - 1] == 0
 
     @property
@@ -53,7 +67,7 @@ class History(NamedTuple):
 
 
 def read_history(setup: RunSetup, starts: list[Start]) -> History:
-    """Read what the `starts` of a run have left.
+    """Read the records and the last checkpoint of a run.
 
     Raises:
         RehearsalError: the script does not train with the shim, or left no checkpoint.
@@ -66,11 +80,11 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
         ranks = [_read(setup.records(number, rank)) for rank in range(start.size)]
         if not ranks[0]:
             raise RehearsalError(
-                f"start {number} ended well and never came to `ctx.epochs(...)`: does the script use trainer_shim?"
+                f"start {number} ended without a call of `ctx.epochs(...)`: does the script use trainer_shim?"
             )
         ready = ranks[0][0]
         resumed_from.append(ready["step"])
-        steps = {step: seen for step, seen in steps.items() if step <= ready["step"]}  # the others were lost
+        steps = {step: seen for step, seen in steps.items() if step <= ready["step"]}  # later steps were lost
         for begin, *lines in ranks:
             remarks.update(begin["remarks"])
             for line in (line for line in lines if line["kind"] == "step"):
@@ -84,9 +98,9 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
         number: step._replace(indices=sorted(step.indices), loss=step.loss / max(len(step.indices), 1))
         for number, step in steps.items()
     }
-    checkpoint = CheckpointStore(setup.checkpoints).latest()
+    checkpoint = ScriptCheckpoints(setup.checkpoints).latest()
     if checkpoint is None or checkpoint.progress.step != max(steps):
-        raise RehearsalError(f"the script ended well and left no checkpoint of its last step, {max(steps)}")
+        raise RehearsalError(f"the script ended without a checkpoint of its last step, {max(steps)}")
     return History(
         starts=starts,
         resumed_from=resumed_from,
@@ -94,24 +108,24 @@ def read_history(setup: RunSetup, starts: list[Start]) -> History:
         samples=ready["samples"],
         tracked=ready["tracked"],
         remarks=sorted(remarks),
-        state={name: flatten(state) for name, state in {**load(checkpoint.data), **_gathered(checkpoint)}.items()},
+        state={name: flatten(state) for name, state in {**load(checkpoint.data), **_unsharded(checkpoint)}.items()},
     )
 
 
-def _gathered(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The sharded states as a single process would have them."""
+def _unsharded(checkpoint: ScriptCheckpoint) -> dict[str, Any]:
+    """Return the sharded states of a checkpoint, each put together from its parts."""
     if not checkpoint.sharded:
         return {}
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save  # noqa: PLC0415  slow to import
 
     with tempfile.TemporaryDirectory() as scratch:
-        whole = Path(scratch, "whole.pt")
-        dcp_to_torch_save(checkpoint.shards, whole)
-        return load(whole)
+        merged = Path(scratch, "merged.pt")
+        dcp_to_torch_save(checkpoint.shards, merged)
+        return load(merged)
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; a rank that was killed may have left half of one."""
+    """Return the complete lines of a record; a rank that was killed may have left half a line."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

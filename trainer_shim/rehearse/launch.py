@@ -1,4 +1,4 @@
-"""Starts a script's ranks on this host's CPU, waits for them, and leaves none behind."""
+"""Starts a script's ranks on this host's CPU, waits for their end, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import trainer_shim
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
+from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.rehearse.errors import RehearsalError
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ STOPPED = 85
 
 _GRACE = 5.0  # seconds that the other ranks have to fail by themselves, and show why
 _TAIL = 20  # lines of output shown of a script that failed
-_POLL = 0.02
+_POLL = 0.02  # seconds between two checks of the exit codes
 _ROOT = Path(trainer_shim.__file__).resolve().parent.parent
-# A driver that is killed must leave no trainers behind: Linux kills them with it, unless it was gone before they asked.
-# Then torch, as in most scripts: it brings the exit hooks of multiprocessing, which so run after the shim's.
+# The driver may be killed and must leave no trainers behind: Linux kills them at its end (a trainer that starts later
+# ends itself). Torch is imported before the shim, as in most scripts, so the exit hooks of multiprocessing run last.
 _BOOT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -44,10 +44,14 @@ main()
 
 
 class RunSetup(NamedTuple):
-    """What all starts of one run share.
+    """The values that all starts of one run share.
 
-    `directory` holds its checkpoints, records and outputs; the script runs in `cwd`. `timeout` is in seconds, for
-    each start.
+    Attributes:
+        directory: the directory of the checkpoints, records and outputs.
+        script: the script.
+        arguments: the arguments of the script.
+        cwd: the directory in which the script runs.
+        timeout: seconds for each start.
     """
 
     directory: Path
@@ -58,23 +62,23 @@ class RunSetup(NamedTuple):
 
     @property
     def checkpoints(self) -> Path:
-        """Where the script's checkpoints go, whatever directory it names."""
+        """The checkpoint directory, which replaces the one that the script names."""
         return self.directory / "checkpoints"
 
     def records(self, number: int, rank: int) -> Path:
-        """What a rank of start `number` (from 1) records."""
+        """Return the path of the records of a rank in start `number`, from 1."""
         return self.directory / f"start-{number}-rank-{rank}.jsonl"
 
     def output(self, number: int, rank: int) -> Path:
-        """What a rank of start `number` prints."""
+        """Return the path of the output of a rank in start `number`, from 1."""
         return self.directory / f"start-{number}-rank-{rank}.txt"
 
 
 def run_start(setup: RunSetup, number: int, start: Start) -> bool:
-    """Start the script for the `number`th time, and wait; return whether it ended before its event came.
+    """Make start `number` of the script, wait for its end, and return whether it ended before its event.
 
     Raises:
-        RehearsalError: it failed, hung, or was asked to stop and went on.
+        RehearsalError: the script failed, hung, or did not stop at a stop request.
     """
     with _started(setup, number, start) as processes:
         codes, first = _wait(setup, start, processes)
@@ -87,16 +91,16 @@ def run_start(setup: RunSetup, number: int, start: Start) -> bool:
         return True
     if None in codes:
         rank = first if first is not None else codes.index(None)
-        what = f"did not end within {setup.timeout:g} s" if first is None else _how(codes[rank])
+        failure = f"did not end within {setup.timeout:g} s" if first is None else _describe_end(codes[rank])
     else:
         rank = first if first is not None else next(rank for rank, code in enumerate(codes) if code)
-        what = _how(codes[rank])
+        failure = _describe_end(codes[rank])
     lines = setup.output(number, rank).read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL:]
     output = "\n".join(f"    {line}" for line in lines) or "    (no output)"
-    raise RehearsalError(f"the script {what}: start {number}, rank {rank} of {start.size}\n{output}")
+    raise RehearsalError(f"the script {failure}: start {number}, rank {rank} of {start.size}\n{output}")
 
 
-def _how(code: int | None) -> str:
+def _describe_end(code: int | None) -> str:
     if code is None:
         return "did not end"
     return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
@@ -105,7 +109,7 @@ def _how(code: int | None) -> str:
 def _wait(
     setup: RunSetup, start: Start, processes: list[subprocess.Popen[bytes]]
 ) -> tuple[list[int | None], int | None]:
-    """The exit codes by rank, None for one that still runs, and the first rank that failed."""
+    """Return the exit codes by rank, None for a rank that still runs, and the first rank that failed."""
     first, end = None, time.monotonic() + setup.timeout
     while True:
         codes = [process.poll() for process in processes]
@@ -114,7 +118,7 @@ def _wait(
             if first is not None:
                 end = min(end, time.monotonic() + _GRACE)
                 if start.event and start.event.kill and first == start.event.rank:
-                    return codes, first  # as srun --kill-on-bad-exit: the others follow it
+                    return codes, first  # the other ranks are killed, too, as by srun --kill-on-bad-exit
         if None not in codes or time.monotonic() > end:
             return codes, first
         time.sleep(_POLL)
@@ -122,24 +126,24 @@ def _wait(
 
 @contextlib.contextmanager
 def _started(setup: RunSetup, number: int, start: Start) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """The processes by rank, each in a session of its own; all that they have started is killed at the end."""
+    """Context manager: the processes by rank, each in a session of its own; the sessions are killed at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     event = start.event
-    # A start from the beginning draws what the first one drew, so that random initial weights are no difference. One
-    # that resumes draws anew, as in reality, so that what is drawn without being saved is found out.
-    seed = number if CheckpointStore(setup.checkpoints).latest() else 1
+    # A start from the beginning has the seed of the first start, so that random initial weights make no difference. A
+    # start that resumes has a seed of its own, as in reality, so that unsaved random values are discovered.
+    seed = number if ScriptCheckpoints(setup.checkpoints).latest() else 1
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(start.size):
-            mine = event is not None and event.rank == rank
+            is_hit = event is not None and event.rank == rank
             orders = {
                 "records": str(setup.records(number, rank)),
                 "checkpoints": str(setup.checkpoints),
                 "seed": seed * 1000 + rank,
-                "stop_at": event.step if event and mine and not event.kill else None,
-                "kill_at": event.step if event and mine and event.kill else None,
+                "stop_at": event.step if event and is_hit and not event.kill else None,
+                "kill_at": event.step if event and is_hit and event.kill else None,
             }
             boot = [sys.executable, "-c", _BOOT, str(os.getpid()), str(_ROOT)]
             command = [*boot, json.dumps(orders), str(setup.script), *setup.arguments]
@@ -158,13 +162,13 @@ def _started(setup: RunSetup, number: int, start: Start) -> Iterator[list[subpro
         yield processes
     finally:
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):  # else loader workers may have outlived their trainer
+            with contextlib.suppress(ProcessLookupError):  # loader workers may have outlived their trainer
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 def _environment(setup: RunSetup, run: int, seed: int, world: tuple[int, int, int]) -> dict[str, str]:
-    """What torchrun would set, for a CPU, with the loopback interface alone and one thread for each rank."""
+    """Return torchrun's variables for a rank on a CPU, with the loopback interface only and one thread."""
     rank, size, port = world
     foreign = ("METASCHED_", "SLURM_", "TORCHELASTIC_", "PYTHONSAFEPATH")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

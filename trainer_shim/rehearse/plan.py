@@ -1,4 +1,4 @@
-"""What is done to the disturbed run: an exact step for every stop and kill, drawn from a seed."""
+"""The plan of the disturbed run: an exact step for every stop and kill, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Event(NamedTuple):
-    """After optimizer step `step`, `rank` gets the preemption signal or, where `kill`, dies by SIGKILL."""
+    """A stop or a kill: after optimizer step `step`, `rank` receives the preemption signal or, with `kill`, SIGKILL."""
 
     step: int
     rank: int
@@ -20,7 +20,7 @@ class Event(NamedTuple):
 
 
 class Start(NamedTuple):
-    """One start of the script at world size `size`, and how it ends; None for by itself."""
+    """One start of the script at world size `size`, and the event that ends it; None for no event."""
 
     size: int
     event: Event | None
@@ -31,10 +31,10 @@ def plan_disturbance(sizes: Sequence[int], kills: int, last_steps: Sequence[int]
 
     Args:
         sizes: world sizes, the first being that of the undisturbed run.
-        kills: how many times a rank is killed; the next start has the same size.
+        kills: the number of kills; the start after a kill has the same size.
         last_steps: the last step of each epoch of the undisturbed run, ascending. One of the stops comes after an
-            epoch's last step, because a script does its own things there.
-        seed: of the choice.
+            epoch's last step, where scripts often evaluate or save.
+        seed: the seed of the random choice.
 
     Raises:
         RehearsalError: the training has too few steps for that many events.

@@ -1,7 +1,7 @@
-"""Inside each rank: runs the user's script with a context that also records, and that stops or dies as it is told.
+"""The probe in each rank: runs the user's script with a context that records, and that stops or dies at a given step.
 
-The driver starts `main` with its orders as JSON, the script and the script's arguments. Records are JSON lines: one
-`ready` when the training loop begins, then a `step` before each optimizer step.
+The driver starts `main` with its orders as JSON, the script and the script's arguments. Records are JSON lines: a
+`ready` line when the training loop begins, then a `step` line before each optimizer step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ if TYPE_CHECKING:
 
 
 class Orders(NamedTuple):
-    """What the driver tells a rank; `stop_at` and `kill_at` are steps."""
+    """The orders of the driver to a rank.
+
+    Attributes:
+        records: the path of the rank's records.
+        checkpoints: the checkpoint directory.
+        seed: the seed of the global generators.
+        stop_at, kill_at: the step after which the rank requests a stop, or dies; None for no such step.
+    """
 
     records: str
     checkpoints: str
@@ -42,18 +49,18 @@ class Orders(NamedTuple):
 
 
 class RecordingContext(Context):
-    """A context whose four calls of the training loop also record."""
+    """A context that records the training."""
 
     def __init__(self, orders: Orders, **options: Any) -> None:
         super().__init__(**options)
         self._session.vote_interval = VoteInterval(max_seconds=0.0)  # both runs have to stop at the same steps
         self._orders = orders
-        self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  till the end
+        self._records = Path(orders.records).open("w", buffering=1, encoding="utf-8")  # noqa: SIM115  open until the process ends
         self._loss_total = 0.0
         self._trained: list[int] = []
 
     def epochs(self, total: int) -> Iterator[int]:
-        """As of `Context`, after a `ready` record."""
+        """Write a `ready` record, then do as `Context.epochs`."""
         self._record(
             "ready",
             step=self.step_count,
@@ -64,18 +71,18 @@ class RecordingContext(Context):
         yield from super().epochs(total)
 
     def backward(self, loss: torch.Tensor, *rest: Any, **options: Any) -> None:
-        """As of `Context`, and note what was trained."""
+        """Do as `Context.backward`, and note the loss and the trained samples."""
         super().backward(loss, *rest, **options)
         micro = self._accumulation.current()
         self._loss_total += loss.item() * micro.samples
-        if micro.samples:  # else it is a filler
+        if micro.samples:  # otherwise a filler
             self._trained += micro.indices or range(micro.position, micro.position + micro.samples)
 
     def step(self, *optimizers: torch.optim.Optimizer, **options: Any) -> bool:
-        """As of `Context`, with a `step` record before, and the ordered end."""
+        """Write a `step` record, do as `Context.step`, and stop or die at the ordered step."""
         if self.boundary:
             step = self.step_count + 1
-            # Before the step's vote: what a checkpoint holds, all ranks have then recorded.
+            # Before the step's vote, so that all ranks have recorded every step of a checkpoint.
             self._record(
                 "step",
                 step=step,
@@ -100,7 +107,7 @@ class RecordingContext(Context):
         return {} if tracked is None else dict(tracked.objects)
 
     def _remarks(self) -> Iterator[str]:
-        """What may make runs differ, as `topic: detail`; the topics are those of `causes`."""
+        """Yield properties of the script that may make runs differ, `topic: detail`, with the topics of `causes`."""
         tracked = list(self._objects().values())
         modules = [item for item in tracked if isinstance(item, torch.nn.Module)]
         for module in modules:
@@ -115,7 +122,7 @@ class RecordingContext(Context):
 
 
 def _untracked(tracked: list[Any]) -> Iterator[str]:
-    """The classes of living objects that training changes and that no tracked object holds."""
+    """Yield the classes of live objects that training changes and that no tracked object holds."""
     held, open_ends = set(), list(tracked)
     while open_ends:
         item = open_ends.pop()
@@ -126,7 +133,7 @@ def _untracked(tracked: list[Any]) -> Iterator[str]:
             open_ends += getattr(item, "_schedulers", [])
         elif isinstance(item, torch.nn.Module):
             held.update(id(part) for part in item.modules())
-        elif hasattr(item, "__dict__"):  # an object of the script's own, which may hold others
+        elif hasattr(item, "__dict__"):  # an object of the script's own, which may hold such objects
             open_ends += _contents(vars(item).values())
 
     living = gc.get_objects()
@@ -154,7 +161,7 @@ def _contents(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _seed(seed: int) -> None:
-    """Seed every generator that a script might forget."""
+    """Seed the global generators, which a script may leave unseeded."""
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")  # torch imports it where it is installed
@@ -163,25 +170,25 @@ def _seed(seed: int) -> None:
 
 
 def _refuse(*_: object, **__: object) -> NoReturn:
-    """What `attach` does here: nobody could say what a framework's loop has trained, nor where it saves."""
+    """Refuse `attach`: the trained samples and the checkpoints of a framework's loop are not known."""
     raise UsageError("a script that uses attach() (Lightning, Transformers, Accelerate) cannot be rehearsed")
 
 
 def main() -> None:
-    """Run the script as `__main__`, in this very module's place."""
-    orders, script, *arguments = sys.argv[1:]
-    told = Orders(**json.loads(orders))
+    """Run the script as `__main__`, in the place of this module."""
+    encoded, script, *arguments = sys.argv[1:]
+    orders = Orders(**json.loads(encoded))
     start = context_startup.start_context
-    # The user's own checkpoints are never touched, wherever the script has them.
-    context_startup.start_context = lambda _, *rest, **options: start(told.checkpoints, *rest, **options)
-    context_startup.Context = lambda **options: RecordingContext(told, **options)  # type: ignore[assignment,attr-defined]
+    # The directory that the script names is never used.
+    context_startup.start_context = lambda _, *rest, **options: start(orders.checkpoints, *rest, **options)
+    context_startup.Context = lambda **options: RecordingContext(orders, **options)  # type: ignore[assignment,attr-defined]
     companion_startup.start_companion = _refuse
-    _seed(told.seed)
+    _seed(orders.seed)
 
     module = sys.modules["__main__"]
     module.__dict__.update(__file__=script, __spec__=None, __cached__=None)
     sys.argv[:] = [script, *arguments]
-    sys.path.append(sys.path[0])  # where the driver's trainer_shim lies
+    sys.path.append(sys.path[0])  # the directory of the driver's trainer_shim
     sys.path[0] = str(Path(script).parent)
     code = compile(Path(script).read_bytes(), script, "exec")
     exec(code, module.__dict__)  # noqa: S102  the user's own script

@@ -1,4 +1,4 @@
-"""Checkpointed states, opened far enough to compare them leaf by leaf."""
+"""Checkpointed states as leaves by path, and the comparison of leaves."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 class Difference(NamedTuple):
-    """How far apart two values are.
+    """The difference between two values.
 
-    `gap` is the largest absolute difference, 0.0 where they are equal to the last bit, None where they are not
-    comparable. `scale` is the largest magnitude, at least 1.
+    Attributes:
+        gap: the largest absolute difference, 0.0 for bitwise equal values, None for values that are not comparable.
+        scale: the largest magnitude, at least 1.
+        text: both values, or their difference, in words.
     """
 
     gap: float | None
@@ -25,12 +27,12 @@ class Difference(NamedTuple):
     text: str
 
     def within(self, tolerance: float) -> bool:
-        """Whether the gap is no more than `tolerance`, relative to the scale."""
+        """Return whether the gap is at most `tolerance`, relative to the scale."""
         return self.gap is not None and self.gap <= tolerance * self.scale
 
 
 class _Opaque:
-    """Stands for an object of a class that only the script knows; its attributes are its leaves."""
+    """A placeholder for an object of a class that only the script has; its attributes are its leaves."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -45,14 +47,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(data: Path) -> dict[str, Any]:
-    """The states of a checkpoint by tracked name; it was written by the user's own script a moment ago."""
+    """Return the states of a data file by tracked name; the file is trusted, as the user's own script wrote it."""
     opener = SimpleNamespace(Unpickler=_Unpickler, load=pickle.load, __name__="pickle")
     states: dict[str, Any] = torch.load(data, map_location="cpu", weights_only=False, pickle_module=opener)
     return states
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Leaves by path, such as `state.0.exp_avg`."""
+    """Return the leaves of a state by path, such as `state.0.exp_avg`."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, (list, tuple)):
@@ -68,13 +70,13 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def default_tolerance(leaves: list[Any]) -> float:
-    """The square root of the coarsest floating type's epsilon, or that of float64 where there is none."""
+    """Return the square root of the coarsest floating type's epsilon; of float64's without a floating type."""
     kinds = {leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()}
     return float(max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps) ** 0.5)
 
 
 def differ(first: Any, second: Any) -> Difference:
-    """The difference between two leaves of a state: its size, and both in words."""
+    """Return the difference between two leaves of a state."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return _differ_tensors(first, second)
     if type(first) is type(second) and isinstance(first, (float, complex)):
@@ -102,7 +104,7 @@ def _differ_tensors(first: torch.Tensor, second: torch.Tensor) -> Difference:
     apart = (first != second) & ~(torch.isnan(first) & torch.isnan(second))
     if not apart.any():
         return Difference(0.0, 1.0, "")
-    # Whole numbers count things: they are equal or not.
+    # Integers are equal or different, without a tolerance.
     exact = not (first.is_floating_point() or first.is_complex())
     wide = torch.complex128 if first.is_complex() else torch.float64
     gap = float((first.to(wide) - second.to(wide))[apart].abs().max())

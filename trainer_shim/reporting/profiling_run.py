@@ -1,7 +1,7 @@
-"""A profiling run: a few steps at another world size, before the run, to learn how the job scales.
+"""A profiling run: a few steps at another world size, before the run itself, to measure how the job scales.
 
-The wrapper starts the script for it on some of the job's GPUs. Such a trainer claims no generation, loads and saves
-nothing, reports nothing but its speed, and exits. Source: Liu et al., "Ares", 2025, section 4 (profiling by the first
+The wrapper starts the script on a part of the job's GPUs. Such a trainer claims no generation, loads and saves nothing,
+reports only its speed, and exits. Source: Liu et al., "Ares", 2025, section 4 (profiling by the first
 10 iterations, the initial ones left out).
 """
 
@@ -23,17 +23,17 @@ log = logging.getLogger("trainer_shim")
 
 
 class ProfilingRun:
-    """Times steps, from the end of the warm-up on.
+    """Times steps after a warm-up.
 
     Args:
-        steps: how many are timed.
-        file: gets a line of JSON, by the first rank.
+        steps: the number of timed steps.
+        file: the file for the results, None on ranks that write none.
     """
 
     def __init__(self, steps: int, file: Path | None) -> None:
         self._steps = steps
         self._file = file
-        self._begun = 0.0
+        self._started = 0.0  # seconds on the clock of `record_step`
         self._samples = 0
 
     @classmethod
@@ -48,20 +48,20 @@ class ProfilingRun:
             return None
         return cls(job.profiling_steps, job.profiling_file if writes else None)
 
-    def record_step(self, step: int, samples: int, clock: Callable[[], float], **facts: Any) -> bool:
-        """Whether that was the last step; the first rank's call with a file then writes down what was measured.
+    def record_step(self, step: int, samples: int, clock: Callable[[], float], **values: Any) -> bool:
+        """Note the end of a step, and return whether it was the last; the last writes a line of JSON to the file.
 
         Args:
-            step: of the profiling run.
-            samples: seen so far.
-            clock: tells the time in seconds at which the steps so far are done.
-            **facts: what else the line is to say.
+            step: the steps of the profiling run so far.
+            samples: the samples so far, over all ranks.
+            clock: returns the time in seconds at which the device has finished these steps.
+            **values: further values of the line.
         """
         if step <= WARM_UP_STEPS:
-            self._begun, self._samples = clock(), samples
+            self._started, self._samples = clock(), samples
         if step < WARM_UP_STEPS + self._steps:
             return False
-        line = {"steps": self._steps, "samples": samples - self._samples, "seconds": clock() - self._begun, **facts}
+        line = {"steps": self._steps, "samples": samples - self._samples, "seconds": clock() - self._started, **values}
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -69,7 +69,7 @@ class ProfilingRun:
 
 
 def read_profiling_results(file: Path | None) -> list[dict[str, Any]]:
-    """The results of the profiling runs before this run, one dictionary each; empty without a file."""
+    """Return the results of the profiling runs before this run, one dictionary each; empty without a file."""
     if file is None:
         return []
     try:

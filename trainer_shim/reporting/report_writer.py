@@ -17,21 +17,25 @@ from typing import Any
 VERSION = 1
 REPORT_SECONDS = 1.0  # seconds between `steps` lines
 
-# Seconds to wait for the file system: for a line that others follow, and for one that a process ends with.
+# Seconds to wait for the file system: for a line that further lines follow, and for the last line of a process.
 _WRITE_SECONDS = 0.1
 _FINAL_WRITE_SECONDS = 5.0
 _FINAL_KINDS = {"stop", "end"}
-# Bytes that wait for a file system that accepts none; later lines are dropped, because memory is worth more.
+# Bytes that wait for a file system that does not respond; further lines are dropped to save memory.
 _MAX_BUFFERED_BYTES = 1 << 20
 
 log = logging.getLogger("trainer_shim")
 
 
 class ReportWriter:
-    """Appends lines to one generation's file; does nothing where `directory` is None.
+    """Appends lines to the report file of one generation, in a thread.
 
-    A thread writes them. A line is in the file when `emit` returns, so that it survives whatever comes next, unless the
-    file system takes its time: then training goes on without waiting.
+    A line is in the file when `emit` returns, so that it survives the end of the process, unless the file system does
+    not respond in time: then training continues.
+
+    Args:
+        directory: the directory of the job's report files, None to write no reports.
+        generation: the generation of this trainer.
     """
 
     def __init__(self, directory: Path | None, generation: int) -> None:
@@ -42,12 +46,12 @@ class ReportWriter:
         self._thread: threading.Thread | None = None
         self._turn = threading.Condition()
         self._pending = b""
-        self._lines = 0  # emitted
-        self._attempted = 0  # of them, those that the thread has tried to write
+        self._lines = 0  # lines that were emitted
+        self._attempted = 0  # lines that the thread has tried to write
         self._stalled = False
 
     def emit(self, kind: str, **values: Any) -> None:
-        """Write one line of this kind; a number that JSON does not know (a loss of NaN) becomes null."""
+        """Write one line of this kind; a number that is not finite, which JSON lacks (a loss of NaN), becomes null."""
         if self._directory is None:
             return
         plain = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
@@ -62,42 +66,42 @@ class ReportWriter:
                 )
                 self._thread.start()
             self._turn.notify_all()
-            patience = _FINAL_WRITE_SECONDS if kind in _FINAL_KINDS else 0 if self._stalled else _WRITE_SECONDS
-            self._stalled = not self._turn.wait_for(lambda: self._attempted == self._lines, patience)
+            timeout = _FINAL_WRITE_SECONDS if kind in _FINAL_KINDS else 0 if self._stalled else _WRITE_SECONDS
+            self._stalled = not self._turn.wait_for(lambda: self._attempted == self._lines, timeout)
 
     def _work(self, directory: Path) -> None:
         while True:
             with self._turn:
                 self._turn.wait_for(lambda: self._attempted < self._lines)
                 lines, text, self._pending = self._lines, self._pending, b""
-            left = self._write_some(directory, text)
+            unwritten = self._write_some(directory, text)
             with self._turn:
-                # What a full disk leaves of a line is continued by the next write, so a line is never broken for good.
-                self._pending = left + self._pending
+                # The next write continues a line that a full disk has cut, so no line stays broken.
+                self._pending = unwritten + self._pending
                 self._attempted = lines
                 self._turn.notify_all()
 
     def _write_some(self, directory: Path, text: bytes) -> bytes:
-        """Write as much as can be; the rest."""
+        """Write as many bytes as possible, and return the rest."""
         try:
             if self._file is None:
                 _make_directory(directory)
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(directory / self._name, flags, 0o644)
-                os.fchmod(self._file, 0o644)  # whatever the user's umask: the directory says who may come near
+                os.fchmod(self._file, 0o644)  # independent of the user's umask: the directory's mode restricts access
             return text[os.write(self._file, text) :]
         except OSError as error:
             if not self._warned:
-                log.warning("reports cannot be written, training goes on without them: %s", error)
+                log.warning("reports cannot be written, training continues without them: %s", error)
             self._warned = True
             return text
 
 
 def _make_directory(directory: Path) -> None:
-    """Make the directory of a job's reports, for the eyes of its owner and of the daemon.
+    """Make the directory of a job's reports, readable for its owner and for the daemon.
 
-    The parent passes its group, the daemon's, on (it is setgid). Where a file system does not do that, everybody may
-    read, since the daemon must.
+    The parent is setgid, so the directory inherits the daemon's group. Where a file system does not support that, all
+    users may read, because the daemon must.
     """
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
@@ -105,16 +109,16 @@ def _make_directory(directory: Path) -> None:
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EACCES, "made by another user; the daemon moves it aside", str(directory))
     if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077:
-        return  # opened already (unless a trainer was killed before it came to that), or not a directory
+        return  # opened by an earlier trainer, or not a directory
     parent = directory.parent.stat()
-    passed_on = parent.st_mode & stat.S_ISGID and found.st_gid == parent.st_gid
-    directory.chmod(0o750 if passed_on else 0o755)
+    has_group = parent.st_mode & stat.S_ISGID and found.st_gid == parent.st_gid
+    directory.chmod(0o750 if has_group else 0o755)
 
 
 def process_age() -> float | None:
-    """Seconds since this process started, None where /proc does not tell."""
+    """Return the seconds since this process started, None where /proc cannot be read."""
     try:
-        # The second field is the command in parentheses, which may itself hold spaces and parentheses.
+        # The second field is the command in parentheses, which may contain spaces and parentheses.
         fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None

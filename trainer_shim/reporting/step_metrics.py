@@ -12,10 +12,15 @@ if TYPE_CHECKING:
 
 
 class StepMetrics:
-    """What was trained since the last summary, and how long it took.
+    """Counts and times of the steps since the last summary.
+
+    Args:
+        group: the processes of the training.
+        measures_data: whether the waits for data are measured; otherwise the summary has no `data_seconds`.
 
     Attributes:
-        data_seconds: the seconds in which this rank waited for data, None where the shim cannot see that.
+        steps: the optimizer steps since the last summary.
+        data_seconds: the seconds in which this rank waited for data; they are part of the steps' time.
         loss: the mean loss of the last summary, None where the shim does not know it.
         summarized_at: the time of the last summary on the monotonic clock, 0 before the first one.
         timer_started: the time up to which the seconds are counted, on the monotonic clock.
@@ -31,19 +36,13 @@ class StepMetrics:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was counted since the last summary."""
-        self._steps = self._samples = 0
+        """Discard the counts since the last summary."""
+        self.steps = self._samples = 0
         self._known = 0  # this rank's samples whose loss is known
-        self._seconds = self._sync_seconds = 0.0
-        self.data_seconds: float | None = 0.0 if self._measures_data else None
+        self._seconds = self._sync_seconds = self.data_seconds = 0.0
         self._plain_loss_sum = 0.0  # over this rank's samples whose loss is a number
         if self._loss_sum is not None:
             self._loss_sum.zero_()
-
-    @property
-    def steps(self) -> int:
-        """The optimizer steps since the last summary."""
-        return self._steps
 
     def add_loss(self, loss: torch.Tensor | float, samples: int) -> None:
         """Add a loss that is the mean over so many samples of this rank; a tensor stays on its device."""
@@ -57,13 +56,8 @@ class StepMetrics:
 
     def add_step(self, samples: int) -> None:
         """Add an optimizer step over so many samples of all ranks."""
-        self._steps += 1
+        self.steps += 1
         self._samples += samples
-
-    def add_data_wait(self, seconds: float) -> None:
-        """Add seconds for which this rank has waited for data; they are part of the step's time."""
-        if self.data_seconds is not None:
-            self.data_seconds += seconds
 
     def add_sync_wait(self, seconds: float) -> None:
         """Add seconds for which this rank has waited for the other ranks, after the step's time was counted."""
@@ -71,40 +65,38 @@ class StepMetrics:
         self._seconds += seconds
 
     def restart_timer(self) -> None:
-        """Count the seconds from now on: what happened since the last step was no training."""
+        """Count the seconds from now on: the time since the last step was no training."""
         self.timer_started = time.monotonic()
 
     def exclude(self, seconds: float) -> None:
-        """Leave out so many of the seconds since the timer was started."""
+        """Exclude `seconds` of the time since the timer was started."""
         self.timer_started += seconds
 
-    def stop_timer(self) -> float:
-        """Count the seconds since the timer was started, and return the present time on the monotonic clock."""
-        now = time.monotonic()
-        self._seconds += now - self.timer_started
-        return now
+    def stop_timer(self) -> None:
+        """Count the seconds since the timer was started."""
+        self._seconds += time.monotonic() - self.timer_started
 
     def synchronize(self) -> None:
-        """Wait for the device to finish the steps so far; that is part of their time."""
+        """Wait for the device to finish the steps so far; the wait is part of their time."""
         started = time.monotonic()
         self._group.synchronize()
         self._seconds += time.monotonic() - started
 
     def summarize(self) -> dict[str, Any] | None:
-        """Return the values of a `steps` report line, None without steps, and start anew. Collective.
+        """Return the values of a `steps` report line, None without steps, and reset the counts. Collective.
 
         Seconds of waiting are the mean over the ranks, and the loss is the mean over all ranks' samples.
         """
         self.summarized_at = time.monotonic()
-        if not self._steps:
+        if not self.steps:
             self.reset()
             return None
         own_loss = self._plain_loss_sum + (0.0 if self._loss_sum is None else self._loss_sum.item())
-        own = [own_loss, self._known, self._sync_seconds, self.data_seconds or 0.0]
+        own = [own_loss, self._known, self._sync_seconds, self.data_seconds]
         loss_sum, known, sync_seconds, data_seconds = self._group.sum(own)
         self.loss = loss_sum / known if known else None
         found = {
-            "steps": self._steps,
+            "steps": self.steps,
             "samples": self._samples,
             "seconds": self._seconds,
             "sync_seconds": sync_seconds / self._group.size,

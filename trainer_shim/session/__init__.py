@@ -1,1 +1,1 @@
-"""Training sessions: the public faces `Context` and `Companion`, their startup, and the votes of the ranks."""
+"""Training sessions: the public interfaces `Context` and `Companion`, their startup, and the votes of the ranks."""

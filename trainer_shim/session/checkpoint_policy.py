@@ -1,17 +1,17 @@
-"""What a script's trainer saves, by which ranks, and whether a stop is worth a checkpoint."""
+"""The checkpoints of a script: what they hold, which ranks save, and whether a stop has a checkpoint."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
-from trainer_shim.checkpointing.checkpoint_store import Progress
+from trainer_shim.checkpointing.async_saver import AsyncSaver
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.checkpointing.tracked_objects import TrackedObjects
 from trainer_shim.errors import CheckpointError, SupersededError
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints, States
     from trainer_shim.checkpointing.tracked_objects import Stateful
     from trainer_shim.session.trainer_session import TrainerSession
 
@@ -21,7 +21,7 @@ log = logging.getLogger("trainer_shim")
 
 
 class CheckpointPolicy:
-    """The checkpoints of a training whose script names what they hold.
+    """Decides and runs the checkpoints of a training whose script has named their objects.
 
     Rank 0 saves alone; where states are sharded, all ranks save together. The outcome is the same on all ranks.
 
@@ -31,18 +31,19 @@ class CheckpointPolicy:
         resumed: the checkpoint from which the training resumes, None for a fresh start.
 
     Attributes:
+        store: the checkpoints of the directory.
         saver: the saver of this trainer's checkpoints.
         tracked: the objects that a checkpoint holds, None before `track`.
     """
 
-    def __init__(self, session: TrainerSession, store: CheckpointStore, resumed: Checkpoint | None) -> None:
+    def __init__(self, session: TrainerSession, store: ScriptCheckpoints, resumed: ScriptCheckpoint | None) -> None:
         self._session = session
         self._group = session.group
         self.store = store
         self._resumed = resumed
         self._order: dict[str, Any] | None = None
         self.tracked: TrackedObjects | None = None
-        self.saver = CheckpointSaver(
+        self.saver = AsyncSaver(
             store,
             session.generation,
             resumed,
@@ -54,10 +55,10 @@ class CheckpointPolicy:
         )
 
     def set_order(self, order: dict[str, Any]) -> None:
-        """Fix the order of the samples, in which a checkpoint's position counts.
+        """Set the order of the samples, to which a checkpoint's position refers.
 
         Raises:
-            CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
+            CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
         """
         if self._resumed and self._resumed.order != order:
             raise CheckpointError(
@@ -89,12 +90,12 @@ class CheckpointPolicy:
         return self.tracked.states()
 
     def start(self, progress: Progress) -> None:
-        """Save in the background, unless nothing was trained since the newest checkpoint."""
+        """Save in the background, unless the newest checkpoint has the same position."""
         assert self._order is not None  # noqa: S101  nothing is saved before `set_order`
         self.saver.start(self.states, progress, self._order)
 
     def worth_saving(self, progress: Progress, cause: str, *, urgent: bool) -> bool:
-        """Return whether a stop for this cause has something to save, and time for it; rank 0 decides."""
+        """Return whether a stop for this cause has a new position to save, and time to save it; rank 0 decides."""
         if cause == "superseded" or progress == self.saver.saved_progress:
             return False
         return self._session.has_time_to_save(urgent=urgent)

@@ -1,8 +1,8 @@
-"""The face of the shim for frameworks that own the training loop.
+"""The public interface of the shim for frameworks that own the training loop.
 
-The framework trains and saves; a `Companion` says when to stop, and which checkpoints count. The framework calls it at
-every optimizer step. At those boundaries, or where steps are short at some of them, the ranks vote on whether to stop
-and whether to save. What the framework has saved counts as a checkpoint once `Companion.saved` returns.
+The framework trains and saves. A `Companion`, which the framework calls at every optimizer step, decides when to stop,
+and which checkpoints count. At these step boundaries, or at some of them where steps are short, the ranks vote on
+whether to stop and whether to save. A file of the framework counts as a checkpoint when `Companion.saved` has returned.
 `contrib/integrations` has Lightning, the Hugging Face Trainer and Accelerate.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from trainer_shim.checkpointing.atomic_files import ChecksummedFile
-    from trainer_shim.checkpointing.manifests import FrameworkCheckpoint, FrameworkCheckpoints
+    from trainer_shim.checkpointing.formats.framework_checkpoints import FrameworkCheckpoint, FrameworkCheckpoints
     from trainer_shim.data.even_split import EvenSplit
     from trainer_shim.session.trainer_session import TrainerSession
 
@@ -74,7 +74,7 @@ class Companion:
         self._plan: EvenSplit | None = None
         self._order: dict[str, Any] | None = None
         self._cause: str | None = None  # of the stop that `should_stop` has announced
-        self._noticed: float | None = None  # when that was requested first, unix seconds
+        self._noticed: float | None = None  # its first request, unix seconds
         self._saved_step = self.step if self.finished else None
         self._unmarked: tuple[Path, Collection[Path]] | None = None  # this trainer's newest checkpoint, if not final
         self._begun = False
@@ -87,14 +87,14 @@ class Companion:
 
     @property
     def checkpoint_is_current(self) -> bool:
-        """Whether a checkpoint holds all that was trained."""
+        """Whether a checkpoint has the present position."""
         return self._saved_step == self.step
 
     def plan(self, global_batch: int, max_per_gpu: int | None = None) -> EvenSplit:
-        """Fix the global batch of the job, and return its split over the ranks.
+        """Set the global batch of the job, and return its split over the ranks.
 
         Raises:
-            BatchError: it cannot be split evenly.
+            BatchError: the global batch cannot be split evenly.
             CheckpointError: the checkpoint was made with another global batch.
         """
         self._check_unchanged("global_batch", global_batch)
@@ -102,15 +102,15 @@ class Companion:
         return self._plan
 
     def order(self, samples: int, *, seed: int = 0, shuffle: bool = True) -> GlobalOrder:
-        """Return a sampler with the order of a data set of so many samples, for all ranks together.
+        """Return a sampler with the order of a data set of `samples` samples, for all ranks together.
 
         It is for frameworks that distribute batches to the ranks themselves, and skip trained samples when they resume.
-        The samples of an epoch behind its last full global batch are dropped; with `shuffle`, others in each epoch.
+        The samples after the last full global batch are dropped; with `shuffle`, other samples in each epoch.
 
         Raises:
-            BatchError: not even one global batch.
-            CheckpointError: the checkpoint was made in another order.
-            UsageError: before `plan`.
+            BatchError: the data set is smaller than one global batch.
+            CheckpointError: the checkpoint has another order.
+            UsageError: called before `plan`.
         """
         return GlobalOrder(self, self._fix_order(samples, seed, shuffle), samples, self._planned())
 
@@ -122,10 +122,10 @@ class Companion:
         return RankBatches(self, self._fix_order(samples, seed, shuffle), samples, self._planned())
 
     def begin(self, total_steps: int | None = None) -> None:
-        """Begin to train: write the first report lines, and handle the stop signals, whoever has taken them over.
+        """Begin to train: write the first report lines, and handle the stop signals, also where a framework did so.
 
         Raises:
-            UsageError: before `plan`.
+            UsageError: called before `plan`.
         """
         plan = self._planned()
         handle_stop_signals(self._session.stop, self._session.job.signal)
@@ -142,16 +142,16 @@ class Companion:
     def should_stop(self, loss: torch.Tensor | float | None = None) -> bool:
         """Count an optimizer step, and return whether all ranks are to stop now.
 
-        Where steps are short the ranks vote at some boundaries only; at the others nothing is to be done.
+        Where steps are short the ranks vote at some boundaries only; at the others this returns False.
 
-        A stop is to be followed by a checkpoint and `saved`, if `should_save`, and by `stop`. Without a stop,
-        `should_save` says that a periodic checkpoint is due.
+        After a stop the framework writes a checkpoint and calls `saved`, if `should_save` is true, and then calls
+        `stop`. Without a stop, `should_save` means that a periodic checkpoint is due.
 
         Args:
             loss: the mean over this rank's samples of the step, for the reports.
 
         Raises:
-            UsageError: before `begin`.
+            UsageError: called before `begin`.
         """
         if not self._begun:
             raise UsageError("companion.begin() comes before the first step")
@@ -183,9 +183,8 @@ class Companion:
     def saved(self, path: Path, *, final: bool = False, protected: Collection[Path] = ()) -> bool:
         """Publish a checkpoint that the framework has written, a file or a directory in `directory`.
 
-        All ranks have written their parts when they call this. Older checkpoints are removed, except for the newest two
-        and the protected ones. Returns whether the checkpoint counts now; if not, an error in the log says why the disk
-        did not take it.
+        Each rank calls this after it has written its part. Older checkpoints are removed, except for the newest two and
+        the protected ones. Returns whether the checkpoint counts now; if not, the log has the error of the disk.
 
         Args:
             path: the checkpoint.
@@ -193,7 +192,7 @@ class Companion:
             protected: checkpoints to be retained, such as the best one.
 
         Raises:
-            UsageError: the path lies elsewhere.
+            UsageError: the path is not in `directory`.
             SystemExit: a newer generation has started.
         """
         if path.resolve().parent != self.directory.resolve():
@@ -241,10 +240,10 @@ class Companion:
 
         Raises:
             SystemExit: always.
-            UsageError: no stop was announced.
+            UsageError: `should_stop` has announced no stop.
         """
         if self._cause is None:
-            raise UsageError("companion.stop() comes after companion.should_stop() has said so")
+            raise UsageError("companion.stop() comes after companion.should_stop() has returned True")
         self._session.exit_for_stop(
             self._cause,
             step=self.step,
@@ -253,7 +252,7 @@ class Companion:
         )
 
     def finish(self) -> None:
-        """End a complete training, whose last checkpoint is written; if this trainer made it, it becomes the final one.
+        """End a complete training after its last checkpoint, which becomes the final one if this trainer wrote it.
 
         Raises:
             SystemExit: a newer generation has started.
@@ -268,11 +267,11 @@ class Companion:
         self._session.finish(step=self.step, samples=self.step * plan.global_batch)
 
     def restart_timer(self) -> None:
-        """Leave what happened since the last boundary, such as an evaluation, out of the reported seconds."""
+        """Exclude the time since the last boundary, such as an evaluation, from the reported seconds."""
         self._session.metrics.restart_timer()
 
     def seed(self, number: int, *more: int) -> None:
-        """Seed torch for the step that comes, from a seed of the job, this rank and `more`: no state need be saved."""
+        """Seed torch for the next step from a seed of the job, this rank and `more`; so no generator need be saved."""
         torch.manual_seed(derive_seed(number, self.step, self.rank, *more))
 
     def ignore_stop_signals(self, loader: DataLoader[Any]) -> None:
@@ -281,11 +280,11 @@ class Companion:
         loader.worker_init_fn = workers_ignoring_signals(signals, loader.worker_init_fn)
 
     def atomic_file(self, path: Path) -> AbstractContextManager[ChecksummedFile]:
-        """Open a file for torch.save that takes the name `path` when it is on disk, if no newer generation has started.
+        """Return a context manager: a file for torch.save that is renamed to `path` when it is complete and on disk.
 
         Raises:
             SupersededError: a newer generation has started; the file is removed.
-            OSError: it could not be written.
+            OSError: the file cannot be written.
         """
         return atomic_file(path, self._session.check_generation)
 
@@ -311,7 +310,7 @@ class Companion:
             )
 
     def _worth_saving(self, *, urgent: bool) -> bool:
-        """Whether a stop has something to save, and time for it as far as the earlier checkpoints tell."""
+        """Return whether a stop has a new position to save, and time to save it, judged by earlier checkpoints."""
         if self._cause == "superseded" or self.checkpoint_is_current:
             return False
         return self._session.has_time_to_save(urgent=urgent)

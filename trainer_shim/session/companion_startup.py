@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from trainer_shim.checkpointing.directory_owner import claim_directory
+from trainer_shim.checkpointing.formats.framework_checkpoints import FrameworkCheckpoint, FrameworkCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation, generations_directory
-from trainer_shim.checkpointing.manifests import FrameworkCheckpoint, FrameworkCheckpoints
 from trainer_shim.errors import CheckpointError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.process_groups.framework_group import FrameworkGroup

@@ -1,4 +1,4 @@
-"""The face of the shim for scripts whose training loop is their own: what such a script calls."""
+"""The public interface of the shim for scripts that own their training loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.batch import plan_batch
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
 from trainer_shim.data.evaluation import lockstep_batches
 from trainer_shim.data.loader_factory import make_loader
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
     from trainer_shim.process_groups.trainer_group import TrainerGroup
@@ -56,14 +56,19 @@ log = logging.getLogger("trainer_shim")
 
 
 class Context:
-    """One trainer: a process among `size`, which trains one job from where its last generation left it.
+    """One trainer: a process among `size`, which trains a job from the checkpoint of its last generation on.
 
     Made by `trainer_shim.init`. At step boundaries the ranks agree on whether to stop, so all of them leave the loop
     after the same step, by SystemExit. Where steps are short, some boundaries have no vote (see `vote_interval`).
     """
 
     def __init__(
-        self, *, session: TrainerSession, group: TrainerGroup, store: CheckpointStore, resumed: Checkpoint | None
+        self,
+        *,
+        session: TrainerSession,
+        group: TrainerGroup,
+        store: ScriptCheckpoints,
+        resumed: ScriptCheckpoint | None,
     ) -> None:
         self._session = session
         self._group = group
@@ -112,7 +117,7 @@ class Context:
 
     @property
     def boundary(self) -> bool:
-        """Whether the micro-batch in hand ends its global batch: after `backward`, the gradients are then complete."""
+        """Whether the current micro-batch ends its global batch: after `backward`, the gradients are then complete."""
         return self._accumulation.micro is not None and self._accumulation.micro.last
 
     def wrap(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
@@ -147,14 +152,14 @@ class Context:
             global_batch: samples in an optimizer step, over all ranks, at every world size.
             seed: the seed of the order, and of the generators of torch, `random` and NumPy, for each sample and
                 micro-batch.
-            shuffle: whether each epoch has an order of its own: by default it has, and a stream has its own order.
+            shuffle: whether each epoch has an order of its own, the default for a data set; a stream has its own order.
             max_per_gpu: the most samples that fit on a GPU at once; beyond them, gradients are accumulated.
-            **options: torch's DataLoader's own (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last` leaves out
-                the last global batch of an epoch where it is not full.
+            **options: options of torch's DataLoader (`num_workers`, `collate_fn`, `pin_memory`, ...). `drop_last`
+                leaves out the last global batch of an epoch where it is not full.
 
         Raises:
             BatchError: the global batch cannot be split over this world.
-            CheckpointError: the checkpoint was made in another order, so samples would be lost or repeated.
+            CheckpointError: the checkpoint has another order, so samples would be lost or repeated.
             UsageError: there is a training loader already, an option has no meaning here, or the ranks' data differ.
         """
         if self._loader is not None:
@@ -184,12 +189,12 @@ class Context:
         self._accumulation.synchronized = tracked.gradient_sync_modules()
 
     def epochs(self, total: int) -> Iterator[int]:
-        """Iterate over the epochs that are left of `total`, the first perhaps in its middle; then end the training.
+        """Iterate over the epochs that are left of `total`, the first perhaps from its middle; then end the training.
 
-        A finished job has none left, and its script continues behind the loop at once.
+        A finished job has no epochs left, and its script continues after the loop at once.
 
         Raises:
-            UsageError: before `loader` and `track`, or for more epochs when the training has ended.
+            UsageError: called before `loader` and `track`, or for more epochs after the end of the training.
             CheckpointError: the final checkpoint cannot be written.
             SystemExit: a stop was agreed.
         """
@@ -203,6 +208,7 @@ class Context:
             self._session.discard_boundary_vote()  # of a step right after which the script has left its loop
             self._session.vote_interval.force_vote()
             self._pass_boundary()
+            self._accumulation.start_epoch()
             self._in_epoch = True
             yield self._progress.epoch
             process_exit.repeat()  # where the script caught the exit
@@ -215,9 +221,9 @@ class Context:
         """Iterate over the batches of an evaluation; the ranks may have different numbers of them. Collective.
 
         The ranks proceed in lockstep and vote before every batch on whether to stop. They stop at once where a
-        checkpoint holds all that was trained: in a long evaluation behind the loop over the training batches. Elsewhere
-        a stop waits for the end of the evaluation, unless its deadline is near or a SIGTERM after the first signal
-        makes it urgent. A DataLoader's workers ignore the stop signals.
+        checkpoint has the present position: in a long evaluation after the loop over the training batches. Elsewhere a
+        stop waits for the end of the evaluation, unless its deadline is near or a SIGTERM after the first signal makes
+        it urgent. A DataLoader's workers ignore the stop signals.
 
         Raises:
             SystemExit: a stop was agreed.
@@ -236,9 +242,9 @@ class Context:
             yield from lockstep_batches(source, agree, lambda: self._session.start_vote(Vote(evaluation_left=1)))
 
     def poll(self) -> None:
-        """Stop if that was asked: for long work outside the loops. Collective.
+        """Stop if a stop was requested; for long work outside the loops. Collective.
 
-        It stops as `evaluate` does: where a checkpoint holds all that was trained, or where there is no time left.
+        The conditions are those of `evaluate`: a checkpoint has the present position, or there is no time left.
 
         Raises:
             SystemExit: a stop was agreed.
@@ -248,26 +254,25 @@ class Context:
             self._stop_between_boundaries(Vote())
 
     def on_stop(self, before: StopCallback | None = None, after: StopCallback | None = None) -> None:
-        """Have functions called at a stop, on every rank, with its cause: `before` and `after` the checkpoint.
+        """Register functions for a stop, called on every rank with its cause: `before` and `after` the checkpoint.
 
-        The checkpoint holds what `before` changes. It is not called where nothing may or can be saved. An exception is
-        logged, and changes nothing.
+        The checkpoint includes the changes of `before`, which is called only where a checkpoint is saved. An exception
+        is logged, and changes nothing.
         """
         self._callbacks.add(before, after)
 
     def backward(self, loss: torch.Tensor, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Add the gradient of `loss`, the mean over the micro-batch in hand, with its weight in the global batch.
+        """Add the gradient of `loss`, the mean over the current micro-batch, with its weight in the global batch.
 
-        With a `scaler` the gradient is scaled by it; the reports have the loss as it is.
+        With a `scaler` the gradient is scaled; the reports have the unscaled loss.
 
         Raises:
-            UsageError: outside a loop over the training loader, or the script has cleared the gradients that this one
-                is to be added to.
+            UsageError: outside a loop over the training loader, or the script has cleared the gradients of the earlier
+                micro-batches.
         """
-        micro = self._accumulation.current()
-        self._accumulation.add_gradient(check=not self._checkpoints.saver.collective)  # FSDP keeps its sums elsewhere
+        micro = self._accumulation.add_gradient(check=not self._checkpoints.saver.collective)
         if micro.last:
-            self._start_boundary_vote()  # here, because the votes are summed while the gradients are computed
+            self._session.start_boundary_vote(self._supply)  # the votes are summed while the gradients are computed
         self._session.metrics.add_loss(loss, micro.samples)
         weighted = loss if micro.weight == 1 else loss * micro.weight
         (weighted if scaler is None else scaler.scale(weighted)).backward()  # type: ignore[no-untyped-call]
@@ -275,12 +280,12 @@ class Context:
     def step(self, *optimizers: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> bool:
         """At the end of a global batch, step and clear the optimizers, and return True; else do nothing.
 
-        With a `scaler` the steps go through it, and it is updated. A step that it skips, because gradients overflowed,
-        counts like any other: its batch was trained on, to no effect.
+        With a `scaler`, the scaler makes the steps, and is updated. A step that it skips, because gradients overflowed,
+        counts like any other step.
 
         This call starts the vote of the step's boundary, and never raises SystemExit. The training stops, and saves,
-        where the loop asks for its next batch (`_pass_boundary`): so a checkpoint includes what the script does after a
-        step, such as a schedule's own step.
+        where the loop requests its next batch (`_pass_boundary`), so a checkpoint includes what the script does after a
+        step, such as a schedule's step.
 
         Raises:
             UsageError: outside a loop over the training loader, or a second time for one batch.
@@ -289,7 +294,7 @@ class Context:
         if not micro.last:
             return False
         self._accumulation.mark_stepped(micro)
-        self._start_boundary_vote()  # for a script that has a `backward` of its own
+        self._session.start_boundary_vote(self._supply)  # for a script that calls no ctx.backward
         self._group.watchdog.disarm()  # what follows in the loop's body is the script's own code
         for optimizer in optimizers:
             if scaler is None:
@@ -309,13 +314,12 @@ class Context:
         return True
 
     def _pass_boundary(self) -> None:
-        """Pass the boundary behind a step, or before an epoch: do what the ranks have voted for. Collective.
+        """Pass the boundary after a step, or before an epoch: do what the ranks have voted for. Collective.
 
         Raises:
             SystemExit: the ranks have voted to stop.
         """
-        self._start_boundary_vote()  # unless `backward` or `step` has: an evaluation has come in between
-        self._accumulation.start_batch()
+        self._session.start_boundary_vote(self._supply)  # not started by `step` where an evaluation has forced a vote
         watchdog, metrics = self._group.watchdog, self._session.metrics
         watchdog.first_step_done = metrics.steps > 0 or watchdog.first_step_done
         vote = self._session.finish_boundary_vote()
@@ -334,7 +338,7 @@ class Context:
                 self._checkpoints.start(self._progress)
 
     def finish(self) -> None:
-        """End the training before its last epoch (early stopping), for good: started again, the job trains no more.
+        """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
 
         Raises:
             CheckpointError: the final checkpoint cannot be written.
@@ -380,37 +384,39 @@ class Context:
         if not self._in_epoch:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
         metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
-        accumulation.start_epoch()
+        accumulation.start_loop()
         self._supply.start_epoch(loader)
         metrics.restart_timer()
         asked = metrics.timer_started
         for micro, batch in loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data):
-            metrics.add_data_wait(time.monotonic() - asked)
+            metrics.data_seconds += time.monotonic() - asked
             watchdog.arm(f"step {self._progress.step + 1}")
+            accumulation.start_micro_batch(micro)
             try:
-                with accumulation.working_on(micro):
-                    yield batch
+                yield batch
             finally:  # also where the script leaves its loop here
+                accumulation.end_micro_batch(micro)
                 watchdog.disarm()
             if micro.last:
                 accumulation.end_batch()
                 metrics.stop_timer()
                 self._pass_boundary()  # the training may stop here
-                self._close_profiling_step(loader)
+                if self._profiling_run is not None:
+                    self._end_profiling_step(self._profiling_run, loader)
                 self._evaluation_time.pass_boundary()
                 metrics.restart_timer()
             asked = time.monotonic()
-        self._supply.end_epoch()
+        self._supply.prefetcher = None
         metrics.synchronize()
         worth_it = self._evaluation_time.long_between_epochs
         if self._group.on_rank_zero(lambda: worth_it):
             with watchdog.busy():
                 self._checkpoints.start(self._progress)
 
-    def _close_profiling_step(self, loader: TrainLoader) -> None:
+    def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:
         """Exit after the last step of a profiling run; all ranks count alike."""
         plan, done = loader.plan, self._progress
-        if self._profiling_run is not None and self._profiling_run.record_step(
+        if run.record_step(
             done.step,
             done.samples,
             self._synchronized_time,
@@ -426,17 +432,9 @@ class Context:
         self._group.synchronize()
         return time.monotonic()
 
-    def _start_boundary_vote(self) -> None:
-        """Start the vote of the boundary that comes, if it has one that was not started yet."""
-        if self._session.needs_boundary_vote:
-            self._session.start_boundary_vote(
-                data_late=self._supply.next_is_late(),
-                data_short=not self._supply.covers(self._session.vote_interval.steps),
-            )
-
     def _await_data(self, prefetcher: Prefetcher[Any]) -> None:
-        """Wait until every rank has its next batch, or a stop is agreed: this still belongs to the boundary."""
-        self._supply.attach(prefetcher)
+        """Wait, as a part of the boundary, until every rank has its next batch or a stop is agreed."""
+        self._supply.prefetcher = prefetcher
         is_stream = self._loader is not None and self._loader.is_stream
         self._supply.late |= is_stream  # the ranks have to agree on the end of a stream
         vote = Vote()
@@ -455,7 +453,7 @@ class Context:
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """A block that is no part of the training's time, and whose forward passes need no other rank."""
+        """Context manager: the time of the block is no training time, and its forward passes need no other rank."""
         self._group.synchronize()
         started = time.monotonic()
         with self._group.watchdog.armed("the start of an evaluation"):
@@ -470,7 +468,7 @@ class Context:
             self._session.metrics.exclude(seconds)
 
     def _stop_between_boundaries(self, vote: Vote) -> Vote:
-        """Stop where that was asked and loses nothing, or where there is no time left; else return the ranks' votes.
+        """Stop where a requested stop loses no progress, or has no time left; else return the sum of the ranks' votes.
 
         The script may have changed tracked objects since the last boundary, so nothing can be saved here.
 
@@ -485,7 +483,7 @@ class Context:
             )
         found = self._session.start_vote(vote).result()
         stops_now = found.progress_saved or found.deadline_near or found.urgent or found.superseded
-        if found.stop_cause and stops_now and not found.evaluation_left:  # a rank that has left does not hear of it
+        if found.stop_cause and stops_now and not found.evaluation_left:  # a rank that has left has no such vote
             self._report_steps()
             self._stop(found.stop_cause, may_save=False)
         return found
@@ -495,7 +493,7 @@ class Context:
             self._session.report_steps(self._progress.step, self._loader.plan)
 
     def _stop(self, cause: str, *, urgent: bool = False, may_save: bool = True) -> NoReturn:
-        """Save if there is something to save and time for it, and exit. Collective.
+        """Save if there is a new position to save and time to save it, and exit. Collective.
 
         Raises:
             SystemExit: always.
@@ -531,21 +529,21 @@ class Context:
         if not self._checkpoints.save_at_end(self._progress):
             self._stop("superseded")
         with self._group.watchdog.armed("the end of the training"):
-            stop_buffer_broadcasts(self._accumulation.synchronized)  # from here on the ranks need not evaluate alike
+            stop_buffer_broadcasts(self._accumulation.synchronized)  # later evaluations may differ between ranks
         self._group.watchdog.close()
         self._session.finish(step=self._progress.step, samples=self._progress.samples)
 
     def _close(self) -> None:
-        """Leave the process group when the interpreter exits: the script may still need it before.
+        """Destroy the process group when the interpreter exits, because the script may need it until then.
 
-        A rank that failed leaves by dying: a farewell could wait for the other ranks in vain.
+        A rank that failed only exits: destroying the group could wait for the other ranks for ever.
         """
         if self._session.ended:
             self._group.close()
         elif self._begun and self.rank == 0 and not hasattr(sys, "last_value"):
             log.warning(
-                "the script has ended before its epochs: there is no final checkpoint, and started again it would "
-                "go on. Call ctx.finish() to end a training early"
+                "the script has ended before its epochs: there is no final checkpoint, and another start would "
+                "continue the training. Call ctx.finish() to end a training early"
             )
 
 

@@ -1,4 +1,4 @@
-"""The startup of a trainer whose training loop is its own, from its environment to its context."""
+"""The startup of a trainer whose script owns the training loop, from its environment to its context."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
 from trainer_shim.checkpointing.directory_owner import claim_directory
+from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation, generations_directory, highest_generation
 from trainer_shim.environment.launcher import write_exit_code
 from trainer_shim.errors import CheckpointError, UsageError
@@ -21,7 +21,7 @@ from trainer_shim.session.trainer_session import TrainerSession
 from trainer_shim.session.usage_checks import check_no_process_group
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
 
 
 def start_context(
@@ -34,9 +34,9 @@ def start_context(
     job, stop, world = start_process()
     group = TrainerGroup(world, collective_timeout)
     atexit.register(wait_for_gloo_threads)
-    store = CheckpointStore(Path(checkpoint_dir))
+    store = ScriptCheckpoints(Path(checkpoint_dir))
 
-    def claim() -> tuple[int, Checkpoint | None]:
+    def claim() -> tuple[int, ScriptCheckpoint | None]:
         if job.profiling_steps is not None:
             return highest_generation(generations_directory(store.directory)), None
         try:

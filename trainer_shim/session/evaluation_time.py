@@ -1,8 +1,8 @@
-"""How long evaluations take: a long one is worth a checkpoint before it, so that a stop need not wait for its end."""
+"""The duration of evaluations: a checkpoint before a long evaluation lets a stop come before its end."""
 
 from __future__ import annotations
 
-LONG_EVALUATION = 5.0  # seconds
+LONG_EVALUATION = 5.0  # seconds from which an evaluation has a checkpoint before it
 
 
 class EvaluationTime:
@@ -17,14 +17,14 @@ class EvaluationTime:
         self._seconds += seconds
 
     def pass_boundary(self) -> None:
-        """Begin to count anew, behind a step."""
+        """Reset the seconds after a step."""
         self._seconds = 0.0
 
     def end_epoch(self) -> None:
-        """Begin to count anew, behind an epoch and its evaluation."""
+        """Note the seconds between two epochs, and reset them."""
         self._between_epochs, self._seconds = self._seconds, 0.0
 
     @property
     def long_between_epochs(self) -> bool:
-        """Whether an evaluation between epochs is worth a checkpoint: as the last one was long, or there was none."""
+        """Whether a checkpoint before the next evaluation is due: the last one was long, or there was none yet."""
         return self._between_epochs is None or self._between_epochs >= LONG_EVALUATION

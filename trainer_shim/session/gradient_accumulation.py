@@ -1,4 +1,4 @@
-"""The global batch in hand: its micro-batches, and the gradients that are summed over them."""
+"""The current global batch: its micro-batches, and the gradients that are summed over them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from trainer_shim.errors import UsageError
 from trainer_shim.session.usage_checks import check_gradients_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from trainer_shim.data.sample_order import MicroBatch
@@ -20,75 +18,76 @@ log = logging.getLogger("trainer_shim")
 
 
 class GradientAccumulation:
-    """The state of the optimizer step that the script works on.
+    """The state of the optimizer step that the script computes.
 
     Attributes:
-        micro: the micro-batch in hand, None outside the loop over the training loader.
+        micro: the current micro-batch, None outside the loop over the training loader.
         modules: the tracked modules.
-        synchronized: the parts of them that exchange gradients, each with a `no_sync()`.
+        synchronized: the parts of the modules that exchange gradients, each with a `no_sync()`.
     """
 
     def __init__(self) -> None:
         self.micro: MicroBatch | None = None
         self.modules: list[torch.nn.Module] = []
         self.synchronized: list[Any] = []
-        self._stepped = False  # whether `step` was called for the global batch in hand
-        self._weighted = False  # whether `backward` was called for it
+        self._no_sync = contextlib.ExitStack()  # the modules' `no_sync()` during a micro-batch that is not the last
+        self._stepped = False  # whether `step` was called for the current global batch
+        self._weighted = False  # whether `backward` was called for the current global batch
         self._summed = False  # whether `backward` was called for earlier micro-batches of it
         self._warned = False
 
     def start_epoch(self) -> None:
-        """Forget a global batch that the script has left unfinished."""
-        self._weighted = self._summed = False
-
-    def start_batch(self) -> None:
-        """Begin the next global batch."""
+        """Begin an epoch: its first global batch has had no optimizer step."""
         self._stepped = False
 
-    @contextlib.contextmanager
-    def working_on(self, micro: MicroBatch) -> Iterator[None]:
-        """Hand a micro-batch to the script for a block; all but a global batch's last hold their gradients back."""
+    def start_loop(self) -> None:
+        """Begin a loop over the training loader: forget a global batch that the script has left unfinished."""
+        self._weighted = self._summed = False
+
+    def start_micro_batch(self, micro: MicroBatch) -> None:
+        """Make a micro-batch the current one; only the last one of a global batch exchanges gradients."""
         self.micro = micro
-        try:
-            if micro.last:
-                yield
-            else:
-                with contextlib.ExitStack() as stack:
-                    for module in self.synchronized:
-                        stack.enter_context(module.no_sync())
-                    yield
-        finally:  # also where the script leaves its loop in the block
-            self.micro = None
-            self._summed = self._weighted and not micro.last
+        if not micro.last:
+            for module in self.synchronized:
+                self._no_sync.enter_context(module.no_sync())
+
+    def end_micro_batch(self, micro: MicroBatch) -> None:
+        """End the current micro-batch; to be called also where the script leaves its loop in it."""
+        self.micro = None
+        if not micro.last:
+            self._no_sync.close()
+        self._summed = self._weighted and not micro.last
 
     def current(self) -> MicroBatch:
-        """Return the micro-batch in hand.
+        """Return the current micro-batch.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the call comes from outside a loop over the training loader.
         """
         if self.micro is None:
             raise UsageError("ctx.backward() and ctx.step() belong in `for ... in loader`")
         return self.micro
 
-    def add_gradient(self, *, check: bool) -> None:
-        """Note a call of `backward`.
+    def add_gradient(self, *, check: bool) -> MicroBatch:
+        """Note a call of `backward`, and return the current micro-batch.
 
         Args:
-            check: whether the modules show the sums of earlier micro-batches.
+            check: whether the modules hold the gradient sums of earlier micro-batches (FSDP holds them elsewhere).
 
         Raises:
-            UsageError: the script has cleared the gradients to which this one is to be added.
+            UsageError: outside a loop over the training loader, or the script has cleared the gradient sums.
         """
+        micro = self.current()
         if self._summed and check:
             check_gradients_kept(self.modules)
         self._weighted = True
+        return micro
 
     def mark_stepped(self, micro: MicroBatch) -> None:
-        """Note the optimizer step of the global batch; warn, once, of micro-batches that are not weighted.
+        """Note the optimizer step of the global batch; warn, once, where its micro-batches were not weighted.
 
         Raises:
-            UsageError: the global batch has had its step.
+            UsageError: the global batch has had its optimizer step.
         """
         if self._stepped:
             raise UsageError(
@@ -101,14 +100,14 @@ class GradientAccumulation:
             log.warning("ctx.backward(loss) was not called: micro-batches are not weighted by their samples")
 
     def end_batch(self) -> None:
-        """End the global batch, whose last micro-batch is done.
+        """End the global batch after its last micro-batch.
 
         Raises:
-            UsageError: it has had no optimizer step.
+            UsageError: the global batch has had no optimizer step.
         """
         if not self._stepped:
             raise UsageError(
                 "the loop asks for its next batch before ctx.step(optimizer): call it for every batch, also "
                 "where `continue` leaves one out, and take out accumulation and prefetching of the script's own"
             )
-        self._weighted = False
+        self._stepped = self._weighted = False

@@ -1,10 +1,10 @@
-"""The part of the startup that every trainer has: stop signals, the job, the world, and the line in the log."""
+"""The startup of every trainer process: stop signals, the job, the world, and the log line."""
 
 from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trainer_shim.environment.job import Job, read_job
 from trainer_shim.environment.launcher import torchrun_signal_warning
@@ -18,19 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainer_shim")
 
 
-class ProcessStart(NamedTuple):
-    """What a trainer knows when its process has just started."""
+def start_process() -> tuple[Job, StopRequests, World]:
+    """Handle the stop signals, read the environment, and warn of likely mistakes in it.
 
-    job: Job
-    stop: StopRequests
-    world: World
-
-
-def start_process() -> ProcessStart:
-    """Handle the stop signals, read the environment, and warn of what looks like a mistake in it.
+    Returns the job, the stop requests to this process, and its place in the world of ranks.
 
     Raises:
-        VariableError: the environment describes half a world.
+        VariableError: variables are missing or invalid.
         UsageError: called outside the main thread.
     """
     ensure_log_handler()
@@ -39,10 +33,10 @@ def start_process() -> ProcessStart:
     handle_stop_signals(stop, job.signal)
     world = find_world(os.environ)
     if world.rank == 0:
-        for words in (launch_warning(os.environ, world), torchrun_signal_warning(os.environ, job.signal, os.getppid())):
-            if words:
-                log.warning("%s", words)
-    return ProcessStart(job, stop, world)
+        signal_warning = torchrun_signal_warning(os.environ, job.signal, os.getppid())
+        for warning in filter(None, [launch_warning(os.environ, world), signal_warning]):
+            log.warning("%s", warning)
+    return job, stop, world
 
 
 def log_start(group: RankGroup, job: Job, generation: int, beginning: str) -> None:

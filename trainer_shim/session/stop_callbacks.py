@@ -1,4 +1,4 @@
-"""The functions that a script has called at a stop."""
+"""The functions that a script has registered for a stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StopCallbacks:
         self._after: list[StopCallback] = []
 
     def add(self, before: StopCallback | None, after: StopCallback | None) -> None:
-        """Add one function of each kind, or None."""
+        """Register a function for before, and one for after the checkpoint; None registers nothing."""
         self._before += [before] if before else []
         self._after += [after] if after else []
 

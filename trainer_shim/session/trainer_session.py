@@ -1,4 +1,4 @@
-"""The training session behind both faces: votes, stop requests, the fence, reports, and the end of a trainer."""
+"""The training session of `Context` and `Companion`: votes, stop requests, the fence, reports, and the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer_shim.checkpointing.generation import generations_directory, highest_generation
 from trainer_shim.checkpointing.save_history import SaveHistory
@@ -29,34 +29,21 @@ from trainer_shim.session.vote_interval import VoteInterval
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trainer_shim.batch import BatchPlan
+    from trainer_shim.data.even_split import EvenSplit
     from trainer_shim.environment.job import Job
     from trainer_shim.preemption.stop_requests import StopRequests
     from trainer_shim.process_groups.rank_group import RankGroup
+    from trainer_shim.session.data_supply import DataSupply
 
 log = logging.getLogger("trainer_shim")
 
 
-class SplitPlan(Protocol):
-    """A global batch, split over the ranks."""
-
-    @property
-    def global_batch(self) -> int:
-        """The samples of an optimizer step, over all ranks."""
-
-    @property
-    def per_gpu_batch(self) -> int:
-        """The most samples that a GPU processes at once."""
-
-    @property
-    def accumulation(self) -> int:
-        """The micro-batches that a GPU processes for one optimizer step."""
-
-
 class TrainerSession:
-    """One trainer, from its startup to its end, whoever owns the training loop.
+    """One trainer from its startup to its end, for training loops of scripts and of frameworks.
 
     At step boundaries the ranks vote on whether to stop, to save and to report. Rank 0 watches the lease and the fence
-    for all of them; every rank hears the signals. Methods that vote are collective: all ranks call them alike.
+    for all ranks; every rank receives the signals. Methods that vote are collective: all ranks call them alike.
 
     Args:
         group: the processes of the training.
@@ -66,7 +53,7 @@ class TrainerSession:
         generation: the fencing token that this trainer has claimed on the directory.
         resumed: whether the training resumes from a checkpoint.
         checkpoint_every: seconds between periodic checkpoints.
-        measures_data: whether the face tells the session how long a rank waits for data.
+        measures_data: whether the waits of the ranks for data are measured.
 
     Attributes:
         metrics: the step metrics of the next report.
@@ -103,7 +90,7 @@ class TrainerSession:
         self._checkpoint_every = checkpoint_every
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
         self._boundary_vote: PendingVote | None = None
-        self._polled = 0.0  # when rank 0 has last read the lease and the fence, on the monotonic clock
+        self._polled = 0.0  # the last reading of the lease and the fence, seconds on the monotonic clock
         self._warned = False
 
     # Votes
@@ -113,23 +100,19 @@ class TrainerSession:
         self._poll_stop_requests()
         return PendingVote(self.group.start_sum(vote.with_requests(self.stop).pack()))
 
-    @property
-    def needs_boundary_vote(self) -> bool:
-        """Whether the boundary that comes has a vote that was not started yet."""
-        return self._boundary_vote is None and self.vote_interval.due
-
-    def start_boundary_vote(self, *, data_late: bool = False, data_short: bool = False) -> None:
-        """Start the vote of the boundary that comes, if it needs one.
+    def start_boundary_vote(self, data: DataSupply | None = None) -> None:
+        """Start the vote of the next boundary, if that boundary has a vote that was not started yet.
 
         Args:
-            data_late: this rank's next batch is not there yet.
-            data_short: this rank may wait for data before the next vote.
+            data: the training data of this rank; None where a framework fetches them.
         """
-        if not self.needs_boundary_vote:
+        if self._boundary_vote is not None or not self.vote_interval.due:
             return
+        vote = Vote()
+        if data is not None:
+            vote = Vote(data_late=data.next_is_late(), data_short=not data.covers(self.vote_interval.steps))
         now = time.monotonic()
         proposal = self.vote_interval.start_vote(now)
-        vote = Vote(data_late=data_late, data_short=data_short)
         if self.group.rank == 0:
             vote = vote._replace(
                 report_due=now - self.metrics.summarized_at >= REPORT_SECONDS,
@@ -151,7 +134,7 @@ class TrainerSession:
         return vote
 
     def discard_boundary_vote(self) -> None:
-        """Wait for a vote that was started for a boundary at which nothing is decided any more."""
+        """Wait for a vote that was started for a boundary that the training does not reach."""
         if self._boundary_vote is not None:
             self._boundary_vote.result()
             self._boundary_vote = None
@@ -159,7 +142,7 @@ class TrainerSession:
     # Stop requests and the fence
 
     def seconds_to_deadline(self) -> float:
-        """Return the seconds until the deadline of the stop, as far as rank 0 knows one; else infinity."""
+        """Return the seconds until the deadline in the lease's stop request, infinity without one; for rank 0."""
         return self._lease.seconds_to_deadline(self.stop.first_signal) if self._lease else math.inf
 
     def has_time_to_save(self, *, urgent: bool) -> bool:
@@ -170,8 +153,8 @@ class TrainerSession:
         """Check that no newer generation has claimed the checkpoint directory.
 
         Raises:
-            SupersededError: a newer generation has: this trainer must write nothing more.
-            OSError: the claims cannot be read.
+            SupersededError: a newer generation has claimed it: this trainer must write nothing more.
+            OSError: the directory of the claimed generations cannot be read.
         """
         self._watch_generation()
         if self.stop.superseded:
@@ -182,7 +165,7 @@ class TrainerSession:
             self.stop.request("superseded")
 
     def _poll_stop_requests(self) -> None:
-        """On rank 0, read the fence and the lease once in POLL_INTERVAL."""
+        """On rank 0, read the fence and the lease, at most once in POLL_INTERVAL."""
         now = time.monotonic()
         if self.group.rank != 0 or now - self._polled < POLL_INTERVAL:
             return
@@ -212,7 +195,7 @@ class TrainerSession:
             init_seconds=process_age(),
         )
 
-    def report_steps(self, step: int, plan: SplitPlan) -> None:
+    def report_steps(self, step: int, plan: BatchPlan | EvenSplit) -> None:
         """Write the `steps` line of the steps since the last one, if there were any. Collective."""
         line = self.metrics.summarize()
         if line is None:
@@ -236,8 +219,8 @@ class TrainerSession:
         Args:
             cause: the agreed cause.
             step: the optimizer steps so far.
-            noticed: the unix seconds of the first request on any rank.
-            checkpointed: whether a checkpoint holds all that was trained.
+            noticed: the first request on any rank in unix seconds.
+            checkpointed: whether a checkpoint has the present position.
 
         Raises:
             SystemExit: always.
@@ -246,8 +229,8 @@ class TrainerSession:
         code = exit_code(cause, self.job.exit_code)
         if self.group.rank == 0:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, checkpointed, code)
-        self._end_for_good()
-        process_exit.start(0 if write_exit_code(code, os.environ) else code)  # torchrun would take it for a failure
+        self._end()
+        process_exit.start(0 if write_exit_code(code, os.environ) else code)  # to torchrun any code but 0 is a failure
 
     def exit_after_profiling(self) -> NoReturn:
         """Exit with code 0 after a profiling run.
@@ -255,10 +238,10 @@ class TrainerSession:
         Raises:
             SystemExit: always.
         """
-        self._end_for_good()
+        self._end()
         process_exit.start(0)
 
-    def _end_for_good(self) -> None:
+    def _end(self) -> None:
         self.ended = True
         ignore_stop_signals(self.job.signal)
 

@@ -1,4 +1,4 @@
-"""How often the ranks vote: at every step boundary where steps are long, at every k-th where they are short.
+"""The steps between two votes: one where steps are long, several where steps are short.
 
 A vote costs each rank some hundred microseconds, and makes the ranks wait for the slowest. A stop that is agreed on
 within a quarter of a second is soon enough.
@@ -21,25 +21,21 @@ class VoteInterval:
         max_seconds: the most seconds between two votes, where that is less than TARGET_SECONDS.
 
     Attributes:
+        due: whether the next boundary without a started vote has a vote.
         steps: the interval that the last vote has agreed on; it takes effect if all ranks are ready at the next vote.
     """
 
     def __init__(self, max_seconds: float = math.inf) -> None:
         self._seconds = min(TARGET_SECONDS, max_seconds)
+        self.due = True
         self.steps = 1
-        self._boundaries_left = 0  # before the boundary of the next vote
-        self._forced = True
+        self._boundaries_left = 0  # boundaries without a vote before the next vote
         self._steps_since_vote = 0
         self._last_vote = 0.0  # its time in seconds on the clock of `start_vote`
 
-    @property
-    def due(self) -> bool:
-        """Whether the next boundary has a vote."""
-        return self._forced or not self._boundaries_left
-
     def force_vote(self) -> None:
         """Require a vote at the next boundary whose vote has not started yet."""
-        self._forced = True
+        self.due = True
 
     def start_vote(self, now: float) -> int:
         """Note that a vote starts at `now` seconds, and return the interval in steps that this rank proposes.
@@ -47,7 +43,7 @@ class VoteInterval:
         The proposal is at most twice the present interval, because a few steps may have been short by chance.
         """
         seconds, steps = now - self._last_vote, self._steps_since_vote
-        self._forced, self._steps_since_vote, self._last_vote = False, 0, now
+        self.due, self._steps_since_vote, self._last_vote = False, 0, now
         if not steps:
             return self.steps
         fitting = MAX_STEPS if seconds <= 0 else int(min(MAX_STEPS, self._seconds * steps / seconds))
@@ -62,6 +58,7 @@ class VoteInterval:
         """
         self._boundaries_left = (min(proposal, self.steps) if ready else 1) - 1
         self.steps = proposal
+        self.due = self.due or not self._boundaries_left  # a vote may have been required since `start_vote`
 
     def count_step(self) -> None:
         """Count an optimizer step."""
@@ -70,3 +67,4 @@ class VoteInterval:
     def skip_boundary(self) -> None:
         """Count a boundary that had no vote."""
         self._boundaries_left -= 1
+        self.due = not self._boundaries_left

@@ -63,7 +63,7 @@ def parse():
 
 def fill_disk(ctx, rank):
     """Let writing shards fail on one rank from the second time on."""
-    import trainer_shim.checkpointing.sharded_states as sharded  # noqa: PLC0415
+    import trainer_shim.checkpointing.formats.sharded_states as sharded  # noqa: PLC0415
 
     synced_file, count = sharded.synced_file, 0
 

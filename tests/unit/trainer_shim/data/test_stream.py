@@ -161,7 +161,7 @@ def test_skipping_reads_no_more_than_its_share():
 @pytest.mark.parametrize("lie", [1, -100, 0.5])
 def test_skip_must_tell(lie):
     """An iterator that does not say how many samples it passed over is refused."""
-    with pytest.raises(UsageError, match="must say how many"):
+    with pytest.raises(UsageError, match="must return how many"):
         read(make(Skipping(30, lie), 10), cursor=20)
 
 

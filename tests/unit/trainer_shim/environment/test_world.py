@@ -50,7 +50,7 @@ def test_alone():
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "alone in a Slurm job of 4 tasks"),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, "one process trains in a Slurm job of 4 tasks"),
         (SRUN | {"RANK": "0", "WORLD_SIZE": "1"}, "one of several worlds"),
         (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "1"}, "torchrun is started once for each GPU"),
         (SRUN | TORCHRUN | {"GROUP_WORLD_SIZE": "4"}, None),

@@ -110,19 +110,19 @@ def test_half_a_world(ports):
     """When ranks do not come in time, those that have all say how many came and who is missing."""
     errors = meet_all(5, Master("127.0.0.1", ports[:1]), [0, 2], 1)
     for error in errors:
-        assert "2 of 5 ranks have come within 1 s, and not ranks 1, 3 to 4" in str(error)
+        assert "2 of 5 ranks have joined within 1 s, and not ranks 1, 3 to 4" in str(error)
 
 
 def test_rank_0_does_not_come(ports):
     """A rank that finds nobody says whom it waited for, and where."""
     (error,) = meet_all(2, Master("127.0.0.1", ports[:1], "ours"), [1], 1)
-    assert "rank 0 has not come to 127.0.0.1 within 1 s" in str(error)
+    assert "rank 0 has not joined at 127.0.0.1 within 1 s" in str(error)
 
 
 def test_a_rank_comes_twice(ports):
     """Two processes with the same rank are no world."""
     outcomes = meet_all(3, Master("127.0.0.1", ports[:1]), [0, 1, 1], 3)
-    assert sum("rank 1 of 3 has come twice" in str(outcome) for outcome in outcomes) == 1
+    assert sum("rank 1 of 3 has joined twice" in str(outcome) for outcome in outcomes) == 1
 
 
 def test_torchrun_s_store_is_used_again(ports, monkeypatch):

@@ -1,42 +1,54 @@
-"""Processes that run a Python script, forked from one that has loaded torch: a start takes a moment, not seconds.
+"""Processes that run a Python script, forked from one that has imported torch: a start takes a moment, not seconds.
 
-All of them die with the one that made the nursery, however it ends.
+All forked processes die with the process that made the server, however it ends.
 """
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 PR_SET_PDEATHSIG = 1
+POLL_SECONDS = 0.01
 
 
-class Nursery:
-    """Starts scripts and knows how they ended. A context manager: at its end they are all dead."""
+class ForkServer:
+    """Starts scripts, and knows their exit codes. A context manager: at its end all forked processes are dead."""
 
     def __init__(self):
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, str(Path(__file__))]
         self._process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-m", "tests.fork_server"],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
-    def start(self, argv, environ, output):
-        """The pid of a process that runs the script `argv[0]`, in a session of its own."""
-        return self._ask({"argv": list(map(str, argv)), "environ": environ, "output": str(output)})
+    def start(self, argv, environ, output, directory=None):
+        """The pid of a process that runs the script `argv[0]` in `directory`, in a session of its own.
+
+        Its environment is that of the calling process, with the variables of `environ`.
+        """
+        task = {"argv": list(map(str, argv)), "environ": {**os.environ, **environ}, "output": str(output)}
+        return self._ask(task | {"directory": str(directory or Path.cwd())})
 
     def exit_code(self, pid):
-        """As subprocess has it, None while it runs."""
+        """The exit code as subprocess has it, None while the process runs."""
         return self._ask(pid)
 
     def close(self):
-        """Kill them all."""
+        """Kill the processes that still run, and the server."""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait(60)
@@ -54,23 +66,44 @@ class Nursery:
         self.close()
 
 
+class ForkedProcess:
+    """A process of a fork server, with what tests use of subprocess.Popen."""
+
+    def __init__(self, server, *task):
+        self._server = server
+        self.pid = server.start(*task)
+
+    def poll(self):
+        """The exit code, None while the process runs."""
+        return self._server.exit_code(self.pid)
+
+    def wait(self, seconds):
+        """The exit code; TimeoutExpired after `seconds`."""
+        end = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), seconds)
+            time.sleep(POLL_SECONDS)
+        return code
+
+
 def die_with_parent():
     """Have the kernel kill this process when its parent is gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(questions, answers):
-    """Answer questions until there are none; in a forked child, return what it is to run."""
+    """Answer questions until there are none; in a forked child, return the task that it is to run."""
     codes = {}
     for line in questions:
         question = json.loads(line)
         if isinstance(question, dict):
-            nursery = os.getpid()
+            server = os.getpid()
             pid = os.fork()
             if pid == 0:
                 os.setsid()
                 die_with_parent()
-                if os.getppid() != nursery:
+                if os.getppid() != server:
                     os._exit(1)
                 return question
             codes[pid] = None
@@ -91,8 +124,11 @@ def serve(questions, answers):
 
 def main():
     die_with_parent()
-    import trainer_shim.session.context_startup  # noqa: PLC0415, F401  imports torch before the fork
+    import torch._dynamo  # noqa: PLC0415, F401  every optimizer imports it; half of a start's CPU time
 
+    import trainer_shim.session.context_startup  # noqa: PLC0415, F401
+
+    gc.freeze()  # else each fork copies what its garbage collector touches
     task = serve(sys.stdin, sys.stdout)
     if task is None:
         return
@@ -100,6 +136,7 @@ def main():
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
+    os.chdir(task["directory"])
     os.environ.update(task["environ"])
     sys.argv = task["argv"]
     runpy.run_path(sys.argv[0], run_name="__main__")

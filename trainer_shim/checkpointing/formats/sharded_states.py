@@ -1,6 +1,6 @@
-"""States of which each rank has a part: written and read by all ranks together with torch.distributed.checkpoint.
+"""Sharded states, of which each rank has a part: all ranks write and read them with torch.distributed.checkpoint.
 
-Its planner finds the parts again at any other world size, and plain torch reads what it writes.
+The planner of that package finds the parts again at any other world size, and plain torch reads its files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_shim.checkpointing.atomic_files import ChecksummedFile, FileChecksum, read_with_retries, synced_file
-from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer, empty_like_saved, saved_paths
+from trainer_shim.checkpointing.formats.sharded_optimizer import ShardedOptimizer, empty_like_saved, saved_paths
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from trainer_shim.checkpointing.sharded_optimizer import StatePath
+    from trainer_shim.checkpointing.formats.sharded_optimizer import StatePath
     from trainer_shim.process_groups.save_group import SaveGroup
 
 
 def write_shards(directory: Path, states: dict[str, Any], group: SaveGroup) -> dict[str, FileChecksum]:
-    """Write this rank's part of the states into an empty directory; collective.
+    """Write this rank's part of the states into an empty directory. Collective.
 
-    Returns what all ranks have written, by file name.
+    Returns the checksums of the files of all ranks, by file name.
 
     Raises:
-        OSError: a rank could not; on all ranks.
+        OSError: a rank could not write its part; raised on all ranks.
     """
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415  slow to import
     from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: PLC0415
@@ -56,7 +56,7 @@ def write_shards(directory: Path, states: dict[str, Any], group: SaveGroup) -> d
 
 
 def _checksumming_files() -> Any:
-    """What torch's writer goes through to reach its files: they are on disk when they are closed, and are summed."""
+    """Return the file system for torch's writer; its files are on disk when they are closed, and have checksums."""
     from torch.distributed.checkpoint.filesystem import FileSystem  # noqa: PLC0415  slow to import
 
     class Files(FileSystem):
@@ -65,7 +65,7 @@ def _checksumming_files() -> Any:
             self._failure: OSError | None = None
 
         def outcome(self) -> dict[str, FileChecksum] | OSError:
-            """What was written by name, or why it was not."""
+            """Return the checksums of the written files by name, or the error of a write."""
             return self._failure or self._checksums
 
         @contextlib.contextmanager
@@ -84,16 +84,16 @@ def _checksumming_files() -> Any:
             self._checksums[new_path.name] = self._checksums.pop(path.name)
 
         def mkdir(self, path: str | os.PathLike[str]) -> None:
-            """Do nothing: rank 0 has made it, and who does not see it must notice."""
+            """Do nothing: rank 0 has made the directory, and a rank that does not see it must fail."""
 
     return Files()
 
 
 def read_shards(directory: Path, objects: dict[str, Any], group: SaveGroup) -> dict[str, Any]:
-    """Read the states of the objects, each rank its part; collective.
+    """Read the states of the objects, each rank its part, and return them by name. Collective.
 
     Raises:
-        CheckpointError: the directory holds other tensors than the objects have, or cannot be read; on all ranks.
+        CheckpointError: the directory holds other tensors than the objects, or cannot be read; raised on all ranks.
     """
     from torch.distributed.checkpoint.api import CheckpointException  # noqa: PLC0415  slow to import
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner  # noqa: PLC0415
@@ -108,7 +108,7 @@ def read_shards(directory: Path, objects: dict[str, Any], group: SaveGroup) -> d
         name: item.empty_state(metadata, name) if isinstance(item, ShardedOptimizer) else item.state_dict()
         for name, item in objects.items()
     }
-    values: dict[str, Any] = {}  # by the metadata's keys; tensors are read into
+    values: dict[str, Any] = {}  # by the metadata's keys; `load` fills the tensors
     for name, template in templates.items():
         values.update(_read_plan(directory, template, name, metadata))
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -121,7 +121,7 @@ def read_shards(directory: Path, objects: dict[str, Any], group: SaveGroup) -> d
 
 
 def _retrying_reader(directory: Path) -> Any:
-    """Torch's reader, which tries again where a read fails; the tensors are then read into once more."""
+    """Return torch's reader with reads that are tried again, each time into the same tensors."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415  slow to import
 
     class Reader(FileSystemReader):
@@ -135,7 +135,7 @@ def _retrying_reader(directory: Path) -> Any:
 
 
 def state_mismatch(path: Path, name: str, why: object) -> CheckpointError:
-    """The error for a state that an object of the script cannot take."""
+    """Return the error for a state that an object of the script cannot load."""
     return CheckpointError(
         f"{path}: the state of {name!r} does not fit this script's: {why}; "
         "build it as it was when the checkpoint was made, or use another checkpoint directory"
@@ -143,7 +143,7 @@ def state_mismatch(path: Path, name: str, why: object) -> CheckpointError:
 
 
 def _read_plan(directory: Path, template: Any, name: str, metadata: Metadata) -> dict[str, Any]:
-    """What to read for a template, by the metadata's keys."""
+    """Return the values to read for a template, by the metadata's keys."""
     keys = {path: key for key, path in saved_paths(metadata, name)}
     found: dict[str, Any] = {}
 
@@ -175,7 +175,7 @@ def _read_plan(directory: Path, template: Any, name: str, metadata: Metadata) ->
 
 
 def _filled(template: Any, path: StatePath, loaded: dict[StatePath, Any]) -> Any:
-    """The template with what was loaded in its places."""
+    """Return a copy of the template with the loaded values."""
     if path in loaded:
         return loaded[path]
     if isinstance(template, dict):

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 
-from trainer_shim.checkpointing.checkpoint_saver import CheckpointSaver
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore, Progress, States
+from trainer_shim.checkpointing.async_saver import AsyncSaver
 from trainer_shim.checkpointing.cpu_copy import cpu_copy
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints, States
 from trainer_shim.checkpointing.save_history import REMEMBERED_SAVES, SaveHistory
 from trainer_shim.errors import SupersededError
 from trainer_shim.reporting.report_writer import ReportWriter
@@ -87,7 +87,7 @@ def make(tmp_path):
     def make_saver(check=lambda: None):
         report = ReportWriter(tmp_path / "reports", 1)
         history = SaveHistory(resumed=False)
-        return CheckpointSaver(CheckpointStore(tmp_path), 1, None, check, report, history=history)
+        return AsyncSaver(ScriptCheckpoints(tmp_path), 1, None, check, report, history=history)
 
     return make_saver
 
@@ -105,7 +105,7 @@ def test_training_goes_on(make, gate, tmp_path):
     saver.settle()
     assert saver.saved_progress == Progress(step=1)
     assert saver._history.due(0)
-    store = CheckpointStore(tmp_path)
+    store = ScriptCheckpoints(tmp_path)
     assert store.load(store.latest())["w"].tolist() == [0, 0, 0]
 
 
@@ -115,7 +115,7 @@ def test_a_save_awaits_the_one_before(make, gate, tmp_path):
     saver.start(lambda: States({"w": 1}), Progress(step=1), ORDER)
     gate.set()
     saver.save(lambda: States({"w": 2}), Progress(step=1), ORDER, "stop")
-    store = CheckpointStore(tmp_path)
+    store = ScriptCheckpoints(tmp_path)
     assert store.load(store.latest()) == {"w": 1}
     saver.save(lambda: States({"w": 3}), Progress(step=2), ORDER, "stop")
     assert store.load(store.latest()) == {"w": 3}

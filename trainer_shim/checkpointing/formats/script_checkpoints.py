@@ -1,10 +1,10 @@
-"""Checkpoints on disk: atomic, checksummed, the last good ones kept.
+"""The checkpoints of a script: atomic, with checksums, the newest two retained.
 
-A checkpoint is a data file, `incarnation-3-step-120.pt`, which plain torch.load reads; where states are sharded, a
-directory `incarnation-3-step-120.dcp` of torch.distributed.checkpoint beside it; and a manifest of the same name with
-`.json`, written last: a checkpoint without a manifest does not exist. The manifest has the size and the checksum of
-every other file, and the position in the training. A second checkpoint of the same step, whose position is a later one
-(the next epoch's beginning, the end), is called `incarnation-3-step-120-2`: it never touches the first.
+A checkpoint is a data file, `incarnation-3-step-120.pt`, which plain torch.load reads; where states are sharded, also a
+directory `incarnation-3-step-120.dcp` of torch.distributed.checkpoint; and a manifest, `incarnation-3-step-120.json`,
+which is written last: a checkpoint without a manifest does not exist. The manifest has the size and the checksum of
+every other file, and the position in the training. A second checkpoint of the same step at a later position (the next
+epoch's beginning, the end) is called `incarnation-3-step-120-2`, and does not change the first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from trainer_shim.checkpointing.atomic_files import (
     read_with_retries,
     sync_directory,
 )
-from trainer_shim.checkpointing.retention import retained
-from trainer_shim.checkpointing.sharded_states import write_shards
+from trainer_shim.checkpointing.checkpoint_pruning import retained
+from trainer_shim.checkpointing.formats.sharded_states import write_shards
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from trainer_shim.process_groups.save_group import SaveGroup
 
-FORMAT = 2  # 1 knew no shards
+FORMAT = 2  # format 1 has no shards
 
 _NAME = re.compile(r"incarnation-([0-9]+)-step-([0-9]+)(?:-([0-9]+))?\.(json|pt|dcp)(\.partial)?")
-_READERS = 8  # files that are verified at once
+_READERS = 8  # files that are verified in parallel
 
 log = logging.getLogger("trainer_shim")
 
@@ -49,8 +49,12 @@ log = logging.getLogger("trainer_shim")
 class Progress(NamedTuple):
     """A position in the training, always at the end of a step.
 
-    `cursor` counts the samples of `epoch` that have been trained on; `step` and `samples` count from the job's
-    beginning.
+    Attributes:
+        epoch: the present epoch, from 0.
+        cursor: the samples of the epoch that have been trained on.
+        step: optimizer steps since the beginning of the job.
+        samples: samples since the beginning of the job.
+        finished: whether the script has ended the training before its last epoch.
     """
 
     epoch: int = 0
@@ -70,15 +74,20 @@ class States(NamedTuple):
     """
 
     unsharded: dict[str, Any]
-    sharded: dict[str, Any] = {}  # noqa: RUF012  nobody changes it
+    sharded: dict[str, Any] = {}  # noqa: RUF012  never changed
     group: SaveGroup | None = None
 
 
-class Checkpoint(NamedTuple):
-    """A manifest.
+class ScriptCheckpoint(NamedTuple):
+    """A checkpoint, as its manifest describes it.
 
-    `files` are by name within the store's directory; `sharded` are the names of the states that `shards` holds, none
-    where there is no such directory; `order` is what fixes the order of the samples, as the data side describes it.
+    Attributes:
+        data: the path of the data file.
+        generation: the generation that has written the checkpoint.
+        files: the checksums of the other files, by name within the checkpoint directory.
+        sharded: the names of the states in the directory `shards`, empty without such a directory.
+        progress: the position in the training.
+        order: the description of the order of the samples, in which the position counts.
     """
 
     data: Path
@@ -90,36 +99,36 @@ class Checkpoint(NamedTuple):
 
     @property
     def shards(self) -> Path:
-        """The directory of what all ranks have written together."""
+        """The directory of the sharded states, which all ranks have written."""
         return self.data.with_suffix(".dcp")
 
 
-class CheckpointStore:
-    """The checkpoints of one directory. Only rank 0 writes, but for shards."""
+class ScriptCheckpoints:
+    """The checkpoints of one directory. Only rank 0 writes, except for shards."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._unreadable: set[Path] = set()  # manifests that `latest` has passed over
+        self._unreadable: set[Path] = set()  # manifests that `latest` has skipped
 
     def newest_generation(self) -> int:
-        """The highest generation that has left a file, 0 when there is none."""
+        """Return the highest generation that has left a file, 0 without one."""
         return max((rank[0] for rank, _ in self._files()), default=0)
 
-    def latest(self) -> Checkpoint | None:
-        """Return the highest whole checkpoint by (generation, step), None when there is no checkpoint at all.
+    def latest(self) -> ScriptCheckpoint | None:
+        """Return the highest complete checkpoint by (generation, step), None without any checkpoint.
 
-        Damaged ones above it are set aside as `*.json.damaged`, with a warning. One that cannot be read, at several
-        attempts, is passed over with a warning, and stays where it is.
+        Damaged checkpoints above it are renamed to `*.json.damaged`, with a warning. A checkpoint that cannot be read
+        at several attempts is skipped with a warning, and not renamed.
 
         Raises:
-            CheckpointError: there are checkpoints and none is whole, the newest was written by another version, or they
-                are a framework's.
+            CheckpointError: no checkpoint is complete, the newest one was written by another version, or the directory
+                holds checkpoints of a framework.
         """
         damaged: list[Path] = []
         manifests = self._manifests()
         for manifest in manifests:
             try:
-                checkpoint = _read_whole(manifest)
+                checkpoint = _read_verified(manifest)
             except (_DamagedError, OSError) as error:
                 log.warning("checkpoint %s is skipped: %s", manifest, error)
                 if isinstance(error, _DamagedError):
@@ -141,15 +150,15 @@ class CheckpointStore:
             )
         return None
 
-    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The states by name, as they were given to `save`, on the CPU; without the sharded ones.
+    def load(self, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
+        """Return the unsharded states by name, as they were given to `save`, on the CPU.
 
         Raises:
-            OSError: they cannot be read.
+            OSError: the data file cannot be read.
         """
 
         def read() -> dict[str, Any]:
-            # weights_only would refuse what a scheduler or a user's own object may keep; the directory is the user's.
+            # weights_only would refuse the states of schedulers and of users' objects; the directory is the user's own.
             states: dict[str, Any] = torch.load(checkpoint.data, map_location="cpu", weights_only=False)
             return states
 
@@ -163,14 +172,13 @@ class CheckpointStore:
         order: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
-        """Write a checkpoint, remove those that are not retained, and return its size in bytes.
+        """Write a checkpoint, remove checkpoints that are not retained, and return the new one's size in bytes.
 
-        With a group, all ranks call this together; `check` is called on rank 0.
+        With sharded states the call is collective, and `check` is called on rank 0.
 
         Raises:
-            SupersededError: `check` raised it, at the beginning or just before a file would have taken its name;
-                nothing was changed.
-            OSError: it could not be written; the older checkpoints are untouched.
+            SupersededError: `check` raised it, at the beginning or just before a file was renamed; nothing was changed.
+            OSError: the checkpoint cannot be written; the older checkpoints are unchanged.
         """
         position = {
             "progress": progress._asdict(),
@@ -190,12 +198,12 @@ class CheckpointStore:
         position: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
-        """Make a directory, write into it on every rank, and publish that."""
+        """Make a directory, write into it on every rank, and publish the checkpoint."""
 
         def create_directory() -> Path:
             check()
             stem = self._stem(generation, position["progress"]["step"])
-            _remove_shards(stem)  # what a save that failed could not remove
+            _remove_shards(stem)  # left by a save that failed
             _shards(stem, partial=True).mkdir()
             return stem
 
@@ -222,7 +230,7 @@ class CheckpointStore:
             raise
 
     def _stem(self, generation: int, step: int) -> Path:
-        """The path of a new checkpoint, without its ending."""
+        """Return the path of a new checkpoint without its suffix."""
         stem = self.directory / f"incarnation-{generation}-step-{step}"
         before = [rank[2] for rank, path in self._files() if rank[:2] == (generation, step) and _is_manifest(path)]
         return stem.with_name(f"{stem.name}-{max(before) + 1}") if before else stem
@@ -235,22 +243,22 @@ class CheckpointStore:
         position: dict[str, Any],
         check: Callable[[], None],
     ) -> int:
-        """Write the data, and the manifest, which makes a checkpoint of it and of what was `written` before."""
+        """Write the data file, then the manifest of it and of the files that were `written` before."""
         data, manifest = stem.with_suffix(".pt"), stem.with_suffix(".json")
         with atomic_file(data, check) as file, _without_torch_checksum():
             torch.save(states, cast("BinaryIO", file))
-        whole = file.checksum
-        content = {"format": FORMAT, **_checksum_to_json(whole), **position}
+        checksum = file.checksum
+        content = {"format": FORMAT, **_checksum_to_json(checksum), **position}
         content["shards"] = {name: _checksum_to_json(found) for name, found in written.items()}
         content["own_crc32"] = _manifest_checksum(content)
         with atomic_file(manifest, check) as file:
             file.write(json.dumps(content).encode())
         sync_directory(self.directory)
         self._remove_old(int(stem.name.split("-")[1]))
-        return whole.size + sum(found.size for found in written.values())
+        return checksum.size + sum(found.size for found in written.values())
 
     def _files(self) -> Iterator[tuple[tuple[int, int, int], Path]]:
-        """Every file of a checkpoint, with what orders them: generation, step, number in the step from 1."""
+        """Iterate over the files of all checkpoints, each with its (generation, step, number in the step from 1)."""
         try:
             paths = list(self.directory.iterdir())
         except FileNotFoundError:
@@ -261,11 +269,11 @@ class CheckpointStore:
                 yield (int(match[1]), int(match[2]), int(match[3] or 1)), path
 
     def _manifests(self) -> list[Path]:
-        """Newest first."""
+        """Return the manifests, the newest one first."""
         return [path for _, path in sorted(self._files(), reverse=True) if _is_manifest(path)]
 
     def _remove_old(self, generation: int) -> None:
-        """Remove what is not retained, and what earlier generations left unfinished."""
+        """Remove checkpoints that are not retained, and unfinished files of earlier generations."""
         manifests = self._manifests()
         retained_manifests = retained(manifests, self._unreadable)
         for manifest in manifests[len(retained_manifests) :]:
@@ -282,9 +290,9 @@ class CheckpointStore:
 
 @contextlib.contextmanager
 def _without_torch_checksum() -> Iterator[None]:
-    """Let torch leave out its own checksum, which takes as long as the write: the manifest has one of the whole file.
+    """Context manager: torch computes no checksum of its own, which takes as long as the write.
 
-    torch.load asks for none. Torches before 2.6 know no such option.
+    The manifest has a checksum of the whole file, and torch.load needs none. Torch before 2.6 has no such option.
     """
     serialization: Any = torch.serialization
     if not hasattr(serialization, "set_crc32_options"):
@@ -299,16 +307,16 @@ def _without_torch_checksum() -> Iterator[None]:
 
 
 def _is_manifest(path: Path) -> bool:
-    """Whether the file says that a checkpoint exists."""
+    """Return whether a file of a checkpoint is its manifest."""
     return path.suffix == ".json"
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not whole; says how."""
+    """A checkpoint is incomplete or damaged; the message says how."""
 
 
 def _shards(stem: Path, *, partial: bool = False) -> Path:
-    """Where a checkpoint's shards are, and where they are until all of them are there."""
+    """Return the directory of a checkpoint's shards, or with `partial` that of shards which are being written."""
     return stem.with_name(f"{stem.name}.dcp{'.partial' if partial else ''}")
 
 
@@ -325,8 +333,8 @@ def _checksum_from_json(described: dict[str, int]) -> FileChecksum:
     return FileChecksum(described["bytes"], described["crc32"])
 
 
-def _read_whole(manifest: Path) -> Checkpoint:
-    """Read the manifest and verify the data."""
+def _read_verified(manifest: Path) -> ScriptCheckpoint:
+    """Read the manifest, and verify the files that it names."""
     checkpoint = read_with_retries(manifest, lambda: _read_manifest(manifest))
     try:
         read_with_retries(checkpoint.data, lambda: _verify(checkpoint))
@@ -335,7 +343,7 @@ def _read_whole(manifest: Path) -> Checkpoint:
     return checkpoint
 
 
-def _read_manifest(manifest: Path) -> Checkpoint:
+def _read_manifest(manifest: Path) -> ScriptCheckpoint:
     try:
         content = json.loads(manifest.read_bytes())
         version = content["format"]
@@ -347,14 +355,14 @@ def _read_manifest(manifest: Path) -> Checkpoint:
             f"{FORMAT}: use that version, or another checkpoint directory"
         )
     if version == FORMAT and content.get("own_crc32") != _manifest_checksum(content):
-        raise _DamagedError("its manifest is not what was written")
+        raise _DamagedError("its manifest has a wrong checksum")
     data, shards = manifest.with_suffix(".pt"), _shards(manifest.with_suffix(""))
     try:
         parts = {
             f"{shards.name}/{name}": _checksum_from_json(described)
             for name, described in content.get("shards", {}).items()
         }
-        return Checkpoint(
+        return ScriptCheckpoint(
             data=data,
             generation=int(manifest.name.split("-")[1]),
             files={data.name: _checksum_from_json(content), **parts},
@@ -367,12 +375,12 @@ def _read_manifest(manifest: Path) -> Checkpoint:
 
 
 def _manifest_checksum(content: dict[str, Any]) -> int:
-    """The CRC-32 of a manifest's other keys: without it, training would resume from a corrupted position."""
+    """Return the CRC-32 of a manifest's other keys: without it, training could resume from a corrupted position."""
     rest = {key: value for key, value in content.items() if key != "own_crc32"}
     return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
-def _verify(checkpoint: Checkpoint) -> None:
+def _verify(checkpoint: ScriptCheckpoint) -> None:
     with ThreadPoolExecutor(_READERS) as readers:
         for _ in readers.map(
             lambda item: _verify_file(checkpoint.data.parent / item[0], item[1]), checkpoint.files.items()

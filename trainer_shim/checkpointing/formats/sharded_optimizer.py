@@ -1,7 +1,7 @@
 """The state of an optimizer over sharded parameters, by the parameters' names.
 
-This is the form that torch.distributed.checkpoint.state_dict gives it, too. Its functions are not used here: where an
-optimizer has no state yet they have it take a step with gradients of zero, so that a save would change the training.
+torch.distributed.checkpoint.state_dict uses the same form. Its functions are not used here, because they let an
+optimizer without a state take a step with gradients of zero: a save would change the training.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from trainer_shim.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
 
-# The keys that lead to a value of a nested state; torch makes strings of all but a list's indices.
+# The keys that lead to a value of a nested state: strings, and the indices of lists.
 StatePath = tuple[Any, ...]
 
 
 def saved_paths(metadata: Metadata, name: str) -> list[tuple[str, StatePath]]:
-    """What is saved of a state: the key in the metadata, and the way to it in the state, which begins with `name`."""
+    """Return each saved value of the state `name`: its key in the metadata, and its path, which begins with `name`."""
     return [(key, path) for key, path in (metadata.planner_data or {}).items() if path[0] == name]
 
 
 def empty_like_saved(saved: Any, parameter: torch.Tensor | None) -> Any:
-    """What to read a saved tensor into, sharded as its parameter is if it has its shape; None for anything else."""
+    """Return an empty tensor for a saved tensor, sharded like a parameter of the same shape; None for other values."""
     size = getattr(saved, "size", None)
     if size is None:
         return None
@@ -36,10 +36,10 @@ def empty_like_saved(saved: Any, parameter: torch.Tensor | None) -> Any:
 
 
 class ShardedOptimizer:
-    """An optimizer, seen with names in the place of numbers.
+    """An optimizer whose state refers to parameters by name instead of by number.
 
     Raises:
-        UsageError: none of the modules has all of its parameters.
+        UsageError: none of the modules has all parameters of the optimizer.
     """
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer, modules: list[torch.nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""Which checkpoints are retained when older ones are removed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ RETAINED_CHECKPOINTS = 2
 
 
 def retained(manifests: list[Path], unreadable: Collection[Path]) -> list[Path]:
-    """The newest RETAINED_CHECKPOINTS of the manifests, which come newest first, and what is newer than these.
+    """Return the newest RETAINED_CHECKPOINTS manifests that are readable, and every manifest that is newer than these.
 
-    One that could not be read does not count as one of them: it may stay that way.
+    An unreadable manifest does not count, because it may stay unreadable.
+
+    Args:
+        manifests: all manifests, the newest one first.
+        unreadable: the manifests among them that could not be read.
     """
     counted = [manifest for manifest in manifests if manifest not in unreadable][:RETAINED_CHECKPOINTS]
     return manifests[: manifests.index(counted[-1]) + 1] if len(counted) == RETAINED_CHECKPOINTS else manifests

@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from trainer_shim.checkpointing.checkpoint_store import CheckpointStore
-from trainer_shim.checkpointing.manifests import FrameworkCheckpoints
+from trainer_shim.checkpointing.formats.framework_checkpoints import FrameworkCheckpoints
+from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.errors import CheckpointError, SupersededError
 
 
@@ -141,4 +141,4 @@ def test_a_frameworks_checkpoints_are_not_begun_over(tmp_path):
     (tmp_path / "incarnation-1").mkdir()
     (tmp_path / "incarnation-1" / "step-5.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"trainer_shim\.attach"):
-        CheckpointStore(tmp_path).latest()
+        ScriptCheckpoints(tmp_path).latest()

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from trainer_shim.checkpointing import atomic_files
-from trainer_shim.checkpointing import checkpoint_store as checkpoint
-from trainer_shim.checkpointing.checkpoint_store import FORMAT, CheckpointStore, Progress, States
 from trainer_shim.checkpointing.directory_owner import claim_directory
+from trainer_shim.checkpointing.formats import script_checkpoints
+from trainer_shim.checkpointing.formats.script_checkpoints import FORMAT, Progress, ScriptCheckpoints, States
 from trainer_shim.checkpointing.generation import claim_generation, highest_generation
 from trainer_shim.environment.job import read_job
 from trainer_shim.errors import CheckpointError, SupersededError
@@ -26,7 +26,7 @@ ORDER = {"seed": 1, "size": 10, "shuffle": True}
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)  # between attempts to read
-    return CheckpointStore(tmp_path)
+    return ScriptCheckpoints(tmp_path)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_round_trip(store):
 def test_empty(store):
     """Where there is no checkpoint there is none, and that is no error."""
     assert store.latest() is None
-    assert CheckpointStore(store.directory / "nowhere").latest() is None
+    assert ScriptCheckpoints(store.directory / "nowhere").latest() is None
 
 
 def test_the_newest_two_stay(store):
@@ -120,7 +120,7 @@ def failing(monkeypatch, place, name, error, times):
 
 
 @pytest.mark.parametrize(
-    ("place", "name"), [(checkpoint, "_read_manifest"), (checkpoint, "_verify_file"), (torch, "load")]
+    ("place", "name"), [(script_checkpoints, "_read_manifest"), (script_checkpoints, "_verify_file"), (torch, "load")]
 )
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOENT])
 def test_a_read_that_fails_for_a_moment(store, monkeypatch, place, name, number):
@@ -138,7 +138,7 @@ def test_an_unreadable_checkpoint_stays(store, monkeypatch, caplog):
     save(store, 1)
     save(store, 2)
     before = names(store)
-    failing(monkeypatch, checkpoint, "_verify", OSError(errno.ESTALE, "Stale file handle"), 4)
+    failing(monkeypatch, script_checkpoints, "_verify", OSError(errno.ESTALE, "Stale file handle"), 4)
     assert store.latest().progress.step == 1
     assert "incarnation-1-step-2.json is skipped: [Errno 116]" in caplog.text
     assert names(store) == before
@@ -431,7 +431,7 @@ def test_a_damaged_shard(store, damage, caplog):
     content = json.loads(manifest.read_text())
     found = atomic_files.checksum_file(shard)
     content["shards"][shard.name] = {"bytes": found.size, "crc32": found.crc32}
-    content["own_crc32"] = checkpoint._manifest_checksum(content)
+    content["own_crc32"] = script_checkpoints._manifest_checksum(content)
     manifest.write_text(json.dumps(content))
     assert store.latest().progress.step == 2
     if damage == "truncate":

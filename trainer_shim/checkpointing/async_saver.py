@@ -1,4 +1,7 @@
-"""When and how a trainer saves: in the background while training goes on, or at once where the trainer ends."""
+"""Runs saves: asynchronously while training goes on, or synchronously where the trainer ends.
+
+The forms on disk are in `formats`. When to save is decided by `trainer_shim.session`.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,44 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from trainer_shim.checkpointing.checkpoint_store import Progress
 from trainer_shim.checkpointing.cpu_copy import cpu_copy
+from trainer_shim.checkpointing.formats.script_checkpoints import Progress
 from trainer_shim.errors import SupersededError
 
 if TYPE_CHECKING:
-    from trainer_shim.checkpointing.checkpoint_store import Checkpoint, CheckpointStore, States
+    from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint, ScriptCheckpoints, States
     from trainer_shim.checkpointing.save_history import SaveHistory
     from trainer_shim.reporting.report_writer import ReportWriter
 
 log = logging.getLogger("trainer_shim")
 
 
-class CheckpointSaver:
-    """Saves one generation's states, one at a time. It lives in the main thread; any thread calls `check`.
+class AsyncSaver:
+    """Saves the states of one generation, one save at a time. Its methods are called in the main thread.
 
-    Rank 0 saves alone, and decides. Where states are sharded (`collective`) all ranks save: each of them makes the same
-    calls with the same positions, and the outcomes are the same. A `disabled` saver saves nothing.
+    Rank 0 saves alone. Where states are sharded, all ranks save: all make the same calls with the same positions, and
+    the outcomes are the same.
+
+    Args:
+        store: the checkpoints of the directory.
+        generation: the fencing token of this trainer.
+        resumed: the checkpoint from which the training resumes, None for a fresh start.
+        check: raises SupersededError after a newer generation has started; called in any thread.
+        report: the writer of the job's report file.
+        history: the history of this trainer's checkpoints.
+        is_rank_zero: whether this process is rank 0.
+        disabled: whether nothing is saved.
+
+    Attributes:
+        collective: whether all ranks save together.
+        saved_progress: the position of the newest checkpoint.
     """
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: ScriptCheckpoints,
         generation: int,
-        resumed: Checkpoint | None,
+        resumed: ScriptCheckpoint | None,
         check: Callable[[], None],
         report: ReportWriter,
         *,
@@ -47,16 +64,16 @@ class CheckpointSaver:
         self._report = report
         self._pending: _PendingWrite | None = None
         self._history = history
-        self.saved_progress = resumed.progress if resumed else Progress()  # what the newest checkpoint says
+        self.saved_progress = resumed.progress if resumed else Progress()
 
     def covers(self, progress: Progress) -> bool:
-        """Whether a checkpoint holds this progress, or one that is being written will."""
+        """Return whether a checkpoint holds this position, or a checkpoint under way will hold it."""
         return progress == self.saved_progress or (self._pending is not None and self._pending.progress == progress)
 
     def start(self, states: Callable[[], States], progress: Progress, order: dict[str, Any]) -> None:
         """Copy the states to CPU memory, and write them in the background; first awaits a save that is under way.
 
-        One that fails is an error in the log, when it is settled.
+        `settle` logs an error of the write.
         """
         self.settle()
         started = time.monotonic()
@@ -73,10 +90,13 @@ class CheckpointSaver:
         self._history.in_progress = True
 
     def settle(self, *, wait: bool = True) -> None:
-        """Note how the save under way has ended, if it has; else await it or leave it at that.
+        """Note the outcome of the save under way, if it has ended or is awaited.
+
+        Args:
+            wait: whether to wait for the end of the save.
 
         Raises:
-            Exception: what the save raised, where that was neither the disk's fault nor a newer generation's.
+            Exception: the error of the save, unless it is an OSError, which is logged, or a SupersededError.
         """
         write = self._pending
         if write is None or (not wait and not write.ended):
@@ -87,7 +107,7 @@ class CheckpointSaver:
         try:
             size = write.result()
         except SupersededError:
-            return  # the next vote ends it
+            return  # the next vote ends the trainer
         except OSError as error:
             if self._is_rank_zero:
                 log.error("no checkpoint at step %d, the last one stays: %s", write.progress.step, error)  # noqa: TRY400
@@ -95,11 +115,11 @@ class CheckpointSaver:
         self._record(write.progress, write.seconds, size, "periodic", write.stall)
 
     def save(self, states: Callable[[], States], progress: Progress, order: dict[str, Any], cause: str) -> None:
-        """Save now, unless the newest checkpoint says the same; first awaits a save that is under way.
+        """Save now, unless the newest checkpoint has the same position; first awaits a save that is under way.
 
         Raises:
             SupersededError: a newer generation has started.
-            OSError: it could not be written.
+            OSError: the checkpoint cannot be written.
         """
         self.settle()
         if progress == self.saved_progress or not self._saves:
@@ -124,7 +144,13 @@ class CheckpointSaver:
 
 
 class _PendingWrite:
-    """A save under way. `stall` is how long the training stood still for it, `seconds` how long it took in all."""
+    """A save under way in a thread.
+
+    Attributes:
+        progress: the position of the checkpoint.
+        stall: seconds for which the training stood still.
+        seconds: seconds of the whole save.
+    """
 
     def __init__(self, write: Callable[[], int], progress: Progress, started: float) -> None:
         self.progress = progress
@@ -142,7 +168,7 @@ class _PendingWrite:
         return not self._thread.is_alive()
 
     def result(self) -> int:
-        """The checkpoint's size in bytes; raises what writing it raised."""
+        """Wait for the end, and return the checkpoint's size in bytes; raises the error of the write."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -151,6 +177,6 @@ class _PendingWrite:
     def _run(self) -> None:
         try:
             self._size = self._write()
-        except BaseException as error:  # noqa: BLE001  it is raised again in the main thread
+        except BaseException as error:  # noqa: BLE001  raised again in the main thread
             self._error = error
         self.seconds = time.monotonic() - self._started

@@ -1,8 +1,9 @@
-"""Which checkpoints of a framework are whole: files that somebody else writes, and a manifest that is written last.
+"""The checkpoints of a framework: files that the framework writes, and a manifest that the shim writes last.
 
-Each generation has a folder of its own, `incarnation-3/`, in which it alone writes: so a trainer that Slurm believed
-dead never touches what its successor saves. A checkpoint in it is a file or a directory; `step-120.json` beside it,
-written when all of it is on disk, has the size and the checksum of every file. Without that it does not exist.
+Each generation has a directory of its own, `incarnation-3/`, in which it alone writes, so a trainer that Slurm believed
+dead never changes its successor's checkpoints. A checkpoint in it is a file or a directory. Its manifest,
+`step-120.json`, is written when all of the checkpoint is on disk, and has the size and the checksum of every file; a
+checkpoint without a manifest does not exist.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import shutil
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from trainer_shim.checkpointing.atomic_files import atomic_file, checksum_file, read_with_retries, sync_directory
-from trainer_shim.checkpointing.retention import retained
+from trainer_shim.checkpointing.checkpoint_pruning import retained
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -35,7 +36,14 @@ log = logging.getLogger("trainer_shim")
 
 
 class FrameworkCheckpoint(NamedTuple):
-    """A whole checkpoint. `step` counts optimizer steps; `metadata` is what the trainer wrote down with it."""
+    """A complete checkpoint.
+
+    Attributes:
+        path: the file or directory that the framework has written.
+        generation: the generation that has written it.
+        step: optimizer steps since the beginning of the job.
+        metadata: the values that the companion has saved with it.
+    """
 
     path: Path
     generation: int
@@ -44,33 +52,33 @@ class FrameworkCheckpoint(NamedTuple):
 
 
 class FrameworkCheckpoints:
-    """The checkpoints under one directory. Only rank 0 writes it."""
+    """The framework's checkpoints below one directory. Only rank 0 writes manifests, and removes checkpoints."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._unreadable: set[Path] = set()  # manifests that `latest` has passed over
+        self._unreadable: set[Path] = set()  # manifests that `latest` has skipped
 
     def generation_directory(self, generation: int) -> Path:
-        """Where this generation, and nobody else, writes."""
+        """Return the directory in which this generation alone writes."""
         return self.root / f"incarnation-{generation}"
 
     def newest_generation(self) -> int:
-        """The highest generation that has a folder, 0 when there is none."""
+        """Return the highest generation that has a directory, 0 without one."""
         return max((number for number, _ in self._generation_directories()), default=0)
 
     def latest(self) -> FrameworkCheckpoint | None:
-        """Return the highest whole checkpoint by (generation, step), None when there is no checkpoint at all.
+        """Return the highest complete checkpoint by (generation, step), None without any checkpoint.
 
-        Those above it that are not whole any more are passed over with a warning, and stay where they are.
+        Damaged checkpoints above it are skipped with a warning, and not changed.
 
         Raises:
-            CheckpointError: there are checkpoints and none is whole, or one was written by a newer version.
+            CheckpointError: no checkpoint is complete, or one was written by another version.
         """
         manifests = self._manifests()
         for manifest in manifests:
             try:
-                return read_with_retries(manifest, functools.partial(_read_whole, manifest))
-            except (_DamagedError, OSError) as error:  # noqa: PERF203  a few turns
+                return read_with_retries(manifest, functools.partial(_read_verified, manifest))
+            except (_DamagedError, OSError) as error:  # noqa: PERF203  few iterations
                 log.warning("checkpoint %s is skipped: %s", manifest, error)
                 self._unreadable.add(manifest)
         if manifests:
@@ -83,11 +91,11 @@ class FrameworkCheckpoints:
     def publish(
         self, path: Path, generation: int, step: int, metadata: dict[str, Any], check: Callable[[], None]
     ) -> int:
-        """Bring a finished checkpoint to disk, say that it is whole, and return its size in bytes.
+        """Bring a complete checkpoint to disk, write its manifest, and return its size in bytes.
 
         Raises:
-            SupersededError: `check` raised it; the checkpoint does not count.
-            OSError: it is not there, or could not be brought to disk.
+            SupersededError: `check` raised it; the checkpoint has no manifest.
+            OSError: the checkpoint is missing, or cannot be brought to disk.
         """
         files = {name: _synced(file) for name, file in sorted(_files(path))}
         if not files:
@@ -102,7 +110,7 @@ class FrameworkCheckpoints:
         return sum(size for size, _ in files.values())
 
     def remove_old(self, generation: int, protected: Collection[Path] = ()) -> None:
-        """Remove what is neither kept nor `protected`, and what earlier generations left unfinished."""
+        """Remove checkpoints that are neither retained nor `protected`, and unfinished files of earlier generations."""
         manifests = self._manifests()
         retained_manifests = retained(manifests, self._unreadable)
         for manifest in manifests[len(retained_manifests) :]:
@@ -110,12 +118,12 @@ class FrameworkCheckpoints:
                 path = manifest.with_name(_read(manifest)["path"])
                 if path in protected:
                     continue
-                manifest.unlink()  # first: without it, what is left is not a checkpoint
+                manifest.unlink()  # first: files without a manifest are not a checkpoint
                 _remove(path)
-        folders = {manifest.parent for manifest in retained_manifests} | {path.parent for path in protected}
-        for number, folder in self._generation_directories():
-            if number < generation and folder not in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        used = {manifest.parent for manifest in retained_manifests} | {path.parent for path in protected}
+        for number, directory in self._generation_directories():
+            if number < generation and directory not in used:
+                shutil.rmtree(directory, ignore_errors=True)
 
     def _generation_directories(self) -> Iterator[tuple[int, Path]]:
         try:
@@ -128,22 +136,22 @@ class FrameworkCheckpoints:
                 yield int(match[1]), path
 
     def _manifests(self) -> list[Path]:
-        """Newest first."""
+        """Return the manifests, the newest one first."""
         found = [
             (number, int(match[1]), path)
-            for number, folder in self._generation_directories()
-            for path in folder.glob("step-*.json")
+            for number, directory in self._generation_directories()
+            for path in directory.glob("step-*.json")
             if (match := _MANIFEST.fullmatch(path.name))
         ]
         return [path for _, _, path in sorted(found, reverse=True)]
 
 
 class _DamagedError(Exception):
-    """A checkpoint is not whole; says how."""
+    """A checkpoint is incomplete or damaged; the message says how."""
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:
-    """Every file of a checkpoint by its name relative to it; a file is its own only one, and its name is empty."""
+    """Iterate over the files of a checkpoint, each with its relative name, empty where the checkpoint is a file."""
     if not path.is_dir():
         yield "", path
         return
@@ -153,7 +161,7 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _synced(path: Path) -> FileChecksum:
-    """Bring a file to disk, and sum it up."""
+    """Bring a file to disk, and return its checksum."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return checksum_file(path)
@@ -170,7 +178,7 @@ def _read(manifest: Path) -> dict[str, Any]:
     return content
 
 
-def _read_whole(manifest: Path) -> FrameworkCheckpoint:
+def _read_verified(manifest: Path) -> FrameworkCheckpoint:
     content = _read(manifest)
     path = manifest.with_name(content["path"])
     for name, expected in content["files"].items():
