@@ -132,7 +132,7 @@ def requirements(
         slo_seconds=tag.slo_seconds,
         model=tag.model,
         shards=job.shards_per_node is not None,
-        trials=tag.trials and gpus > 0,
+        trials=tag.trials,
     )
 
 
@@ -183,7 +183,7 @@ def _check_tag_suits(job: SlurmJob, tag: Tag, gpus: int, shards_per_gpu: int | N
     """Raise TagError where the tag does not suit the resources of the request: none, whole GPUs, or shards of GPUs."""
     sizes = (("min_gpus", tag.min_gpus), ("max_gpus", tag.max_gpus))
     if gpus == 0:
-        for key, value in (*sizes, ("gpu_types", tag.gpu_types)):
+        for key, value in (*sizes, ("gpu_types", tag.gpu_types), ("trials", tag.trials)):
             if value:
                 raise TagError(
                     f"'{key}' does not suit a job without GPUs: leave it out, or ask for GPUs (--gres=gpu:1)"
