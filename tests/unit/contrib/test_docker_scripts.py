@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +12,8 @@ import pytest
 from tests.programs import write_program
 
 SCRIPTS = Path(__file__).parents[3] / "contrib" / "docker"
+ENGINE = "/run/metasched-dockerd"
+"""Where the script keeps the pid of the engine that it started; `down` ends that engine, which may be a real one."""
 
 DOCKER = """#!/bin/sh
 [ -n "$INSTALLED" ] || exit 1
@@ -33,7 +34,10 @@ def cluster(tmp_path):
         write_program(tmp_path / nothing, "#!/bin/sh\n")
     script = tmp_path / "contrib" / "docker" / "cluster"
     script.parent.mkdir(parents=True)
-    shutil.copy(SCRIPTS / "cluster", script)
+    text = (SCRIPTS / "cluster").read_text()
+    assert ENGINE in text
+    script.write_text(text.replace(ENGINE, str(tmp_path / "dockerd")))
+    script.chmod(0o755)
 
     def run(verb, installed):
         environ = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "WHEELS": str(tmp_path / "wheels")}
