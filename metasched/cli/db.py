@@ -161,7 +161,7 @@ def import_(
 
     Each job is imported once. Refused while the daemon runs.
     """
-    from metasched.accounting.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
+    from metasched.history_import.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
 
     if file is not None and (since or until):
         raise click.UsageError("--since and --until are for sacct: leave them out with a file")

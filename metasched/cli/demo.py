@@ -19,7 +19,7 @@ from metasched.shared_dir.published_status import JobStatus, Status
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from metasched.demo.result import Outcome
+    from metasched.demo.outcomes import Outcome
 
 
 class DemoShortfallError(MetaschedError):

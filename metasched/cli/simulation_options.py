@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 
 from metasched.core.policy import UnknownPolicyError, installed_policies
-from metasched.core.validation_errors import explain
+from metasched.core.validation_messages import explain
 
 if TYPE_CHECKING:
     from metasched.simulator.results import Result

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
-from metasched.core.validation_errors import explain
+from metasched.core.validation_messages import explain
 from metasched.throughput.throughput_table import Table, TableError
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]

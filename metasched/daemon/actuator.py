@@ -31,7 +31,7 @@ from metasched.core.model import (
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
-from metasched.learning.profiling_runs import world_sizes_to_profile
+from metasched.learning.profiling_sizes import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
 from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError, RequeueMethod, Trials
 from metasched.slurm.backoff import Backoff

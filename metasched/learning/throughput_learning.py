@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metasched.core.model import Job, Placement, Status
-from metasched.learning.profiling_runs import gpus_by_node
+from metasched.learning.profiling_sizes import gpus_by_node
 from metasched.shared_dir.reports import TrialReport
 from metasched.store import SpeedRecord, Store
 from metasched.throughput.fingerprints import Fingerprints, table_fractions
-from metasched.throughput.online_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
+from metasched.throughput.measured_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
 from metasched.throughput.throughput_table import Table
 
 REPORT_WEIGHT = 0.3

@@ -22,7 +22,7 @@ import numpy as np
 
 from metasched.throughput.estimator import Estimator
 from metasched.throughput.matrix_completion import closest_row, complete_fractions
-from metasched.throughput.online_speed import ColocationKey, Fingerprint, SpeedFractions
+from metasched.throughput.measured_speed import ColocationKey, Fingerprint, SpeedFractions
 from metasched.throughput.throughput_table import Table
 
 REFERENCES = 30

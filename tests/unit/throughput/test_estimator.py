@@ -8,7 +8,7 @@ import pytest
 
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
 from metasched.throughput.matrix_completion import complete
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from metasched.throughput.throughput_table import Table, TableSpeed
 
 HERE = ("v100", (1,))

@@ -15,7 +15,7 @@ from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, SpeedRecord, Store
 from metasched.store.report_rows import ReportFile
 from metasched.throughput.fingerprints import REFERENCES, Fingerprints
-from metasched.throughput.online_speed import Fingerprint, MeasuredSpeed
+from metasched.throughput.measured_speed import Fingerprint, MeasuredSpeed
 from metasched.throughput.throughput_table import Table
 from policies.baselines.fifo import Fifo
 from tests.builders import job, running

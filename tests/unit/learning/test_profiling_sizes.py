@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.model import Placement
-from metasched.learning.profiling_runs import gpus_by_node, world_sizes_to_profile
+from metasched.learning.profiling_sizes import gpus_by_node, world_sizes_to_profile
 from metasched.learning.throughput_learning import ThroughputLearning
 from metasched.shared_dir.mailbox import Lease, Mailbox, Trials
 from metasched.shared_dir.reports import TrialReport, parse_line
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import parse_tag
 from metasched.store import Store
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from tests.builders import job
 
 NOW = 1.7e9
