@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
-from metasched.cli.status_tables import console, row, table
+from metasched.cli.tables import console, row, table
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import installed_policies
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
