@@ -34,7 +34,7 @@ PACKAGES = {
     },
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
-        *("history_import", "configuration", "core", "daemon", "demo", "devcluster", "installation", "replay"),
+        *("configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation", "replay"),
         *("shared_dir", "simulator", "slurm", "store"),
     },
 }
