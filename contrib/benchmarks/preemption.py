@@ -27,7 +27,7 @@ from contrib.benchmarks.bench import (
     private_cluster,
     say,
 )
-from metasched.cli.status_tables import console, row, table
+from metasched.cli.tables import console, row, table
 from metasched.configuration.config import Schedule
 from metasched.devcluster import DevCluster, NodeGroup
 from metasched.store import JobRecord, Store

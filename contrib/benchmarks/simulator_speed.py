@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
-from metasched.cli.status_tables import console, row, table
+from metasched.cli.tables import console, row, table
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import installed_policies
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.records import Outcome, Settings, Submission, Workload, trace_job
 from metasched.simulator.simulation import simulate
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from metasched.throughput.training import Pace, Training
 
 HOUR = 3600.0
@@ -130,7 +130,7 @@ def run_gavel(policy: str, scheduler: Path | None) -> dict[str, Any]:
     if scheduler is None:
         workload = gavel_like(jobs)
     else:
-        speeds = Table.read(scheduler / "simulation_throughputs.json")
+        speeds = ThroughputTable.read(scheduler / "simulation_throughputs.json")
         workload = gavel_jobs(speeds, GavelWorkloadParameters(jobs=jobs, jobs_per_hour=RATE), seed=2)
     begun = time.process_time()
     outcome = simulate(workload, small_nodes(), _policy(policy), _settings(), window=WINDOW)

@@ -29,7 +29,7 @@ from metasched.core.policy import Policy, installed_policies
 from metasched.simulator.metrics import Metrics
 from metasched.simulator.records import Settings, Submission, Workload, trace_job
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
-from metasched.throughput.goodput_profile import Profile, ProfileTraining
+from metasched.throughput.goodput_profile import GoodputProfile, ProfileTraining
 from metasched.throughput.training import COLOCATED_FRACTION, Pace, Training
 from policies.ares.policy import Ares, AresParameters
 from policies.baselines.allox import AlloX
@@ -63,7 +63,7 @@ class FixedBatch:
         total: steps in all.
     """
 
-    profile: Profile
+    profile: GoodputProfile
     batch: int
     total: float = field(init=False)
 
@@ -103,7 +103,7 @@ class Philly:
         profiles: the applications by name.
     """
 
-    def __init__(self, path: Path, profiles: Mapping[str, Profile]) -> None:
+    def __init__(self, path: Path, profiles: Mapping[str, GoodputProfile]) -> None:
         with path.open(encoding="utf-8", newline="") as file:
             rows = [
                 (datetime.fromisoformat(row["timestamp"]).timestamp(), int(row["num_gpus"]), float(row["gpu_time"]))
@@ -131,7 +131,7 @@ class Philly:
         return submission(uid, profile, batch, gpus, at - begin)
 
 
-def submission(uid: str, profile: Profile, batch: int, gpus: int, at: float) -> Submission:
+def submission(uid: str, profile: GoodputProfile, batch: int, gpus: int, at: float) -> Submission:
     """A job that trains at a batch size; it asks for ``gpus``, or the most that the batch can be divided among."""
     most = min(batch // profile.least_local, MAX_GPUS)
     job = trace_job(uid, profile.name, at, min(gpus, most), min_gpus=1, max_gpus=most)
@@ -139,7 +139,7 @@ def submission(uid: str, profile: Profile, batch: int, gpus: int, at: float) -> 
     return Submission(job, FixedBatch(profile, batch), restart_seconds=RESTARTS[profile.name])
 
 
-def pollux(path: Path, profiles: Mapping[str, Profile]) -> Workload:
+def pollux(path: Path, profiles: Mapping[str, GoodputProfile]) -> Workload:
     """A published workload of Pollux, with trainings of fixed batch size."""
     published = read_pollux(path, profiles, most_gpus=MAX_GPUS)
     found = []

@@ -13,7 +13,7 @@ from contrib.reproductions.measured_runs import jct_hours
 from metasched.core.model import Placement, Speed
 from metasched.simulator.records import Workload
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
-from metasched.throughput.throughput_table import Table, TableSpeed, TableTraining
+from metasched.throughput.throughput_table import TableSpeed, TableTraining, ThroughputTable
 from metasched.throughput.training import Pace, Training
 from policies.gavel.policies import GavelLas
 
@@ -118,7 +118,7 @@ def _profiled(
         sheet: {key: without_model(row) for key, row in without_model(cells).items()}  # type: ignore[arg-type]
         for sheet, cells in table.colocated.items()
     }
-    others = Estimator(Table(alone, colocated), reference.gpus)  # type: ignore[arg-type]
+    others = Estimator(ThroughputTable(alone, colocated), reference.gpus)  # type: ignore[arg-type]
     number = reference.models.index(model)
     columns = [reference.column(gpu_type, other) for gpu_type in table.types for other in others.models]
     row = reference.fingerprints[number][columns]

@@ -40,7 +40,7 @@ from contrib.reproductions.gavel_experiments import (
 )
 from contrib.reproductions.gavel_hierarchy import hierarchy
 from contrib.reproductions.gavel_workloads import GPUS, Line, Scale
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
     "las": las,
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="file of finished headlines, which another run skips")
     given = parser.parse_args()
     first, last = (max(round(number * given.scale), number // 1000) for number in (4000, 5000))
-    table = Table.read(given.data / "gavel" / "simulation_throughputs.json")
+    table = ThroughputTable.read(given.data / "gavel" / "simulation_throughputs.json")
     scale = Scale(
         table=table,
         gpus=given.gpus or (12 if given.quick else max(round(GPUS * given.scale), 1)),

@@ -14,7 +14,7 @@ from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.metrics import Metrics
 from metasched.simulator.records import Outcome, Settings, Workload
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 TYPES = ("v100", "p100", "k80")
 PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}  # $ per GPU-hour: Google's on-demand prices in 2020
@@ -34,7 +34,7 @@ class Scale:
         plots: the directory of the plots; None for no plots.
     """
 
-    table: Table
+    table: ThroughputTable
     gpus: int
     window: range
     batch: int

@@ -12,7 +12,7 @@ import click
 
 from metasched.cli.formatting import echo_json, json_option
 from metasched.cli.simulation_options import make_case, policies_option, show_metrics
-from metasched.slurm.commands import sbatch
+from metasched.slurm.command_runner import sbatch
 
 
 @click.command("compare", short_help="Simulate a workload under many policies, loads and seeds.")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from metasched.cli import history_tables, status_tables
+from metasched.cli import history_tables, tables
 from metasched.cli.explain import UnknownJobError
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option, listed, size, text_fields
 from metasched.cli.paths import CommandPaths, shared_option, state_option
@@ -96,10 +96,10 @@ def sizes(database: Database, *, as_json: bool) -> None:
     if as_json:
         echo_json({"rows": rows, "bytes": total})
         return
-    made = status_tables.table("TABLE", "ROWS", right=("ROWS",))
+    made = tables.table("TABLE", "ROWS", right=("ROWS",))
     for name, count in rows.items():
-        status_tables.row(made, name, count)
-    status_tables.console().print(made)
+        tables.row(made, name, count)
+    tables.console().print(made)
     click.echo(f"{size(total)} on disk")
 
 
@@ -130,7 +130,7 @@ def events(database: Database, *, job: str | None, limit: int, as_json: bool) ->
     if as_json:
         echo_json([{**dataclasses.asdict(event), **text_fields(event.text)} for event in found])
     else:
-        status_tables.console().print(history_tables.events_table(found))
+        tables.console().print(history_tables.events_table(found))
 
 
 @command.command("runs")
@@ -145,7 +145,7 @@ def runs(database: Database, *, job: str, as_json: bool) -> None:
     if as_json:
         echo_json([dataclasses.asdict(run) for run in found])
     else:
-        status_tables.console().print(history_tables.runs_table(found, time.time()))
+        tables.console().print(history_tables.runs_table(found, time.time()))
 
 
 @command.command("import")
@@ -161,7 +161,7 @@ def import_(
 
     Each job is imported once. Refused while the daemon runs.
     """
-    from metasched.accounting.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
+    from metasched.history_import.sacct_import import ask_sacct, import_jobs  # noqa: PLC0415  `--help` needs none of this
 
     if file is not None and (since or until):
         raise click.UsageError("--since and --until are for sacct: leave them out with a file")

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from metasched.cli.formatting import clean, duration, where
-from metasched.cli.job_explanation import sizes
+from metasched.cli.formatting import clean, duration, where, world_sizes_text
 from metasched.core.errors import MetaschedError
 from metasched.shared_dir.published_status import JobStatus, Status
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from metasched.demo.result import Outcome
+    from metasched.demo.outcomes import Outcome
 
 
 class DemoShortfallError(MetaschedError):
@@ -41,7 +40,7 @@ def command(*, keep: bool, seconds_per_step: float) -> None:
     It takes a minute or two and needs Debian's Slurm packages (they are fetched where they are missing); everything
     is removed at the end. Exit code 1 if a job did not finish, or if nothing was preempted or resized.
     """
-    from metasched.cli.status_tables import console  # noqa: PLC0415  `--help` needs none of this
+    from metasched.cli.tables import console  # noqa: PLC0415  `--help` needs none of this
     from metasched.demo import demo_run  # noqa: PLC0415
 
     out = console()
@@ -99,7 +98,7 @@ def _situation(job: JobStatus) -> str:
 
 
 def _report(out: Console, found: list[Outcome]) -> None:
-    from metasched.cli.status_tables import row, table  # noqa: PLC0415
+    from metasched.cli.tables import row, table  # noqa: PLC0415
 
     numbers = ("CODE", "WAITED", "RAN", "RUNS", "PREEMPTED", "RESIZED")
     made = table("JOB", "NAME", "STATE", *numbers, "WORLD SIZES", "FINAL LOSS", right=(*numbers, "FINAL LOSS"))
@@ -115,7 +114,7 @@ def _report(out: Console, found: list[Outcome]) -> None:
             len(job.world_sizes),
             job.preemptions,
             job.resizes,
-            sizes(job.world_sizes),
+            world_sizes_text(job.world_sizes),
             None if job.loss is None else f"{job.loss:.4f}",
         )
     out.print()

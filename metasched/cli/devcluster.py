@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from metasched.cli.formatting import echo_json, json_option
-from metasched.demo.installed import slurm_script
 from metasched.devcluster import DevCluster, NodeGroup, Settings
+from metasched.devcluster.script_paths import slurm_script
 
 _GROUP = re.compile(r"([1-9][0-9]{0,3})x([0-9]{1,2})(?:x(.+))?")
 

@@ -124,7 +124,7 @@ def _plain(past: Past) -> dict[str, Any]:
 
 def _print(past: Past, now: float) -> None:
     from metasched.cli import history_tables as shown  # noqa: PLC0415  --json needs no rich
-    from metasched.cli.status_tables import console  # noqa: PLC0415
+    from metasched.cli.tables import console  # noqa: PLC0415
 
     out = console()
     for rows, made in (

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from metasched.core.reason_words import words
+from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
+from metasched.shared_dir.published_status import JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024
@@ -71,6 +72,52 @@ def listed(words: Sequence[str], most: int = 6) -> str:
 def where(nodes: Mapping[str, int]) -> str:
     """Return the GPUs by node: ``n1:2 n2:2``; a node of a CPU-only job is its name alone."""
     return " ".join(f"{node}:{gpus}" if gpus else node for node, gpus in nodes.items())
+
+
+def gpus_text(job: JobStatus) -> str:
+    """Return ``4`` for a rigid job, ``2 of 1-4`` for an elastic job that holds two, ``cpu``; ``?`` for a wrong tag."""
+    if job.error is not None:
+        return "?"
+    if job.max_gpus == 0:
+        return "cpu"
+    span = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}-{job.max_gpus}"
+    held = sum(job.nodes.values())
+    return f"{held} of {span}" if held and job.min_gpus != job.max_gpus else span
+
+
+def co_runner_text(job: JobStatus) -> str:
+    """Return the co-runner's Slurm job id with the way of sharing; "" for none."""
+    if job.co_runner is None:
+        return ""
+    return f"in turns with {job.co_runner}" if job.time_slicing else f"with {job.co_runner}"
+
+
+def runs_text(job: JobStatus) -> str:
+    """Return the number of runs; ``2 (renewed 5 rounds)`` where rounds renewed the present run."""
+    return f"{job.runs} (renewed {counted(job.renewals, 'round')})" if job.renewals else str(job.runs)
+
+
+def world_sizes_text(world_sizes: Sequence[int]) -> str:
+    """Return the world sizes of the runs, in order: ``4 → 2``."""
+    return " → ".join(map(str, world_sizes))
+
+
+def progress_text(job: JobStatus) -> str:
+    """Return the steps done and needed, and the time of the remaining steps at the present speed; "" if not known."""
+    if job.progress_steps is None:
+        return ""
+    if not job.total_steps:
+        return counted(job.progress_steps, "step")
+    text = f"{job.progress_steps}/{job.total_steps} ({100 * job.progress_steps // job.total_steps}%)"
+    left = remaining_seconds(job)
+    return text if left is None else f"{text}, {duration(left)} left"
+
+
+def remaining_seconds(job: JobStatus) -> float | None:
+    """Return the seconds of the remaining steps at the present speed; None if not known, or while the job waits."""
+    if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
+        return None
+    return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second
 
 
 def reason_fields(reason: Reason | None) -> dict[str, Any]:

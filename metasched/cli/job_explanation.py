@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from metasched.cli.formatting import duration, listed, where
+from metasched.cli.formatting import duration, listed, remaining_seconds, where, world_sizes_text
 from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, Status
 
@@ -51,7 +49,7 @@ def history(job: JobStatus, now: float) -> list[str]:
         unit = "GPU-seconds" if job.max_gpus else "node-seconds"
         lines.append(f"It has received {job.attained_service:.0f} {unit}.")
     if len(job.world_sizes) > 1:
-        lines.append(f"World sizes of its runs: {sizes(job.world_sizes)}.")
+        lines.append(f"World sizes of its runs: {world_sizes_text(job.world_sizes)}.")
     if job.progress_steps is not None:
         total = f" of {job.total_steps}" if job.total_steps else ""
         parts = [f"It has done {job.progress_steps}{total} steps"]
@@ -117,49 +115,3 @@ def _waits_for(job: JobStatus, status: Status) -> list[str]:
     seen = f"{sum(spare.values())} free now" + (f" ({where(spare)})" if spare else "")
     taken = f"; the others are held by {'job' if len(holders) == 1 else 'jobs'} {listed(holders)}" if holders else ""
     return [f"It needs {'at least ' if job.min_gpus != job.max_gpus else ''}{need}; {seen}{taken}."]
-
-
-def gpus(job: JobStatus) -> str:
-    """Return ``4`` for a rigid job, ``2 of 1-4`` for an elastic job that holds two, ``cpu``; ``?`` for a wrong tag."""
-    if job.error is not None:
-        return "?"
-    if job.max_gpus == 0:
-        return "cpu"
-    span = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}-{job.max_gpus}"
-    held = sum(job.nodes.values())
-    return f"{held} of {span}" if held and job.min_gpus != job.max_gpus else span
-
-
-def co_runner_text(job: JobStatus) -> str:
-    """Return the co-runner's Slurm job id with the way of sharing; "" for none."""
-    if job.co_runner is None:
-        return ""
-    return f"in turns with {job.co_runner}" if job.time_slicing else f"with {job.co_runner}"
-
-
-def runs(job: JobStatus) -> str:
-    """Return the number of runs; ``2 (renewed 5 rounds)`` where rounds renewed the present run."""
-    return f"{job.runs} (renewed {counted(job.renewals, 'round')})" if job.renewals else str(job.runs)
-
-
-def sizes(world_sizes: Sequence[int]) -> str:
-    """Return the world sizes of the runs, in order: ``4 → 2``."""
-    return " → ".join(map(str, world_sizes))
-
-
-def progress(job: JobStatus) -> str:
-    """Return the steps done and needed, and the time of the remaining steps at the present speed; "" if not known."""
-    if job.progress_steps is None:
-        return ""
-    if not job.total_steps:
-        return counted(job.progress_steps, "step")
-    text = f"{job.progress_steps}/{job.total_steps} ({100 * job.progress_steps // job.total_steps}%)"
-    left = remaining_seconds(job)
-    return text if left is None else f"{text}, {duration(left)} left"
-
-
-def remaining_seconds(job: JobStatus) -> float | None:
-    """Return the seconds of the remaining steps at the present speed; None if not known, or while the job waits."""
-    if job.status != "running" or not job.steps_per_second or job.total_steps is None or job.progress_steps is None:
-        return None
-    return max(job.total_steps - job.progress_steps, 0) / job.steps_per_second

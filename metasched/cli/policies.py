@@ -23,7 +23,7 @@ def command(*, as_json: bool) -> None:
         return
     from rich.text import Text  # noqa: PLC0415  --json needs no rich
 
-    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415
+    from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
     out = console()
     for policy in described:

@@ -12,7 +12,7 @@ import click
 from pydantic import ValidationError
 
 from metasched.core.policy import UnknownPolicyError, installed_policies
-from metasched.core.validation_errors import explain
+from metasched.core.validation_messages import explain
 
 if TYPE_CHECKING:
     from metasched.simulator.results import Result
@@ -91,7 +91,7 @@ def make_case(policy: str, load: float, seed: int) -> Case:
 
 def show_metrics(results: Sequence[Result]) -> None:
     """Print a row for each policy and load: each metric's mean over the seeds, with its standard deviation."""
-    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415  `--help` needs none of this
+    from metasched.cli.tables import console, row, table  # noqa: PLC0415  `--help` needs none of this
 
     names = [name for name in SHOWN if any(one.metrics.get(name) is not None for one in results)]
     headings = [SHOWN[name][0] for name in names]

@@ -41,6 +41,6 @@ def command(command_paths: CommandPaths, *, shared: Path | None, user: str | Non
         found = dataclasses.asdict(status)
         echo_json({**found, "age_seconds": now - status.published, "stale": is_stale(status, now)})
     else:
-        from metasched.cli import status_tables  # noqa: PLC0415  --json needs no rich
+        from metasched.cli import status_tables, tables  # noqa: PLC0415  --json needs no rich
 
-        status_tables.console().print(status_tables.overview(status, now, limit))
+        tables.console().print(status_tables.overview(status, now, limit))

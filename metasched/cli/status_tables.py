@@ -4,40 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metasched.cli.formatting import clean, duration, where
-from metasched.cli.job_explanation import co_runner_text, gpus, is_stale, progress, runs, sizes
+from metasched.cli.formatting import (
+    clean,
+    co_runner_text,
+    duration,
+    gpus_text,
+    progress_text,
+    runs_text,
+    where,
+    world_sizes_text,
+)
+from metasched.cli.job_explanation import is_stale
+from metasched.cli.tables import row, table
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
 
-_PIPE_WIDTH = 200
 _NAME_WIDTH = 32
 _STYLES = {"running": "green", "queued": "cyan", "stopping": "yellow", "suspended": "yellow"}
-
-
-def console() -> Console:
-    """Return a console on standard output; wide where it is no terminal, so that lines for scripts are not folded."""
-    probe = Console()
-    return probe if probe.is_terminal or "COLUMNS" in probe._environ else Console(width=_PIPE_WIDTH)  # noqa: SLF001
-
-
-def table(*headings: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """Return an empty table; columns named in ``right`` are aligned to the right."""
-    made = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        made.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
-    return made
-
-
-def row(made: Table, *cells: object, style: str | None = None) -> None:
-    """Add a row; cells are cleaned and shown without markup, None as an empty cell."""
-    made.add_row(*(cell if isinstance(cell, Text) else Text(_cell(cell)) for cell in cells), style=style)
-
-
-def _cell(value: object) -> str:
-    return "" if value is None else clean(str(value))
 
 
 def overview(status: Status, now: float, limit: int) -> RenderableType:
@@ -99,12 +85,12 @@ def jobs_table(jobs: Sequence[JobStatus]) -> Table:
             clean(job.name, _NAME_WIDTH),
             clean(job.user, _NAME_WIDTH),
             Text(clean(job.status), style=_STYLES.get(job.status, "")),
-            gpus(job),
+            gpus_text(job),
             " ".join(part for part in (where(job.nodes), job.gpu_type, co_runner_text(job)) if part),
             duration(job.waited_seconds),
             duration(job.ran_seconds),
-            runs(job),
-            progress(job),
+            runs_text(job),
+            progress_text(job),
             Text(clean(job.error), style="bold red") if job.error else job.reason,
         )
     return made
@@ -126,7 +112,7 @@ def finished_table(jobs: Sequence[JobStatus], now: float) -> Table:
             duration(job.ran_seconds),
             job.runs,
             job.preemptions,
-            sizes(job.world_sizes),
+            world_sizes_text(job.world_sizes),
             None if job.loss is None else f"{job.loss:.4g}",
             style="dim",
         )

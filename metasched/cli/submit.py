@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import click
 
 from metasched.cli.formatting import clean, echo_json, json_option
-from metasched.slurm import commands
+from metasched.slurm import command_runner
 from metasched.slurm.tags import FIRST_WORD, parse_tag
 
 # The help of the option for each key of the tag.
@@ -53,7 +53,7 @@ def command(*, sbatch: tuple[str, ...], as_json: bool, **tag: str | None) -> Non
         raise click.UsageError("leave out sbatch's --comment: metasched submit writes its tag there")
     comment = " ".join([FIRST_WORD, *(f"{key}={value}" for key, value in tag.items() if value is not None)])
     parse_tag(comment)
-    slurm_job_id, warnings = commands.sbatch([f"--comment={comment}", *sbatch])
+    slurm_job_id, warnings = command_runner.sbatch([f"--comment={comment}", *sbatch])
     if warnings:
         click.echo(clean(warnings), err=True)
     if as_json:

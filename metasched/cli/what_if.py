@@ -79,7 +79,7 @@ def command(
     if as_json:
         echo_json([_plain(row) for row in rows])
         return
-    from metasched.cli.status_tables import console, row, table  # noqa: PLC0415
+    from metasched.cli.tables import console, row, table  # noqa: PLC0415
 
     right = [*(f"ENDS {name}" for name in columns), *(f"DIFFERENCE {name}" for name in chosen)]
     made = table("JOB", "NAME", "USER", "WORK FROM", *right, right=right)

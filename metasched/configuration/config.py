@@ -11,8 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 
 from metasched.core.errors import MetaschedError
 from metasched.core.policy import PolicyParameters, Registry, UnknownPolicyError
-from metasched.core.validation_errors import explain
-from metasched.throughput.throughput_table import Table, TableError
+from metasched.core.validation_messages import explain
+from metasched.throughput.throughput_table import TableError, ThroughputTable
 
 Seconds = Annotated[float, Field(gt=0, lt=1e9)]
 EXIT_CODES = range(1, 126)  # shells use 126 and above
@@ -120,19 +120,19 @@ class Sharing(_Section):
     enabled: bool = True
     untried_part: Annotated[float, Field(ge=0, le=1)] = 0.6
     reference_table: str = ""
-    _table: Table | None = PrivateAttr(None)
+    _table: ThroughputTable | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _read_table(self) -> Sharing:
         if self.reference_table:
             try:
-                self._table = Table.read(_absolute(Path(self.reference_table)))
+                self._table = ThroughputTable.read(_absolute(Path(self.reference_table)))
             except (TableError, ValueError) as error:
                 raise ValueError(f"reference_table: {error}") from None
         return self
 
     @property
-    def table(self) -> Table | None:
+    def table(self) -> ThroughputTable | None:
         """The reference table as it was when the configuration was read; None without a file."""
         return self._table
 

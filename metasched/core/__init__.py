@@ -1,1 +1,1 @@
-"""The basis of all packages: records, retention predicates, the policy contract, errors, and seeded random numbers."""
+"""The basis of all packages: records, retention predicates, the policy contract, errors, resumable random numbers."""

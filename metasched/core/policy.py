@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Decision, Snapshot
-from metasched.core.validation_errors import nearest
+from metasched.core.validation_messages import nearest
 
 ENTRY_POINT_GROUP = "metasched.policies"
 

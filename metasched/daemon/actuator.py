@@ -31,9 +31,9 @@ from metasched.core.model import (
 from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason, to_json, to_text
 from metasched.daemon.cluster_state import ClusterState
-from metasched.learning.profiling_runs import world_sizes_to_profile
+from metasched.learning.profiling_sizes import world_sizes_to_profile
 from metasched.observe.observed_job import NOT_STARTED
-from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError, RequeueMethod, Trials
+from metasched.shared_dir.mailbox import Lease, Mailbox, MailboxError, ProfilingRuns, RequeueMethod
 from metasched.slurm.backoff import Backoff
 from metasched.slurm.client import SlurmClient, SlurmSettings
 from metasched.slurm.errors import SlurmError, SlurmUnavailableError
@@ -255,7 +255,7 @@ class Actuator:
         self._mailbox.index_job(job.slurm_job_id, job.uid)
         lease = self._new_lease(job, action.placement, run, round_facts)
         if state.jobs[job.uid].requirements.trials and not action.half_gpus:
-            lease = replace(lease, trials=Trials(world_sizes_to_profile(job, action.placement)))
+            lease = replace(lease, trials=ProfilingRuns(world_sizes_to_profile(job, action.placement)))
         self._mailbox.write_lease(lease)
         delay = 1 if _restarts_on_node_too_soon(job, action.placement, now) else 0
         sharing = state.gpu_shards

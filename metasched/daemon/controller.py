@@ -169,7 +169,7 @@ class Controller:
         tracked = self._run_tracking.track(observation, recorded, self.config.schedule.round_seconds)
         state = self._state_builder.build(observation, tracked, self.config, self._round)
         models = {uid: job.requirements.model for uid, job in state.jobs.items()}
-        self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.trials, now)
+        self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state
 
     def _forget(self, uid: str) -> None:

@@ -31,7 +31,7 @@ from metasched.daemon.controller import Controller
 from metasched.daemon.failover import StoreCopier, take_over
 from metasched.daemon.poll_timer import TICK_SECONDS, ClockTolerantScheduler, VariablePause
 from metasched.daemon.systemd_notify import notify
-from metasched.installation.plugin import check_shared, read_plugin
+from metasched.installation.job_submit_lua import check_shared, read_plugin
 from metasched.shared_dir.lock import DaemonLock
 from metasched.shared_dir.mailbox import Mailbox
 from metasched.slurm.client import SlurmClient

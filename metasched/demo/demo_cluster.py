@@ -13,13 +13,13 @@ from pathlib import Path
 
 from metasched.configuration.file_names import DATABASE
 from metasched.core.errors import MetaschedError
-from metasched.demo.installed import slurm_script
 from metasched.demo.jobs import SETTINGS, DemoJob, configuration
 from metasched.devcluster import DevCluster
 from metasched.devcluster.errors import tail
+from metasched.devcluster.script_paths import slurm_script
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import Status
-from metasched.slurm.commands import sbatch
+from metasched.slurm.command_runner import sbatch
 
 _STOP_SECONDS = 20.0
 

@@ -13,7 +13,7 @@ from types import FrameType
 from metasched.core.policy import installed_policies
 from metasched.demo.demo_cluster import DemoCluster, DemoError, stage
 from metasched.demo.jobs import JOBS
-from metasched.demo.result import Outcome, outcomes, problems
+from metasched.demo.outcomes import Outcome, outcomes, problems
 from metasched.devcluster.errors import tail
 from metasched.devcluster.processes import INTERRUPTS, handling
 from metasched.replay.replay import replay

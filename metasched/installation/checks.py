@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from metasched.installation.facts import Directory, Facts, Slurm
-from metasched.installation.plugin import OtherSharedError, check_shared, shared_dir_of
+from metasched.installation.job_submit_lua import OtherSharedError, check_shared, shared_dir_of
 from metasched.slurm.associations import enforces_limits
 from metasched.slurm.errors import SlurmError
 from metasched.slurm.json_releases import OLDEST

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from metasched.configuration.config import Config
 from metasched.configuration.file_names import DATABASE, LOCK
-from metasched.installation.plugin import read_plugin
+from metasched.installation.job_submit_lua import read_plugin
 from metasched.shared_dir.lock import LockFileError, holder
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmClient, SlurmNode, SlurmSettings
 from metasched.slurm.client_factory import make_client
-from metasched.slurm.commands import run_command
+from metasched.slurm.command_runner import run_command
 from metasched.slurm.errors import SlurmError
 from metasched.store import MissingStoreError, OlderStoreError, Store, StoreError
 

@@ -17,10 +17,10 @@ from metasched.intake.throttled_writes import ThrottledWrites
 from metasched.observe.node_inventory import NodeInventory
 from metasched.observe.observed_job import ENDED, awaits_owner_release
 from metasched.observe.observer import Observation
+from metasched.slurm.admin_comment import Stamp
 from metasched.slurm.client import OUT_OF_REACH, JobState, SlurmClient, SlurmJob
 from metasched.slurm.errors import SlurmError, SlurmPermissionError, SlurmUnavailableError, TagError
 from metasched.slurm.job_requirements import Requirements, requirements
-from metasched.slurm.stamp import Stamp
 from metasched.slurm.tags import Tag, parse_tag
 from metasched.store import JobRecord, Store
 

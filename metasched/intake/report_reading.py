@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 
 from metasched.shared_dir.mailbox import Mailbox, MailboxError
-from metasched.shared_dir.reports import TrialReport
+from metasched.shared_dir.reports import ProfilingReport
 from metasched.store import IngestResult, JobRecord, Store, ingest
 
 LAST_READS = 128
@@ -20,13 +20,13 @@ class ReportReader:
     Attributes:
         heartbeat: called before each budget, for the service manager: the reports of many jobs take long.
         reported: uids of jobs with new reports in this poll.
-        trials: reports of profiling runs in this poll, by uid.
+        profiling_reports: reports of profiling runs in this poll, by uid.
     """
 
     def __init__(self, store: Store, mailbox: Mailbox, heartbeat: Callable[[], None]) -> None:
         self.heartbeat = heartbeat
         self.reported: set[str] = set()
-        self.trials: dict[str, tuple[TrialReport, ...]] = {}
+        self.profiling_reports: dict[str, tuple[ProfilingReport, ...]] = {}
         self._store = store
         self._mailbox = mailbox
         self._budgets_left = LAST_READS  # for ended jobs in this poll
@@ -35,7 +35,7 @@ class ReportReader:
     def begin_poll(self) -> None:
         """Clear what was reported in the last poll, and renew the budgets."""
         self.reported.clear()
-        self.trials.clear()
+        self.profiling_reports.clear()
         self._budgets_left = LAST_READS
 
     def read(self, record: JobRecord, now: float) -> JobRecord:
@@ -69,8 +69,8 @@ class ReportReader:
             return IngestResult()
         self._free_directory(record, owner, now)
         result = ingest(self._store, self._mailbox.reports, record.uid, owner, now)
-        if result.trials:
-            self.trials[record.uid] = result.trials
+        if result.profiling_reports:
+            self.profiling_reports[record.uid] = result.profiling_reports
         if result.lines:
             self.reported.add(record.uid)
         return result

@@ -8,7 +8,7 @@ from metasched.configuration.config import Sharing
 from metasched.core.model import Job
 from metasched.learning.service_prediction import ServicePrediction
 from metasched.learning.throughput_learning import ThroughputLearning, speed_subject
-from metasched.shared_dir.reports import TrialReport
+from metasched.shared_dir.reports import ProfilingReport
 from metasched.store import JobRecord, Store
 
 
@@ -52,7 +52,7 @@ class JobEstimates:
         jobs: Sequence[Job],
         models: Mapping[str, str | None],
         reported: Collection[str],
-        trials: Mapping[str, Sequence[TrialReport]],
+        profiling_reports: Mapping[str, Sequence[ProfilingReport]],
         now: float,
     ) -> None:
         """Learn speeds from the reports of this poll; later polls use them.
@@ -61,11 +61,11 @@ class JobEstimates:
             jobs: the live ones.
             models: the model that each job's tag names, by uid; None for none.
             reported: uids of the jobs with new reports.
-            trials: new reports of profiling runs, by uid.
+            profiling_reports: new reports of profiling runs, by uid.
             now: unix seconds.
         """
         subjects = {job.uid: speed_subject(job.uid, job.user, models[job.uid]) for job in jobs}
-        self._throughput.learn(jobs, subjects, reported, trials, now)
+        self._throughput.learn(jobs, subjects, reported, profiling_reports, now)
 
     def forget(self, uid: str) -> None:
         """Drop the measurements and the prediction of a job that has ended."""

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metasched.core.model import Job, Placement, Status
-from metasched.learning.profiling_runs import gpus_by_node
-from metasched.shared_dir.reports import TrialReport
+from metasched.learning.profiling_sizes import gpus_by_node
+from metasched.shared_dir.reports import ProfilingReport
 from metasched.store import SpeedRecord, Store
 from metasched.throughput.fingerprints import Fingerprints, table_fractions
-from metasched.throughput.online_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.measured_speed import MeasuredSpeed, PlacementShape, SpeedFractions, within_tolerance
+from metasched.throughput.throughput_table import ThroughputTable
 
 REPORT_WEIGHT = 0.3
 """Weight of a new report in the exponential moving average of a speed."""
@@ -48,7 +48,7 @@ class ThroughputLearning:
         table: speeds of models with each other as co-runners, measured in advance.
     """
 
-    def __init__(self, store: Store, untried: float | None, table: Table | None = None) -> None:
+    def __init__(self, store: Store, untried: float | None, table: ThroughputTable | None = None) -> None:
         self._store = store
         self._untried = untried
         self._prior: Mapping[str, SpeedFractions] = {} if table is None else table_fractions(table)
@@ -85,7 +85,7 @@ class ThroughputLearning:
         jobs: Iterable[Job],
         subjects: Mapping[str, str],
         reported: Collection[str],
-        trials: Mapping[str, Sequence[TrialReport]],
+        profiling_reports: Mapping[str, Sequence[ProfilingReport]],
         now: float,
     ) -> None:
         """Learn from the reports of this poll, and note under which circumstances each job runs from now on.
@@ -94,13 +94,13 @@ class ThroughputLearning:
             jobs: the live ones.
             subjects: the subject of each job's speed, by uid.
             reported: uids of the jobs with new reports since the last poll.
-            trials: new reports of profiling runs, by uid.
+            profiling_reports: new reports of profiling runs, by uid.
             now: unix seconds.
         """
         live = {job.uid: job for job in jobs}
-        for uid, reports in trials.items():
+        for uid, reports in profiling_reports.items():
             if uid in live and (placement := live[uid].placement) is not None:
-                self.learn_trials(subjects[uid], placement, reports)
+                self.learn_profiling_runs(subjects[uid], placement, reports)
         running = {uid: job for uid, job in live.items() if job.status is Status.RUNNING and job.placement is not None}
         since: dict[str, tuple[_Circumstances, float]] = {}
         for uid, job in running.items():
@@ -122,12 +122,12 @@ class ThroughputLearning:
             if subject in wanted or speed.alone or speed.colocated
         }
 
-    def learn_trials(self, subject: str, placement: Placement, trials: Iterable[TrialReport]) -> None:
+    def learn_profiling_runs(self, subject: str, placement: Placement, reports: Iterable[ProfilingReport]) -> None:
         """Learn from profiling runs that used part of a placement."""
-        for trial in trials:
-            spread = gpus_by_node(placement, trial.world_size)
+        for report in reports:
+            spread = gpus_by_node(placement, report.world_size)
             if spread is not None and placement.gpu_type is not None:
-                self._note(subject, (placement.gpu_type, spread), None, trial.steps / trial.seconds, trial.at)
+                self._note(subject, (placement.gpu_type, spread), None, report.steps / report.seconds, report.at)
 
     def _learn(self, uid: str, subject: str, circumstances: _Circumstances, since: float) -> None:
         """Learn from the job's latest report, unless it began before the present circumstances did."""

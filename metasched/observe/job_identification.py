@@ -9,9 +9,9 @@ import structlog
 
 from metasched.configuration.config import Intake
 from metasched.observe.observed_job import ENDED
+from metasched.slurm.admin_comment import Stamp
 from metasched.slurm.client import SlurmJob
 from metasched.slurm.job_requirements import is_managed
-from metasched.slurm.stamp import Stamp
 from metasched.store import JobRecord
 
 log = structlog.get_logger()

@@ -8,9 +8,9 @@ from metasched.core.model import Hold, Job, Placement, Status
 from metasched.core.reasons import Code, Reason
 from metasched.observe.node_inventory import NodeInventory, has_part_of_gpu, observed_placement
 from metasched.observe.reservations import Reservations
+from metasched.slurm.admin_comment import Stamp
 from metasched.slurm.client import JobState, SlurmJob
 from metasched.slurm.job_requirements import Requirements
-from metasched.slurm.stamp import Stamp
 from metasched.store import JobRecord, RunRecord
 
 ENDED = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT})

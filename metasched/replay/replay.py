@@ -12,7 +12,7 @@ from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement
 from metasched.core.policy import Policy, PolicyParameters, Registry
 from metasched.core.reasons import Reason
-from metasched.core.validation_errors import explain
+from metasched.core.validation_messages import explain
 from metasched.replay.snapshot_codec import decode
 from metasched.scheduling.engine import run_round
 from metasched.store import RoundRecord, Store

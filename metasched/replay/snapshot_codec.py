@@ -18,7 +18,7 @@ import msgspec
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Placement, Snapshot
 from metasched.core.reasons import from_json, to_json
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 
 FORMAT = 2
 _SNAPSHOT_NAMES = {"limits": "quotas", "worked": "precomputed"}

@@ -21,8 +21,8 @@ import msgspec
 
 from metasched.core.errors import MetaschedError
 
-TRIAL_STEPS = 10
-"""Optimizer steps that are timed in each trial (Liu et al., "Ares", 2025, section 4)."""
+PROFILING_STEPS = 10
+"""Optimizer steps that are timed in each profiling run (Liu et al., "Ares", 2025, section 4)."""
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _REPORTS_MODE = 0o3777  # sticky: everybody may make a directory, nobody may rename or remove another user's
@@ -95,11 +95,11 @@ class RequeueMethod(msgspec.Struct, frozen=True):
     exit_code: int = 85
 
 
-class Trials(msgspec.Struct, frozen=True):
-    """World sizes on which the command is timed before the run, and the optimizer steps of each trial."""
+class ProfilingRuns(msgspec.Struct, frozen=True):
+    """World sizes on which the command is timed before the run, and the optimizer steps of each profiling run."""
 
     gpus: tuple[int, ...]
-    steps: int = TRIAL_STEPS
+    steps: int = PROFILING_STEPS
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "address"}):
@@ -118,7 +118,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
         requeue: how the job is requeued after a checkpoint.
         signal: name of the preemption signal.
         stop: the request to stop; None while there is none.
-        trials: the trials before the run; None for none.
+        trials: the profiling runs before the run; None for none.
     """
 
     format: Literal[1] = 1
@@ -133,7 +133,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, rename={"slurm_job_id": "
     requeue: RequeueMethod = RequeueMethod()
     signal: str = "SIGUSR2"
     stop: StopRequest | None = None
-    trials: Trials | None = None
+    trials: ProfilingRuns | None = None
 
 
 _DECODER = msgspec.json.Decoder(Lease)

@@ -79,6 +79,8 @@ class StepsReport(_Line, frozen=True):
     """``steps`` optimizer steps over ``samples`` samples took ``seconds``; ``step`` is the last of them.
 
     ``data_seconds`` of the time the trainer waited for data, ``sync_seconds`` for other ranks, None where not measured.
+    ``data_seconds``, ``sync_seconds`` and ``peak_bytes`` are for readers of the files: the store has no columns for
+    them.
     """
 
     step: _Step
@@ -105,7 +107,7 @@ class StepsReport(_Line, frozen=True):
             raise ValueError(f"{self.steps} steps of {self.samples} samples in {self.seconds:g} s are implausible")
 
 
-class TrialReport(_Line, frozen=True):
+class ProfilingReport(_Line, frozen=True):
     """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``."""
 
     world_size: _WorldSize
@@ -149,13 +151,13 @@ class EndReport(_Line, frozen=True):
     loss: _Loss | None
 
 
-Report = StartReport | DeclareReport | TrialReport | StepsReport | CheckpointReport | StopReport | EndReport
+Report = StartReport | DeclareReport | ProfilingReport | StepsReport | CheckpointReport | StopReport | EndReport
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
 _DECODERS: Mapping[str, msgspec.json.Decoder[Any]] = {
     "start": msgspec.json.Decoder(StartReport),
     "declare": msgspec.json.Decoder(DeclareReport),
-    "trial": msgspec.json.Decoder(TrialReport),
+    "trial": msgspec.json.Decoder(ProfilingReport),
     "steps": msgspec.json.Decoder(StepsReport),
     "checkpoint": msgspec.json.Decoder(CheckpointReport),
     "stop": msgspec.json.Decoder(StopReport),

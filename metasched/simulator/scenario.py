@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Node
-from metasched.core.validation_errors import explain, nearest
+from metasched.core.validation_messages import explain, nearest
 from metasched.simulator.metrics import IsolatedDurations
 from metasched.simulator.records import Failures, Locality, Settings, Submission, Workload
 from metasched.simulator.workload_formats import AnyFormat

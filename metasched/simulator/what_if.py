@@ -9,7 +9,7 @@ from statistics import fmean
 from metasched.core.model import Job, Node, Snapshot, Status
 from metasched.core.policy import Policy, PolicyState
 from metasched.core.retention import holds_without_effective_stop
-from metasched.simulator.learned_speeds import ALL, learned_curves, reported_curves, with_default
+from metasched.simulator.recorded_trainings import ALL, learned_curves, reported_curves, with_default
 from metasched.simulator.records import InitialState, Settings, Submission, Workload
 from metasched.simulator.simulation import simulate
 from metasched.store import JobRecord, Store

@@ -24,7 +24,7 @@ from metasched.simulator.traces.philly import read_philly
 from metasched.simulator.traces.pollux import read_pollux, read_profiles
 from metasched.simulator.traces.sacct import read_sacct
 from metasched.simulator.traces.shockwave import read_shockwave
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 PathText = Annotated[Path, Field(strict=False)]
 Exponent = Annotated[float, Field(ge=0, le=1)]
@@ -82,9 +82,9 @@ class TableGenerator(WorkloadFormat):
         """The file of the throughput table."""
         return [base / self.throughputs]
 
-    def table(self, base: Path) -> Table:
+    def table(self, base: Path) -> ThroughputTable:
         """The throughput table, read from its file."""
-        return Table.read(base / self.throughputs)
+        return ThroughputTable.read(base / self.throughputs)
 
 
 class TraceFormat(WorkloadFormat):
@@ -116,7 +116,7 @@ class TableTrace(TraceFormat):
         """The jobs of the trace, as a workload."""
         del seed
         read = read_gavel if self.format == "gavel" else read_shockwave
-        return read(base / self.path, Table.read(base / self.throughputs), most_gpus=most_gpus(nodes))
+        return read(base / self.path, ThroughputTable.read(base / self.throughputs), most_gpus=most_gpus(nodes))
 
 
 class PolluxTrace(TraceFormat):

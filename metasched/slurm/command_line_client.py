@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from metasched.slurm import associations, field_parsers, json_parser, json_releases, topology
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import OUT_OF_REACH, Geometry, Reservation, SlurmJob, SlurmNode, SlurmSettings
-from metasched.slurm.commands import error_of, plain_environment, run_command
+from metasched.slurm.command_runner import error_of, plain_environment, run_command
 from metasched.slurm.errors import (
     InvalidArgumentError,
     MalformedOutputError,

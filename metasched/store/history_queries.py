@@ -20,7 +20,7 @@ from metasched.store.records import (
     SpeedRecord,
     ThroughputRecord,
 )
-from metasched.store.rows import JOBS_WITH_RUNS, RUN_COLUMNS, job_of, placement_of, run_of
+from metasched.store.row_conversion import JOBS_WITH_RUNS, RUN_COLUMNS, job_of, placement_of, run_of
 from metasched.store.schema import TABLES
 
 _RUNS = f"SELECT {', '.join(RUN_COLUMNS)} FROM runs WHERE uid = ? ORDER BY run"  # noqa: S608  constants

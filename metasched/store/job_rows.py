@@ -9,7 +9,7 @@ from metasched.core.model import Placement
 from metasched.store.errors import RunOrderError, UnknownJobError
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import IMPORTED, OURS, EndCause, JobChanges, JobRecord, RunRecord
-from metasched.store.rows import JOB_COLUMNS, JOBS_WITH_RUNS, RUN_COLUMNS, as_json, job_of, placement_json
+from metasched.store.row_conversion import JOB_COLUMNS, JOBS_WITH_RUNS, RUN_COLUMNS, as_json, job_of, placement_json
 
 _ADD_JOB = f"INSERT INTO jobs ({', '.join(JOB_COLUMNS)}) VALUES ({', '.join('?' * len(JOB_COLUMNS))})"  # noqa: S608  ours
 _ADD_RUN = f"INSERT INTO runs ({', '.join(RUN_COLUMNS)}) VALUES ({', '.join('?' * len(RUN_COLUMNS))})"  # noqa: S608  ours

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from metasched.shared_dir.reports import (
     MAX_LINE_BYTES,
+    ProfilingReport,
     RefusedLineError,
     Report,
     StartReport,
-    TrialReport,
     parse_line,
 )
 from metasched.store.report_rows import MAX_FILES, ReportFile
@@ -68,12 +68,12 @@ class IngestResult:
     Attributes:
         lines: number of accepted lines.
         more: whether the budget ended before the files did: call again.
-        trials: reports of trials before the run.
+        profiling_reports: reports of profiling runs before the run.
     """
 
     lines: int = 0
     more: bool = False
-    trials: tuple[TrialReport, ...] = ()
+    profiling_reports: tuple[ProfilingReport, ...] = ()
 
 
 class _RefusedFileError(Exception):
@@ -218,8 +218,8 @@ def _commit(store: Store, file: ReportFile, read: _Read, now: float, budget: _Bu
                 text = f"{name}: {after.refused} lines were refused; no more is read of it"
                 store.event_once("reports-given-up", text, file.uid, at=now)
     unread = file.offset + len(read.data) < read.size or (budget.lines == 0 and after.offset < read.size)
-    trials = tuple(report for report in reports if isinstance(report, TrialReport))
-    return IngestResult(len(reports), unread and not given_up, trials)
+    profiling_reports = tuple(report for report in reports if isinstance(report, ProfilingReport))
+    return IngestResult(len(reports), unread and not given_up, profiling_reports)
 
 
 def _parse(file: ReportFile, data: bytes, now: float, budget: _Budget) -> tuple[ReportFile, list[Report]]:
@@ -261,4 +261,6 @@ def _report(line: bytes, file: ReportFile, now: float) -> Report | None:
 
 
 def _added(first: IngestResult, second: IngestResult) -> IngestResult:
-    return IngestResult(first.lines + second.lines, first.more or second.more, first.trials + second.trials)
+    return IngestResult(
+        first.lines + second.lines, first.more or second.more, first.profiling_reports + second.profiling_reports
+    )

@@ -10,11 +10,11 @@ from metasched.shared_dir.reports import (
     CheckpointReport,
     DeclareReport,
     EndReport,
+    ProfilingReport,
     Report,
     StartReport,
     StepsReport,
     StopReport,
-    TrialReport,
 )
 from metasched.store.connection import Connection
 
@@ -142,7 +142,7 @@ class ReportRows(Connection):
 
     def _progress(self, uid: str, reports: Sequence[Report]) -> None:
         # A checkpoint is written while training continues: its line may come after those of later steps.
-        step = _last(r.step for r in reports if not isinstance(r, DeclareReport | TrialReport | CheckpointReport))
+        step = _last(r.step for r in reports if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport))
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
         if (step, loss, total) != (None, None, None):

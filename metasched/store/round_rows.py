@@ -13,7 +13,7 @@ from metasched.store.errors import RoundOrderError
 from metasched.store.history_pruning import HistoryPruning
 from metasched.store.history_queries import HistoryQueries
 from metasched.store.records import RoundRecord
-from metasched.store.rows import as_json, placement_json, placement_of
+from metasched.store.row_conversion import as_json, placement_json, placement_of
 
 
 class RoundRows(HistoryQueries, HistoryPruning):

@@ -9,7 +9,7 @@ from metasched.store.job_rows import JobRows
 from metasched.store.records import SpeedRecord
 from metasched.store.report_rows import ReportRows
 from metasched.store.round_rows import RoundRows
-from metasched.store.rows import as_json
+from metasched.store.row_conversion import as_json
 
 
 class Store(JobRows, RoundRows, ReportRows):

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Placement, Speed
-from metasched.throughput.throughput_table import Table, TableSpeed, table_speed
+from metasched.throughput.throughput_table import TableSpeed, ThroughputTable, table_speed
 from metasched.throughput.training import Pace, Training
 
 CRITICAL_FRACTION = 0.3
@@ -175,7 +175,7 @@ class RegimeTraining:
         ends: steps at the end of each regime, in order.
     """
 
-    table: Table
+    table: ThroughputTable
     mode: Mode
     family: str
     total: float
@@ -183,7 +183,7 @@ class RegimeTraining:
     ends: tuple[float, ...]
 
     @classmethod
-    def of(cls, table: Table, mode: Mode, model: str, gpus: int, total: float) -> Self:
+    def of(cls, table: ThroughputTable, mode: Mode, model: str, gpus: int, total: float) -> Self:
         """A job that begins as ``model`` and would take ``total`` steps at its first batch size.
 
         Raises:

@@ -17,7 +17,7 @@ import numpy as np
 
 from metasched.core.model import Speed
 from metasched.throughput.matrix_completion import Floats, closest_row, complete_fractions
-from metasched.throughput.throughput_table import Table, TableSpeed
+from metasched.throughput.throughput_table import TableSpeed, ThroughputTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Estimator:
         gpus: the number of GPUs of each job.
     """
 
-    table: Table
+    table: ThroughputTable
     gpus: int = 1
 
     @cached_property

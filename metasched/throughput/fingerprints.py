@@ -22,8 +22,8 @@ import numpy as np
 
 from metasched.throughput.estimator import Estimator
 from metasched.throughput.matrix_completion import closest_row, complete_fractions
-from metasched.throughput.online_speed import ColocationKey, Fingerprint, SpeedFractions
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.measured_speed import ColocationKey, Fingerprint, SpeedFractions
+from metasched.throughput.throughput_table import ThroughputTable
 
 REFERENCES = 30
 """The number of reference subjects."""
@@ -86,7 +86,7 @@ def reference_of(subject: str, models: Collection[str]) -> str:
     return model if model in models else subject
 
 
-def table_fractions(table: Table) -> Mapping[str, SpeedFractions]:
+def table_fractions(table: ThroughputTable) -> Mapping[str, SpeedFractions]:
     """A table's fractions by model; in names of models, characters that tags cannot have are replaced by ``-``."""
     found: dict[str, dict[ColocationKey, float]] = {}
     for gpus in sorted({gpus for _, gpus in table.job_types}):

@@ -86,7 +86,7 @@ class EpochRecords:
     grad_variance: tuple[float, ...]
 
 
-class Profile:
+class GoodputProfile:
     """The measurements of one application on one GPU type.
 
     Args:
@@ -286,7 +286,7 @@ def packed(gpus: int, node_gpus: int) -> tuple[int, ...]:
 class ProfileSpeed:
     """The goodput of an application at a batch size in one epoch: a ``Speed``."""
 
-    profile: Profile
+    profile: GoodputProfile
     batch: int
     epoch: int
 
@@ -309,7 +309,7 @@ class ProfileTraining:
     A step is one at the first batch size.
     """
 
-    profile: Profile
+    profile: GoodputProfile
     batch: int
 
     @property

@@ -49,7 +49,7 @@ class TableError(MetaschedError):
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class ThroughputTable:
     """Measured steps per second; 0.0 where a job, or one of a pair, does not run (mostly for lack of memory).
 
     Attributes:
@@ -125,7 +125,7 @@ class TableSpeed:
         step_ratio: the steps that count for one step of the table (see ``batch_size_regimes``).
     """
 
-    table: Table
+    table: ThroughputTable
     model: str
     step_ratio: float = 1.0
 
@@ -152,7 +152,7 @@ class TableTraining:
         total: optimizer steps in all.
     """
 
-    table: Table
+    table: ThroughputTable
     model: str
     total: float
 
@@ -173,7 +173,7 @@ class TableTraining:
 
 
 @lru_cache(maxsize=4096)
-def table_speed(table: Table, model: str, step_ratio: float = 1.0) -> TableSpeed:
+def table_speed(table: ThroughputTable, model: str, step_ratio: float = 1.0) -> TableSpeed:
     """The speed of a model; the same object for equal arguments, so that comparisons of jobs are fast."""
     return TableSpeed(table, model, step_ratio)
 

@@ -29,8 +29,8 @@ from pydantic import Field
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
+from metasched.core.resumable_rng import SeededRng
 from metasched.core.retention import is_non_preemptible
-from metasched.core.seeded_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
 from metasched.time_shares.candidates import candidates_of, with_all_pairs
 from metasched.time_shares.equal_shares import equal_shares

@@ -31,7 +31,7 @@ from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from policies.ares.fair_finish_queue import FairFinishQueue, overrun
-from policies.ares.scaling import CLOSE, Scaling, Size
+from policies.ares.scaling import CLOSE, ScalingControl, Size
 
 POOL = Reason(Code.UNKNOWN_DEMAND_POOL)
 EXPLORES = Reason(Code.EXPLORES)
@@ -82,7 +82,7 @@ def demand(capacity_pool: CapacityPool, snapshot: Snapshot, job: Job) -> float |
     """
     steps = job.remaining_steps
     if steps is not None:
-        scaling = Scaling(job, capacity_pool.shape(job), alpha=1.0)  # alpha does not matter for speeds
+        scaling = ScalingControl(job, capacity_pool.shape(job), alpha=1.0)  # alpha does not matter for speeds
         speeds = {gpu_type: scaling.speed(gpu_type, job.gpus) for gpu_type in scaling.shape.widest}
         known = {gpu_type: speed for gpu_type, speed in speeds.items() if speed}
         if known:
@@ -124,9 +124,9 @@ class _Round:
         for job in self.unknown:
             self._serve_up_to_requested(job, job.gpus)
         if self.parameters.leftovers != "none":
-            self._give_leftovers(Scaling.between)
+            self._give_leftovers(ScalingControl.between)
         if self.parameters.leftovers == "faster":
-            self._give_leftovers(Scaling.beyond)
+            self._give_leftovers(ScalingControl.beyond)
         if self.parameters.explore:
             self._explore()
         for job in self.without_gpus:
@@ -160,8 +160,8 @@ class _Round:
             self.given[job.uid] = best
             capacity_pool.assign(job, best.amount)
 
-    def _scaling(self, job: Job) -> Scaling:
-        return Scaling(job, self.capacity_pool.shape(job), self.parameters.alpha)
+    def _scaling(self, job: Job) -> ScalingControl:
+        return ScalingControl(job, self.capacity_pool.shape(job), self.parameters.alpha)
 
     def _left(self, job: Job, gpu_type: str) -> int:
         """Further GPUs of a type that are left for the job."""
@@ -189,7 +189,7 @@ class _Round:
         known = None if job.speed is None else job.speed.steps_per_second(gpu_type, place.spread)
         return Size(gpu_type, place.gpus, job.steps_per_second if known is None else known)
 
-    def _give_leftovers(self, grown: Callable[[Scaling, Size, int], Size | None]) -> None:
+    def _give_leftovers(self, grown: Callable[[ScalingControl, Size, int], Size | None]) -> None:
         for job in self.known:
             given = self.given.get(job.uid)
             if given is not None and (left := self._left(job, given.gpu_type)) > 0:

@@ -29,7 +29,7 @@ class Size(NamedTuple):
         return GpuAmount(self.gpus, self.gpu_type)
 
 
-class Scaling:
+class ScalingControl:
     """Scaling control of one job.
 
     Args:

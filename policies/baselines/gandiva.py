@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from metasched.core.model import Job
-from metasched.core.seeded_rng import SeededRng
+from metasched.core.resumable_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from metasched.core.model import Job
-from metasched.core.seeded_rng import SeededRng
+from metasched.core.resumable_rng import SeededRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
 from metasched.time_shares.round_mechanism import TimeShares, alone

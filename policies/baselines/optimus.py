@@ -18,7 +18,7 @@ from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import is_non_preemptible
 from policies.baselines.gpu_allocator import Allocator
-from policies.baselines.remaining_time import Outlook
+from policies.baselines.remaining_time import RemainingTime
 
 KNOWN = Reason(Code.MOST_TIME_SAVED)
 UNKNOWN = Reason(Code.SPEED_UNKNOWN)
@@ -47,14 +47,14 @@ class _Growth:
     """Growth of jobs by the remaining time that further GPUs save."""
 
     def __init__(self, allocator: Allocator) -> None:
-        self.outlook = Outlook(allocator.pool)
+        self.remaining_time = RemainingTime(allocator.pool)
         self.allocator = allocator
 
     def is_known(self, job: Job) -> bool:
         """Whether the job's remaining steps are known, and its speed at its smallest size on some GPU type."""
         sizes = self.allocator.sizes(job)
         return job.remaining_steps is not None and any(
-            self.outlook.speed(job, gpu_type, amounts[0]) is not None for gpu_type, amounts in sizes.items()
+            self.remaining_time.speed(job, gpu_type, amounts[0]) is not None for gpu_type, amounts in sizes.items()
         )
 
     def grow(self, jobs: list[Job]) -> None:
@@ -99,4 +99,4 @@ class _Growth:
         return None if gpus is None else (present, GpuAmount(gpus, present.gpu_type))
 
     def _speeds(self, job: Job, *amounts: GpuAmount) -> list[float | None]:
-        return [self.outlook.speed(job, amount.gpu_type, amount.gpus) for amount in amounts]
+        return [self.remaining_time.speed(job, amount.gpu_type, amount.gpus) for amount in amounts]

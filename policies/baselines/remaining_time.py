@@ -7,7 +7,7 @@ from metasched.capacity.shapes import ShapeCapacity
 from metasched.core.model import Job
 
 
-class Outlook:
+class RemainingTime:
     """Known consolidated speeds and remaining times of jobs, on the nodes that suit each job."""
 
     def __init__(self, pool: CapacityPool) -> None:

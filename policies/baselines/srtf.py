@@ -13,7 +13,7 @@ from metasched.core.model import Decision, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from policies.baselines.gpu_allocator import allocate
-from policies.baselines.remaining_time import Outlook
+from policies.baselines.remaining_time import RemainingTime
 
 UNKNOWN = Reason(Code.REMAINING_UNKNOWN)
 
@@ -43,8 +43,8 @@ class Srtf(Policy):
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Serve jobs by remaining seconds times ``size``; keeps no state."""
-        outlook = Outlook(CapacityPool(snapshot))
-        left = {job.uid: outlook.remaining_seconds(job) for job in snapshot.jobs}
+        remaining_time = RemainingTime(CapacityPool(snapshot))
+        left = {job.uid: remaining_time.remaining_seconds(job) for job in snapshot.jobs}
 
         def key(job: Job) -> tuple[float, float, str]:
             seconds = left[job.uid]

@@ -6,7 +6,7 @@ import json
 
 from metasched.core.model import Node
 from metasched.simulator.records import Submission, Workload
-from metasched.throughput.throughput_table import Table, TableTraining
+from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 from tests.builders import job
 
 ROWS = {
@@ -50,7 +50,7 @@ def small_table(**more):
         sheet: {kind: {other: pair[0] for other, pair in cells[1].items()} for kind, cells in kinds.items()}
         for sheet, kinds in ROWS.items()
     }
-    return Table(alone, colocated, **more)
+    return ThroughputTable(alone, colocated, **more)
 
 
 def cluster(**gpus):

@@ -20,7 +20,7 @@ from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.gavel import read_gavel
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
@@ -91,7 +91,9 @@ def rows(data: Path) -> list[Row]:
     """All rows."""
     folder = data / "gavel"
     traces = folder / "traces"
-    workload = read_gavel(traces / "artifact_evaluation.trace", Table.read(folder / "simulation_throughputs.json"))
+    workload = read_gavel(
+        traces / "artifact_evaluation.trace", ThroughputTable.read(folder / "simulation_throughputs.json")
+    )
     return [
         *_baselines(workload),
         *_programs(workload),
@@ -193,7 +195,7 @@ def _shared(workload: Workload) -> list[Row]:
 
 def _physical(folder: Path) -> list[Row]:
     """The rows of the trace of the artifact's physical cluster."""
-    table = Table.read(folder / "physical_cluster_throughputs.json")
+    table = ThroughputTable.read(folder / "physical_cluster_throughputs.json")
     workload = read_gavel(folder / "traces" / "max_min_fairness.trace", table)
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump()
     nodes = cluster(8, 16, 24)
@@ -217,7 +219,7 @@ def _physical(folder: Path) -> list[Row]:
 
 def _continuous(folder: Path) -> list[Row]:
     """The rows of Poisson arrivals, of which jobs 4000 to 4999 are measured."""
-    table = Table.read(folder / "simulation_throughputs.json")
+    table = ThroughputTable.read(folder / "simulation_throughputs.json")
     window, nodes = range(4000, 5000), cluster(36, 36, 36)
     ordered, shuffled = ORDERED.model_dump(), SHUFFLED.model_dump() | {"aware": False}
 

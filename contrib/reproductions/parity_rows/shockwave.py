@@ -14,7 +14,7 @@ from metasched.core.policy import Policy
 from metasched.simulator.metrics import UNFAIR, Fairness
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.traces.shockwave import read_shockwave
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters
 from metasched.time_shares.round_mechanism import TimeShares
@@ -62,7 +62,7 @@ def figures(workload: Workload, policy: Policy) -> tuple[float, ...]:
 def rows(data: Path) -> list[Row]:
     """The rows of four policies."""
     folder = data / "shockwave"
-    table = Table.read(folder / "tacc_throughputs.json")
+    table = ThroughputTable.read(folder / "tacc_throughputs.json")
     workload = read_shockwave(folder / "traces" / TRACE, table, most_gpus=GPUS)
 
     def row(policy: Policy, words: str, *theirs: float, reason: str = "") -> Row:

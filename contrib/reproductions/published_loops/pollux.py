@@ -26,7 +26,7 @@ from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
-from metasched.throughput.goodput_profile import Profile, ProfileTraining, packed
+from metasched.throughput.goodput_profile import GoodputProfile, ProfileTraining, packed
 
 NEVER_GROWS = "ncf"
 NODE_GPUS = 4
@@ -86,7 +86,7 @@ def _take(free: dict[str, int], gpus: int, snapshot: Snapshot) -> Placement:
 class OptimusView:
     """The speeds that the artifact's Optimus predicts: the true ones, except on a single GPU. It is a ``Speed``."""
 
-    profile: Profile
+    profile: GoodputProfile
     batch: int
     _by_gpus: dict[int, float | None] = field(default_factory=dict)
 

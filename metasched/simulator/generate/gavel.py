@@ -24,7 +24,7 @@ from pydantic import Field
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.parameters import TableParameters
 from metasched.simulator.records import Submission, Workload, trace_job
-from metasched.throughput.throughput_table import Table, TableTraining
+from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 
 LONG = 0.2  # fraction of the jobs
 SHORT_EXPONENTS, LONG_EXPONENTS = (1.5, 3.0), (3.0, 4.0)
@@ -55,7 +55,7 @@ class GavelWorkloadParameters(TableParameters):
     models: tuple[str, ...] = Field(default=(), strict=False)
 
 
-def gavel_jobs(table: Table, parameters: GavelWorkloadParameters, seed: int = 0) -> Workload:
+def gavel_jobs(table: ThroughputTable, parameters: GavelWorkloadParameters, seed: int = 0) -> Workload:
     """Draw a workload: a continuous one where ``jobs_per_hour`` is given, a static one otherwise.
 
     Raises:
@@ -75,7 +75,7 @@ def gavel_jobs(table: Table, parameters: GavelWorkloadParameters, seed: int = 0)
 
 
 def _submissions(
-    table: Table, parameters: GavelWorkloadParameters, arrivals: Iterator[float], seed: int
+    table: ThroughputTable, parameters: GavelWorkloadParameters, arrivals: Iterator[float], seed: int
 ) -> Iterator[Submission]:
     """The jobs, in the order of the draws."""
     rng, slo_rng = random.Random(seed), random.Random(seed + SLO_SEED)  # noqa: S311  no secret
@@ -107,7 +107,7 @@ def _slo_factor(drawn: float) -> float:
     return next(factor for most, factor in SLOS if drawn < most)
 
 
-def _models(table: Table, parameters: GavelWorkloadParameters) -> Sequence[str]:
+def _models(table: ThroughputTable, parameters: GavelWorkloadParameters) -> Sequence[str]:
     """The job types to draw from, all of which the table has."""
     if parameters.reference not in table.types:
         known = ", ".join(table.types) or "none"

@@ -18,7 +18,7 @@ from pydantic import Field
 from metasched.simulator.generate.parameters import GeneratorParameters
 from metasched.simulator.records import Workload
 from metasched.simulator.traces.pollux import submission
-from metasched.throughput.goodput_profile import EpochRecords, Profile, StepTime, StepTimes, packed
+from metasched.throughput.goodput_profile import EpochRecords, GoodputProfile, StepTime, StepTimes, packed
 
 SHARES = {"cifar10": 0.36, "ncf": 0.36, "deepspeech2": 0.10, "bert": 0.10, "yolov3": 0.06, "imagenet": 0.02}
 """The fraction of the jobs, by application (table 1)."""
@@ -56,7 +56,7 @@ class PolluxWorkloadParameters(GeneratorParameters):
 
 
 def generate_pollux(
-    parameters: PolluxWorkloadParameters, seed: int, profiles: Mapping[str, Profile] | None = None
+    parameters: PolluxWorkloadParameters, seed: int, profiles: Mapping[str, GoodputProfile] | None = None
 ) -> Workload:
     """Draw a workload.
 
@@ -138,12 +138,12 @@ APPLICATIONS = {
 OVERLAP = 1.5  # gamma of the throughput model (section 3.2): how far computation and synchronisation overlap
 
 
-def synthetic_profiles(gpu_type: str = "t4") -> dict[str, Profile]:
+def synthetic_profiles(gpu_type: str = "t4") -> dict[str, GoodputProfile]:
     """Profiles of ``APPLICATIONS``, on up to 16 nodes of 4 GPUs."""
     return {name: _profile(name, application, gpu_type) for name, application in APPLICATIONS.items()}
 
 
-def _profile(name: str, application: _Application, gpu_type: str) -> Profile:
+def _profile(name: str, application: _Application, gpu_type: str) -> GoodputProfile:
     least, most = application.local
     ratio = (most / least) ** (1 / (GRID - 1))
     locals_ = sorted({round(least * ratio**i) for i in range(GRID)})
@@ -157,7 +157,7 @@ def _profile(name: str, application: _Application, gpu_type: str) -> Profile:
     batches = [application.batches[0]]
     while batches[-1] < application.batches[1]:
         batches.append(min(2 * batches[-1], application.batches[1]))
-    return Profile(
+    return GoodputProfile(
         name,
         {
             spread: StepTimes(

@@ -19,7 +19,7 @@ from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.parameters import TableParameters
 from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, parse_model
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 FAMILIES = ("ResNet-50", "ResNet-18", "LM", "Transformer", "Recommendation")
 HOURS = (0.2, 5.0)
@@ -44,7 +44,7 @@ class ShockwaveWorkloadParameters(TableParameters):
 
 
 def shockwave_jobs(
-    table: Table,
+    table: ThroughputTable,
     parameters: ShockwaveWorkloadParameters,
     seed: int = 0,
     *,
@@ -89,7 +89,7 @@ def _hours(rng: random.Random) -> float:
     return HOURS[0] + (HOURS[1] - HOURS[0]) * rng.uniform(low, high)
 
 
-def _models(table: Table, gpus: int, reference: str) -> Sequence[str]:
+def _models(table: ThroughputTable, gpus: int, reference: str) -> Sequence[str]:
     """The paper's models that run on so many GPUs of the reference type."""
     families = (model for model in table.models if model.partition(" (")[0] in FAMILIES)
     found = [model for model in families if parse_model(model) and table.speed(model, reference, (gpus,))]

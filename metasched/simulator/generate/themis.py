@@ -21,7 +21,7 @@ from pydantic import Field
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.parameters import TableParameters
 from metasched.simulator.records import Submission, Workload, trace_job
-from metasched.throughput.throughput_table import Table, TableTraining
+from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 
 DOMAINS: Mapping[str, float] = {"vision": 0.1, "language": 0.6, "others": 0.3}
 VISION, LANGUAGE = ("ResNet", "CycleGAN"), ("LM", "Transformer")
@@ -48,7 +48,7 @@ class ThemisWorkloadParameters(TableParameters):
 
 
 def themis_apps(
-    table: Table,
+    table: ThroughputTable,
     parameters: ThemisWorkloadParameters,
     seed: int = 0,
     *,
@@ -102,7 +102,7 @@ def _phases(count: int, rank: int) -> int:
     return phases
 
 
-def _max_gpus(table: Table, model: str, reference: str, gpus: int) -> int:
+def _max_gpus(table: ThroughputTable, model: str, reference: str, gpus: int) -> int:
     """The largest power of two up to ``gpus`` that a model has a speed for."""
     most = 1
     while 2 * most <= gpus and table.speed(model, reference, (2 * most,)):
@@ -110,7 +110,7 @@ def _max_gpus(table: Table, model: str, reference: str, gpus: int) -> int:
     return most
 
 
-def _models_by_domain(table: Table, reference: str) -> dict[str, Sequence[str]]:
+def _models_by_domain(table: ThroughputTable, reference: str) -> dict[str, Sequence[str]]:
     """The table's models that run on one GPU, by domain; domains without models are left out."""
     found: dict[str, list[str]] = {}
     for model in table.models:

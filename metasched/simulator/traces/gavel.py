@@ -8,7 +8,7 @@ from pathlib import Path
 from metasched.core.model import Job
 from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.rows import Row, plain_rows
-from metasched.throughput.throughput_table import Table, TableTraining
+from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 
 COLUMNS = (
     "job_type",
@@ -24,7 +24,9 @@ COLUMNS = (
 )
 
 
-def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, reference: str = "v100") -> Workload:
+def read_gavel(
+    path: Path, table: ThroughputTable, *, most_gpus: int | None = None, reference: str = "v100"
+) -> Workload:
     """The jobs of a trace.
 
     Uids are line numbers. The largest priority weight of the trace becomes weight 1. An SLO is a factor on the job's
@@ -47,7 +49,7 @@ def read_gavel(path: Path, table: Table, *, most_gpus: int | None = None, refere
 
 
 def table_jobs(
-    path: Path, columns: Sequence[str], table: Table, most_gpus: int | None
+    path: Path, columns: Sequence[str], table: ThroughputTable, most_gpus: int | None
 ) -> Iterator[tuple[Row, Job, int]]:
     """(row, job, steps) for each line of a trace in Gavel's form or a derived one; the job's name is its model.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from metasched.core.model import Job, Preempt
-from metasched.simulator.learned_speeds import ALL, recorded_training
+from metasched.simulator.recorded_trainings import ALL, recorded_training
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.errors import TraceError
 from metasched.store import JobRecord, Store

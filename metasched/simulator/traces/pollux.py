@@ -13,7 +13,7 @@ from pathlib import Path
 from metasched.simulator.records import Submission, Workload, trace_job
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row, named_rows
-from metasched.throughput.goodput_profile import EpochRecords, Profile, ProfileTraining, StepTime, StepTimes
+from metasched.throughput.goodput_profile import EpochRecords, GoodputProfile, ProfileTraining, StepTime, StepTimes
 
 WORKLOAD = ("name", "time", "application", "num_replicas", "batch_size")
 PLACEMENTS = ("placement", "local_bsz", "step_time", "sync_time")
@@ -27,7 +27,7 @@ MOST_LOCAL = {"yolov3": 8}
 """The largest local batch size of an application, where larger ones were measured than fit into a GPU."""
 
 
-def read_profiles(folder: Path, *, gpu_type: str = "t4") -> dict[str, Profile]:
+def read_profiles(folder: Path, *, gpu_type: str = "t4") -> dict[str, GoodputProfile]:
     """The applications of a folder, by name.
 
     Raises:
@@ -39,7 +39,7 @@ def read_profiles(folder: Path, *, gpu_type: str = "t4") -> dict[str, Profile]:
     return found
 
 
-def read_profile(folder: Path, gpu_type: str = "t4") -> Profile:
+def read_profile(folder: Path, gpu_type: str = "t4") -> GoodputProfile:
     """The application of one folder.
 
     Raises:
@@ -61,7 +61,7 @@ def read_profile(folder: Path, gpu_type: str = "t4") -> Profile:
     least = min((len(one.progress) for one in trained.values()), default=0)
     if not placed or not least:
         raise TraceError(folder, None, None, "has no placements, or no epochs", "give measurements of both")
-    return Profile(
+    return GoodputProfile(
         folder.name,
         {spread: StepTimes(*zip(*sorted(times.items()), strict=True)) for spread, times in placed.items()},
         scaled,
@@ -72,7 +72,7 @@ def read_profile(folder: Path, gpu_type: str = "t4") -> Profile:
     )
 
 
-def read_pollux(path: Path, profiles: Mapping[str, Profile], *, most_gpus: int | None = None) -> Workload:
+def read_pollux(path: Path, profiles: Mapping[str, GoodputProfile], *, most_gpus: int | None = None) -> Workload:
     """The jobs of a workload, each elastic from one GPU to the most that its batch size can be divided among.
 
     Uids are line numbers.
@@ -101,7 +101,7 @@ def read_pollux(path: Path, profiles: Mapping[str, Profile], *, most_gpus: int |
     return Workload(path.name, tuple(submissions))
 
 
-def submission(uid: str, name: str, submitted: float, profile: Profile, *, gpus: int, batch: int) -> Submission:
+def submission(uid: str, name: str, submitted: float, profile: GoodputProfile, *, gpus: int, batch: int) -> Submission:
     """A job that trains an application at a batch size, and asks for ``gpus``."""
     most = max(gpus, batch // profile.least_local)
     job = trace_job(uid, name, submitted, gpus, min_gpus=1, max_gpus=most).evolve(gpu_types=(profile.gpu_type,))

@@ -7,7 +7,7 @@ from pathlib import Path
 from metasched.simulator.records import Submission, Workload
 from metasched.simulator.traces.gavel import table_jobs
 from metasched.throughput.batch_size_regimes import Mode, RegimeTraining, UnknownFamilyError
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 COLUMNS = (
     "job_type",
@@ -25,7 +25,7 @@ COLUMNS = (
 )
 
 
-def read_shockwave(path: Path, table: Table, *, most_gpus: int | None = None) -> Workload:
+def read_shockwave(path: Path, table: ThroughputTable, *, most_gpus: int | None = None) -> Workload:
     """The jobs of a trace.
 
     Uids are line numbers. The largest priority weight of the trace becomes weight 1. Durations are nominal, and the

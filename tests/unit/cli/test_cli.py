@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from metasched.cli import job_explanation, main, submit
+from metasched.cli import formatting, job_explanation, main, submit
 from metasched.configuration.file_names import DATABASE
 from metasched.daemon import dry_run
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status, publish
@@ -335,8 +335,8 @@ def test_explain_omits_free_gpus_for_a_blocked_job(show, reason):
 
 def test_the_size_of_a_job_with_a_wrong_tag_is_not_known():
     """The job is not shown as a CPU-only job."""
-    assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
-    assert job_explanation.gpus(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
+    assert formatting.gpus_text(waiting(gpus=0, min_gpus=0, max_gpus=0)) == "cpu"
+    assert formatting.gpus_text(waiting(gpus=0, min_gpus=0, max_gpus=0, error="there is no key 'x'")) == "?"
 
 
 def test_explain_reports_a_stopped_daemon_and_an_unreachable_slurm(show):

@@ -13,10 +13,11 @@ from metasched.cli import main
 from metasched.configuration.config import load
 from metasched.core.model import Placement
 from metasched.core.policy import installed_policies
-from metasched.demo import demo_run, installed, train
+from metasched.demo import demo_run, train
 from metasched.demo.demo_cluster import DemoError
 from metasched.demo.jobs import JOBS, SETTINGS, THRESHOLD_GPU_SECONDS, configuration
-from metasched.demo.result import outcome, problems
+from metasched.demo.outcomes import outcome, problems
+from metasched.devcluster import script_paths
 from metasched.slurm.tags import parse_tag
 from metasched.store import EndCause, JobRecord, RunRecord
 
@@ -134,6 +135,6 @@ def test_the_demos_trainers_use_no_real_gpu(monkeypatch):
 
 def test_the_slurm_scripts_are_found():
     """The wrapper is found in the checkout; the error for an unknown name lists the searched folders."""
-    assert installed.slurm_script("metasched-run").is_file()
-    with pytest.raises(installed.NotInstalledError, match="slurm_scripts"):
-        installed.slurm_script("nothing-of-that-name")
+    assert script_paths.slurm_script("metasched-run").is_file()
+    with pytest.raises(script_paths.NotInstalledError, match="slurm_scripts"):
+        script_paths.slurm_script("nothing-of-that-name")

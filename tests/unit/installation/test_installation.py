@@ -10,10 +10,10 @@ from metasched.configuration.config import Config, load
 from metasched.configuration.field_docs import meanings
 from metasched.core.policy import installed_policies
 from metasched.daemon import process
-from metasched.installation import facts, plugin
+from metasched.installation import facts, job_submit_lua
 from metasched.installation.checks import check
 from metasched.installation.facts import Directory, Facts, Slurm, gather, on_nodes, probe_directory
-from metasched.installation.plugin import OtherSharedError
+from metasched.installation.job_submit_lua import OtherSharedError
 from metasched.installation.template import template
 from metasched.slurm.associations import Associations
 from metasched.slurm.client import SlurmNode, SlurmSettings
@@ -244,7 +244,7 @@ def test_a_daemon_of_another_shared_directory_does_not_start(tmp_path):
     slurm = FakeSlurm()
     values = {"SLURM_CONF": f"{tmp_path}/slurm.conf"}
     settings = dataclasses.replace(slurm.settings(), job_submit_plugins=("lua",), values=values)
-    plugin.check_shared(plugin.read_plugin(settings), tmp_path / "link")
+    job_submit_lua.check_shared(job_submit_lua.read_plugin(settings), tmp_path / "link")
     slurm.settings = lambda: settings
     with pytest.raises(OtherSharedError, match="make them the same"):
         process._controller(FACTS.config, None, slurm, store=None, mailbox=None, lock=None)

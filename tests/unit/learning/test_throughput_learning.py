@@ -7,7 +7,7 @@ from metasched.learning.throughput_learning import REPORT_WEIGHT, ThroughputLear
 from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, Store
 from metasched.store.report_rows import ReportFile
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from tests.builders import job
 
 V100 = Placement(("n1",), 1, "v100")

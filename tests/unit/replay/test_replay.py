@@ -12,7 +12,7 @@ from metasched.core.model import Job, Node, Placement, Quota, Snapshot, Status
 from metasched.core.policy import PolicyParameters, installed_policies
 from metasched.replay.replay import NoSnapshotError, OtherParametersError, replay
 from metasched.replay.snapshot_codec import CodecError, decode, encode
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from policies.baselines.las import Las
 from tests.builders import job
 from tests.fakes.fake_nodes import FakeNode

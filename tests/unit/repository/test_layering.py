@@ -23,7 +23,7 @@ PACKAGES = {
     "store": {"core", "shared_dir"},
     "replay": {"core", "scheduling", "store", "throughput"},
     "simulator": {"core", "scheduling", "store", "throughput"},
-    "accounting": {"core", "simulator", "slurm", "store"},
+    "history_import": {"core", "simulator", "slurm", "store"},
     "learning": {"core", "configuration", "shared_dir", "store", "throughput"},
     "installation": {"core", "configuration", "shared_dir", "slurm", "store"},
     "observe": {"core", "configuration", "scheduling", "slurm", "store"},
@@ -34,7 +34,7 @@ PACKAGES = {
     },
     "demo": {"core", "configuration", "devcluster", "replay", "shared_dir", "slurm", "store"},
     "cli": {
-        *("accounting", "configuration", "core", "daemon", "demo", "devcluster", "installation", "replay"),
+        *("configuration", "core", "daemon", "demo", "devcluster", "history_import", "installation", "replay"),
         *("shared_dir", "simulator", "slurm", "store"),
     },
 }

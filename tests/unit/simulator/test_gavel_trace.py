@@ -9,7 +9,7 @@ from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.gavel import COLUMNS, read_gavel
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from tests.unit.gavel_tables import small_table
 
 GOOD = {
@@ -120,7 +120,7 @@ def test_the_published_trace_is_read():
     if data is None:
         pytest.skip("METASCHED_DATA does not name the folder of the public data")
     folder = Path(data) / "gavel"
-    table = Table.read(folder / "simulation_throughputs.json")
+    table = ThroughputTable.read(folder / "simulation_throughputs.json")
     found = read_gavel(folder / "traces" / "artifact_evaluation.trace", table, most_gpus=2)
     assert len(found.submissions) == 15
     assert found.submissions[0].training.total == 2931
@@ -129,7 +129,7 @@ def test_the_published_trace_is_read():
 def wide_table():
     """One job type on 1 to 8 GPUs, and one on a single GPU alone."""
     alone = {("many", gpus): 10.0 * gpus for gpus in (1, 2, 4, 8)} | {("one", 1): 5.0}
-    return Table({"v100": alone}, {})
+    return ThroughputTable({"v100": alone}, {})
 
 
 def test_a_seed_fixes_the_generated_jobs():
@@ -174,10 +174,10 @@ def test_weights_and_slos_are_given_on_request():
     ("table", "more", "words"),
     [
         (wide_table(), {"models": ["other"]}, "no job type 'other'"),
-        (Table({"v100": {}}, {}), {}, "no job type to draw from"),
+        (ThroughputTable({"v100": {}}, {}), {}, "no job type to draw from"),
         (wide_table(), {"reference": "a100"}, "no GPU type 'a100'"),
-        (Table({"v100": {("one", 1): 5.0}}, {}), {"multiple": True, "jobs": 200}, "no job type on"),
-        (Table({"v100": {("one", 1): 0.0}}, {}), {}, "no speed of 'one'"),
+        (ThroughputTable({"v100": {("one", 1): 5.0}}, {}), {"multiple": True, "jobs": 200}, "no job type on"),
+        (ThroughputTable({"v100": {("one", 1): 0.0}}, {}), {}, "no speed of 'one'"),
     ],
 )
 def test_a_workload_that_the_table_cannot_provide_is_refused(table, more, words):

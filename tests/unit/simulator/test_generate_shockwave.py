@@ -5,7 +5,7 @@ import pytest
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.shockwave import GPUS, MODES, ShockwaveWorkloadParameters, shockwave_jobs
 from metasched.throughput.batch_size_regimes import FAMILIES, Mode, model_name
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 BATCHES = {
     "ResNet-18": (16, 32, 64, 128, 256),
@@ -20,7 +20,7 @@ ROWS = {
     for gpus in (1, 2, 4, 8)
     if family != "Recommendation" or gpus == 1
 }
-TABLE = Table({"v100": ROWS}, {})
+TABLE = ThroughputTable({"v100": ROWS}, {})
 
 
 def drawn(seed=0, *, gpus=GPUS, modes=MODES, **parameters):

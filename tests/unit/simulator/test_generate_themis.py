@@ -5,10 +5,10 @@ import pytest
 from metasched.simulator.generate.errors import GeneratorError
 from metasched.simulator.generate.themis import CONFIGURATIONS, ThemisWorkloadParameters, themis_apps
 from metasched.simulator.metrics import app_of
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 ROWS = {(model, gpus): 2.0 * gpus for model in ("ResNet-18", "LM", "A3C") for gpus in (1, 2, 4)}
-TABLE = Table({"v100": ROWS}, {})
+TABLE = ThroughputTable({"v100": ROWS}, {})
 
 
 def drawn(seed=0, *, configurations=CONFIGURATIONS, **parameters):

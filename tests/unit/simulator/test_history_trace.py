@@ -1,7 +1,7 @@
 import pytest
 
 from metasched.core.model import Placement, Preempt
-from metasched.simulator.learned_speeds import reported_curves
+from metasched.simulator.recorded_trainings import reported_curves
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.history import read_history
 from metasched.simulator.traces.sacct import read_sacct

@@ -7,7 +7,7 @@ from metasched.core.model import Node, Placement
 from metasched.simulator.metrics import IsolatedDurations, app_of, isolated_seconds, measure, percentile
 from metasched.simulator.records import JobOutcome, Locality, Outcome, RunInterval, Settings
 from metasched.throughput.batch_size_regimes import FAMILIES, Mode, RegimeTraining, model_name
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from tests.unit.gavel_tables import cluster, small_table, workload
 from tests.unit.workloads import submission
 
@@ -190,7 +190,7 @@ def test_values_have_every_number_by_name():
 def test_the_isolated_duration_is_the_sum_over_regimes():
     """The speed changes with the batch size."""
     rows = {(model_name("LM", batch), 1): float(batch) for batch in (10, 20, 40, 80)}
-    table = Table({"v100": rows}, {})
+    table = ThroughputTable({"v100": rows}, {})
     steps = FAMILIES["LM"].steps
     training = RegimeTraining.of(table, Mode.GNS, model_name("LM", 10), 1, 50 * steps(10))
     expected = sum(count * steps(batch) / batch for batch, count in ((10, 11), (20, 10), (40, 20), (80, 9)))

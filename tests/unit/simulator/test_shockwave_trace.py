@@ -10,14 +10,14 @@ from metasched.simulator.simulation import simulate
 from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.shockwave import COLUMNS, read_shockwave
 from metasched.throughput.batch_size_regimes import FAMILIES, Mode, model_name
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from policies.baselines.allox import AlloX, AlloXParameters
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from tests.unit.published import DATA, needs
 
 NODES = (Node("cluster", "v100", 32, 0, 0),)
 PUBLISHED = ("shockwave", "traces", "120_0.2_5_100_40_25_0,0.5,0.5_0.6,0.3,0.09,0.01_multigpu_dynamic.trace")
-TABLE = Table(
+TABLE = ThroughputTable(
     {
         "v100": {
             (model_name("LM", batch), gpus): 2.0 * gpus / batch**0.5 for batch in (10, 20, 40, 80) for gpus in (1, 2)
@@ -97,7 +97,7 @@ def test_a_line_with_too_few_fields_is_refused(tmp_path):
 
 def test_a_restart_costs_steps_but_not_in_the_first_round(tmp_path):
     """The first job runs in all rounds; the second one starts later, and loses 20 s of its first full round."""
-    table = Table({"v100": {(model_name("LM", 80), 1): 1.0}}, {})
+    table = ThroughputTable({"v100": {(model_name("LM", 80), 1): 1.0}}, {})
     path = tmp_path / "a.trace"
     lines = [line(job_type=model_name("LM", 80), total_steps=240, arrival_seconds=at) for at in (0, 60)]
     path.write_text("\n".join(lines))
@@ -148,7 +148,7 @@ def test_our_simulation_takes_as_long_as_the_regimes(tmp_path):
 )
 def test_the_published_figures_are_equal(policy, makespan, average, worst):
     """Makespan, mean JCT and worst rho are those of the artifact in all known digits."""
-    table = Table.read(DATA / "shockwave" / "tacc_throughputs.json")
+    table = ThroughputTable.read(DATA / "shockwave" / "tacc_throughputs.json")
     workload = read_shockwave(DATA.joinpath(*PUBLISHED), table, most_gpus=32)
     outcome = ShockwaveLoop(workload, NODES, policy, Settings(round_seconds=120.0)).run()
     alone = {one.job.uid: isolated_seconds(one) for one in workload.submissions}
@@ -161,7 +161,7 @@ def test_the_published_figures_are_equal(policy, makespan, average, worst):
 @needs(*PUBLISHED)
 def test_our_simulation_of_the_published_trace_ends():
     """Every job is complete, with restarts that cost time."""
-    table = Table.read(DATA / "shockwave" / "tacc_throughputs.json")
+    table = ThroughputTable.read(DATA / "shockwave" / "tacc_throughputs.json")
     workload = read_shockwave(DATA.joinpath(*PUBLISHED), table, most_gpus=32)
     workload = replace(workload, submissions=workload.submissions[:20])
     outcome = simulate(workload, NODES, AlloX(), Settings(round_seconds=120.0, restart_seconds=20.0))

@@ -6,7 +6,7 @@ from metasched.core.reasons import Reason
 from metasched.simulator.records import Settings
 from metasched.simulator.what_if import Estimate, estimate_all, forecast
 from metasched.store import Store
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from metasched.throughput.scaling_curve import training_of_run
 from policies.baselines.fifo import Fifo
 from policies.baselines.gandiva import Gandiva

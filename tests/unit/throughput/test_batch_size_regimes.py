@@ -18,7 +18,7 @@ from metasched.throughput.batch_size_regimes import (
     parse_model,
     regimes,
 )
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 
 PLACE = Placement(("n",), 1, "v100")
 LM = FAMILIES["LM"].steps
@@ -26,7 +26,7 @@ LM = FAMILIES["LM"].steps
 
 def table(*batches, gpus=1):
     """Steps per second of LM at some batches: 100 / batch."""
-    return Table({"v100": {(model_name("LM", batch), gpus): 100.0 / batch for batch in batches}}, {})
+    return ThroughputTable({"v100": {(model_name("LM", batch), gpus): 100.0 / batch for batch in batches}}, {})
 
 
 def test_a_static_job_has_one_regime():

@@ -8,8 +8,8 @@ import pytest
 
 from metasched.throughput.estimator import EstimatedSpeed, Estimator
 from metasched.throughput.matrix_completion import complete
-from metasched.throughput.online_speed import MeasuredSpeed
-from metasched.throughput.throughput_table import Table, TableSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
+from metasched.throughput.throughput_table import TableSpeed, ThroughputTable
 
 HERE = ("v100", (1,))
 NAMES = tuple(f"m{i}" for i in range(12))
@@ -30,7 +30,7 @@ def references():
         }
         for gpu_type, cells in alone.items()
     }
-    return Table(alone, colocated)
+    return ThroughputTable(alone, colocated)
 
 
 def masked(row, fraction, seed):
@@ -46,7 +46,7 @@ def without(table, model):
     def keep(rows):
         return {gpu_type: cells for gpu_type, cells in rows.items() if gpu_type[0] != model}
 
-    return Table(
+    return ThroughputTable(
         {sheet: keep(rows) for sheet, rows in table.alone.items()},
         {
             sheet: {gpu_type: keep(cells) for gpu_type, cells in keep(rows).items()}
@@ -113,7 +113,9 @@ def test_estimates_on_the_published_table_are_better_than_the_average():
     data = os.environ.get("METASCHED_DATA")
     if data is None:
         pytest.skip("METASCHED_DATA does not name the folder of the public data")
-    completed, referred, average = errors(Table.read(Path(data) / "gavel" / "simulation_throughputs.json"), 0.2)
+    completed, referred, average = errors(
+        ThroughputTable.read(Path(data) / "gavel" / "simulation_throughputs.json"), 0.2
+    )
     assert completed < 0.8 * average
     assert referred < average
 

@@ -15,8 +15,8 @@ from metasched.shared_dir.reports import StepsReport
 from metasched.store import JobRecord, SpeedRecord, Store
 from metasched.store.report_rows import ReportFile
 from metasched.throughput.fingerprints import REFERENCES, Fingerprints
-from metasched.throughput.online_speed import Fingerprint, MeasuredSpeed
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.measured_speed import Fingerprint, MeasuredSpeed
+from metasched.throughput.throughput_table import ThroughputTable
 from policies.baselines.fifo import Fifo
 from tests.builders import job, running
 from tests.unit.gavel_tables import write_table
@@ -152,7 +152,7 @@ def test_measurements_with_an_ended_co_runner_are_dropped(store):
 
 def test_jobs_of_a_tables_models_are_estimated_at_once(tmp_path):
     """Measurements of such jobs take precedence over the table's."""
-    table = Table.read(write_table(tmp_path / "t.json"))
+    table = ThroughputTable.read(write_table(tmp_path / "t.json"))
     with Store.open(tmp_path / "m.db") as store:
         learning = ThroughputLearning(store, UNTRIED, table)
         for subject in ("ann/quick", "bob/steady"):

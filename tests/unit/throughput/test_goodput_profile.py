@@ -7,7 +7,7 @@ import pytest
 from metasched.core.model import Placement
 from metasched.throughput.goodput_profile import (
     EpochRecords,
-    Profile,
+    GoodputProfile,
     ProfileTraining,
     StepTime,
     StepTimes,
@@ -26,7 +26,7 @@ def profile(**more):
         (2, 1): StepTimes((2, 4), (StepTime(1.5, 0.5), StepTime(2.5, 0.5))),
     }
     scaled = {(4, 4, 2): StepTime(3.0, 2.0), (4, 8, 2): StepTime(5.0, 4.0), (4, 8, 4): StepTime(6.0, 4.0)}
-    return Profile("app", placed, scaled, {8: HALF, 16: FULL}, epochs=3, gpu_type="t4", **more)
+    return GoodputProfile("app", placed, scaled, {8: HALF, 16: FULL}, epochs=3, gpu_type="t4", **more)
 
 
 def place(*spread, gpu_type="t4"):

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from metasched.core.model import Placement
-from metasched.throughput.throughput_table import Table, TableError, TableTraining
+from metasched.throughput.throughput_table import TableError, TableTraining, ThroughputTable
 from metasched.throughput.training import Pace
 from tests.unit.gavel_tables import small_table, table_json, write_table
 
@@ -17,7 +17,7 @@ def speed_of(model, table=None):
 
 def test_a_table_is_read_from_a_file(tmp_path):
     """Isolated and co-located speeds are those of the file, by type, model and GPUs."""
-    read, made = Table.read(write_table(tmp_path / "t.json")), small_table()
+    read, made = ThroughputTable.read(write_table(tmp_path / "t.json")), small_table()
     assert read.alone == made.alone
     assert read.colocated == made.colocated
     assert read.types == ("k80", "v100")
@@ -117,7 +117,7 @@ def test_a_faulty_table_is_refused_by_file_and_keys(tmp_path, keys, value, named
     path = tmp_path / "t.json"
     path.write_text(json.dumps(spoil(keys, value)))
     with pytest.raises(TableError) as caught:
-        Table.read(path)
+        ThroughputTable.read(path)
     assert (caught.value.file, caught.value.keys) == (path, named)
     assert words in caught.value.fault
     assert caught.value.fix in str(caught.value)
@@ -127,7 +127,7 @@ def test_a_pair_may_be_in_one_row_only(tmp_path):
     """The speed of the other job is then known as well."""
     path = tmp_path / "t.json"
     path.write_text(json.dumps(spoil(("v100", STEADY, QUICK), None)))
-    assert Table.read(path).colocated == small_table().colocated
+    assert ThroughputTable.read(path).colocated == small_table().colocated
 
 
 def test_a_missing_file_or_one_without_json_is_refused(tmp_path):
@@ -136,4 +136,4 @@ def test_a_missing_file_or_one_without_json_is_refused(tmp_path):
     (tmp_path / "deep.json").write_text("[" * 100_000)
     for name in ("t.json", "deep.json", "gone.json"):
         with pytest.raises(TableError, match=name):
-            Table.read(tmp_path / name)
+            ThroughputTable.read(tmp_path / name)

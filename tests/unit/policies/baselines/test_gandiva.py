@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from metasched.core import reason_words
 from metasched.scheduling.engine import run_round
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from policies.baselines.gandiva import Gandiva, GandivaParameters
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from tests.unit.gavel_tables import cluster, known_job, small_table
@@ -83,7 +83,7 @@ def test_a_job_whose_co_runner_ended_has_an_interim_share():
 def trial(colocated, least_gain=1.0, seed=2):
     """Pairs of four jobs, and pairs after a fifth arrived, with this co-located speed where the isolated one is 10."""
     alone = {("m", 1): 10.0}
-    table = Table({"v100": alone}, {"v100": {("m", 1): {("m", 1): colocated}}})
+    table = ThroughputTable({"v100": alone}, {"v100": {("m", 1): {("m", 1): colocated}}})
     policy = Gandiva(GandivaParameters(seed=seed, least_gain=least_gain))
     jobs = [known_job(uid, "m", table=table) for uid in "abcd"]
     first = run_round(snapshot(jobs, cluster(v100=1), sharing=True), policy, None)
@@ -118,7 +118,7 @@ def test_shares_are_recomputed_when_the_co_located_speed_of_a_pair_changes(coloc
     """A change of more than 5 % counts, even if no job arrives or ends."""
     results = []
     for speed in (5.0, colocated):
-        table = Table({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): speed}}})
+        table = ThroughputTable({"v100": {("m", 1): 10.0}}, {"v100": {("m", 1): {("m", 1): speed}}})
         jobs = [known_job(uid, "m", table=table) for uid in "ab"]
         state = results[-1].state if results else None
         results.append(run_round(snapshot(jobs, cluster(v100=1), 60.0 * len(results), sharing=True), Gandiva(), state))

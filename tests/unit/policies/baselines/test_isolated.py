@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from metasched.core import reason_words
 from metasched.core.model import Node, Placement, Preempt, Snapshot, Status
-from metasched.core.seeded_rng import LIFE, SKIP, WORD, SeededRng
+from metasched.core.resumable_rng import LIFE, SKIP, WORD, SeededRng
 from metasched.scheduling.engine import run_round
 from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.gandiva import Gandiva

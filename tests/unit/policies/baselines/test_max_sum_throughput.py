@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from metasched.scheduling.engine import run_round
-from metasched.throughput.throughput_table import Table, TableTraining
+from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 from policies.baselines.max_sum_throughput import MaxSumThroughput
 from tests.unit.gavel_tables import cluster, known_job, small_table
 from tests.unit.policies.baselines.test_isolated import shares, snapshot
@@ -58,7 +58,7 @@ def test_no_valid_shares_make_more_steps(jobs, v100, k80):
         sheet: {(f"m{i}", gpus): float(row[column]) for i, row in enumerate(jobs) for gpus in (1, 2)}
         for column, sheet in enumerate(("v100", "k80"))
     }
-    table = Table(alone, {})
+    table = ThroughputTable(alone, {})
     made = [
         known_job(f"j{i}", f"m{i}", gpus, table=table)
         for i, (_, _, gpus) in enumerate(jobs)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from metasched.core.model import Node, Placement, Preempt, Status
 from metasched.scheduling.engine import run_round
-from metasched.throughput.throughput_table import Table
+from metasched.throughput.throughput_table import ThroughputTable
 from metasched.time_shares.allocation_inputs import allocation_inputs
 from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, alone, choose, priorities
 from policies.gavel.job_classes import JobClasses
@@ -624,7 +624,7 @@ def test_shares_are_recomputed_when_a_speed_changes(now_known, heed, anew):
 def test_jobs_without_common_measurements_are_not_paired():
     """Tables of their own have no co-located speeds: each job runs alone."""
     cells = {"v100": {("m", 1): 2.0}}, {"v100": {("m", 1): {("m", 1): 1.9}}}
-    jobs = [known_job(uid, "m", table=Table(*cells)) for uid in "ab"]
+    jobs = [known_job(uid, "m", table=ThroughputTable(*cells)) for uid in "ab"]
     found = shares(GavelLas(GavelLasParameters()), jobs, cluster(v100=1), sharing=True)
     assert found == {uid: {"v100": pytest.approx(0.5, abs=CLOSE)} for uid in "ab"}
 

@@ -21,8 +21,8 @@ from metasched.simulator.traces.errors import TraceError
 from metasched.simulator.traces.rows import Row
 from metasched.simulator.traces.sacct import COLUMNS, gpu_type_of, gpus_of, instant, records
 from metasched.slurm import hostlist
-from metasched.slurm.commands import plain_environment
-from metasched.slurm.stamp import Stamp
+from metasched.slurm.admin_comment import Stamp
+from metasched.slurm.command_runner import plain_environment
 from metasched.store import IMPORTED, EndCause, JobRecord, RunRecord, Store
 
 NEEDED = (*(name for name in COLUMNS if name != "JobName"), "Partition", "Start", "End", "State", "NodeList", "JobName")

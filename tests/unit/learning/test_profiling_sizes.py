@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metasched.core.model import Placement
-from metasched.learning.profiling_runs import gpus_by_node, world_sizes_to_profile
+from metasched.learning.profiling_sizes import gpus_by_node, world_sizes_to_profile
 from metasched.learning.throughput_learning import ThroughputLearning
-from metasched.shared_dir.mailbox import Lease, Mailbox, Trials
-from metasched.shared_dir.reports import TrialReport, parse_line
+from metasched.shared_dir.mailbox import Lease, Mailbox, ProfilingRuns
+from metasched.shared_dir.reports import ProfilingReport, parse_line
 from metasched.slurm.errors import TagError
 from metasched.slurm.tags import parse_tag
 from metasched.store import Store
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from tests.builders import job
 
 NOW = 1.7e9
@@ -75,7 +75,7 @@ def test_another_value_of_trials_is_refused():
         parse_tag("metasched trials=maybe")
 
 
-def test_a_lease_keeps_its_trials(tmp_path):
+def test_a_lease_keeps_its_profiling_runs(tmp_path):
     """A later round that renews the lease keeps them, too."""
     box = Mailbox(tmp_path)
     lease = Lease(
@@ -87,7 +87,7 @@ def test_a_lease_keeps_its_trials(tmp_path):
         gpus=4,
         gpu_type="v100",
         nodes={"n1": 4},
-        trials=Trials((1, 2)),
+        trials=ProfilingRuns((1, 2)),
     )
     box.write_lease(lease)
     assert box.read_lease(lease.uid) == lease
@@ -95,18 +95,18 @@ def test_a_lease_keeps_its_trials(tmp_path):
     assert box.read_lease(lease.uid).trials is None
 
 
-def test_a_trials_line_is_read():
+def test_a_line_of_a_profiling_run_is_read():
     """The report has world size, steps and seconds."""
     line = b'{"v": 1, "t": 1700000000, "kind": "trial", "world_size": 2, "steps": 10, "samples": 80, "seconds": 2.5}'
-    assert parse_line(line, NOW) == TrialReport(NOW, world_size=2, steps=10, seconds=2.5)
+    assert parse_line(line, NOW) == ProfilingReport(NOW, world_size=2, steps=10, seconds=2.5)
 
 
-def test_trials_become_speeds_by_placement(tmp_path):
-    """They count for the GPU type of the run, and for the nodes of the trial."""
+def test_profiling_runs_become_speeds_by_placement(tmp_path):
+    """They count for the GPU type of the run, and for the nodes of the profiling run."""
     with Store.open(tmp_path / "m.db") as store:
         learning = ThroughputLearning(store, None)
-        trials = [TrialReport(NOW, world, 10, seconds) for world, seconds in ((1, 10.0), (4, 2.0))]
-        learning.learn_trials("ann/net", place(2, 2), trials)
+        reports = [ProfilingReport(NOW, world, 10, seconds) for world, seconds in ((1, 10.0), (4, 2.0))]
+        learning.learn_profiling_runs("ann/net", place(2, 2), reports)
         speed = ThroughputLearning(store, None).speed("ann/net")
     assert speed.steps_per_second("v100", (1,)) == 1.0
     assert speed.steps_per_second("v100", (2, 2)) == 5.0

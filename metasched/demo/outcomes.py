@@ -1,4 +1,4 @@
-"""The demo's result: the outcome of each job, and the events that the demo should show and did not."""
+"""The outcome of each of the demo's jobs, and the events that the demo should show and did not."""
 
 from __future__ import annotations
 

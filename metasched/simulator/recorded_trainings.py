@@ -9,7 +9,7 @@ from statistics import fmean
 
 from metasched.core.model import Speed
 from metasched.store import JobRecord, Store
-from metasched.throughput.online_speed import MeasuredSpeed
+from metasched.throughput.measured_speed import MeasuredSpeed
 from metasched.throughput.scaling_curve import Curve, Scaling, ScalingTraining, training_of_run
 from metasched.throughput.training import Training
 
