@@ -10,7 +10,7 @@ LIFE = 2**26  # words of one seed; a generator that is resumed after more of the
 SKIP = 2**16  # words that are skipped at a time
 
 
-class SeededRng(random.Random):
+class ResumableRng(random.Random):
     """``random.Random`` with a count of the words that it has made, so that a pure policy can resume the sequence.
 
     Attributes:

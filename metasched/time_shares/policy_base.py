@@ -29,7 +29,7 @@ from pydantic import Field
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
-from metasched.core.resumable_rng import SeededRng
+from metasched.core.resumable_rng import ResumableRng
 from metasched.core.retention import is_non_preemptible
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
 from metasched.time_shares.candidates import candidates_of, with_all_pairs
@@ -243,7 +243,7 @@ class TimeSharePolicy(Policy):
         types = list(self.parameters.types_in_turn)
         if not self.parameters.shuffle_types:
             return tuple(types), used
-        rng = SeededRng.resume(self.parameters.seed + TYPES_SEED, used)
+        rng = ResumableRng.resume(self.parameters.seed + TYPES_SEED, used)
         rng.shuffle(types)
         return tuple(types), rng.used
 

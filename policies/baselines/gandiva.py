@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from metasched.core.model import Job
-from metasched.core.resumable_rng import SeededRng
+from metasched.core.resumable_rng import ResumableRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
@@ -57,7 +57,7 @@ class Gandiva(TimeSharePolicy):
         wanted = sum(job.gpus for job in inputs.jobs)
         if wanted <= sum(inputs.capacity.values()) or not inputs.sharing:
             return equal_shares(inputs), {**memory, "pairs": [list(pair) for pair in pairs]}
-        rng = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
+        rng = ResumableRng.resume(self.parameters.seed, memory.get("used", 0))
         paired = {uid for pair in pairs for uid in pair}
         single = [job for job in inputs.jobs if job.uid not in paired and not job.whole_gpus]
         for _ in range(len(single)):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from metasched.core.model import Job
-from metasched.core.resumable_rng import SeededRng
+from metasched.core.resumable_rng import ResumableRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
 from metasched.time_shares.round_mechanism import TimeShares, alone
@@ -54,7 +54,7 @@ class GavelFifo(TimeSharePolicy):
         if self.parameters.aware:
             fastest = _assign(inputs, {}, lambda job, types: max(types, key=lambda t: inputs.speed(job, t) or 0.0))
             return alone({uid: {gpu_type: 1.0} for uid, gpu_type in fastest.items()}), memory
-        rng = SeededRng.resume(self.parameters.seed, memory.get("used", 0))
+        rng = ResumableRng.resume(self.parameters.seed, memory.get("used", 0))
         before: Mapping[str, str] = memory.get("taken", {})
         if self.parameters.as_published:
             assigned = _assign_as_published(inputs, before, rng)
@@ -93,7 +93,7 @@ def _assign(
     return assigned
 
 
-def _assign_as_published(inputs: AllocationInputs, before: Mapping[str, str], rng: SeededRng) -> dict[str, str]:
+def _assign_as_published(inputs: AllocationInputs, before: Mapping[str, str], rng: ResumableRng) -> dict[str, str]:
     """By uid, the GPU type of each job that is served, with the defect of the public code (see ``as_published``)."""
     jobs = {job.uid: job for job in inputs.jobs}
     free = dict(inputs.capacity)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from metasched.core import reason_words
 from metasched.core.model import Node, Placement, Preempt, Snapshot, Status
-from metasched.core.resumable_rng import LIFE, SKIP, WORD, SeededRng
+from metasched.core.resumable_rng import LIFE, SKIP, WORD, ResumableRng
 from metasched.scheduling.engine import run_round
 from metasched.time_shares.policy_base import TimeShareParameters
 from policies.baselines.gandiva import Gandiva
@@ -254,21 +254,21 @@ def test_no_gpu_idles_that_a_job_could_use(sizes, gpus):
 
 def test_a_resumed_generator_continues_its_sequence():
     """A generator resumed from its seed and use draws the number that the first one draws next."""
-    first = SeededRng.resume(7)
+    first = ResumableRng.resume(7)
     first.sample(range(30), 2)
     first.shuffle([1, 2, 3])
     first.random()
-    again = SeededRng.resume(7, first.used)
+    again = ResumableRng.resume(7, first.used)
     assert [again.random(), again.randrange(1000)] == [first.random(), first.randrange(1000)]
     assert again.used == first.used
 
 
 def test_a_generator_can_be_resumed_after_any_use():
     """Skipping many words at a time or few gives the same numbers."""
-    whole = SeededRng(7)
+    whole = ResumableRng(7)
     whole.getrandbits(WORD * (SKIP + 1))
-    assert SeededRng.resume(7, SKIP + 1).random() == whole.random()
-    later = [SeededRng.resume(seed, life * LIFE + 3) for seed, life in ((7, 0), (7, 1), (7, 1), (7, 2), (8, 1))]
+    assert ResumableRng.resume(7, SKIP + 1).random() == whole.random()
+    later = [ResumableRng.resume(seed, life * LIFE + 3) for seed, life in ((7, 0), (7, 1), (7, 1), (7, 2), (8, 1))]
     assert later[1].used == LIFE + 3
     first, *others = [chance.random() for chance in later]
     assert first not in others
