@@ -75,7 +75,9 @@ class GpuSharingPlan:
     def partner(self, job: Job) -> Job | None:
         """The other job that should be on the job's GPUs, if both jobs should run there and neither is blocked."""
         other = self._snapshot.job.get(self._sharing.partners.get(job.uid, ""))
-        if other is None or self._sharing.shards is None or is_blocked_from_start(other):
+        if other is None or self._sharing.shards is None:
+            return None
+        if is_blocked_from_start(job) or is_blocked_from_start(other):
             return None
         return other if self._targets.get(job.uid) == self._targets.get(other.uid) is not None else None
 
@@ -156,7 +158,7 @@ class GpuSharingPlan:
         for uid in self._targets:
             job = jobs.get(uid)
             other_job = None if job is None else self.partner(job)
-            if job is not None and job.status is Status.HELD and other_job is None:
+            if job is not None and job.status is Status.HELD and job.blocked is None and other_job is None:
                 yield from self._on_half_free_as_whole(shards, job)
             if job is None or other_job is None:
                 continue

@@ -370,6 +370,21 @@ def test_a_job_on_whole_gpus_does_not_start_where_slurm_counts_a_half_free_gpu_a
     assert kinds(sharing_plan(jobs, sharing_of((1, 2), {"x": 0}))) == [(Start, "a")]
 
 
+@pytest.mark.parametrize("uid", ["a", "b"])
+def test_no_job_restarts_for_a_pair_of_which_a_job_is_blocked(uid):
+    """The pair cannot start, whichever of its jobs is blocked; its other job starts alone."""
+    blocked = {uid: Reason.text("waits for job 7")}
+    jobs = [on_half("x"), *(job(one, blocked=blocked.get(one)) for one in "ab")]
+    (action,) = sharing_plan(jobs, sharing_of((1, 2), {"x": 0}, [("a", "b")]))
+    assert (type(action), action.uid, action.half_gpus) == (Start, "b" if uid == "a" else "a", False)
+
+
+def test_no_job_restarts_for_a_blocked_job_on_whole_gpus():
+    """The blocked job could not start on the GPU."""
+    jobs = [on_half("x"), job("a", whole_gpus=True, blocked=Reason.text("waits for job 7"))]
+    assert sharing_plan(jobs, sharing_of((1, 2), {"x": 0}, assigns_half_free=True)) == ()
+
+
 def suspended(uid, since, **more):
     return on_half(uid, Status.SUSPENDED, suspended_by_us=True, suspended_at=since, **more)
 
