@@ -25,11 +25,11 @@ from metasched.core.reasons import Reason
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.gpu_shards import GpuShards
 from metasched.scheduling.gpu_sharing import GpuSharing
-from metasched.scheduling.plan import ORDER, Timeouts, plan
+from metasched.scheduling.plan import ACTION_ORDER, Timeouts, plan
 from tests import builders
 from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull, snapshots
 
-TIMEOUTS = Timeouts(grace_seconds=30.0, start_seconds=60.0)
+TIMEOUTS = Timeouts(grace_seconds=30.0, start_limit_seconds=60.0)
 HERE = Placement(("n1",), 1, "v100")
 THERE = Placement(("n2",), 1, "v100")
 
@@ -232,7 +232,7 @@ def test_the_plan_leads_to_exactly_the_targets(data):
     slurm = IdealSlurm(shot, deaf)
     for _ in range(15):
         actions = plan(slurm.snapshot(), targets, TIMEOUTS)
-        order = [ORDER.index(type(action)) for action in actions]
+        order = [ACTION_ORDER.index(type(action)) for action in actions]
         assert order == sorted(order)
         assert len({action.uid for action in actions}) == len(actions)
         for action in actions:
