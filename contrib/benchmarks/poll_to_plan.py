@@ -156,7 +156,7 @@ def on_free_gpus(snapshot: Snapshot, policy: Policy) -> dict[str, float]:
     begun = time.perf_counter()
     result = run_round(emptied, policy, None)
     decided = time.perf_counter()
-    actions = plan(emptied, result.targets, Timeouts(grace_seconds=120, start_seconds=60))
+    actions = plan(emptied, result.targets, Timeouts(grace_seconds=120, start_limit_seconds=60))
     ended = time.perf_counter()
     return {
         "decide": round(1000 * (decided - begun), 1),

@@ -2,7 +2,8 @@
 
 The predicates differ in few cases, and the differences are deliberate: ``tests/unit/core/test_retention.py`` is the
 truth table. A job *holds* an allocation while it is active (running, suspended or stopping). Suspension never frees
-GPUs or memory; a suspension by the daemon frees CPUs.
+GPUs or memory; a suspension by the daemon frees CPUs. A new rule about which jobs keep an allocation belongs in
+``is_pinned``; the other predicates follow from it or ask a narrower question.
 """
 
 from __future__ import annotations
@@ -14,6 +15,30 @@ from metasched.core.model import Preempt, Status
 
 if TYPE_CHECKING:
     from metasched.core.model import Job, Node, Placement
+
+# -- allocations that are not taken away ----------------------------------------------------------------------------
+
+
+def is_pinned(job: Job) -> bool:
+    """Whether the job holds an allocation that scheduling must not take away, in this round or later.
+
+    The tag says so (``preempt=no``), or the tag says ``preempt=suspend`` and the job has GPUs: suspension frees
+    neither its GPUs nor its memory, so preempting it would help no other job. The engine, the placement and the
+    simulated cluster ask it.
+    """
+    if not job.active:
+        return False
+    return job.preempt is Preempt.NO or (job.preempt is Preempt.SUSPEND and job.gpus > 0)
+
+
+def may_be_retained(job: Job) -> bool:
+    """Whether the job is one of the few to which ``is_pinned`` or a suspension may apply: a cheap first test.
+
+    The predicate is true for every job for which ``is_pinned``, ``is_immovable`` or ``is_non_preemptible`` is. The
+    placement and the check of a policy's decision ask it, of every job in every round.
+    """
+    return job.preempt is not Preempt.CHECKPOINT or job.status is Status.SUSPENDED
+
 
 # -- what Slurm and the daemon have done to a run -------------------------------------------------------------------
 
@@ -47,7 +72,7 @@ def holds_without_stop(job: Job) -> bool:
 
 
 def holds_without_effective_stop(job: Job) -> bool:
-    """Whether the job holds its allocation until a policy decides otherwise.
+    """Whether the job runs or is suspended, and no stop that it could answer has been requested.
 
     The predicate differs from ``holds_without_stop`` for a job that an admin suspended after the daemon had asked it to
     stop: a suspended trainer cannot answer. What-if forecasts begin with the allocations of these jobs.
@@ -72,18 +97,6 @@ def continues_without_policy(job: Job) -> bool:
     return (job.status is Status.RUNNING and job.stop_requested is None) or suspended_by_others(job)
 
 
-def is_pinned(job: Job) -> bool:
-    """Whether the job holds an allocation that scheduling must not take away, in this round or later.
-
-    The tag says so (``preempt=no``), or the tag says ``preempt=suspend`` and the job has GPUs: suspension frees
-    neither its GPUs nor its memory, so it would gain nobody anything. The engine, the placement and the simulated
-    cluster ask it.
-    """
-    if not job.active:
-        return False
-    return job.preempt is Preempt.NO or (job.preempt is Preempt.SUSPEND and job.gpus > 0)
-
-
 def is_immovable(job: Job) -> bool:
     """Whether the job can run only on the allocation that it holds now: it is pinned or suspended.
 
@@ -98,17 +111,15 @@ def is_non_preemptible(job: Job) -> bool:
 
     Capacity pools and policies ask it, to count such allocations first.
     """
-    if job.preempt is Preempt.CHECKPOINT and job.status is not Status.SUSPENDED:
-        return False  # the case of nearly all jobs: the question is asked for every job in every round
-    return is_pinned(job) or (job.status is Status.SUSPENDED and job.gpus > 0)
+    return may_be_retained(job) and (is_pinned(job) or (job.status is Status.SUSPENDED and job.gpus > 0))
 
 
-def consumes_quota_regardless(job: Job) -> bool:
+def consumes_quota_under_any_decision(job: Job) -> bool:
     """Whether the job uses up quotas in this round under every decision of the policy.
 
-    The predicate differs from ``is_non_preemptible`` in three cases. It is true for a suspended job without GPUs (its
-    running job counts), and for a blocked run (the policy is not asked). It is false for a run that is stopping.
-    Quota enforcement asks it.
+    The predicate differs from ``is_non_preemptible`` in three cases. It is true for a suspended job without GPUs
+    (limits on the *number* of jobs count it), and for a blocked run (the policy is not asked). It is false for a run
+    that is stopping. Quota enforcement asks it.
     """
     if job.status is Status.RUNNING:
         return job.blocked is not None or is_pinned(job)
@@ -142,7 +153,7 @@ def is_stoppable_at(job: Job, target: Placement | None) -> bool:
 def continues_undisturbed(job: Job, target: Placement | None, *, has_co_runner: bool) -> bool:
     """Whether a round changes nothing for a running job, so that its lease is renewed.
 
-    A job that is to have a co-runner continues only on half GPUs: on whole GPUs it has to restart.
+    A job that is to have a co-runner is undisturbed only if it holds half GPUs: on whole GPUs it has to restart.
 
     Args:
         job: any job.
@@ -172,9 +183,9 @@ def holds_unassignable_nodes(job: Job, nodes: Mapping[str, Node]) -> bool:
 
 
 def runs_on_closed_nodes_only(job: Job, open_nodes: Mapping[str, Node]) -> bool:
-    """Whether the job runs with GPUs on none of the open nodes, so that no other job could use what it holds.
+    """Whether the job runs with GPUs, and all its nodes are closed to new jobs.
 
-    Inputs of time shares leave such jobs out.
+    No other job could use what it holds, so inputs of time shares leave such jobs out.
 
     Args:
         job: any job.

@@ -89,7 +89,7 @@ class Controller:
         self._writes = ThrottledWrites()
         self._intake = JobIntake(client, store, self._writes)
         self._reports = ReportReader(store, mailbox, heartbeat=notify)
-        self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._forget)
+        self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._drop_cached)
         self._estimates = JobEstimates(store, config.sharing)
         self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates)
         self._actuator = Actuator(config, client, store, mailbox, settings)
@@ -104,8 +104,9 @@ class Controller:
         self._round_wanted = True  # much may have changed while no daemon ran
         self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
         self._blocked_targets: frozenset[str] = frozenset()  # uids of blocked jobs with a target, in the last poll
-        self._blocked: frozenset[str] = frozenset()  # uids of blocked jobs in the last poll
-        self._sharing: bool | None = None
+        # uids of jobs that were blocked in the last poll, without those whose start Slurm deferred
+        self._blocked: frozenset[str] = frozenset()
+        self._sharing_possible: bool | None = None
         self._slurm_back_at: float | None = None
         self._last_poll_at = 0.0 if last is None else last.at
         self._slurm_error: str | None = None
@@ -142,7 +143,7 @@ class Controller:
             self._note_outage(error, now)
             return self.config.schedule.poll_seconds
         self._note_recovery(now)
-        self._note_events(state)
+        self._request_early_round(state)
         settling = self._settling_seconds(now)
         if settling:
             return min(self.config.schedule.poll_seconds, settling)
@@ -152,7 +153,7 @@ class Controller:
         actions = self._plan(state)
         done = self._act(actions, state)
         self._publisher.publish(self, state)
-        self._forget_history(now)
+        self._prune_history(now)
         return self._seconds_to_next_poll(now, busy=bool(done) or state.changes_soon)
 
     def _observe_and_record(self, now: float) -> ClusterState:
@@ -172,7 +173,7 @@ class Controller:
         self._estimates.learn(state.snapshot.jobs, models, self._reports.reported, self._reports.profiling_reports, now)
         return state
 
-    def _forget(self, uid: str) -> None:
+    def _drop_cached(self, uid: str) -> None:
         """Drop what is cached of a job that has ended."""
         self._intake.forget(uid)
         self._estimates.forget(uid)
@@ -184,7 +185,7 @@ class Controller:
 
     @property
     def round_at(self) -> float | None:
-        """When the present round was decided, unix seconds; None before the first."""
+        """When a round was last attempted, unix seconds; None before the first."""
         return self._round_at
 
     @property
@@ -240,28 +241,31 @@ class Controller:
 
     def _settling_seconds(self, now: float) -> float:
         """Seconds until polls may act again after an outage; 0 if this poll may."""
-        if self._slurm_back_at is None or not 0 <= now - self._slurm_back_at < self.config.slurm.settle_seconds:
+        settle = self.config.slurm.settle_seconds
+        since = None if self._slurm_back_at is None else now - self._slurm_back_at
+        if since is None or since < 0 or since >= settle:
             return 0.0
-        return self._slurm_back_at + self.config.slurm.settle_seconds - now
+        return settle - since
 
-    def _forget_history(self, now: float) -> None:
+    def _prune_history(self, now: float) -> None:
         if self.config.history.days:
             self._store.prune_some(now - self.config.history.days * DAY)
 
     def _seconds_to_next_poll(self, now: float, *, busy: bool) -> float:
-        least = max(self.config.schedule.busy_poll_seconds, self._clock() - now)  # at most half of slurmctld's time
+        # pause at least as long as this poll took, so that polls keep slurmctld busy at most half of the time
+        least = max(self.config.schedule.busy_poll_seconds, self._clock() - now)
         return least if busy else min(self.config.schedule.poll_seconds, max(self.next_round - now, least))
 
-    def _note_events(self, state: ClusterState) -> None:
+    def _request_early_round(self, state: ClusterState) -> None:
         """Ask for an early round where jobs or nodes have changed, and log where GPU sharing has."""
         accepting = frozenset((node.name, node.reservation) for node in state.snapshot.nodes if node.accepts)
         blocked = frozenset(job.uid for job in state.snapshot.jobs if is_blocked_from_start(job))
         blocked_targets = blocked & self._targets.keys()
-        freed = {uid for uid in self._blocked - blocked if (job := state.snapshot.job.get(uid)) and not job.active}
-        if freed:  # the last round's reasons for these jobs no longer hold
-            self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in freed}
+        unblocked = {uid for uid in self._blocked - blocked if (job := state.snapshot.job.get(uid)) and not job.active}
+        if unblocked:  # the last round's reasons for these jobs no longer hold
+            self._reasons = {uid: reason for uid, reason in self._reasons.items() if uid not in unblocked}
         wanted = (
-            ((state.arrived or freed) and self.policy.wakes_on_arrival)
+            ((state.arrived or unblocked) and self.policy.wakes_on_arrival)
             or (state.completed and self.policy.wakes_on_completion)
             or accepting != self._accepting
             or not blocked_targets <= self._blocked_targets
@@ -269,9 +273,11 @@ class Controller:
         # A start that Slurm refused is tried again in regular rounds, and so starts none early.
         deferred = {uid for uid in blocked if start_deferral(state.snapshot.job[uid]) is not None}
         self._accepting, self._blocked_targets, self._blocked = accepting, blocked_targets, blocked - deferred
-        if state.snapshot.sharing is not self._sharing:
-            self._sharing = state.snapshot.sharing
-            log.info("sharing", two_jobs_on_a_gpu=self._sharing, why_not=why_no_sharing(self.config, state) or None)
+        if state.snapshot.sharing is not self._sharing_possible:
+            self._sharing_possible = state.snapshot.sharing
+            log.info(
+                "sharing", two_jobs_on_a_gpu=self._sharing_possible, why_not=why_no_sharing(self.config, state) or None
+            )
         self._round_wanted = self._round_wanted or bool(wanted)
 
     def _round_due(self, now: float) -> bool:
@@ -284,13 +290,13 @@ class Controller:
         number = self._round + 1
         solved = self._background_solver.collect() if self.policy.solves_in_background else None
         snapshot = replace(_for_policies(observed), round=number, precomputed=solved)
-        self._round_at = snapshot.now
+        self._round_at = snapshot.now  # also if the policy fails: it is asked again a round later, not at every poll
         self._round_wanted = False
         begun = time.perf_counter()
         try:
             result = run_round(snapshot, self.policy, self._store.policy_state(self.policy.name))
             sharing = _gpu_sharing_after(self.policy, snapshot, result)
-            kept = [
+            undisturbed = [
                 job
                 for job in snapshot.jobs
                 if continues_undisturbed(job, result.targets.get(job.uid), has_co_runner=job.uid in sharing.partners)
@@ -309,7 +315,7 @@ class Controller:
                 summary={"jobs": len(snapshot.jobs), "nodes": len(snapshot.nodes), "capacity": dict(snapshot.capacity)},
                 co_runners=sharing.partners,
                 time_slicing=sharing.time_slicing,
-                renewed=[job.uid for job in kept],
+                renewed=[job.uid for job in undisturbed],
             )
         except StoreError:
             raise
@@ -326,7 +332,7 @@ class Controller:
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
-        self._actuator.renew_leases(kept, self._round_facts())
+        self._actuator.renew_leases(undisturbed, self._round_facts())
 
     def _plan(self, state: ClusterState) -> Sequence[Action]:
         schedule = self.config.schedule
@@ -371,10 +377,10 @@ def _gpu_sharing_after(policy: Policy, snapshot: Snapshot, result: RoundResult) 
     for uid in result.co_runners:
         if snapshot.job[uid].whole_gpus:
             raise PolicyViolationError(policy.name, uid, "is to share its GPUs, and asked for whole ones")
-    alternating = {
+    time_slicing = {
         uid
         for grant in (*result.decision.grants, *result.decision.fallback)
         if grant.time_slicing and grant.uid in result.co_runners
         for uid in (grant.uid, result.co_runners[grant.uid])
     }
-    return GpuSharing(dict(result.co_runners), frozenset(alternating))
+    return GpuSharing(dict(result.co_runners), frozenset(time_slicing))

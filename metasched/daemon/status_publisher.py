@@ -109,8 +109,8 @@ class StatusPublisher:
     def _job(self, job: Job, snapshot: Snapshot, record: JobRecord, reason: Reason) -> JobStatus:
         shown = job.blocked or reason
         placement, now = job.placement, snapshot.now
-        partner = snapshot.job.get(job.co_runner or "")
-        suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, partner))
+        co_runner = snapshot.job.get(job.co_runner or "")
+        suspended = any(one is not None and one.gpus and one.suspended_by_us for one in (job, co_runner))
         return JobStatus(
             **self._recorded(record),
             status=job.status.value,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from metasched.capacity.shapes import nodes_named_by
 from metasched.core.model import Grant, Job, Node, Placement, Preempt, Snapshot, Status
 from metasched.core.reasons import Code, Reason
-from metasched.core.retention import is_pinned, suspended_by_daemon
+from metasched.core.retention import is_pinned, may_be_retained, suspended_by_daemon
 from metasched.placement import explanations
 from metasched.placement.assignments import ALL_BUT_GPUS, ALL_KINDS, Assignments
 from metasched.placement.colocation import CoRunnerPairs, Pair, are_colocated
@@ -64,8 +64,7 @@ class _Placer:
     """One call of ``place``."""
 
     def __init__(self, snapshot: Snapshot, grants: Sequence[Grant], fallback: Sequence[Grant]) -> None:
-        can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
-        self.retained_jobs = [job for job in snapshot.jobs if job.preempt is not can_stop or job.status is suspended]
+        self.maybe_retained = [job for job in snapshot.jobs if may_be_retained(job)]
         self.order = order = RequestOrder(snapshot, grants, fallback)
         node_index = _last_node_index.of(snapshot.nodes)
         self.co_runner_pairs = CoRunnerPairs(order, node_index.nodes)
@@ -109,7 +108,7 @@ class _Placer:
     def _assign_retained(self) -> None:
         """Assign the resources that no decision of this round can free, those of pinned and of suspended jobs."""
         assignments = self.assignments
-        for job in sorted(self.retained_jobs, key=lambda job: (job.submitted, job.uid)):
+        for job in sorted(self.maybe_retained, key=lambda job: (job.submitted, job.uid)):
             place = job.placement
             if place is None or not job.active:
                 continue
@@ -182,7 +181,7 @@ class _Placer:
         if important and self.preemption.place_evenly(rank, job, full, self.order.granted - 1):
             return
         if not self.search.place_fewer(grant, job, low) and important:
-            self.preemption.place_any_amount(rank, grant, job, low)
+            self.preemption.place_full_or_least(rank, grant, job, low)
 
     def _may_be_enough(self, rank: int, grant: Grant, job: Job, gpus: int) -> bool:
         """Whether the free GPUs and those of less important jobs are at least as many as given; never wrongly False."""

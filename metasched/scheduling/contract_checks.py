@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from metasched.core.errors import MetaschedError
-from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot, Status
+from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.reasons import Reason
-from metasched.core.retention import is_immovable, is_pinned
+from metasched.core.retention import is_immovable, is_pinned, may_be_retained
 
 
 class PolicyViolationError(MetaschedError):
@@ -41,11 +41,10 @@ def check_decision(policy: str, snapshot: Snapshot, decision: Decision) -> None:
     jobs, granted = snapshot.job, {grant.uid: grant for grant in grants}
     if len(granted) < len(grants) or (granted.keys() ^ decision.waits.keys()) != jobs.keys():
         _check_uids(policy, snapshot, [*[grant.uid for grant in grants], *decision.waits])
-    can_stop, suspended = Preempt.CHECKPOINT, Status.SUSPENDED
     for grant in grants:
         job = jobs[grant.uid]
         broken = _broken_amount(job, grant)
-        if broken is None and (job.preempt is not can_stop or job.status is suspended):
+        if broken is None and may_be_retained(job):
             broken = _broken_retention(job, grant)
         if broken is None and (grant.exact is not None or grant.co_runner is not None):
             broken = _broken_placement(snapshot, grant) or _broken_sharing(snapshot, grant, granted)

@@ -6,7 +6,12 @@ Slurm chooses the GPU itself (``gpu_shards.py``), so a pair gets onto one GPU in
     one job runs on half GPUs: start the other where the next half is the other half of those GPUs
     neither is possible: restart the job that holds the wrong GPUs
 
-A job whose co-runner ends or changes keeps its GPUs. Pairs in time slices (Gandiva, OSDI 2018, section 3.1):
+A job whose co-runner has ended keeps its GPUs; of two co-runners that are no longer a pair, one restarts.
+
+A job's *partner* is the job that should be on its GPUs, its *co-runner* the one that is there now. A *half* is half of
+a GPU's shards.
+
+Pairs in time slices (Gandiva, OSDI 2018, section 3.1):
 
     both run: suspend the one with more attained service
     one is paused: after ``slice_seconds``, suspend the other and resume it
@@ -75,17 +80,22 @@ class GpuSharingPlan:
     def partner(self, job: Job) -> Job | None:
         """The other job that should be on the job's GPUs, if both jobs should run there and neither is blocked."""
         other = self._snapshot.job.get(self._sharing.partners.get(job.uid, ""))
-        if other is None or self._sharing.shards is None or is_blocked_from_start(other):
+        if other is None or self._sharing.shards is None:
+            return None
+        if is_blocked_from_start(job) or is_blocked_from_start(other):
             return None
         return other if self._targets.get(job.uid) == self._targets.get(other.uid) is not None else None
 
-    def may_start(self, job: Job, place: Placement) -> bool:
-        """Whether Slurm would assign the right GPUs to a job if it were released for a placement now."""
+    def try_start(self, job: Job, place: Placement) -> bool:
+        """Whether Slurm would assign the right GPUs to a job if it were released for a placement now.
+
+        If so, a pair's nodes are reserved for it in this poll.
+        """
         other, shards = self.partner(job), self._sharing.shards
         if shards is None:
             return True
         if other is None:
-            return not any(self._half_free_as_whole(shards, job, place))
+            return not any(self._half_used_gpus_assigned_as_whole(shards, job, place))
         pair = frozenset((job.uid, other.uid))
         if pair in self._starting_pairs:
             return True
@@ -132,7 +142,7 @@ class GpuSharingPlan:
 
     @staticmethod
     def _next_halves_are_empty(shards: GpuShards, nodes: set[str]) -> bool:
-        """Whether the next half that Slurm assigns on each of the nodes is of an empty GPU; so is no half at all."""
+        """Whether Slurm would assign halves of empty GPUs on each of the nodes, or finds no free half there."""
         return all((gpu := shards.next_half(node)) is None or shards.is_empty(node, gpu) for node in nodes)
 
     # -- restarts ----------------------------------------------------------------------------------------------------
@@ -152,23 +162,23 @@ class GpuSharingPlan:
         yield from ((uid, Reason(Code.GPU_GIVEN_AWAY)) for uid in shards.overlapping if self._is_stoppable(uid))
         for uid, other in shards.co_runners.items():
             if uid < other and self._is_stoppable(uid) and self._is_stoppable(other):
-                yield from self._separated(jobs[uid], jobs[other])
+                yield from self._restart_of_former_pair(jobs[uid], jobs[other])
         for uid in self._targets:
             job = jobs.get(uid)
             other_job = None if job is None else self.partner(job)
-            if job is not None and job.status is Status.HELD and other_job is None:
-                yield from self._on_half_free_as_whole(shards, job)
+            if job is not None and job.status is Status.HELD and job.blocked is None and other_job is None:
+                yield from self._restarts_for_whole_gpu_job(shards, job)
             if job is None or other_job is None:
                 continue
             if self._is_stoppable(uid):
-                yield from self._unreachable_by_co_runner(shards, job, other_job)
+                yield from self._unreachable_by_partner(shards, job, other_job)
             elif job.status is Status.HELD and other_job.status is Status.HELD and job.uid < other_job.uid:
-                yield from self._on_next_half_gpus(shards, job)
+                yield from self._restarts_for_new_pair(shards, job)
 
-    def _separated(self, one: Job, other: Job) -> Iterator[tuple[str, Reason]]:
+    def _restart_of_former_pair(self, one: Job, other: Job) -> Iterator[tuple[str, Reason]]:
         """The restart of one of two jobs on the same GPUs that should not share them.
 
-        If one of the two has another partner, the job without a partner restarts; else the less important job does.
+        If exactly one of the two has a partner, the other restarts; otherwise the less important one.
         """
         if self.partner(one) is other:
             return
@@ -177,8 +187,8 @@ class GpuSharingPlan:
         retained = other if restarted == one.uid else one
         yield restarted, Reason.of(Code.CO_RUNNER_CHANGED, co_runner=retained.slurm_job_id)
 
-    def _unreachable_by_co_runner(self, shards: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, Reason]]:
-        """The restart of a job on the GPUs of its pair, if Slurm would not assign the other halves to its co-runner."""
+    def _unreachable_by_partner(self, shards: GpuShards, job: Job, other: Job) -> Iterator[tuple[str, Reason]]:
+        """The restart of a job on the GPUs of its pair, if Slurm would not assign the other halves to its partner."""
         if not job.half_gpus:
             yield job.uid, Reason.of(Code.HOLDS_WHOLE_GPU, co_runner=other.slurm_job_id)
         elif self._is_stoppable(other.uid):
@@ -191,12 +201,14 @@ class GpuSharingPlan:
         elif not other.active and job.placement is not None and shards.unsettled.isdisjoint(job.placement.nodes):
             for node, gpu in shards.held.get(job.uid, {}).items():
                 first = shards.next_half(node)
+                lower_gpu_is_next = first is not None and first < gpu
+                # no half is free, although the job is the only holder that is ours: a job of others has the other half
                 other_half_taken = shards.free[node][gpu] < shards.half and len(shards.holders(node, gpu)) == 1
-                if (first is not None and first < gpu) or other_half_taken:
+                if lower_gpu_is_next or other_half_taken:
                     yield job.uid, Reason.of(Code.CO_RUNNER_CANNOT_JOIN, co_runner=other.slurm_job_id)
                     return
 
-    def _on_next_half_gpus(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
+    def _restarts_for_new_pair(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Restarts of single jobs whose other half GPU Slurm would assign to a job of a new pair."""
         for node in self._targets[job.uid].nodes:
             gpu = shards.next_half(node)
@@ -214,7 +226,7 @@ class GpuSharingPlan:
                 yield uid, reason
 
     @staticmethod
-    def _half_free_as_whole(shards: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
+    def _half_used_gpus_assigned_as_whole(shards: GpuShards, job: Job, place: Placement) -> Iterator[tuple[str, int]]:
         """The GPUs with a half in use that Slurm would wrongly assign to a job that asks for whole GPUs.
 
         Returns:
@@ -226,10 +238,10 @@ class GpuSharingPlan:
                     if not shards.is_empty(node, gpu):
                         yield node, gpu
 
-    def _on_half_free_as_whole(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
+    def _restarts_for_whole_gpu_job(self, shards: GpuShards, job: Job) -> Iterator[tuple[str, Reason]]:
         """Restarts of single jobs with half a GPU that Slurm would wrongly assign to a job that asks for whole GPUs."""
         reason = Reason.of(Code.HALF_GPU_TAKEN_FOR_WHOLE, job=job.slurm_job_id)
-        for node, gpu in self._half_free_as_whole(shards, job, self._targets[job.uid]):
+        for node, gpu in self._half_used_gpus_assigned_as_whole(shards, job, self._targets[job.uid]):
             yield from self._restart_single_jobs(shards, node, gpu, reason)
 
     # -- time slices ---------------------------------------------------------------------------------------------------
@@ -246,7 +258,10 @@ class GpuSharingPlan:
                 yield from self._next_slice(jobs[uid], jobs[other_uid])
 
     def _next_slice(self, one: Job, other: Job) -> Iterator[Action]:
-        """The suspensions and resumptions after which exactly one job of a pair runs."""
+        """The suspensions and resumptions after which exactly one job of a pair runs.
+
+        The iterator adds the suspended jobs to ``paused``.
+        """
         paused = [job for job in (one, other) if job.status is Status.SUSPENDED]
         self.paused.update(job.uid for job in paused)
         if not paused:

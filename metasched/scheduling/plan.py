@@ -28,7 +28,9 @@ from metasched.core.model import (
 from metasched.core.reasons import Code, Fact, Reason
 from metasched.scheduling.gpu_sharing import GpuSharing, GpuSharingPlan
 
-ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
+# Withdrawn jobs leave Slurm's queue before others enter it. Successors are queued before Suspend, Stop and Requeue free
+# resources for them. Resume is last: a job may need what a Suspend of the same plan frees.
+ACTION_ORDER: tuple[type[Action], ...] = (HoldJob, Start, Suspend, Stop, Requeue, Resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,13 @@ class Timeouts:
 
     Attributes:
         grace_seconds: time for a run to answer a request to stop.
-        start_seconds: time for a released job to start once no job is vacating its nodes.
+        start_limit_seconds: longest time from a job's release to its start; then the job is held again, unless a job
+            is still vacating its nodes.
         slice_seconds: length of a time slice of two jobs on the same GPUs.
     """
 
     grace_seconds: float
-    start_seconds: float
+    start_limit_seconds: float
     slice_seconds: float = 60.0
 
 
@@ -71,8 +74,8 @@ def plan(
     last = len(targets)
     rank = {uid: i for i, uid in enumerate(targets)}
     jobs = sorted(snapshot.jobs, key=lambda job: (rank.get(job.uid, last), job.uid))
-    actions = [action for job in jobs if (action := planner.missing(job)) is not None]
-    actions.sort(key=lambda action: ORDER.index(type(action)))
+    actions = [action for job in jobs if (action := planner.missing_action(job)) is not None]
+    actions.sort(key=lambda action: ACTION_ORDER.index(type(action)))
     return tuple(actions)
 
 
@@ -106,7 +109,7 @@ class _Planner:
                 for node in target.nodes:
                     self.successors.setdefault(node, []).append(job.slurm_job_id)
 
-    def missing(self, job: Job) -> Action | None:
+    def missing_action(self, job: Job) -> Action | None:
         """The action that is missing for one job now; None for none."""
         target = self.targets.get(job.uid)
         match job.status:
@@ -122,7 +125,7 @@ class _Planner:
                 return None
 
     def _held(self, job: Job, target: Placement | None) -> Action | None:
-        if target is not None and job.blocked is None and self.sharing.may_start(job, target):
+        if target is not None and job.blocked is None and self.sharing.try_start(job, target):
             partner = self.sharing.partner(job)
             co_runner = None if partner is None else partner.slurm_job_id
             reason = Reason.of(Code.STARTS, **_facts(target), co_runner=co_runner)
@@ -141,8 +144,8 @@ class _Planner:
         if (changed := self._released_otherwise(job, target)) is not None:
             return HoldJob(job.uid, changed)
         waited = self.now - job.released_at if job.released_at is not None else 0.0
-        if waited > self.timeouts.start_seconds and self.vacating.isdisjoint(target.nodes):
-            return HoldJob(job.uid, Reason.of(Code.NOT_STARTED_IN_TIME, seconds=self.timeouts.start_seconds))
+        if waited > self.timeouts.start_limit_seconds and self.vacating.isdisjoint(target.nodes):
+            return HoldJob(job.uid, Reason.of(Code.NOT_STARTED_IN_TIME, seconds=self.timeouts.start_limit_seconds))
         return None
 
     def _released_otherwise(self, job: Job, target: Placement) -> Reason | None:
@@ -157,16 +160,16 @@ class _Planner:
         if job.preempt is Preempt.SUSPEND and job.gpus == 0:
             return Suspend(job.uid, self._why_stopped(job, target)) if target is None else None
         if job.preempt is not Preempt.CHECKPOINT:
-            return None
-        why = self._why_stopped(job, target) if job.placement != target else self.sharing.restarts.get(job.uid)
+            return None  # it runs to its end (preempt=no), or suspension would free no GPUs
+        stop_reason = self._why_stopped(job, target) if job.placement != target else self.sharing.restarts.get(job.uid)
         if job.stop_requested is not None:
             # A request to stop cannot be withdrawn: the trainer may be exiting already. The job starts anew afterwards.
             deadline = job.stop_requested + self.timeouts.grace_seconds
             if self.now > deadline:
                 return Requeue(job.uid, Reason.of(Code.STOP_UNANSWERED, seconds=self.timeouts.grace_seconds))
-            return Stop(job.uid, why or Reason(Code.WAS_TO_LEAVE), deadline) if job.uid in self.unsent else None
-        if why is not None:
-            return Stop(job.uid, why, self.now + self.timeouts.grace_seconds)
+            return Stop(job.uid, stop_reason or Reason(Code.WAS_TO_LEAVE), deadline) if job.uid in self.unsent else None
+        if stop_reason is not None:
+            return Stop(job.uid, stop_reason, self.now + self.timeouts.grace_seconds)
         return self.sharing.slice_actions.get(job.uid)
 
     def _suspended(self, job: Job, target: Placement | None) -> Action | None:

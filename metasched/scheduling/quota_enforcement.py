@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from metasched.core.model import Decision, Grant, Placement, Quota, Snapshot
 from metasched.core.reasons import Code, Reason
-from metasched.core.retention import consumes_quota_regardless
+from metasched.core.retention import consumes_quota_under_any_decision
 from metasched.placement import Placements, place
 
 # A decision is admitted and placed at most this often; each pass finds at least one more job that needs less.
@@ -244,7 +244,9 @@ class _Admission:
 def _held_regardless(snapshot: Snapshot) -> Mapping[str, Placement]:
     """By uid, the allocations that no decision of this round can free."""
     return {
-        job.uid: job.placement for job in snapshot.jobs if job.placement is not None and consumes_quota_regardless(job)
+        job.uid: job.placement
+        for job in snapshot.jobs
+        if job.placement is not None and consumes_quota_under_any_decision(job)
     }
 
 

@@ -43,7 +43,7 @@ from metasched.time_shares.round_mechanism import (
     RoundGrant,
     TimeAccounts,
     TimeShares,
-    alone,
+    as_single_combinations,
     choose,
     from_rows,
     gpu_type_of,
@@ -271,7 +271,7 @@ def _interim_shares(
     if not new:
         return {}
     shares = equal_shares(inputs)
-    return alone({uid: shares[uid,] for uid in new})
+    return as_single_combinations({uid: shares[uid,] for uid in new})
 
 
 def _decision(

@@ -10,8 +10,8 @@ Source: Narayanan et al., OSDI 2020, sections 3.2 and 5, Algorithm 1, Figure 5. 
         grant c the round on worker type t, if its GPUs are free and none of its jobs has a round grant yet
     accounts = accounts.assign(round_grants)          # the time of this round will be received on their accounts
 
-A combination c is one job, or a pair of jobs on the same GPUs. A worker type t is a GPU type, or a GPU type with GPUs
-that may be on more nodes than needed.
+A combination c is one job, or a pair of jobs on the same GPUs. A worker type t is a GPU type, or a GPU type marked
+unconsolidated (the GPUs may be on more nodes than needed).
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from metasched.core.model import Job
 Combination = tuple[str, ...]
 """The uid of one job, or the two uids of a pair on the same GPUs, first the job that was submitted first."""
 
-TimeShares = Mapping[Combination, Mapping[str, float]]
+ByCombination = Mapping[Combination, Mapping[str, float]]
+"""A number by combination and worker type; 0 where there is no entry."""
+
+TimeShares = ByCombination
 """Fraction of the time, in [0, 1], by combination and worker type; 0 where there is no entry."""
 
-Seconds = Mapping[Combination, Mapping[str, float]]
+Seconds = ByCombination
 """Seconds by combination and worker type; 0 where there is no entry."""
 
-Priorities = Mapping[Combination, Mapping[str, float]]
+Priorities = ByCombination
 """Priority by combination and worker type, higher first; 0 where there is no entry."""
 
 ACCOUNTS, COMPUTED_FOR = "ledger", "made_for"
@@ -44,6 +47,9 @@ UNCONSOLIDATED = " unconsolidated"
 
 PRIOR_ROUNDS = 0.5
 """Rounds that count as received by every combination from the start, so that priorities are finite (Figure 5)."""
+
+STORED_NAMES = {"deficit": "owed", "attained": "seen", "granted": "ran", "unconsolidated": "apart"}
+"""Keys of stored states by field of ``TimeAccounts``, where they differ: names in databases of earlier versions."""
 
 NOISE_DIGITS = 6  # of seconds: smaller differences of attained service are rounding, and must not decide priorities
 
@@ -110,8 +116,9 @@ class TimeAccounts:
         Args:
             shares: the new time shares.
             now: unix seconds.
-            gpus: GPUs of each job, by uid, to carry over surplus time: time beyond the old time share still counts as
-                received, as far as other combinations with a new time share of that GPU type have a deficit there.
+            gpus: GPUs of each job, by uid (the two jobs of a pair have equally many); given, surplus time is carried
+                over: time beyond the old time share still counts as received, as far as other combinations with a new
+                time share of that GPU type have a deficit there.
                 None: received time begins at 0 for all, as in the public code; then the smallest time shares starve
                 where time shares are renewed in every round.
         """
@@ -138,6 +145,7 @@ class TimeAccounts:
     def admit(self, shares: TimeShares, now: float) -> Self:
         """Add time shares of further combinations, in force from ``now`` on (unix seconds), without a deficit."""
         elapsed = now - (now if self.since is None else self.since)
+        # renew() will credit them with the whole time since self.since; this takes back the part before now
         before = {
             combination: {worker_type: -part * elapsed for worker_type, part in share.items()}
             for combination, share in shares.items()
@@ -156,10 +164,10 @@ class TimeAccounts:
             "since": self.since,
             "expired": self.expired,
             "received": to_rows(self.received),
-            "owed": to_rows(self.deficit),
-            "seen": dict(self.attained),
-            "ran": [list(combination) for combination in self.granted],
-            "apart": list(self.unconsolidated),
+            STORED_NAMES["deficit"]: to_rows(self.deficit),
+            STORED_NAMES["attained"]: dict(self.attained),
+            STORED_NAMES["granted"]: [list(combination) for combination in self.granted],
+            STORED_NAMES["unconsolidated"]: list(self.unconsolidated),
         }
 
     @classmethod
@@ -174,10 +182,10 @@ class TimeAccounts:
             since=data["since"],
             expired=data["expired"],
             received=from_rows(data["received"]),
-            deficit=from_rows(data["owed"]),
-            attained=data["seen"],
-            granted=tuple(tuple(combination) for combination in data["ran"]),
-            unconsolidated=tuple(data.get("apart", ())),
+            deficit=from_rows(data[STORED_NAMES["deficit"]]),
+            attained=data[STORED_NAMES["attained"]],
+            granted=tuple(tuple(combination) for combination in data[STORED_NAMES["granted"]]),
+            unconsolidated=tuple(data.get(STORED_NAMES["unconsolidated"], ())),
         )
 
 
@@ -220,9 +228,8 @@ class RoundGrant:
 def priorities(accounts: TimeAccounts, round_seconds: float) -> Priorities:
     """Time share over the rounds received under it, of each combination on each worker type (Figure 5).
 
-    Section 5 divides by the combination's fraction of all time received on the type instead. Both order the
-    combinations of one type alike. But of two jobs that have only ever run on one type, none would have a higher
-    priority on the other type.
+    Section 5 divides by the combination's fraction of the type's time instead. Within one type the order is the same.
+    Across types it is not: jobs that have all run on one type only would have no higher priority on the others.
     """
     nothing: Mapping[str, float] = {}
     found = {}
@@ -268,13 +275,13 @@ def choose(
     nothing: Mapping[str, float] = {}
     for i, candidate in enumerate(candidates):
         combination = candidate.combination
-        high, deficit = priority.get(combination, nothing), accounts.deficit.get(combination, nothing)
+        by_type, deficit = priority.get(combination, nothing), accounts.deficit.get(combination, nothing)
         share = accounts.shares.get(combination, nothing)
         for worker_type in candidate.worker_types:
-            highest, place = high.get(worker_type, 0.0), rank.get(gpu_type_of(worker_type)) if rank else 0
-            if (highest > 0 or fill) and place is not None:
-                lacking = -deficit.get(worker_type, 0.0) - candidate.credit
-                entries.append((place, -highest, lacking, -share.get(worker_type, 0.0), i, worker_type))
+            value, turn_rank = by_type.get(worker_type, 0.0), rank.get(gpu_type_of(worker_type)) if rank else 0
+            if (value > 0 or fill) and turn_rank is not None:
+                surplus = -deficit.get(worker_type, 0.0) - candidate.credit
+                entries.append((turn_rank, -value, surplus, -share.get(worker_type, 0.0), i, worker_type))
     entries.sort()
     free = dict(capacity)
     free_by_node = {gpu_type: sorted(gpus) for gpu_type, gpus in (nodes or {}).items()}
@@ -285,6 +292,7 @@ def choose(
         if not left:
             break
         combination, gpus, gpu_type = candidates[i].combination, candidates[i].gpus, gpu_type_of(worker_type)
+        # an unconsolidated grant takes no node here: the placement finds its GPUs wherever they are
         consolidated = candidates[i].consolidated.get(gpu_type, ()) if worker_type == gpu_type else ()
         fits = gpus <= free.get(gpu_type, 0) and busy.isdisjoint(combination)
         if fits and (not consolidated or _occupy_nodes(free_by_node.get(gpu_type, []), consolidated)):
@@ -344,7 +352,7 @@ def gpu_type_of(worker_type: str) -> str:
     return worker_type.removesuffix(UNCONSOLIDATED)
 
 
-def expire(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_expired_shares(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """A policy state's data, changed so that time shares are recomputed at the next change whatever their age."""
     return {**data, ACCOUNTS: {**data[ACCOUNTS], "expired": True}} if ACCOUNTS in data else data
 
@@ -354,7 +362,7 @@ def jobs_with_shares(data: Mapping[str, Any]) -> Collection[str] | None:
     return frozenset(data[COMPUTED_FOR]["jobs"]) if COMPUTED_FOR in data else None
 
 
-def by_arrival(one: Job, other: Job) -> Combination:
+def pair_of(one: Job, other: Job) -> Combination:
     """The pair of two jobs, first the job that was submitted first."""
     first, second = sorted((one, other), key=lambda job: (job.submitted, job.uid))
     return first.uid, second.uid
@@ -365,21 +373,21 @@ def of_present_jobs(shares: TimeShares, jobs: Iterable[Job]) -> TimeShares:
     return _present(shares, {job.uid: job for job in jobs})
 
 
-def alone(shares: Mapping[str, Mapping[str, float]]) -> TimeShares:
+def as_single_combinations(shares: Mapping[str, Mapping[str, float]]) -> TimeShares:
     """Time shares by uid as time shares of combinations of one job."""
     return {(uid,): share for uid, share in shares.items()}
 
 
-def _present(times: Seconds, present: Mapping[str, object]) -> dict[Combination, Mapping[str, float]]:
+def _present(times: ByCombination, present: Mapping[str, object]) -> dict[Combination, Mapping[str, float]]:
     """The entries of combinations of which every job is present, by uid."""
     return {combination: found for combination, found in times.items() if all(uid in present for uid in combination)}
 
 
-def to_rows(times: TimeShares) -> list[list[Any]]:
+def to_rows(times: ByCombination) -> list[list[Any]]:
     """Time shares or seconds as JSON-compatible rows: uids of the combination, numbers by worker type."""
     return [[list(combination), found] for combination, found in times.items()]
 
 
-def from_rows(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> TimeShares:
+def from_rows(rows: Iterable[tuple[Sequence[str], Mapping[str, float]]]) -> ByCombination:
     """Time shares or seconds from the rows that ``to_rows`` made."""
     return {tuple(combination): found for combination, found in rows}

@@ -28,7 +28,7 @@ from scipy.optimize import linear_sum_assignment
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import TimeShares, alone
+from metasched.time_shares.round_mechanism import TimeShares, as_single_combinations
 
 Floats = npt.NDArray[np.float64]
 
@@ -81,7 +81,7 @@ class AlloX(TimeSharePolicy):
             for job in inputs.jobs
             if job.uid in started
         }
-        return alone(shares), {"started": started}
+        return as_single_combinations(shares), {"started": started}
 
     def _start(self, inputs: AllocationInputs, waiting: Sequence[Job], free: Mapping[str, int]) -> dict[str, str]:
         """By uid, the GPU type of the jobs that start now."""

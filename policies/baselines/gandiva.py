@@ -17,7 +17,7 @@ from metasched.core.resumable_rng import ResumableRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import Combination, TimeShares, by_arrival
+from metasched.time_shares.round_mechanism import Combination, TimeShares, pair_of
 
 
 class GandivaParameters(TimeShareParameters):
@@ -67,7 +67,7 @@ class Gandiva(TimeSharePolicy):
             if one.gpus == other.gpus and inputs.common_types(one, other):
                 single.remove(one)
                 single.remove(other)
-                pairs.append(by_arrival(one, other))
+                pairs.append(pair_of(one, other))
         alone = [(job.uid,) for job in (*single, *(job for job in inputs.jobs if job.whole_gpus))]
         return equal_shares(inputs, [*pairs, *alone]), {"pairs": [list(pair) for pair in pairs], "used": rng.used}
 

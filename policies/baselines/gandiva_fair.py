@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import TimeShares, alone
+from metasched.time_shares.round_mechanism import TimeShares, as_single_combinations
 
 
 class GandivaFairParameters(TimeShareParameters):
@@ -45,7 +45,7 @@ class GandivaFair(TimeSharePolicy):
         jobs = [job for job in inputs.jobs if inputs.gpus_per_node[job.uid]]
         if self.parameters.as_published:
             part = sum(inputs.capacity.values()) / max(len(jobs), 1)
-            return alone({job.uid: _over_types(inputs, job, min(part, 1.0)) for job in jobs}), memory
+            return as_single_combinations({job.uid: _over_types(inputs, job, min(part, 1.0)) for job in jobs}), memory
         owners: dict[str, list[Job]] = {}
         for job in jobs:
             owners.setdefault(job.user if self.parameters.by_user else job.uid, []).append(job)
@@ -55,7 +55,7 @@ class GandivaFair(TimeSharePolicy):
         for gpus, mine in zip(divide(sum(inputs.capacity.values()), tickets, usable), owners.values(), strict=True):
             parts = divide(gpus, [job.weight for job in mine], [float(job.gpus) for job in mine])
             found |= {job.uid: _over_types(inputs, job, part / job.gpus) for job, part in zip(mine, parts, strict=True)}
-        return alone({job.uid: found[job.uid] for job in jobs}), memory
+        return as_single_combinations({job.uid: found[job.uid] for job in jobs}), memory
 
 
 def divide(total: float, tickets: Sequence[float], most: Sequence[float]) -> list[float]:

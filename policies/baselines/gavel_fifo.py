@@ -15,7 +15,7 @@ from metasched.core.model import Job
 from metasched.core.resumable_rng import ResumableRng
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
-from metasched.time_shares.round_mechanism import TimeShares, alone
+from metasched.time_shares.round_mechanism import TimeShares, as_single_combinations
 
 
 class GavelFifoParameters(TimeShareParameters):
@@ -53,14 +53,14 @@ class GavelFifo(TimeSharePolicy):
         """One GPU type for each job in order; the memory has these types, and how many random numbers were drawn."""
         if self.parameters.aware:
             fastest = _assign(inputs, {}, lambda job, types: max(types, key=lambda t: inputs.speed(job, t) or 0.0))
-            return alone({uid: {gpu_type: 1.0} for uid, gpu_type in fastest.items()}), memory
+            return as_single_combinations({uid: {gpu_type: 1.0} for uid, gpu_type in fastest.items()}), memory
         rng = ResumableRng.resume(self.parameters.seed, memory.get("used", 0))
         before: Mapping[str, str] = memory.get("taken", {})
         if self.parameters.as_published:
             assigned = _assign_as_published(inputs, before, rng)
         else:
             assigned = _assign(inputs, before, lambda _, types: types[rng.randrange(len(types))])
-        shares = alone({uid: {gpu_type: 1.0} for uid, gpu_type in assigned.items()})
+        shares = as_single_combinations({uid: {gpu_type: 1.0} for uid, gpu_type in assigned.items()})
         return shares, {"taken": assigned, "used": rng.used}
 
 

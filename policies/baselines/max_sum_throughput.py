@@ -12,7 +12,7 @@ from scipy.sparse import coo_array
 
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeSharePolicy
-from metasched.time_shares.round_mechanism import TimeShares, alone
+from metasched.time_shares.round_mechanism import TimeShares, as_single_combinations
 
 
 class MaxSumThroughput(TimeSharePolicy):
@@ -43,7 +43,7 @@ class MaxSumThroughput(TimeSharePolicy):
         for (i, _, gpu_type, _), time in zip(variables, found.x, strict=True):
             for uid in members[i]:
                 shares.setdefault(uid, {})[gpu_type] = min(max(float(time) / len(members[i]), 0.0), 1.0)
-        return alone(shares), memory
+        return as_single_combinations(shares), memory
 
 
 def _speeds(inputs: AllocationInputs) -> Mapping[str, Mapping[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from metasched.core.model import Job
-from metasched.time_shares.round_mechanism import Combination, by_arrival
+from metasched.time_shares.round_mechanism import Combination, pair_of
 
 ROUNDING = 1e-6
 """Time shares up to this are a solver's rounding."""
@@ -27,7 +27,7 @@ def divide_pair(first: Sequence[Job], second: Sequence[Job], total: float) -> It
     """
     if first is second:
         ring = zip(first, (*first[1:], first[0]), strict=True)
-        pairs = dict.fromkeys(by_arrival(one, other) for one, other in ring)
+        pairs = dict.fromkeys(pair_of(one, other) for one, other in ring)
         yield from ((pair, total / len(pairs)) for pair in pairs)
         return
     # Both classes divide the same interval into equal parts, one for each job; overlapping parts are a pair.
@@ -35,7 +35,7 @@ def divide_pair(first: Sequence[Job], second: Sequence[Job], total: float) -> It
     parts = len(first) * len(second)
     while at < parts:
         end = min((i + 1) * len(second), (j + 1) * len(first))
-        yield by_arrival(first[i], second[j]), total * (end - at) / parts
+        yield pair_of(first[i], second[j]), total * (end - at) / parts
         i, j, at = end // len(second), end // len(first), end
 
 
@@ -68,7 +68,7 @@ def pair_off(first: Sequence[JobTime], second: Sequence[JobTime]) -> Iterator[tu
         if one is other:
             yield (one.uid,), 2 * share
         else:
-            yield by_arrival(one, other), share
+            yield pair_of(one, other), share
         for side, job, left in zip(sides, (one, other), (mine - share, others - share), strict=True):
             if left > ROUNDING:
                 side.append((job, left))

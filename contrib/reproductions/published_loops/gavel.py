@@ -26,7 +26,7 @@ from metasched.core.policy import Policy
 from metasched.scheduling.engine import RoundResult
 from metasched.simulator.records import Settings, Workload
 from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
-from metasched.time_shares.round_mechanism import expire, jobs_with_shares
+from metasched.time_shares.round_mechanism import jobs_with_shares, with_expired_shares
 
 MAX_FAILED_ROUNDS = 5
 
@@ -87,7 +87,7 @@ class GavelLoop(PublishedLoop[GavelJob]):
         """Play round after round."""
         while self.awaited and self.idle_rounds <= MAX_IDLE_ROUNDS:
             if not self.work and self.next_arrival == math.inf and self.state is not None:
-                self.state = replace(self.state, data=expire(self.state.data))
+                self.state = replace(self.state, data=with_expired_shares(self.state.data))
             self.end_round()
             self.arrive()
             if self.awaited:
@@ -143,7 +143,7 @@ class GavelLoop(PublishedLoop[GavelJob]):
         )
         result = self.decide(snapshot)
         if not self.now:
-            self.state = replace(result.state, data=expire(result.state.data))
+            self.state = replace(result.state, data=with_expired_shares(result.state.data))
         effective = self.effective(result)
         self.set_targets(effective.targets)
         for uid, live in self.live.items():

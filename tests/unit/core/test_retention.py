@@ -33,9 +33,10 @@ COLUMNS = {
     "is_blocked_from_start": retention.is_blocked_from_start,
     "continues_without_policy": retention.continues_without_policy,
     "is_pinned": retention.is_pinned,
+    "may_be_retained": retention.may_be_retained,
     "is_immovable": retention.is_immovable,
     "is_non_preemptible": retention.is_non_preemptible,
-    "consumes_quota_regardless": retention.consumes_quota_regardless,
+    "consumes_quota_under_any_decision": retention.consumes_quota_under_any_decision,
     "holds_or_is_released": retention.holds_or_is_released,
     "is_stoppable_at": lambda job: retention.is_stoppable_at(job, job.placement),
     "continues_undisturbed": lambda job: retention.continues_undisturbed(job, job.placement, has_co_runner=False),
@@ -45,138 +46,138 @@ COLUMNS = {
 
 # State of the run | GPU or CPU-only job, how it may be preempted, blocked or not | one x or dot for each of COLUMNS.
 TABLE = """
-held                               | GPU checkpoint -       | . . . . . . . . . . . . . . . . .
-held                               | GPU checkpoint blocked | . . . . . . x . . . . . . . . . .
-held                               | GPU suspend    -       | . . . . . . . . . . . . . . . . .
-held                               | GPU suspend    blocked | . . . . . . x . . . . . . . . . .
-held                               | GPU no         -       | . . . . . . . . . . . . . . . . .
-held                               | GPU no         blocked | . . . . . . x . . . . . . . . . .
-held                               | CPU checkpoint -       | . . . . . . . . . . . . . . . . .
-held                               | CPU checkpoint blocked | . . . . . . x . . . . . . . . . .
-held                               | CPU suspend    -       | . . . . . . . . . . . . . . . . .
-held                               | CPU suspend    blocked | . . . . . . x . . . . . . . . . .
-held                               | CPU no         -       | . . . . . . . . . . . . . . . . .
-held                               | CPU no         blocked | . . . . . . x . . . . . . . . . .
-queued                             | GPU checkpoint -       | . . . . . . . . . . . . x . . . .
-queued                             | GPU checkpoint blocked | . . . . . . x . . . . . x . . . .
-queued                             | GPU suspend    -       | . . . . . . . . . . . . x . . . .
-queued                             | GPU suspend    blocked | . . . . . . x . . . . . x . . . .
-queued                             | GPU no         -       | . . . . . . . . . . . . x . . . .
-queued                             | GPU no         blocked | . . . . . . x . . . . . x . . . .
-queued                             | CPU checkpoint -       | . . . . . . . . . . . . x . . . .
-queued                             | CPU checkpoint blocked | . . . . . . x . . . . . x . . . .
-queued                             | CPU suspend    -       | . . . . . . . . . . . . x . . . .
-queued                             | CPU suspend    blocked | . . . . . . x . . . . . x . . . .
-queued                             | CPU no         -       | . . . . . . . . . . . . x . . . .
-queued                             | CPU no         blocked | . . . . . . x . . . . . x . . . .
-running                            | GPU checkpoint -       | . . . . x x . x . . . . x x x x x
-running                            | GPU checkpoint blocked | . . . . x x . x . . . x x x x x x
-running                            | GPU suspend    -       | . . . . x x . x x x x x x . x x x
-running                            | GPU suspend    blocked | . . . . x x . x x x x x x . x x x
-running                            | GPU no         -       | . . . . x x . x x x x x x . x x x
-running                            | GPU no         blocked | . . . . x x . x x x x x x . x x x
-running                            | CPU checkpoint -       | . . . . x x . x . . . . x x x x .
-running                            | CPU checkpoint blocked | . . . . x x . x . . . x x x x x .
-running                            | CPU suspend    -       | . . . . x x . x . . . . x . x x .
-running                            | CPU suspend    blocked | . . . . x x . x . . . x x . x x .
-running                            | CPU no         -       | . . . . x x . x x x x x x . x x .
-running                            | CPU no         blocked | . . . . x x . x x x x x x . x x .
-running, asked to stop             | GPU checkpoint -       | . . . x . . . . . . . . x . . x x
-running, asked to stop             | GPU checkpoint blocked | . . . x . . . . . . . x x . . x x
-running, asked to stop             | GPU suspend    -       | . . . x . . . . x x x x x . . x x
-running, asked to stop             | GPU suspend    blocked | . . . x . . . . x x x x x . . x x
-running, asked to stop             | GPU no         -       | . . . x . . . . x x x x x . . x x
-running, asked to stop             | GPU no         blocked | . . . x . . . . x x x x x . . x x
-running, asked to stop             | CPU checkpoint -       | . . . x . . . . . . . . x . . x .
-running, asked to stop             | CPU checkpoint blocked | . . . x . . . . . . . x x . . x .
-running, asked to stop             | CPU suspend    -       | . . . x . . . . . . . . x . . x .
-running, asked to stop             | CPU suspend    blocked | . . . x . . . . . . . x x . . x .
-running, asked to stop             | CPU no         -       | . . . x . . . . x x x x x . . x .
-running, asked to stop             | CPU no         blocked | . . . x . . . . x x x x x . . x .
-suspended by daemon                | GPU checkpoint -       | x . x . x x . . . x x x x x . x .
-suspended by daemon                | GPU checkpoint blocked | x . x . x x . . . x x x x x . x .
-suspended by daemon                | GPU suspend    -       | x . x . x x . . x x x x x . . x .
-suspended by daemon                | GPU suspend    blocked | x . x . x x . . x x x x x . . x .
-suspended by daemon                | GPU no         -       | x . x . x x . . x x x x x . . x .
-suspended by daemon                | GPU no         blocked | x . x . x x . . x x x x x . . x .
-suspended by daemon                | CPU checkpoint -       | x . . . x x . . . x . x x x . x .
-suspended by daemon                | CPU checkpoint blocked | x . . . x x . . . x . x x x . x .
-suspended by daemon                | CPU suspend    -       | x . . . x x . . . x . x x . . x .
-suspended by daemon                | CPU suspend    blocked | x . . . x x . . . x . x x . . x .
-suspended by daemon                | CPU no         -       | x . . . x x . . x x x x x . . x .
-suspended by daemon                | CPU no         blocked | x . . . x x . . x x x x x . . x .
-suspended by daemon, asked to stop | GPU checkpoint -       | x . x x . . . . . x x x x . . x .
-suspended by daemon, asked to stop | GPU checkpoint blocked | x . x x . . . . . x x x x . . x .
-suspended by daemon, asked to stop | GPU suspend    -       | x . x x . . . . x x x x x . . x .
-suspended by daemon, asked to stop | GPU suspend    blocked | x . x x . . . . x x x x x . . x .
-suspended by daemon, asked to stop | GPU no         -       | x . x x . . . . x x x x x . . x .
-suspended by daemon, asked to stop | GPU no         blocked | x . x x . . . . x x x x x . . x .
-suspended by daemon, asked to stop | CPU checkpoint -       | x . . x . . . . . x . x x . . x .
-suspended by daemon, asked to stop | CPU checkpoint blocked | x . . x . . . . . x . x x . . x .
-suspended by daemon, asked to stop | CPU suspend    -       | x . . x . . . . . x . x x . . x .
-suspended by daemon, asked to stop | CPU suspend    blocked | x . . x . . . . . x . x x . . x .
-suspended by daemon, asked to stop | CPU no         -       | x . . x . . . . x x x x x . . x .
-suspended by daemon, asked to stop | CPU no         blocked | x . . x . . . . x x x x x . . x .
-suspended by admin                 | GPU checkpoint -       | . x . . x x . x . x x x x . . x .
-suspended by admin                 | GPU checkpoint blocked | . x . . x x . x . x x x x . . x .
-suspended by admin                 | GPU suspend    -       | . x . . x x . x x x x x x . . x .
-suspended by admin                 | GPU suspend    blocked | . x . . x x . x x x x x x . . x .
-suspended by admin                 | GPU no         -       | . x . . x x . x x x x x x . . x .
-suspended by admin                 | GPU no         blocked | . x . . x x . x x x x x x . . x .
-suspended by admin                 | CPU checkpoint -       | . x . . x x . x . x . x x . . x .
-suspended by admin                 | CPU checkpoint blocked | . x . . x x . x . x . x x . . x .
-suspended by admin                 | CPU suspend    -       | . x . . x x . x . x . x x . . x .
-suspended by admin                 | CPU suspend    blocked | . x . . x x . x . x . x x . . x .
-suspended by admin                 | CPU no         -       | . x . . x x . x x x x x x . . x .
-suspended by admin                 | CPU no         blocked | . x . . x x . x x x x x x . . x .
-suspended by admin, asked to stop  | GPU checkpoint -       | . x . x . x . x . x x x x . . x .
-suspended by admin, asked to stop  | GPU checkpoint blocked | . x . x . x . x . x x x x . . x .
-suspended by admin, asked to stop  | GPU suspend    -       | . x . x . x . x x x x x x . . x .
-suspended by admin, asked to stop  | GPU suspend    blocked | . x . x . x . x x x x x x . . x .
-suspended by admin, asked to stop  | GPU no         -       | . x . x . x . x x x x x x . . x .
-suspended by admin, asked to stop  | GPU no         blocked | . x . x . x . x x x x x x . . x .
-suspended by admin, asked to stop  | CPU checkpoint -       | . x . x . x . x . x . x x . . x .
-suspended by admin, asked to stop  | CPU checkpoint blocked | . x . x . x . x . x . x x . . x .
-suspended by admin, asked to stop  | CPU suspend    -       | . x . x . x . x . x . x x . . x .
-suspended by admin, asked to stop  | CPU suspend    blocked | . x . x . x . x . x . x x . . x .
-suspended by admin, asked to stop  | CPU no         -       | . x . x . x . x x x x x x . . x .
-suspended by admin, asked to stop  | CPU no         blocked | . x . x . x . x x x x x x . . x .
-stopping                           | GPU checkpoint -       | . . . x . . . . . . . . x . . x .
-stopping                           | GPU checkpoint blocked | . . . x . . . . . . . . x . . x .
-stopping                           | GPU suspend    -       | . . . x . . . . x x x . x . . x .
-stopping                           | GPU suspend    blocked | . . . x . . . . x x x . x . . x .
-stopping                           | GPU no         -       | . . . x . . . . x x x . x . . x .
-stopping                           | GPU no         blocked | . . . x . . . . x x x . x . . x .
-stopping                           | CPU checkpoint -       | . . . x . . . . . . . . x . . x .
-stopping                           | CPU checkpoint blocked | . . . x . . . . . . . . x . . x .
-stopping                           | CPU suspend    -       | . . . x . . . . . . . . x . . x .
-stopping                           | CPU suspend    blocked | . . . x . . . . . . . . x . . x .
-stopping                           | CPU no         -       | . . . x . . . . x x x . x . . x .
-stopping                           | CPU no         blocked | . . . x . . . . x x x . x . . x .
-stopping, asked to stop            | GPU checkpoint -       | . . . x . . . . . . . . x . . x .
-stopping, asked to stop            | GPU checkpoint blocked | . . . x . . . . . . . . x . . x .
-stopping, asked to stop            | GPU suspend    -       | . . . x . . . . x x x . x . . x .
-stopping, asked to stop            | GPU suspend    blocked | . . . x . . . . x x x . x . . x .
-stopping, asked to stop            | GPU no         -       | . . . x . . . . x x x . x . . x .
-stopping, asked to stop            | GPU no         blocked | . . . x . . . . x x x . x . . x .
-stopping, asked to stop            | CPU checkpoint -       | . . . x . . . . . . . . x . . x .
-stopping, asked to stop            | CPU checkpoint blocked | . . . x . . . . . . . . x . . x .
-stopping, asked to stop            | CPU suspend    -       | . . . x . . . . . . . . x . . x .
-stopping, asked to stop            | CPU suspend    blocked | . . . x . . . . . . . . x . . x .
-stopping, asked to stop            | CPU no         -       | . . . x . . . . x x x . x . . x .
-stopping, asked to stop            | CPU no         blocked | . . . x . . . . x x x . x . . x .
-finished                           | GPU checkpoint -       | . . . . . . . . . . . . . . . . .
-finished                           | GPU checkpoint blocked | . . . . . . x . . . . . . . . . .
-finished                           | GPU suspend    -       | . . . . . . . . . . . . . . . . .
-finished                           | GPU suspend    blocked | . . . . . . x . . . . . . . . . .
-finished                           | GPU no         -       | . . . . . . . . . . . . . . . . .
-finished                           | GPU no         blocked | . . . . . . x . . . . . . . . . .
-finished                           | CPU checkpoint -       | . . . . . . . . . . . . . . . . .
-finished                           | CPU checkpoint blocked | . . . . . . x . . . . . . . . . .
-finished                           | CPU suspend    -       | . . . . . . . . . . . . . . . . .
-finished                           | CPU suspend    blocked | . . . . . . x . . . . . . . . . .
-finished                           | CPU no         -       | . . . . . . . . . . . . . . . . .
-finished                           | CPU no         blocked | . . . . . . x . . . . . . . . . .
+held                               | GPU checkpoint -       | . . . . . . . . . . . . . . . . . .
+held                               | GPU checkpoint blocked | . . . . . . x . . . . . . . . . . .
+held                               | GPU suspend    -       | . . . . . . . . . x . . . . . . . .
+held                               | GPU suspend    blocked | . . . . . . x . . x . . . . . . . .
+held                               | GPU no         -       | . . . . . . . . . x . . . . . . . .
+held                               | GPU no         blocked | . . . . . . x . . x . . . . . . . .
+held                               | CPU checkpoint -       | . . . . . . . . . . . . . . . . . .
+held                               | CPU checkpoint blocked | . . . . . . x . . . . . . . . . . .
+held                               | CPU suspend    -       | . . . . . . . . . x . . . . . . . .
+held                               | CPU suspend    blocked | . . . . . . x . . x . . . . . . . .
+held                               | CPU no         -       | . . . . . . . . . x . . . . . . . .
+held                               | CPU no         blocked | . . . . . . x . . x . . . . . . . .
+queued                             | GPU checkpoint -       | . . . . . . . . . . . . . x . . . .
+queued                             | GPU checkpoint blocked | . . . . . . x . . . . . . x . . . .
+queued                             | GPU suspend    -       | . . . . . . . . . x . . . x . . . .
+queued                             | GPU suspend    blocked | . . . . . . x . . x . . . x . . . .
+queued                             | GPU no         -       | . . . . . . . . . x . . . x . . . .
+queued                             | GPU no         blocked | . . . . . . x . . x . . . x . . . .
+queued                             | CPU checkpoint -       | . . . . . . . . . . . . . x . . . .
+queued                             | CPU checkpoint blocked | . . . . . . x . . . . . . x . . . .
+queued                             | CPU suspend    -       | . . . . . . . . . x . . . x . . . .
+queued                             | CPU suspend    blocked | . . . . . . x . . x . . . x . . . .
+queued                             | CPU no         -       | . . . . . . . . . x . . . x . . . .
+queued                             | CPU no         blocked | . . . . . . x . . x . . . x . . . .
+running                            | GPU checkpoint -       | . . . . x x . x . . . . . x x x x x
+running                            | GPU checkpoint blocked | . . . . x x . x . . . . x x x x x x
+running                            | GPU suspend    -       | . . . . x x . x x x x x x x . x x x
+running                            | GPU suspend    blocked | . . . . x x . x x x x x x x . x x x
+running                            | GPU no         -       | . . . . x x . x x x x x x x . x x x
+running                            | GPU no         blocked | . . . . x x . x x x x x x x . x x x
+running                            | CPU checkpoint -       | . . . . x x . x . . . . . x x x x .
+running                            | CPU checkpoint blocked | . . . . x x . x . . . . x x x x x .
+running                            | CPU suspend    -       | . . . . x x . x . x . . . x . x x .
+running                            | CPU suspend    blocked | . . . . x x . x . x . . x x . x x .
+running                            | CPU no         -       | . . . . x x . x x x x x x x . x x .
+running                            | CPU no         blocked | . . . . x x . x x x x x x x . x x .
+running, asked to stop             | GPU checkpoint -       | . . . x . . . . . . . . . x . . x x
+running, asked to stop             | GPU checkpoint blocked | . . . x . . . . . . . . x x . . x x
+running, asked to stop             | GPU suspend    -       | . . . x . . . . x x x x x x . . x x
+running, asked to stop             | GPU suspend    blocked | . . . x . . . . x x x x x x . . x x
+running, asked to stop             | GPU no         -       | . . . x . . . . x x x x x x . . x x
+running, asked to stop             | GPU no         blocked | . . . x . . . . x x x x x x . . x x
+running, asked to stop             | CPU checkpoint -       | . . . x . . . . . . . . . x . . x .
+running, asked to stop             | CPU checkpoint blocked | . . . x . . . . . . . . x x . . x .
+running, asked to stop             | CPU suspend    -       | . . . x . . . . . x . . . x . . x .
+running, asked to stop             | CPU suspend    blocked | . . . x . . . . . x . . x x . . x .
+running, asked to stop             | CPU no         -       | . . . x . . . . x x x x x x . . x .
+running, asked to stop             | CPU no         blocked | . . . x . . . . x x x x x x . . x .
+suspended by daemon                | GPU checkpoint -       | x . x . x x . . . x x x x x x . x .
+suspended by daemon                | GPU checkpoint blocked | x . x . x x . . . x x x x x x . x .
+suspended by daemon                | GPU suspend    -       | x . x . x x . . x x x x x x . . x .
+suspended by daemon                | GPU suspend    blocked | x . x . x x . . x x x x x x . . x .
+suspended by daemon                | GPU no         -       | x . x . x x . . x x x x x x . . x .
+suspended by daemon                | GPU no         blocked | x . x . x x . . x x x x x x . . x .
+suspended by daemon                | CPU checkpoint -       | x . . . x x . . . x x . x x x . x .
+suspended by daemon                | CPU checkpoint blocked | x . . . x x . . . x x . x x x . x .
+suspended by daemon                | CPU suspend    -       | x . . . x x . . . x x . x x . . x .
+suspended by daemon                | CPU suspend    blocked | x . . . x x . . . x x . x x . . x .
+suspended by daemon                | CPU no         -       | x . . . x x . . x x x x x x . . x .
+suspended by daemon                | CPU no         blocked | x . . . x x . . x x x x x x . . x .
+suspended by daemon, asked to stop | GPU checkpoint -       | x . x x . . . . . x x x x x . . x .
+suspended by daemon, asked to stop | GPU checkpoint blocked | x . x x . . . . . x x x x x . . x .
+suspended by daemon, asked to stop | GPU suspend    -       | x . x x . . . . x x x x x x . . x .
+suspended by daemon, asked to stop | GPU suspend    blocked | x . x x . . . . x x x x x x . . x .
+suspended by daemon, asked to stop | GPU no         -       | x . x x . . . . x x x x x x . . x .
+suspended by daemon, asked to stop | GPU no         blocked | x . x x . . . . x x x x x x . . x .
+suspended by daemon, asked to stop | CPU checkpoint -       | x . . x . . . . . x x . x x . . x .
+suspended by daemon, asked to stop | CPU checkpoint blocked | x . . x . . . . . x x . x x . . x .
+suspended by daemon, asked to stop | CPU suspend    -       | x . . x . . . . . x x . x x . . x .
+suspended by daemon, asked to stop | CPU suspend    blocked | x . . x . . . . . x x . x x . . x .
+suspended by daemon, asked to stop | CPU no         -       | x . . x . . . . x x x x x x . . x .
+suspended by daemon, asked to stop | CPU no         blocked | x . . x . . . . x x x x x x . . x .
+suspended by admin                 | GPU checkpoint -       | . x . . x x . x . x x x x x . . x .
+suspended by admin                 | GPU checkpoint blocked | . x . . x x . x . x x x x x . . x .
+suspended by admin                 | GPU suspend    -       | . x . . x x . x x x x x x x . . x .
+suspended by admin                 | GPU suspend    blocked | . x . . x x . x x x x x x x . . x .
+suspended by admin                 | GPU no         -       | . x . . x x . x x x x x x x . . x .
+suspended by admin                 | GPU no         blocked | . x . . x x . x x x x x x x . . x .
+suspended by admin                 | CPU checkpoint -       | . x . . x x . x . x x . x x . . x .
+suspended by admin                 | CPU checkpoint blocked | . x . . x x . x . x x . x x . . x .
+suspended by admin                 | CPU suspend    -       | . x . . x x . x . x x . x x . . x .
+suspended by admin                 | CPU suspend    blocked | . x . . x x . x . x x . x x . . x .
+suspended by admin                 | CPU no         -       | . x . . x x . x x x x x x x . . x .
+suspended by admin                 | CPU no         blocked | . x . . x x . x x x x x x x . . x .
+suspended by admin, asked to stop  | GPU checkpoint -       | . x . x . x . x . x x x x x . . x .
+suspended by admin, asked to stop  | GPU checkpoint blocked | . x . x . x . x . x x x x x . . x .
+suspended by admin, asked to stop  | GPU suspend    -       | . x . x . x . x x x x x x x . . x .
+suspended by admin, asked to stop  | GPU suspend    blocked | . x . x . x . x x x x x x x . . x .
+suspended by admin, asked to stop  | GPU no         -       | . x . x . x . x x x x x x x . . x .
+suspended by admin, asked to stop  | GPU no         blocked | . x . x . x . x x x x x x x . . x .
+suspended by admin, asked to stop  | CPU checkpoint -       | . x . x . x . x . x x . x x . . x .
+suspended by admin, asked to stop  | CPU checkpoint blocked | . x . x . x . x . x x . x x . . x .
+suspended by admin, asked to stop  | CPU suspend    -       | . x . x . x . x . x x . x x . . x .
+suspended by admin, asked to stop  | CPU suspend    blocked | . x . x . x . x . x x . x x . . x .
+suspended by admin, asked to stop  | CPU no         -       | . x . x . x . x x x x x x x . . x .
+suspended by admin, asked to stop  | CPU no         blocked | . x . x . x . x x x x x x x . . x .
+stopping                           | GPU checkpoint -       | . . . x . . . . . . . . . x . . x .
+stopping                           | GPU checkpoint blocked | . . . x . . . . . . . . . x . . x .
+stopping                           | GPU suspend    -       | . . . x . . . . x x x x . x . . x .
+stopping                           | GPU suspend    blocked | . . . x . . . . x x x x . x . . x .
+stopping                           | GPU no         -       | . . . x . . . . x x x x . x . . x .
+stopping                           | GPU no         blocked | . . . x . . . . x x x x . x . . x .
+stopping                           | CPU checkpoint -       | . . . x . . . . . . . . . x . . x .
+stopping                           | CPU checkpoint blocked | . . . x . . . . . . . . . x . . x .
+stopping                           | CPU suspend    -       | . . . x . . . . . x . . . x . . x .
+stopping                           | CPU suspend    blocked | . . . x . . . . . x . . . x . . x .
+stopping                           | CPU no         -       | . . . x . . . . x x x x . x . . x .
+stopping                           | CPU no         blocked | . . . x . . . . x x x x . x . . x .
+stopping, asked to stop            | GPU checkpoint -       | . . . x . . . . . . . . . x . . x .
+stopping, asked to stop            | GPU checkpoint blocked | . . . x . . . . . . . . . x . . x .
+stopping, asked to stop            | GPU suspend    -       | . . . x . . . . x x x x . x . . x .
+stopping, asked to stop            | GPU suspend    blocked | . . . x . . . . x x x x . x . . x .
+stopping, asked to stop            | GPU no         -       | . . . x . . . . x x x x . x . . x .
+stopping, asked to stop            | GPU no         blocked | . . . x . . . . x x x x . x . . x .
+stopping, asked to stop            | CPU checkpoint -       | . . . x . . . . . . . . . x . . x .
+stopping, asked to stop            | CPU checkpoint blocked | . . . x . . . . . . . . . x . . x .
+stopping, asked to stop            | CPU suspend    -       | . . . x . . . . . x . . . x . . x .
+stopping, asked to stop            | CPU suspend    blocked | . . . x . . . . . x . . . x . . x .
+stopping, asked to stop            | CPU no         -       | . . . x . . . . x x x x . x . . x .
+stopping, asked to stop            | CPU no         blocked | . . . x . . . . x x x x . x . . x .
+finished                           | GPU checkpoint -       | . . . . . . . . . . . . . . . . . .
+finished                           | GPU checkpoint blocked | . . . . . . x . . . . . . . . . . .
+finished                           | GPU suspend    -       | . . . . . . . . . x . . . . . . . .
+finished                           | GPU suspend    blocked | . . . . . . x . . x . . . . . . . .
+finished                           | GPU no         -       | . . . . . . . . . x . . . . . . . .
+finished                           | GPU no         blocked | . . . . . . x . . x . . . . . . . .
+finished                           | CPU checkpoint -       | . . . . . . . . . . . . . . . . . .
+finished                           | CPU checkpoint blocked | . . . . . . x . . . . . . . . . . .
+finished                           | CPU suspend    -       | . . . . . . . . . x . . . . . . . .
+finished                           | CPU suspend    blocked | . . . . . . x . . x . . . . . . . .
+finished                           | CPU no         -       | . . . . . . . . . x . . . . . . . .
+finished                           | CPU no         blocked | . . . . . . x . . x . . . . . . . .
 """
 
 
@@ -225,6 +226,13 @@ def test_the_table_has_every_predicate_and_every_state():
 def test_no_two_predicates_are_equal():
     marks = list(zip(*(marks for _, marks in rows()), strict=True))
     assert len(set(marks)) == len(COLUMNS)
+
+
+def test_every_job_that_is_pinned_or_suspended_may_be_retained():
+    for described, _ in rows():
+        one = job(*described)
+        if retention.is_pinned(one) or retention.is_immovable(one) or retention.is_non_preemptible(one):
+            assert retention.may_be_retained(one)
 
 
 def test_a_job_away_from_its_target_is_neither_stoppable_there_nor_undisturbed():

@@ -25,11 +25,11 @@ from metasched.core.reasons import Reason
 from metasched.scheduling.engine import run_round
 from metasched.scheduling.gpu_shards import GpuShards
 from metasched.scheduling.gpu_sharing import GpuSharing
-from metasched.scheduling.plan import ORDER, Timeouts, plan
+from metasched.scheduling.plan import ACTION_ORDER, Timeouts, plan
 from tests import builders
 from tests.unit.strategies import FixedPolicy, grants_for, held, load, overfull, snapshots
 
-TIMEOUTS = Timeouts(grace_seconds=30.0, start_seconds=60.0)
+TIMEOUTS = Timeouts(grace_seconds=30.0, start_limit_seconds=60.0)
 HERE = Placement(("n1",), 1, "v100")
 THERE = Placement(("n2",), 1, "v100")
 
@@ -232,7 +232,7 @@ def test_the_plan_leads_to_exactly_the_targets(data):
     slurm = IdealSlurm(shot, deaf)
     for _ in range(15):
         actions = plan(slurm.snapshot(), targets, TIMEOUTS)
-        order = [ORDER.index(type(action)) for action in actions]
+        order = [ACTION_ORDER.index(type(action)) for action in actions]
         assert order == sorted(order)
         assert len({action.uid for action in actions}) == len(actions)
         for action in actions:
@@ -368,6 +368,21 @@ def test_a_job_on_whole_gpus_does_not_start_where_slurm_counts_a_half_free_gpu_a
     assert kinds(sharing_plan(jobs, sharing_of((1, 2), {"x": 0}, assigns_half_free=True))) == [(Stop, "x")]
     assert kinds(sharing_plan(jobs, sharing_of((2, 1), {"x": 1}, assigns_half_free=True))) == [(Start, "a")]
     assert kinds(sharing_plan(jobs, sharing_of((1, 2), {"x": 0}))) == [(Start, "a")]
+
+
+@pytest.mark.parametrize("uid", ["a", "b"])
+def test_no_job_restarts_for_a_pair_of_which_a_job_is_blocked(uid):
+    """The pair cannot start, whichever of its jobs is blocked; its other job starts alone."""
+    blocked = {uid: Reason.text("waits for job 7")}
+    jobs = [on_half("x"), *(job(one, blocked=blocked.get(one)) for one in "ab")]
+    (action,) = sharing_plan(jobs, sharing_of((1, 2), {"x": 0}, [("a", "b")]))
+    assert (type(action), action.uid, action.half_gpus) == (Start, "b" if uid == "a" else "a", False)
+
+
+def test_no_job_restarts_for_a_blocked_job_on_whole_gpus():
+    """The blocked job could not start on the GPU."""
+    jobs = [on_half("x"), job("a", whole_gpus=True, blocked=Reason.text("waits for job 7"))]
+    assert sharing_plan(jobs, sharing_of((1, 2), {"x": 0}, assigns_half_free=True)) == ()
 
 
 def suspended(uid, since, **more):

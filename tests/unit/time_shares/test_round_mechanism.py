@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metasched.time_shares import round_mechanism
-from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, alone, expire, jobs_with_shares, priorities
+from metasched.time_shares.round_mechanism import (
+    Candidate,
+    TimeAccounts,
+    as_single_combinations,
+    jobs_with_shares,
+    priorities,
+    with_expired_shares,
+)
 from tests import builders
 
 ROUND = 100.0
@@ -34,21 +41,23 @@ def job(uid, gpus=1, **attained):
 
 def test_a_priority_is_the_share_over_the_rounds_received():
     """Half a round counts as received from the start; one more round reduces the priority to a third."""
-    found = priorities(accounts_of(alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}}), {("b",): {"v100": 100.0}}), ROUND)
+    found = priorities(
+        accounts_of(as_single_combinations({"a": {"v100": 0.5}, "b": {"v100": 0.5}}), {("b",): {"v100": 100.0}}), ROUND
+    )
     assert found["a",]["v100"] == 0.5 / 0.5
     assert found["b",]["v100"] == 0.5 / 1.5
 
 
 def test_the_round_goes_to_the_highest_priorities_over_all_types():
     """Each job runs once, on the type where its priority is highest."""
-    accounts = accounts_of(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
+    accounts = accounts_of(as_single_combinations({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
     round_grants = choose(accounts, [single("a"), single("b")], {"v100": 1, "k80": 1})
     assert sorted(chosen(round_grants)) == [(("a",), "v100"), (("b",), "k80")]
 
 
 def test_a_combination_that_does_not_fit_is_passed_over():
     """A gang of highest priority needs all of its GPUs; where these are not free, the next combination gets them."""
-    accounts = accounts_of(alone({"big": {"v100": 0.9}, "small": {"v100": 0.1}}))
+    accounts = accounts_of(as_single_combinations({"big": {"v100": 0.9}, "small": {"v100": 0.1}}))
     candidates = [single("big", 4), single("small")]
     assert chosen(choose(accounts, candidates, {"v100": 2})) == [(("small",), "v100")]
     assert chosen(choose(accounts, candidates, {"v100": 4})) == [(("big",), "v100")]
@@ -63,7 +72,7 @@ def test_a_job_of_a_granted_pair_gets_no_other_round_grant():
 
 def test_jobs_without_a_time_share_get_remaining_gpus_only_with_fill():
     """With ``fill``, remaining GPUs go to combinations without a time share; without it they stay idle."""
-    accounts = accounts_of(alone({"a": {"v100": 1.0}}))
+    accounts = accounts_of(as_single_combinations({"a": {"v100": 1.0}}))
     candidates = [single("b"), single("a")]
     free = {"v100": 1, "k80": 1}
     assert chosen(choose(accounts, candidates, free)) == [(("a",), "v100"), (("b",), "k80")]
@@ -72,7 +81,7 @@ def test_jobs_without_a_time_share_get_remaining_gpus_only_with_fill():
 
 def test_types_can_be_filled_one_after_the_other():
     """With ``types_in_turn``, a job runs on the first type that it is chosen for, whatever its priorities."""
-    accounts = accounts_of(alone({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
+    accounts = accounts_of(as_single_combinations({"a": {"v100": 0.9, "k80": 0.1}, "b": {"v100": 0.1, "k80": 0.9}}))
     candidates = [single("a"), single("b")]
     round_grants = choose(accounts, candidates, {"v100": 2, "k80": 2}, types_in_turn=("k80", "v100"))
     assert chosen(round_grants) == [(("b",), "k80"), (("a",), "k80")]
@@ -82,7 +91,7 @@ def test_types_can_be_filled_one_after_the_other():
 
 def test_equal_priorities_are_ordered_by_deficit_then_by_candidate():
     """The larger deficit under earlier time shares decides, and then the order of the candidates."""
-    shares = alone({uid: {"v100": 0.5} for uid in "abc"})
+    shares = as_single_combinations({uid: {"v100": 0.5} for uid in "abc"})
     candidates = [single(uid) for uid in "abc"]
     assert chosen(choose(accounts_of(shares), candidates, {"v100": 1})) == [(("a",), "v100")]
     lacking = accounts_of(shares, deficit={("b",): {"v100": 30.0}, ("a",): {"v100": -30.0}})
@@ -96,7 +105,7 @@ def test_accounts_count_seconds_not_gpu_seconds():
     accounts = (
         TimeAccounts()
         .record_received([job("a", 4)])
-        .renew(alone({"a": {"v100": 1.0}}), 0.0)
+        .renew(as_single_combinations({"a": {"v100": 1.0}}), 0.0)
         .record_received([job("a", 4, v100=240.0)])
     )
     assert accounts.received == {("a",): {"v100": 60.0}}
@@ -129,8 +138,10 @@ def test_combinations_of_ended_jobs_leave_the_accounts():
 
 def test_missing_time_of_earlier_shares_is_added_to_the_deficit():
     """The deficit grows by time share x time, less the received time, at every renewal."""
-    accounts = accounts_of(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 20.0, "k80": 10.0}}, {("a",): {"v100": 1.0}})
-    renewed = accounts.renew(alone({"a": {"k80": 1.0}}), 100.0)
+    accounts = accounts_of(
+        as_single_combinations({"a": {"v100": 0.5}}), {("a",): {"v100": 20.0, "k80": 10.0}}, {("a",): {"v100": 1.0}}
+    )
+    renewed = accounts.renew(as_single_combinations({"a": {"k80": 1.0}}), 100.0)
     assert renewed.deficit == {("a",): {"v100": 31.0, "k80": -10.0}}
     assert renewed.received == {}
     assert renewed.since == 100.0
@@ -138,7 +149,7 @@ def test_missing_time_of_earlier_shares_is_added_to_the_deficit():
 
 def test_shares_that_are_renewed_in_every_round_are_realised():
     """A share of a fifth gets a fifth of the time: surplus time of the other job counts as received."""
-    shares, gpus = alone({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
+    shares, gpus = as_single_combinations({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
     received = dict.fromkeys("ab", 0.0)
     accounts = TimeAccounts()
     for number in range(100):
@@ -152,8 +163,8 @@ def test_shares_that_are_renewed_in_every_round_are_realised():
 
 def test_surplus_counts_only_as_far_as_others_have_a_deficit():
     """Of two surplus GPU-seconds, one counts where other jobs lack one GPU-second; time on idle GPUs does not count."""
-    shares = alone({"a": {"v100": 0.5}, "b": {"v100": 0.5}, "c": {"k80": 0.5}})
-    accounts = accounts_of(alone({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
+    shares = as_single_combinations({"a": {"v100": 0.5}, "b": {"v100": 0.5}, "c": {"k80": 0.5}})
+    accounts = accounts_of(as_single_combinations({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
     gpus = {"a": 2, "b": 1, "c": 1}
     assert accounts.renew(shares, 100.0, gpus=gpus).received == {}
     short = accounts_of(accounts.shares, accounts.received, {("b",): {"v100": 20.0}, ("c",): {"v100": 90.0}})
@@ -174,10 +185,10 @@ def test_accounts_survive_json():
 
 def test_time_shares_can_be_expired():
     """The data of a state with accounts say so; data without accounts remain unchanged."""
-    data = expire({"ledger": TimeAccounts().to_json(), "made_for": {"jobs": ["a"]}})
+    data = with_expired_shares({"ledger": TimeAccounts().to_json(), "made_for": {"jobs": ["a"]}})
     assert TimeAccounts.from_json(data["ledger"]).expired
     assert jobs_with_shares(data) == {"a"}
-    assert expire({"x": 1}) == {"x": 1}
+    assert with_expired_shares({"x": 1}) == {"x": 1}
     assert jobs_with_shares({"x": 1}) is None
 
 
@@ -201,7 +212,7 @@ def test_a_gang_that_does_not_fit_consolidated_runs_unconsolidated_or_not_at_all
     """Of three gangs of four, two fit on nodes of six; the third has an unconsolidated round grant, or none."""
     gpu_types = ("v100", "v100 unconsolidated")
     gangs = [Candidate((uid,), 4, gpu_types, consolidated={"v100": (4,)}) for uid in "abc"]
-    accounts = accounts_of(alone({uid: {"v100": 1.0} for uid in "abc"}))
+    accounts = accounts_of(as_single_combinations({uid: {"v100": 1.0} for uid in "abc"}))
     round_grants = choose(accounts, gangs, {"v100": 12}, nodes={"v100": (6, 6)})
     assert [(grant.combination[0], grant.unconsolidated) for grant in round_grants] == [
         ("a", False),
@@ -214,7 +225,9 @@ def test_a_gang_that_does_not_fit_consolidated_runs_unconsolidated_or_not_at_all
 
 def test_admitted_jobs_have_no_deficit():
     """Their time before admission does not count, and the accounts of the other jobs are unchanged."""
-    accounts = accounts_of(alone({"a": {"v100": 1.0}})).admit(alone({"b": {"v100": 0.5}}), 60.0)
+    accounts = accounts_of(as_single_combinations({"a": {"v100": 1.0}})).admit(
+        as_single_combinations({"b": {"v100": 0.5}}), 60.0
+    )
     assert accounts.shares == {("a",): {"v100": 1.0}, ("b",): {"v100": 0.5}}
     assert accounts.since == 0.0
     assert accounts.renew({}, 100.0).deficit == {("a",): {"v100": 100.0}, ("b",): {"v100": 20.0}}
@@ -233,7 +246,7 @@ def test_received_time_approaches_the_time_shares(weights_a, weights_b, gpus):
     by_type = [sum(row[i] for row in rows) for i in (0, 1)]
     scale = min(*(gpus / total for total in by_type), *(1 / sum(row) for row in rows))
     shares = {str(i): {"v100": a * scale, "k80": b * scale} for i, (a, b) in enumerate(rows)}
-    accounts = TimeAccounts().renew(alone(shares), 0.0)
+    accounts = TimeAccounts().renew(as_single_combinations(shares), 0.0)
     received = {uid: {"v100": 0.0, "k80": 0.0} for uid in shares}
     rounds = 150
     for _ in range(rounds):

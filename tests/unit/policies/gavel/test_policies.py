@@ -12,7 +12,7 @@ from metasched.core.model import Node, Placement, Preempt, Status
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import ThroughputTable
 from metasched.time_shares.allocation_inputs import allocation_inputs
-from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, alone, choose, priorities
+from metasched.time_shares.round_mechanism import Candidate, TimeAccounts, as_single_combinations, choose, priorities
 from policies.gavel.job_classes import JobClasses
 from policies.gavel.pair_times import divide_pair, pair_off, split_in_halves
 from policies.gavel.policies import (
@@ -101,7 +101,9 @@ def test_the_rounds_of_figure_5():
     """X_example, one GPU of each type: after five rounds each job has received exactly its fractions of them."""
     table = {"0": (0.6, 0.4, 0.0), "1": (0.2, 0.6, 0.2), "2": (0.2, 0.0, 0.8)}
     gpu_types = ("v100", "p100", "k80")
-    book = TimeAccounts().renew(alone({uid: dict(zip(gpu_types, row, strict=True)) for uid, row in table.items()}), 0.0)
+    book = TimeAccounts().renew(
+        as_single_combinations({uid: dict(zip(gpu_types, row, strict=True)) for uid, row in table.items()}), 0.0
+    )
     had = {uid: dict.fromkeys(gpu_types, 0) for uid in table}
     for _ in range(5):
         book = book.record_received(
