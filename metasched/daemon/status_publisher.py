@@ -128,8 +128,8 @@ class StatusPublisher:
             waited_seconds=job.waited_seconds(now),
             steps_per_second=job.steps_per_second,
             renewals=0 if record.current is None else record.current.renewals,
-            co_runner=None if partner is None else partner.slurm_job_id,
-            time_slicing=partner is not None and suspended,
+            co_runner=None if co_runner is None else co_runner.slurm_job_id,
+            time_slicing=co_runner is not None and suspended,
             slo_seconds=job.slo_seconds,
             blocked=job.blocked is not None,
         )
