@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
 from trainer_shim.checkpointing.formats.script_checkpoints import States
-from trainer_shim.checkpointing.formats.sharded_optimizer import ShardedOptimizer
 from trainer_shim.checkpointing.formats.sharded_states import read_shards, state_mismatch
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.process_groups.fsdp import FsdpNoSync, is_fully_sharded
 from trainer_shim.process_groups.save_group import SaveGroup

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from trainer_shim.environment.world import World
 from trainer_shim.process_groups.rank_group import COLLECTIVE_TIMEOUT, RankGroup, resident_peak_bytes
-from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.script_group import TrainerGroup
 from trainer_shim.process_groups.watchdog import Watchdog
 
 

@@ -16,20 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
-from trainer_shim.data.evaluation import lockstep_batches
 from trainer_shim.data.loader_factory import make_loader
 from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
+from trainer_shim.data.lockstep_batches import lockstep_batches
 from trainer_shim.data.stream import check_same_stream, next_batch_samples
 from trainer_shim.errors import UsageError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.preemption.stop_requests import POLL_INTERVAL
-from trainer_shim.process_groups.ddp import resume_buffer_broadcasts, stop_buffer_broadcasts
+from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts, stop_buffer_broadcasts
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
-from trainer_shim.session.checkpoint_policy import CheckpointPolicy
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
+from trainer_shim.session.script_checkpointing import CheckpointPolicy
 from trainer_shim.session.stop_callbacks import StopCallbacks
 from trainer_shim.session.usage_checks import (
     check_same_data,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
-    from trainer_shim.process_groups.trainer_group import TrainerGroup
+    from trainer_shim.process_groups.script_group import TrainerGroup
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
 

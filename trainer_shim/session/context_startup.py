@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from trainer_shim.checkpointing.directory_owner import claim_directory
 from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation, generations_directory, highest_generation
-from trainer_shim.environment.launcher import write_exit_code
+from trainer_shim.environment.torchrun import write_exit_code
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.preemption.exit import wait_for_gloo_threads
-from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.script_group import TrainerGroup
 from trainer_shim.process_groups.watchdog import HUNG_EXIT_CODE
 from trainer_shim.session.context import Context
 from trainer_shim.session.process_startup import log_start, start_process

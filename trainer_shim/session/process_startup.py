@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from trainer_shim.environment.job import Job, read_job
-from trainer_shim.environment.launcher import torchrun_signal_warning
 from trainer_shim.environment.log_output import ensure_log_handler
+from trainer_shim.environment.torchrun import torchrun_signal_warning
 from trainer_shim.environment.world import World, find_world, launch_warning
 from trainer_shim.preemption.stop_requests import StopRequests, handle_stop_signals
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer_shim.checkpointing.generation import generations_directory, highest_generation
 from trainer_shim.checkpointing.save_history import SaveHistory
-from trainer_shim.environment.launcher import write_exit_code
+from trainer_shim.environment.torchrun import write_exit_code
 from trainer_shim.errors import SupersededError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.preemption.lease import LeaseWatch

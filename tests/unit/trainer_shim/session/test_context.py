@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trainer_shim
-from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.script_group import TrainerGroup
 
 HOST, DEVICE = 0.125, 1.0  # seconds of a step: what launching it takes, and what the device then does
 
