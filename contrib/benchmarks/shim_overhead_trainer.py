@@ -171,7 +171,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
         next(steps)
         dist.barrier()
         started = time.perf_counter()
-        ctx._checkpoints.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
+        ctx._checkpointing.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
         dist.barrier()
         return time.perf_counter() - started
 

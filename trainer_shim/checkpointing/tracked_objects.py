@@ -87,14 +87,14 @@ class TrackedObjects:
             group=self._save_group,
         )
 
-    def read(self, store: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
+    def read(self, checkpoints: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """Return the checkpoint's unsharded states, by name.
 
         Raises:
             CheckpointError: the checkpoint holds other names, or this rank cannot read it.
         """
         try:
-            states = store.load(checkpoint)
+            states = checkpoints.load(checkpoint)
         except OSError as error:
             raise CheckpointError(
                 f"{checkpoint.data}: a rank cannot read it ({error}): "

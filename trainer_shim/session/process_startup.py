@@ -29,14 +29,14 @@ def start_process() -> tuple[Job, StopRequests, World]:
     """
     ensure_log_handler()
     job = read_job(os.environ)
-    stop = StopRequests()
-    handle_stop_signals(stop, job.signal)
+    stop_requests = StopRequests()
+    handle_stop_signals(stop_requests, job.signal)
     world = find_world(os.environ)
     if world.rank == 0:
         signal_warning = torchrun_signal_warning(os.environ, job.signal, os.getppid())
         for warning in filter(None, [launch_warning(os.environ, world), signal_warning]):
             log.warning("%s", warning)
-    return job, stop, world
+    return job, stop_requests, world
 
 
 def log_start(group: RankGroup, job: Job, generation: int, beginning: str) -> None:

@@ -76,7 +76,7 @@ def test_a_suspension_uses_up_no_collective_s_time(monkeypatch, gpus):
     for name in ("init_process_group", "new_group"):
         monkeypatch.setattr(script_group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
     with patch.dict(os.environ):
-        script_group.TrainerGroup(World(0, 1, 0, None), collective_timeout=600.0)
+        script_group.ScriptGroup(World(0, 1, 0, None), collective_timeout=600.0)
     assert limits == [7] * (1 + gpus)
 
 
