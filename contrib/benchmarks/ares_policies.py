@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from metasched.core.model import Job, Node, Snapshot, Status
 from metasched.core.policy import PolicyState
 from metasched.scheduling.engine import run_round
@@ -137,7 +137,7 @@ def event(active: int) -> tuple[float, float]:
 
 def measure(gpus: int, repeat: int) -> Durations:
     """The medians over ``repeat`` clusters of one size."""
-    bench.say(f"{gpus} GPUs")
+    common.say(f"{gpus} GPUs")
     arrivals, ends, jobs = [], [], 0
     for seed in range(repeat):
         snapshot, state, new = cluster(gpus, seed)
@@ -162,22 +162,22 @@ def report(found: Mapping[int, Durations]) -> list[str]:
         cells = f"{one.arrival:.4f} | {one.end:.4f} | {one.comparisons:.1f} | {by_log:.2f} | {1e6 * one.event:.1f}"
         lines.append(f"| {gpus} | {one.jobs} | {cells} |")
     if len(found) > 1:
-        decided = bench.growth({one.jobs: one.arrival for one in found.values()})
-        compared = bench.growth({one.jobs: one.comparisons for one in found.values()})
-        timed = bench.growth({one.jobs: one.event for one in found.values()})
+        decided = common.growth({one.jobs: one.arrival for one in found.values()})
+        compared = common.growth({one.jobs: one.comparisons for one in found.values()})
+        timed = common.growth({one.jobs: one.event for one in found.values()})
         lines.append(f"| growth | | {decided} | | {compared} | | {timed} |")
     return lines
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a decision takes longer than the paper's."""
-    parser = bench.arguments(__doc__ or "")
-    parser.add_argument("--gpus", type=bench.positive, nargs="+", default=SIZES, help="GPUs of the cluster")
-    parser.add_argument("--repeat", type=bench.positive, default=5, help="clusters of each size; the median counts")
+    parser = common.arguments(__doc__ or "")
+    parser.add_argument("--gpus", type=common.positive, nargs="+", default=SIZES, help="GPUs of the cluster")
+    parser.add_argument("--repeat", type=common.positive, default=5, help="clusters of each size; the median counts")
     options = parser.parse_args(given)
     found = {gpus: measure(gpus, options.repeat) for gpus in options.gpus}
     print("\n".join(report(found)))
-    bench.finish({gpus: vars(one) for gpus, one in found.items()}, as_json=options.json)
+    common.finish({gpus: vars(one) for gpus, one in found.items()}, as_json=options.json)
     slow = [gpus for gpus, one in found.items() if gpus <= PAPER_GPUS and max(one.arrival, one.end) > PAPER_SECONDS]
     return 1 if slow else 0
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from metasched.core.model import Job, Speed
 from metasched.time_shares.allocation_inputs import AllocationInputs
 from metasched.time_shares.policy_base import TimeSharePolicy
@@ -257,7 +257,7 @@ def measure(name: str, count: int, repeat: int) -> StageSeconds:
     Raises:
         SystemExit: the programs over classes and over single jobs have different objectives.
     """
-    bench.say(f"{name}, {count} jobs")
+    common.say(f"{name}, {count} jobs")
     if name in WHOLE:
         found = [decide_whole(WHOLE[name], count) for _ in range(repeat)]
     else:
@@ -281,16 +281,16 @@ def report(found: Mapping[str, Mapping[int, StageSeconds]]) -> list[str]:
             cells = ("", "") if theirs is None else (f"{theirs:g}", f"{theirs / taken.first:.0f}")
             lines.append(f"| {name} | {count} | {taken.first:.4f} | {taken.second:.4f} | {cells[0]} | {cells[1]} |")
         if len(sizes) > 1:
-            slope = bench.growth({count: taken.first for count, taken in sizes.items()})
+            slope = common.growth({count: taken.first for count, taken in sizes.items()})
             lines.append(f"| {name} | growth | {slope} | | | |")
     return lines
 
 
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, and print the table; the exit status is 1 if a policy is slower than it may be."""
-    parser = bench.arguments(__doc__ or "")
-    parser.add_argument("--jobs", type=bench.positive, nargs="+", default=SIZES, help="numbers of jobs")
-    parser.add_argument("--repeat", type=bench.positive, default=3, help="decisions each; the median counts")
+    parser = common.arguments(__doc__ or "")
+    parser.add_argument("--jobs", type=common.positive, nargs="+", default=SIZES, help="numbers of jobs")
+    parser.add_argument("--repeat", type=common.positive, default=3, help="decisions each; the median counts")
     parser.add_argument("--only", default="", help="policies whose name contains these words")
     options = parser.parse_args(given)
     found: dict[str, dict[int, StageSeconds]] = {}
@@ -301,7 +301,7 @@ def main(given: Sequence[str] | None = None) -> int:
             found[name] = {count: measure(name, count, options.repeat) for count in counts}
     print("\n".join(report(found)))
     as_json = {name: {n: [t.first, t.second] for n, t in sizes.items()} for name, sizes in found.items()}
-    bench.finish(as_json, as_json=options.json)
+    common.finish(as_json, as_json=options.json)
     return 1 if any(slow(name, count, taken) for name, sizes in found.items() for count, taken in sizes.items()) else 0
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from contrib.benchmarks.bench import add_numbers, arguments, environment, finish, private_cluster, say
+from contrib.benchmarks.common import add_numbers, arguments, environment, finish, private_cluster, say
 from metasched.cli.tables import console, row, table
 from metasched.configuration.config import Config
 from metasched.core.model import Snapshot, Status

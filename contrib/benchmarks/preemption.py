@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from contrib.benchmarks.bench import (
+from contrib.benchmarks.common import (
     ROOT,
     arguments,
     cell,
@@ -35,7 +35,7 @@ from metasched.store import JobRecord, Store
 CLUSTERS = {"tuned": True, "default": False}
 TRAINERS = {
     # -I -S: nothing of site-packages, so that starting Python is next to nothing
-    "light": [sys.executable, "-I", "-S", str(Path(__file__).with_name("light_trainer.py"))],
+    "light": [sys.executable, "-I", "-S", str(Path(__file__).with_name("torchless_trainer.py"))],
     "torch": [
         sys.executable,
         str(ROOT / "contrib" / "examples" / "train_elastic.py"),

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
+from contrib.benchmarks.common import ROOT, arguments, finish, positive, say
 
-TRAINER = Path(__file__).with_name("overhead_trainer.py")
+TRAINER = Path(__file__).with_name("shim_overhead_trainer.py")
 UID = "0123456789abcdef"
 LIMIT = 900.0  # seconds: the longest wait
 

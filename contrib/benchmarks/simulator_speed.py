@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contrib.benchmarks.bench import ROOT, arguments, finish, positive, say
+from contrib.benchmarks.common import ROOT, arguments, finish, positive, say
 from metasched.cli.tables import console, row, table
 from metasched.core.model import Node, Placement, Speed
 from metasched.core.policy import installed_policies
@@ -40,7 +40,7 @@ LARGE_NODES, LARGE_GPUS = 512, 8
 SIZES = (1, 1, 1, 1, 2, 2, 4, 8, 16)
 MEDIAN_SECONDS, SIGMA = 2400.0, 1.4
 LOAD = 0.8
-DRIVER = ROOT / "contrib" / "reproductions" / "artifacts" / "gavel_simulator.py"
+DRIVER = ROOT / "contrib" / "reproductions" / "artifact_drivers" / "gavel_simulator.py"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contrib.benchmarks.bench import add_numbers, arguments, daemon, finish, positive, private_cluster, say
+from contrib.benchmarks.common import add_numbers, arguments, daemon, finish, positive, private_cluster, say
 from contrib.benchmarks.poll_to_plan import SUBMITTERS, request, submit
 from metasched.cli.tables import console, row, table
 from metasched.devcluster import DevCluster, NodeGroup

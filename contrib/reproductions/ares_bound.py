@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from metasched.core.model import Node
 from metasched.simulator.records import Settings, Submission, Workload, trace_job
 from metasched.simulator.simulation import simulate
@@ -124,10 +124,10 @@ def longest_busy(spans: Sequence[tuple[float, float]]) -> float:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate, and print the table; returns the exit status."""
-    parser = bench.arguments(__doc__ or "")
+    parser = common.arguments(__doc__ or "")
     parser.add_argument(
         "--instances",
-        type=bench.positive,
+        type=common.positive,
         default=200,
         help="workloads of each kind, of 20 jobs each",
     )
@@ -143,7 +143,7 @@ def main(given: Sequence[str] | None = None) -> int:
             parts = (f"{100 * part / found.jobs:.1f} %" for part in (found.late, found.beyond))
             cells = f"{1 / alpha - 1:.2f} | {found.worst:.2f} | {found.worst_alone:.2f} | {' | '.join(parts)}"
             print(f"| {name} | {alpha:g} | {cells} |", flush=True)
-    bench.finish({name: vars(found) for name, found in result.items()}, as_json=options.json)
+    common.finish({name: vars(found) for name, found in result.items()}, as_json=options.json)
     return 1 if any(found.beyond for name, found in result.items() if name.startswith("as the proof")) else 0
 
 

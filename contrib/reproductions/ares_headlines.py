@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
 from contrib.reproductions.parity_rows.pollux import TIRESIAS
 from contrib.reproductions.published_loops.pollux import PolluxLoop
@@ -281,9 +281,9 @@ TABLES = ("compare", "alpha", "loop")
 
 def main(given: Sequence[str] | None = None) -> int:
     """Simulate, and print the tables; returns the exit status."""
-    parser = bench.arguments(__doc__ or "")
-    bench.add_data(parser)
-    parser.add_argument("--scale", type=bench.positive, default=8, help="number of traces of each set")
+    parser = common.arguments(__doc__ or "")
+    common.add_data(parser)
+    parser.add_argument("--scale", type=common.positive, default=8, help="number of traces of each set")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables")
     parser.add_argument("--sets", nargs="+", default=[], help="sets of traces (default: all)")
     options = parser.parse_args(given)
@@ -296,7 +296,7 @@ def main(given: Sequence[str] | None = None) -> int:
             tables.setdefault(table, []).append(line)
             print(line, flush=True)
         print()
-    bench.finish(tables, as_json=options.json)
+    common.finish(tables, as_json=options.json)
     return 0
 
 

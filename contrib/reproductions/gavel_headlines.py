@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from contrib.reproductions.gavel_estimator import estimator
 from contrib.reproductions.gavel_experiments import (
     cost,
@@ -60,23 +60,23 @@ HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
 
 def main() -> int:
     """Run the selected headlines, and print the table; returns the exit status."""
-    parser = bench.arguments(__doc__ or "")
-    bench.add_data(parser)
+    parser = common.arguments(__doc__ or "")
+    common.add_data(parser)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="small clusters, few jobs, two seeds")
     sizes.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's GPUs, load and jobs")
     parser.add_argument("--only", nargs="+", choices=HEADLINES, default=list(HEADLINES), help="headlines")
-    parser.add_argument("--gpus", type=bench.positive, help="GPUs of each type")
+    parser.add_argument("--gpus", type=common.positive, help="GPUs of each type")
     parser.add_argument(
         "--window",
-        type=bench.positive,
+        type=common.positive,
         nargs=2,
         help="positions of measured jobs: from, to",
     )
-    parser.add_argument("--batch", type=bench.positive, help="jobs that arrive at once, or have deadlines")
-    parser.add_argument("--seeds", type=bench.positive, help="number of seeds")
+    parser.add_argument("--batch", type=common.positive, help="jobs that arrive at once, or have deadlines")
+    parser.add_argument("--seeds", type=common.positive, help="number of seeds")
     parser.add_argument("--plots", type=Path, help="directory of the plots")
-    parser.add_argument("--processes", type=bench.positive, default=1, help="simulations at once")
+    parser.add_argument("--processes", type=common.positive, default=1, help="simulations at once")
     parser.add_argument("--results", type=Path, help="file of finished headlines, which another run skips")
     given = parser.parse_args()
     first, last = (max(round(number * given.scale), number // 1000) for number in (4000, 5000))
@@ -103,7 +103,7 @@ def main() -> int:
             line = replace(lines[0], ours=tuple(value for each in lines for value in each.ours))
             print(f"| {line.what} | {line.paper} | {line.public} | {line.cell} |")
             found.append(asdict(line))
-    bench.finish({"headlines": found}, as_json=given.json)
+    common.finish({"headlines": found}, as_json=given.json)
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from contrib.reproductions.gavel_workloads import Line, Scale
 from metasched.core.model import Snapshot
 from metasched.simulator.records import trace_job
@@ -97,4 +97,4 @@ def _axes(file: Path) -> Iterator[Any]:
     yield figure.add_subplot()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
-    bench.say(f"{file}")
+    common.say(f"{file}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from metasched.core.model import Node
 from metasched.core.policy import Policy
 from metasched.simulator.metrics import Metrics, measure
@@ -29,7 +29,7 @@ def simulate_and_measure(
     outcome = simulate(workload, nodes, policy, settings, window=window)
     metrics = measure(outcome, workload, window=window, prices=prices)
     sharing = ", sharing" if settings.sharing else ""
-    bench.say(
+    common.say(
         f"{workload.source}: {policy.name} {policy.parameters.model_dump(exclude_defaults=True)}{sharing}: "
         f"JCT {jct_hours(metrics):.2f} h, {metrics.unfinished} unfinished, {time.perf_counter() - begun:.0f} s"
     )

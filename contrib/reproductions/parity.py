@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from contrib.benchmarks import bench
+from contrib.benchmarks import common
 from contrib.reproductions import parity_rows
 from contrib.reproductions.parity_rows import row
 from metasched.core.errors import MetaschedError
@@ -52,7 +52,7 @@ def modules() -> list[ModuleType]:
 
 def run(one: row.Row) -> Result:
     """Run one row, and print its name as progress."""
-    bench.say(f"{one.artifact}, {one.workload}: {one.policy}")
+    common.say(f"{one.artifact}, {one.workload}: {one.policy}")
     begun = time.perf_counter()
     ours = one.run()
     return Result(one, ours, time.perf_counter() - begun)
@@ -76,8 +76,8 @@ def table(results: Sequence[Result]) -> str:
 
 def main() -> int:
     """Run the selected rows, and print the table; returns the exit status."""
-    parser = bench.arguments(__doc__ or "")
-    bench.add_data(parser)
+    parser = common.arguments(__doc__ or "")
+    common.add_data(parser)
     parser.add_argument("--only", default="", help="rows whose artifact, workload or policy contain these words")
     given = parser.parse_args()
     results, failed = [], 0
@@ -85,7 +85,7 @@ def main() -> int:
         try:
             rows = module.rows(given.data)
         except (MetaschedError, OSError) as error:
-            bench.say(f"no rows of {module.__name__}: {error}")
+            common.say(f"no rows of {module.__name__}: {error}")
             failed += 1
             continue
         wanted = [one for one in rows if given.only.lower() in f"{one.artifact} {one.workload} {one.policy}".lower()]
@@ -102,7 +102,7 @@ def main() -> int:
         }
         for r in results
     ]
-    bench.finish({"rows": as_json}, as_json=given.json)
+    common.finish({"rows": as_json}, as_json=given.json)
     return 1 if failed or any(row.DIFFERENT in r.verdicts for r in results) else 0
 
 

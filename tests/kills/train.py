@@ -115,13 +115,13 @@ def main():
             (args.directory / f"there-{ctx.generation}").touch()
             misbehave(args.how)
 
-    save = ctx._checkpoints.store.save
+    save = ctx._checkpointing.checkpoints.save
 
     def watched_save(*arguments):
         at("save")
         return save(*arguments)
 
-    ctx._checkpoints.store.save = watched_save
+    ctx._checkpointing.checkpoints.save = watched_save
     features, targets = make_data()
     data = torch.utils.data.TensorDataset(torch.arange(SAMPLES), features, targets)
     net = Net()

@@ -12,7 +12,7 @@ ctx = trainer_shim.init("checkpoints")
 if ctx.rank == 1 and "blind" in sys.argv:
     def blind(_):
         raise FileNotFoundError(2, "No such file or directory")
-    ctx._checkpoints.store.load = blind
+    ctx._checkpointing.checkpoints.load = blind
 net = torch.nn.Linear(3 if "wider" in sys.argv else 2, 1)
 optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 if "split" in sys.argv:

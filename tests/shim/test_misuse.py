@@ -96,7 +96,7 @@ def test_training_continues_on_a_full_disk(run):
 import os, signal
 def full(*_):
     raise OSError(28, "No space left on device")
-ctx._checkpoints.store.save = full
+ctx._checkpointing.checkpoints.save = full
 loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
@@ -123,7 +123,7 @@ loader = ctx.loader(dataset, global_batch=4)
 ctx.track(net=net)
 for epoch in ctx.epochs(9):
     for (x,) in loader:
-        ctx._checkpoints.saver.settle()
+        ctx._checkpointing.saver.settle()
         ctx.backward(net(x).mean())
         ctx.step(optimizer)
         if ctx.step_count == 5:

@@ -155,19 +155,19 @@ def disturbed(args, step, loss):
 
 def slow_down(ctx, seconds):
     """Let each checkpoint take so long."""
-    save = ctx._checkpoints.store.save
+    save = ctx._checkpointing.checkpoints.save
 
     def slow(*arguments):
         time.sleep(seconds)
         return save(*arguments)
 
-    ctx._checkpoints.store.save = slow
+    ctx._checkpointing.checkpoints.save = slow
 
 
 def await_save(args, ctx):
     """With `--await-saves`, wait until the checkpoint that was begun last is written."""
-    if args.await_saves and ctx._checkpoints.saver._pending is not None:
-        ctx._checkpoints.saver._pending._thread.join()
+    if args.await_saves and ctx._checkpointing.saver._pending is not None:
+        ctx._checkpointing.saver._pending._thread.join()
 
 
 def count_votes(ctx):

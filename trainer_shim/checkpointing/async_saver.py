@@ -29,7 +29,7 @@ class AsyncSaver:
     the outcomes are the same.
 
     Args:
-        store: the checkpoints of the directory.
+        checkpoints: the checkpoints of the directory.
         generation: the fencing token of this trainer.
         resumed: the checkpoint from which the training resumes, None for a fresh start.
         check: raises SupersededError after a newer generation has started; called in any thread.
@@ -45,7 +45,7 @@ class AsyncSaver:
 
     def __init__(
         self,
-        store: ScriptCheckpoints,
+        checkpoints: ScriptCheckpoints,
         generation: int,
         resumed: ScriptCheckpoint | None,
         check: Callable[[], None],
@@ -58,7 +58,7 @@ class AsyncSaver:
         self.collective = False
         self._is_rank_zero = is_rank_zero
         self._disabled = disabled
-        self._store = store
+        self._checkpoints = checkpoints
         self._generation = generation
         self._check = check
         self._report = report
@@ -84,7 +84,7 @@ class AsyncSaver:
         copied = now._replace(unsharded=cpu_copy(now.unsharded), sharded=cpu_copy(now.sharded))
 
         def write() -> int:
-            return self._store.save(copied, self._generation, progress, order, self._check)
+            return self._checkpoints.save(copied, self._generation, progress, order, self._check)
 
         self._pending = _PendingWrite(write, progress, started)
         self._history.in_progress = True
@@ -126,7 +126,7 @@ class AsyncSaver:
             return
         started = time.monotonic()
         self._history.note_attempt()
-        size = self._store.save(states(), self._generation, progress, order, self._check)
+        size = self._checkpoints.save(states(), self._generation, progress, order, self._check)
         seconds = time.monotonic() - started
         self._history.note_attempt()
         self._record(progress, seconds, size, cause, seconds)

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_shim.checkpointing.dtensor import dtensors_exist, holds_dtensor
 from trainer_shim.checkpointing.formats.script_checkpoints import States
-from trainer_shim.checkpointing.formats.sharded_optimizer import ShardedOptimizer
 from trainer_shim.checkpointing.formats.sharded_states import read_shards, state_mismatch
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.process_groups.fsdp import FsdpNoSync, is_fully_sharded
 from trainer_shim.process_groups.save_group import SaveGroup
@@ -87,14 +87,14 @@ class TrackedObjects:
             group=self._save_group,
         )
 
-    def read(self, store: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
+    def read(self, checkpoints: ScriptCheckpoints, checkpoint: ScriptCheckpoint) -> dict[str, Any]:
         """Return the checkpoint's unsharded states, by name.
 
         Raises:
             CheckpointError: the checkpoint holds other names, or this rank cannot read it.
         """
         try:
-            states = store.load(checkpoint)
+            states = checkpoints.load(checkpoint)
         except OSError as error:
             raise CheckpointError(
                 f"{checkpoint.data}: a rank cannot read it ({error}): "

@@ -39,7 +39,7 @@ class ProcessExit:
         self._code = code
         raise SystemExit(code)
 
-    def repeat(self) -> None:
+    def raise_if_started(self) -> None:
         """Raise SystemExit again after `start`: a script may have caught the first one."""
         if self._code is not None:
             raise SystemExit(self._code)

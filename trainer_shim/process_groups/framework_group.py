@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from trainer_shim.environment.world import World
 from trainer_shim.process_groups.rank_group import COLLECTIVE_TIMEOUT, RankGroup, resident_peak_bytes
-from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.script_group import ScriptGroup
 from trainer_shim.process_groups.watchdog import Watchdog
 
 
@@ -20,7 +20,7 @@ class FrameworkGroup(RankGroup):
 
     def __init__(self, world: World) -> None:
         joined = dist.is_available() and dist.is_initialized()
-        self._own = TrainerGroup(world) if world.size > 1 and not joined else None
+        self._own = ScriptGroup(world) if world.size > 1 and not joined else None
         distributed = joined or self._own is not None
         rank, size = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
         control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT) if distributed else None

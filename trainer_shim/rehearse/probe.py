@@ -103,7 +103,7 @@ class RecordingContext(Context):
         self._records.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def _objects(self) -> dict[str, Any]:
-        tracked = self._checkpoints.tracked
+        tracked = self._checkpointing.tracked
         return {} if tracked is None else dict(tracked.objects)
 
     def _remarks(self) -> Iterator[str]:

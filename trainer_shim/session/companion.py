@@ -128,7 +128,7 @@ class Companion:
             UsageError: called before `plan`.
         """
         plan = self._planned()
-        handle_stop_signals(self._session.stop, self._session.job.signal)
+        handle_stop_signals(self._session.stop_requests, self._session.job.signal)
         if not self._begun:
             self._begun = True
             self._session.report_start(step=self.step, samples=self.step * plan.global_batch)
@@ -176,7 +176,7 @@ class Companion:
             session.report_steps(self.step, self._planned())
         self.should_save = vote.save_due > 0
         if self._cause:
-            self._noticed = session.group.earliest(session.stop.noticed)
+            self._noticed = session.group.earliest(session.stop_requests.noticed)
             self.should_save = session.group.on_rank_zero(lambda: self._worth_saving(urgent=vote.urgent > 0))
         return self._cause is not None
 
@@ -218,14 +218,14 @@ class Companion:
                 return False, False
             self._checkpoints.remove_old(self.generation, protected)
             seconds = time.monotonic() - started
-            session.saves.note_save(seconds)
+            session.save_history.note_save(seconds)
             session.report.emit(
                 "checkpoint", step=self.step, seconds=seconds, bytes=size, cause=cause, stall_seconds=seconds
             )
             return False, True
 
         superseded, saved = session.group.on_rank_zero(publish)
-        session.saves.note_attempt()
+        session.save_history.note_attempt()
         if superseded:
             self._cause = "superseded"
             self.stop()
@@ -264,7 +264,7 @@ class Companion:
             self.saved(path, final=True, protected=protected)
         plan = self._planned()
         self._session.report_steps(self.step, plan)
-        self._session.finish(step=self.step, samples=self.step * plan.global_batch)
+        self._session.report_finished(step=self.step, samples=self.step * plan.global_batch)
 
     def restart_timer(self) -> None:
         """Exclude the time since the last boundary, such as an evaluation, from the reported seconds."""

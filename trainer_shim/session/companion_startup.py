@@ -21,7 +21,7 @@ log = logging.getLogger("trainer_shim")
 
 def start_companion(checkpoint_dir: str | os.PathLike[str], checkpoint_every: float) -> Companion:
     """Return the companion of this process; see `trainer_shim.attach` for the arguments and errors."""
-    job, stop, world = start_process()
+    job, stop_requests, world = start_process()
     if job.profiling_steps is not None:
         log.info("no profiling run: the training loop belongs to a framework")
         process_exit.start(0)
@@ -45,7 +45,7 @@ def start_companion(checkpoint_dir: str | os.PathLike[str], checkpoint_every: fl
     session = TrainerSession(
         group=group,
         job=job,
-        stop=stop,
+        stop_requests=stop_requests,
         checkpoints=checkpoints.root,
         generation=generation,
         resumed=resumed is not None,

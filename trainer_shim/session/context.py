@@ -16,20 +16,20 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer_shim.batch import plan_batch
 from trainer_shim.checkpointing.formats.script_checkpoints import Progress, ScriptCheckpoints
 from trainer_shim.checkpointing.tracked_objects import Stateful
-from trainer_shim.data.evaluation import lockstep_batches
 from trainer_shim.data.loader_factory import make_loader
 from trainer_shim.data.loader_workers import prefetch_ignoring_signals, workers_ignoring_signals
+from trainer_shim.data.lockstep_batches import lockstep_batches
 from trainer_shim.data.stream import check_same_stream, next_batch_samples
 from trainer_shim.errors import UsageError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.preemption.stop_requests import POLL_INTERVAL
-from trainer_shim.process_groups.ddp import resume_buffer_broadcasts, stop_buffer_broadcasts
+from trainer_shim.process_groups.ddp_evaluation import resume_buffer_broadcasts, stop_buffer_broadcasts
 from trainer_shim.process_groups.fsdp import fully_shard
 from trainer_shim.reporting.profiling_run import ProfilingRun, read_profiling_results
-from trainer_shim.session.checkpoint_policy import CheckpointPolicy
 from trainer_shim.session.data_supply import DataSupply
 from trainer_shim.session.evaluation_time import EvaluationTime
 from trainer_shim.session.gradient_accumulation import GradientAccumulation
+from trainer_shim.session.script_checkpointing import ScriptCheckpointing
 from trainer_shim.session.stop_callbacks import StopCallbacks
 from trainer_shim.session.usage_checks import (
     check_same_data,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoint
     from trainer_shim.data.prefetch import Prefetcher
     from trainer_shim.data.train_loader import TrainLoader
-    from trainer_shim.process_groups.trainer_group import TrainerGroup
+    from trainer_shim.process_groups.script_group import ScriptGroup
     from trainer_shim.session.stop_callbacks import StopCallback
     from trainer_shim.session.trainer_session import TrainerSession
 
@@ -66,13 +66,13 @@ class Context:
         self,
         *,
         session: TrainerSession,
-        group: TrainerGroup,
-        store: ScriptCheckpoints,
+        group: ScriptGroup,
+        checkpoints: ScriptCheckpoints,
         resumed: ScriptCheckpoint | None,
     ) -> None:
         self._session = session
         self._group = group
-        self._checkpoints = CheckpointPolicy(session, store, resumed)
+        self._checkpointing = ScriptCheckpointing(session, checkpoints, resumed)
         self._progress = resumed.progress if resumed else Progress()
         self._profiling_run = ProfilingRun.of_job(session.job, writes=group.rank == 0)
         self._loader: TrainLoader | None = None
@@ -171,7 +171,7 @@ class Context:
         options["worker_init_fn"] = workers_ignoring_signals(self._stop_signals, options.get("worker_init_fn"))
         loader = make_loader(dataset, self._iterate, options, seed=seed, shuffle=shuffle, plan=plan, rank=self.rank)
         check_same_data(loader.order._asdict() | {"global_batch": global_batch}, self._group)
-        self._checkpoints.set_order(loader.order._asdict())
+        self._checkpointing.set_order(loader.order._asdict())
         self._loader = loader
         return loader
 
@@ -182,9 +182,9 @@ class Context:
             CheckpointError: the checkpoint holds other names, or states that do not fit, or cannot be read.
             UsageError: called twice, or with an object that has no state_dict.
         """
-        if self._checkpoints.tracked is not None:
+        if self._checkpointing.tracked is not None:
             raise UsageError("ctx.track() names everything in one call")
-        tracked = self._checkpoints.track(objects)
+        tracked = self._checkpointing.track(objects)
         self._accumulation.modules = tracked.modules
         self._accumulation.synchronized = tracked.gradient_sync_modules()
 
@@ -198,20 +198,20 @@ class Context:
             CheckpointError: the final checkpoint cannot be written.
             SystemExit: a stop was agreed.
         """
-        process_exit.repeat()
+        process_exit.raise_if_started()
         if self._session.ended:
             if total > self._progress.epoch and not self._progress.finished:
                 raise UsageError("ctx.epochs(...) is for the whole training: its end is saved, and nothing after it")
             return
         self._begin(total)
         while self._progress.epoch < total and not self._progress.finished:
-            self._session.discard_boundary_vote()  # of a step right after which the script has left its loop
+            self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
             self._session.vote_interval.force_vote()
             self._pass_boundary()
             self._accumulation.start_epoch()
             self._in_epoch = True
             yield self._progress.epoch
-            process_exit.repeat()  # where the script caught the exit
+            process_exit.raise_if_started()  # where the script caught the exit
             self._in_epoch = False
             self._progress = self._progress._replace(epoch=self._progress.epoch + 1, cursor=0)
             self._evaluation_time.end_epoch()
@@ -228,18 +228,20 @@ class Context:
         Raises:
             SystemExit: a stop was agreed.
         """
-        process_exit.repeat()
+        process_exit.raise_if_started()
         if self._session.ended:
             yield from batches
             return
 
-        def agree(waits: int, unfinished: int) -> tuple[int, int, int]:
+        def vote_on_batch(waits: int, unfinished: int) -> tuple[int, int, int]:
             vote = self._stop_between_boundaries(Vote(data_late=waits, evaluation_unfinished=unfinished))
             return vote.data_late, vote.evaluation_unfinished, vote.evaluation_left
 
         with self._evaluating():
             source = prefetch_ignoring_signals(batches, self._stop_signals)
-            yield from lockstep_batches(source, agree, lambda: self._session.start_vote(Vote(evaluation_left=1)))
+            yield from lockstep_batches(
+                source, vote_on_batch, lambda: self._session.start_vote(Vote(evaluation_left=1))
+            )
 
     def poll(self) -> None:
         """Stop if a stop was requested; for long work outside the loops. Collective.
@@ -249,7 +251,7 @@ class Context:
         Raises:
             SystemExit: a stop was agreed.
         """
-        process_exit.repeat()
+        process_exit.raise_if_started()
         if not self._session.ended:
             self._stop_between_boundaries(Vote())
 
@@ -270,7 +272,7 @@ class Context:
             UsageError: outside a loop over the training loader, or the script has cleared the gradients of the earlier
                 micro-batches.
         """
-        micro = self._accumulation.add_gradient(check=not self._checkpoints.saver.collective)
+        micro = self._accumulation.add_gradient(check=not self._checkpointing.saver.collective)
         if micro.last:
             self._session.start_boundary_vote(self._supply)  # the votes are summed while the gradients are computed
         self._session.metrics.add_loss(loss, micro.samples)
@@ -333,9 +335,9 @@ class Context:
         if vote.stop_cause:
             self._stop(vote.stop_cause, urgent=vote.urgent > 0)
         if self._loader is not None:
-            self._checkpoints.saver.settle(wait=False)
+            self._checkpointing.saver.settle(wait=False)
             if vote.save_due:
-                self._checkpoints.start(self._progress)
+                self._checkpointing.start(self._progress)
 
     def finish(self) -> None:
         """End the training for good before its last epoch (early stopping): a later start of the job trains no more.
@@ -362,7 +364,8 @@ class Context:
         return signal.SIGTERM, self._session.job.signal
 
     def _begin(self, total: int) -> None:
-        if self._loader is None or not self._checkpoints.tracked or not self._checkpoints.tracked.objects:
+        """Check the script's earlier calls, and write the first report lines."""
+        if self._loader is None or not self._checkpointing.tracked or not self._checkpointing.tracked.objects:
             raise UsageError("ctx.loader(...) and ctx.track(...) come before ctx.epochs(...)")
         warn_of_replaced_handlers(self._handlers)
         if self.rank == 0 and not self._accumulation.synchronized:
@@ -380,16 +383,17 @@ class Context:
         )
 
     def _iterate(self, loader: TrainLoader) -> Iterator[Any]:
-        process_exit.repeat()
+        """Yield the micro-batches that are left of the epoch, and pass the boundary after each step. Collective."""
+        process_exit.raise_if_started()
         if not self._in_epoch:
             raise UsageError("iterate over the training loader inside `for epoch in ctx.epochs(...)`")
         metrics, watchdog, accumulation = self._session.metrics, self._group.watchdog, self._accumulation
         accumulation.start_loop()
         self._supply.start_epoch(loader)
         metrics.restart_timer()
-        asked = metrics.timer_started
+        requested_at = metrics.timer_started
         for micro, batch in loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data):
-            metrics.data_seconds += time.monotonic() - asked
+            metrics.data_seconds += time.monotonic() - requested_at
             watchdog.arm(f"step {self._progress.step + 1}")
             accumulation.start_micro_batch(micro)
             try:
@@ -405,13 +409,14 @@ class Context:
                     self._end_profiling_step(self._profiling_run, loader)
                 self._evaluation_time.pass_boundary()
                 metrics.restart_timer()
-            asked = time.monotonic()
+            requested_at = time.monotonic()
         self._supply.prefetcher = None
         metrics.synchronize()
-        worth_it = self._evaluation_time.long_between_epochs
-        if self._group.on_rank_zero(lambda: worth_it):
+        evaluation_is_long = self._evaluation_time.long_between_epochs
+        # the ranks may have measured different durations: rank 0's counts
+        if self._group.on_rank_zero(lambda: evaluation_is_long):
             with watchdog.busy():
-                self._checkpoints.start(self._progress)
+                self._checkpointing.start(self._progress)
 
     def _end_profiling_step(self, run: ProfilingRun, loader: TrainLoader) -> None:
         """Exit after the last step of a profiling run; all ranks count alike."""
@@ -478,12 +483,13 @@ class Context:
         self._session.vote_interval.force_vote()
         if self.rank == 0:
             vote = vote._replace(
-                progress_saved=self._checkpoints.saver.covers(self._progress),
-                deadline_near=self._session.seconds_to_deadline() < (self._session.saves.slowest_seconds or 0),
+                progress_saved=self._checkpointing.saver.covers(self._progress),
+                deadline_near=self._session.seconds_to_deadline() < (self._session.save_history.slowest_seconds or 0),
             )
         found = self._session.start_vote(vote).result()
         stops_now = found.progress_saved or found.deadline_near or found.urgent or found.superseded
-        if found.stop_cause and stops_now and not found.evaluation_left:  # a rank that has left has no such vote
+        # a rank that left its evaluation early does not wait for this vote's result, and would not stop with the others
+        if found.stop_cause and stops_now and not found.evaluation_left:
             self._report_steps()
             self._stop(found.stop_cause, may_save=False)
         return found
@@ -498,40 +504,42 @@ class Context:
         Raises:
             SystemExit: always.
         """
-        noticed = self._group.earliest(self._session.stop.noticed)
+        noticed = self._group.earliest(self._session.stop_requests.noticed)
         with self._group.watchdog.busy():
-            self._checkpoints.saver.settle()
+            self._checkpointing.saver.settle()
 
         def decide() -> bool:
-            return may_save and self._checkpoints.worth_saving(self._progress, cause, urgent=urgent)
+            return may_save and self._checkpointing.worth_saving(self._progress, cause, urgent=urgent)
 
-        saves = self._group.on_rank_zero(decide)
-        if saves:
+        should_save = self._group.on_rank_zero(decide)
+        if should_save:
             self._callbacks.run_before(cause)
 
-        saved = saves and self._checkpoints.save_for_stop(self._progress)
+        saved = should_save and self._checkpointing.save_for_stop(self._progress)
 
         def outcome() -> tuple[str, bool]:
-            unchanged = self._progress == self._checkpoints.saver.saved_progress
-            checkpointed = saved or (not saves and cause != "superseded" and unchanged)
-            return ("superseded" if self._session.stop.superseded else cause), checkpointed
+            unchanged = self._progress == self._checkpointing.saver.saved_progress
+            # without a save the stop is checkpointed if the newest checkpoint has this position already
+            checkpointed = saved or (not should_save and cause != "superseded" and unchanged)
+            return ("superseded" if self._session.stop_requests.superseded else cause), checkpointed
 
         cause, checkpointed = self._group.on_rank_zero(outcome)
         self._callbacks.run_after(cause)
         self._session.exit_for_stop(cause, step=self._progress.step, noticed=noticed, checkpointed=checkpointed)
 
     def _end(self) -> None:
+        """Save the final checkpoint, and end the training; nothing where it has ended already. Collective."""
         if self._session.ended:
             return
-        self._session.discard_boundary_vote()  # of a step right after which the script has left its loop
+        self._session.drain_boundary_vote()  # of a step right after which the script has left its loop
         self._session.metrics.synchronize()
         self._report_steps()
-        if not self._checkpoints.save_at_end(self._progress):
+        if not self._checkpointing.save_at_end(self._progress):
             self._stop("superseded")
         with self._group.watchdog.armed("the end of the training"):
             stop_buffer_broadcasts(self._accumulation.synchronized)  # later evaluations may differ between ranks
         self._group.watchdog.close()
-        self._session.finish(step=self._progress.step, samples=self._progress.samples)
+        self._session.report_finished(step=self._progress.step, samples=self._progress.samples)
 
     def _close(self) -> None:
         """Destroy the process group when the interpreter exits, because the script may need it until then.

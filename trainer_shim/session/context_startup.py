@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from trainer_shim.checkpointing.directory_owner import claim_directory
 from trainer_shim.checkpointing.formats.script_checkpoints import ScriptCheckpoints
 from trainer_shim.checkpointing.generation import claim_generation, generations_directory, highest_generation
-from trainer_shim.environment.launcher import write_exit_code
+from trainer_shim.environment.torchrun import write_exit_code
 from trainer_shim.errors import CheckpointError, UsageError
 from trainer_shim.preemption.exit import wait_for_gloo_threads
-from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.script_group import ScriptGroup
 from trainer_shim.process_groups.watchdog import HUNG_EXIT_CODE
 from trainer_shim.session.context import Context
 from trainer_shim.session.process_startup import log_start, start_process
@@ -31,29 +31,29 @@ def start_context(
     if collective_timeout is not None and not collective_timeout > 0:
         raise UsageError(f"collective_timeout={collective_timeout!r}: it must be seconds above 0, or None")
     check_no_process_group()
-    job, stop, world = start_process()
-    group = TrainerGroup(world, collective_timeout)
+    job, stop_requests, world = start_process()
+    group = ScriptGroup(world, collective_timeout)
     atexit.register(wait_for_gloo_threads)
-    store = ScriptCheckpoints(Path(checkpoint_dir))
+    checkpoints = ScriptCheckpoints(Path(checkpoint_dir))
 
     def claim() -> tuple[int, ScriptCheckpoint | None]:
         if job.profiling_steps is not None:
-            return highest_generation(generations_directory(store.directory)), None
+            return highest_generation(generations_directory(checkpoints.directory)), None
         try:
-            claim_directory(store.directory, job)
-            generation = claim_generation(generations_directory(store.directory), store.newest_generation())
+            claim_directory(checkpoints.directory, job)
+            generation = claim_generation(generations_directory(checkpoints.directory), checkpoints.newest_generation())
         except OSError as error:
             raise CheckpointError(
-                f"{store.directory}: the checkpoint directory cannot be written ({error}): "
+                f"{checkpoints.directory}: the checkpoint directory cannot be written ({error}): "
                 "give one that this job can write, on a file system that all its nodes share"
             ) from error
-        return generation, store.latest()
+        return generation, checkpoints.latest()
 
     generation, resumed = group.on_rank_zero(claim)
 
     def exit_code_of_hang() -> int:
         """Return the code that asks for another run only where that run would resume from this one's checkpoint."""
-        saved = any(store.directory.glob(f"incarnation-{generation}-step-*.json"))
+        saved = any(checkpoints.directory.glob(f"incarnation-{generation}-step-*.json"))
         code = job.exit_code if saved and job.exit_code is not None else HUNG_EXIT_CODE
         write_exit_code(code, os.environ)
         return code
@@ -64,11 +64,11 @@ def start_context(
     session = TrainerSession(
         group=group,
         job=job,
-        stop=stop,
-        checkpoints=store.directory,
+        stop_requests=stop_requests,
+        checkpoints=checkpoints.directory,
         generation=generation,
         resumed=resumed is not None,
         checkpoint_every=checkpoint_every,
         measures_data=True,
     )
-    return Context(session=session, group=group, store=store, resumed=resumed)
+    return Context(session=session, group=group, checkpoints=checkpoints, resumed=resumed)

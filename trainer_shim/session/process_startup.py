@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING
 
 from trainer_shim.environment.job import Job, read_job
-from trainer_shim.environment.launcher import torchrun_signal_warning
 from trainer_shim.environment.log_output import ensure_log_handler
+from trainer_shim.environment.torchrun import torchrun_signal_warning
 from trainer_shim.environment.world import World, find_world, launch_warning
 from trainer_shim.preemption.stop_requests import StopRequests, handle_stop_signals
 
@@ -29,14 +29,14 @@ def start_process() -> tuple[Job, StopRequests, World]:
     """
     ensure_log_handler()
     job = read_job(os.environ)
-    stop = StopRequests()
-    handle_stop_signals(stop, job.signal)
+    stop_requests = StopRequests()
+    handle_stop_signals(stop_requests, job.signal)
     world = find_world(os.environ)
     if world.rank == 0:
         signal_warning = torchrun_signal_warning(os.environ, job.signal, os.getppid())
         for warning in filter(None, [launch_warning(os.environ, world), signal_warning]):
             log.warning("%s", warning)
-    return job, stop, world
+    return job, stop_requests, world
 
 
 def log_start(group: RankGroup, job: Job, generation: int, beginning: str) -> None:

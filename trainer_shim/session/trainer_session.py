@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from trainer_shim.checkpointing.generation import generations_directory, highest_generation
 from trainer_shim.checkpointing.save_history import SaveHistory
-from trainer_shim.environment.launcher import write_exit_code
+from trainer_shim.environment.torchrun import write_exit_code
 from trainer_shim.errors import SupersededError
 from trainer_shim.preemption.exit import process_exit
 from trainer_shim.preemption.lease import LeaseWatch
@@ -43,12 +43,13 @@ class TrainerSession:
     """One trainer from its startup to its end, for training loops of scripts and of frameworks.
 
     At step boundaries the ranks vote on whether to stop, to save and to report. Rank 0 watches the lease and the fence
-    for all ranks; every rank receives the signals. Methods that vote are collective: all ranks call them alike.
+    (the highest generation on the checkpoint directory) for all ranks; every rank receives the signals. Methods that
+    vote are collective: all ranks call them alike.
 
     Args:
         group: the processes of the training.
         job: the job as the wrapper describes it.
-        stop: the stop requests that this process has received.
+        stop_requests: the stop requests that this process has received.
         checkpoints: the checkpoint directory.
         generation: the fencing token that this trainer has claimed on the directory.
         resumed: whether the training resumes from a checkpoint.
@@ -58,7 +59,7 @@ class TrainerSession:
     Attributes:
         metrics: the step metrics of the next report.
         report: the writer of the job's report file.
-        saves: the history of this trainer's checkpoints.
+        save_history: the history of this trainer's checkpoints.
         vote_interval: the steps between two votes.
         ended: whether the training has ended, or stopped.
     """
@@ -68,7 +69,7 @@ class TrainerSession:
         *,
         group: RankGroup,
         job: Job,
-        stop: StopRequests,
+        stop_requests: StopRequests,
         checkpoints: Path,
         generation: int,
         resumed: bool,
@@ -77,46 +78,46 @@ class TrainerSession:
     ) -> None:
         self.group = group
         self.job = job
-        self.stop = stop
+        self.stop_requests = stop_requests
         self.generation = generation
         self.resumed = resumed
         reports = job.reports if group.rank == 0 and job.profiling_steps is None else None
         self.report = ReportWriter(reports, generation)
         self.metrics = StepMetrics(group, measures_data=measures_data)
-        self.saves = SaveHistory(resumed=resumed)
+        self.save_history = SaveHistory(resumed=resumed)
         self.vote_interval = VoteInterval(checkpoint_every)
         self.ended = False
         self._generations = generations_directory(checkpoints)
         self._checkpoint_every = checkpoint_every
         self._lease = LeaseWatch(job.lease, job.run) if job.lease and job.run else None
         self._boundary_vote: PendingVote | None = None
-        self._polled = 0.0  # the last reading of the lease and the fence, seconds on the monotonic clock
-        self._warned = False
+        self._polled_at = 0.0  # the last reading of the lease and the fence, seconds on the monotonic clock
+        self._fence_warned = False
 
     # Votes
 
     def start_vote(self, vote: Vote) -> PendingVote:
         """Start to sum the ranks' votes; this rank's stop requests are added to its vote."""
         self._poll_stop_requests()
-        return PendingVote(self.group.start_sum(vote.with_requests(self.stop).pack()))
+        return PendingVote(self.group.start_sum(vote.with_requests(self.stop_requests).pack()))
 
-    def start_boundary_vote(self, data: DataSupply | None = None) -> None:
+    def start_boundary_vote(self, supply: DataSupply | None = None) -> None:
         """Start the vote of the next boundary, if that boundary has a vote that was not started yet.
 
         Args:
-            data: the training data of this rank; None where a framework fetches them.
+            supply: the training data that this rank has fetched; None where a framework fetches them.
         """
         if self._boundary_vote is not None or not self.vote_interval.due:
             return
         vote = Vote()
-        if data is not None:
-            vote = Vote(data_late=data.next_is_late(), data_short=not data.covers(self.vote_interval.steps))
+        if supply is not None:
+            vote = Vote(data_late=supply.next_is_late(), data_short=not supply.covers(self.vote_interval.steps))
         now = time.monotonic()
-        proposal = self.vote_interval.start_vote(now)
+        proposal = self.vote_interval.propose(now)
         if self.group.rank == 0:
             vote = vote._replace(
                 report_due=now - self.metrics.summarized_at >= REPORT_SECONDS,
-                save_due=self.saves.due(self._checkpoint_every),
+                save_due=self.save_history.due(self._checkpoint_every),
                 proposed_interval=proposal,
             )
         self._boundary_vote = self.start_vote(vote)
@@ -133,7 +134,7 @@ class TrainerSession:
         self.vote_interval.finish_vote(vote.proposed_interval, ready=not vote.data_short)
         return vote
 
-    def discard_boundary_vote(self) -> None:
+    def drain_boundary_vote(self) -> None:
         """Wait for a vote that was started for a boundary that the training does not reach."""
         if self._boundary_vote is not None:
             self._boundary_vote.result()
@@ -142,12 +143,16 @@ class TrainerSession:
     # Stop requests and the fence
 
     def seconds_to_deadline(self) -> float:
-        """Return the seconds until the deadline in the lease's stop request, infinity without one; for rank 0."""
-        return self._lease.seconds_to_deadline(self.stop.first_signal) if self._lease else math.inf
+        """Return the seconds until the deadline in the lease's stop request, infinity without one.
+
+        Only rank 0's answer counts, because only rank 0 reads the lease.
+        """
+        return self._lease.seconds_to_deadline(self.stop_requests.first_signal) if self._lease else math.inf
 
     def has_time_to_save(self, *, urgent: bool) -> bool:
         """Return whether a stop leaves time for a checkpoint, judged by the duration of the last ones."""
-        return has_time_to_save(self.seconds_to_deadline(), self.saves.slowest_seconds, self.saves.age, urgent=urgent)
+        history = self.save_history
+        return has_time_to_save(self.seconds_to_deadline(), history.slowest_seconds, history.age, urgent=urgent)
 
     def check_generation(self) -> None:
         """Check that no newer generation has claimed the checkpoint directory.
@@ -157,28 +162,28 @@ class TrainerSession:
             OSError: the directory of the claimed generations cannot be read.
         """
         self._watch_generation()
-        if self.stop.superseded:
+        if self.stop_requests.superseded:
             raise SupersededError("a newer generation has started on this checkpoint directory")
 
     def _watch_generation(self) -> None:
         if highest_generation(self._generations) > self.generation:
-            self.stop.request("superseded")
+            self.stop_requests.request("superseded")
 
     def _poll_stop_requests(self) -> None:
         """On rank 0, read the fence and the lease, at most once in POLL_INTERVAL."""
         now = time.monotonic()
-        if self.group.rank != 0 or now - self._polled < POLL_INTERVAL:
+        if self.group.rank != 0 or now - self._polled_at < POLL_INTERVAL:
             return
-        self._polled = now
+        self._polled_at = now
         try:
             self._watch_generation()
         except OSError as error:  # nothing is written until the fence can be read
-            if not self._warned:
+            if not self._fence_warned:
                 log.warning("the fence cannot be read, training continues: %s", error)
-            self._warned = True
+            self._fence_warned = True
         cause = self._lease.stop_cause() if self._lease else None
         if cause:
-            self.stop.request(cause)
+            self.stop_requests.request(cause)
 
     # Reports
 
@@ -229,8 +234,10 @@ class TrainerSession:
         code = exit_code(cause, self.job.exit_code)
         if self.group.rank == 0:
             log.info("stopped after step %d (%s), checkpointed: %s, exit code %d", step, cause, checkpointed, code)
-        self._end()
-        process_exit.start(0 if write_exit_code(code, os.environ) else code)  # to torchrun any code but 0 is a failure
+        self._mark_ended()
+        # torchrun exits with 1 for any code but 0: where the wrapper has the code from its file, this process exits
+        # with 0
+        process_exit.start(0 if write_exit_code(code, os.environ) else code)
 
     def exit_after_profiling(self) -> NoReturn:
         """Exit with code 0 after a profiling run.
@@ -238,14 +245,14 @@ class TrainerSession:
         Raises:
             SystemExit: always.
         """
-        self._end()
+        self._mark_ended()
         process_exit.start(0)
 
-    def _end(self) -> None:
+    def _mark_ended(self) -> None:
         self.ended = True
         ignore_stop_signals(self.job.signal)
 
-    def finish(self, *, step: int, samples: int) -> None:
+    def report_finished(self, *, step: int, samples: int) -> None:
         """Report that the training is complete and saved, and give the stop signals back to the script."""
         self.report.emit("end", step=step, samples=samples, loss=self.metrics.loss)
         self.ended = True

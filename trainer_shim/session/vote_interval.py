@@ -31,13 +31,13 @@ class VoteInterval:
         self.steps = 1
         self._boundaries_left = 0  # boundaries without a vote before the next vote
         self._steps_since_vote = 0
-        self._last_vote = 0.0  # its time in seconds on the clock of `start_vote`
+        self._last_vote = 0.0  # its time in seconds on the clock of `propose`
 
     def force_vote(self) -> None:
         """Require a vote at the next boundary whose vote has not started yet."""
         self.due = True
 
-    def start_vote(self, now: float) -> int:
+    def propose(self, now: float) -> int:
         """Note that a vote starts at `now` seconds, and return the interval in steps that this rank proposes.
 
         The proposal is at most twice the present interval, because a few steps may have been short by chance.
@@ -58,7 +58,7 @@ class VoteInterval:
         """
         self._boundaries_left = (min(proposal, self.steps) if ready else 1) - 1
         self.steps = proposal
-        self.due = self.due or not self._boundaries_left  # a vote may have been required since `start_vote`
+        self.due = self.due or not self._boundaries_left  # a vote may have been required since `propose`
 
     def count_step(self) -> None:
         """Count an optimizer step."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_shim.checkpointing.atomic_files import ChecksummedFile, FileChecksum, read_with_retries, synced_file
-from trainer_shim.checkpointing.formats.sharded_optimizer import ShardedOptimizer, empty_like_saved, saved_paths
+from trainer_shim.checkpointing.sharded_optimizer import ShardedOptimizer, empty_like_saved, saved_paths
 from trainer_shim.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.metadata import Metadata
 
-    from trainer_shim.checkpointing.formats.sharded_optimizer import StatePath
+    from trainer_shim.checkpointing.sharded_optimizer import StatePath
     from trainer_shim.process_groups.save_group import SaveGroup
 
 

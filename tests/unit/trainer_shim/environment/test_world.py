@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer_shim.environment.job import Job, read_job
-from trainer_shim.environment.launcher import torchrun_signal_warning, write_exit_code
+from trainer_shim.environment.torchrun import torchrun_signal_warning, write_exit_code
 from trainer_shim.environment.world import Master, World, find_world, launch_warning
 from trainer_shim.errors import VariableError
 

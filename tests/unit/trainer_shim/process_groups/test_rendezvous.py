@@ -15,7 +15,7 @@ from tests.ports import free_ports
 from trainer_shim.environment.world import Master, World
 from trainer_shim.errors import VariableError, WorldError
 from trainer_shim.process_groups import rendezvous as module
-from trainer_shim.process_groups import trainer_group
+from trainer_shim.process_groups import script_group
 from trainer_shim.process_groups.rendezvous import rendezvous, shared_gpu_problem
 
 CPU = torch.device("cpu")
@@ -72,11 +72,11 @@ def test_a_suspension_uses_up_no_collective_s_time(monkeypatch, gpus):
     monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
     monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
-    monkeypatch.setattr(trainer_group, "rendezvous", lambda *_: None)
+    monkeypatch.setattr(script_group, "rendezvous", lambda *_: None)
     for name in ("init_process_group", "new_group"):
-        monkeypatch.setattr(trainer_group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
+        monkeypatch.setattr(script_group.dist, name, lambda *_, timeout, **__: limits.append(timeout.days))
     with patch.dict(os.environ):
-        trainer_group.TrainerGroup(World(0, 1, 0, None), collective_timeout=600.0)
+        script_group.ScriptGroup(World(0, 1, 0, None), collective_timeout=600.0)
     assert limits == [7] * (1 + gpus)
 
 

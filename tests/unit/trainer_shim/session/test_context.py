@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import trainer_shim
-from trainer_shim.process_groups.trainer_group import TrainerGroup
+from trainer_shim.process_groups.script_group import ScriptGroup
 
 HOST, DEVICE = 0.125, 1.0  # seconds of a step: what launching it takes, and what the device then does
 
@@ -46,10 +46,10 @@ class Weights:
 def device(monkeypatch):
     """A simulated one, on whose clock everything runs."""
     device = Device()
-    totals = TrainerGroup.sum
+    totals = ScriptGroup.sum
     monkeypatch.setattr("time.monotonic", lambda: device.now)
-    monkeypatch.setattr(TrainerGroup, "synchronize", device.drain)
-    monkeypatch.setattr(TrainerGroup, "sum", lambda *arguments: (device.drain(), totals(*arguments))[1])
+    monkeypatch.setattr(ScriptGroup, "synchronize", device.drain)
+    monkeypatch.setattr(ScriptGroup, "sum", lambda *arguments: (device.drain(), totals(*arguments))[1])
     return device
 
 

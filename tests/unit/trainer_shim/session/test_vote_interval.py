@@ -20,7 +20,7 @@ class Ranks:
             interval.count_step()
         (due,) = {interval.due for interval in self.each}  # all ranks say the same
         if due:
-            proposal, *_ = [interval.start_vote(now) for interval, now in zip(self.each, self.clocks, strict=True)]
+            proposal, *_ = [interval.propose(now) for interval, now in zip(self.each, self.clocks, strict=True)]
             for interval in self.each:
                 interval.finish_vote(proposal, ready=ready)
         else:
@@ -59,7 +59,7 @@ def test_more_votes_where_they_are_wanted():
     for now in range(20):
         interval.count_step()
         assert interval.due
-        interval.finish_vote(interval.start_vote(now / 1000), ready=True)
+        interval.finish_vote(interval.propose(now / 1000), ready=True)
 
 
 def test_steps_that_become_longer():
@@ -95,7 +95,7 @@ def test_a_vote_required_while_one_is_under_way():
     """A vote that is required while another is under way takes place after that one."""
     interval = VoteInterval()
     interval.finish_vote(8, ready=True)
-    proposal = interval.start_vote(1.0)
+    proposal = interval.propose(1.0)
     interval.force_vote()
     interval.finish_vote(proposal, ready=True)
     assert interval.due

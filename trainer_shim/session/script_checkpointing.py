@@ -20,36 +20,38 @@ T = TypeVar("T")
 log = logging.getLogger("trainer_shim")
 
 
-class CheckpointPolicy:
+class ScriptCheckpointing:
     """Decides and runs the checkpoints of a training whose script has named their objects.
 
     Rank 0 saves alone; where states are sharded, all ranks save together. The outcome is the same on all ranks.
 
     Args:
         session: the session of this trainer.
-        store: the checkpoints of the directory.
+        checkpoints: the checkpoints of the directory.
         resumed: the checkpoint from which the training resumes, None for a fresh start.
 
     Attributes:
-        store: the checkpoints of the directory.
+        checkpoints: the checkpoints of the directory.
         saver: the saver of this trainer's checkpoints.
         tracked: the objects that a checkpoint holds, None before `track`.
     """
 
-    def __init__(self, session: TrainerSession, store: ScriptCheckpoints, resumed: ScriptCheckpoint | None) -> None:
+    def __init__(
+        self, session: TrainerSession, checkpoints: ScriptCheckpoints, resumed: ScriptCheckpoint | None
+    ) -> None:
         self._session = session
         self._group = session.group
-        self.store = store
+        self.checkpoints = checkpoints
         self._resumed = resumed
         self._order: dict[str, Any] | None = None
         self.tracked: TrackedObjects | None = None
         self.saver = AsyncSaver(
-            store,
+            checkpoints,
             session.generation,
             resumed,
             session.check_generation,
             session.report,
-            history=session.saves,
+            history=session.save_history,
             is_rank_zero=session.group.rank == 0,
             disabled=session.job.profiling_steps is not None,
         )
@@ -79,7 +81,7 @@ class CheckpointPolicy:
             self.saver.collective = tracked.sharded
             if self._resumed is not None:
                 resumed = self._resumed
-                states = self._on_every_rank(lambda: tracked.read(self.store, resumed))
+                states = self._on_every_rank(lambda: tracked.read(self.checkpoints, resumed))
                 self._on_every_rank(lambda: tracked.restore(states, resumed))
         self.tracked = tracked
         return tracked
@@ -151,5 +153,6 @@ class CheckpointPolicy:
         if failure is not None:
             raise failure
         if failed:
-            raise CheckpointError(f"{self.store.directory}: another rank could not load the checkpoint, and says why")
+            directory = self.checkpoints.directory
+            raise CheckpointError(f"{directory}: another rank could not load the checkpoint, and says why")
         return result

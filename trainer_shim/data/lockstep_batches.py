@@ -15,14 +15,15 @@ T = TypeVar("T")
 
 
 def lockstep_batches(
-    source: Prefetcher[T], agree: Callable[[int, int], tuple[int, int, int]], leave: Callable[[], object]
+    source: Prefetcher[T], vote_on_batch: Callable[[int, int], tuple[int, int, int]], leave: Callable[[], object]
 ) -> Iterator[T]:
     """Yield this rank's batches, each after a vote of all ranks, until every rank has had its batches.
 
     Args:
         source: this rank's batches.
-        agree: makes the ranks vote. Takes whether this rank waits for a batch and whether it has batches left, as 0 or
-            1; returns the numbers of ranks that wait, that have batches left, and that have left their loop early.
+        vote_on_batch: makes the ranks vote. Takes whether this rank waits for a batch and whether it has batches left,
+            as 0 or 1; returns the numbers of ranks that wait, that have batches left, and that have left their loop
+            early.
         leave: tells the other ranks that this rank leaves its loop early.
     """
     together = True  # until a rank has left its loop: no rank waits for it after that
@@ -32,7 +33,7 @@ def lockstep_batches(
             while together:
                 waiting = not source.ready(POLL_INTERVAL)
                 done = not waiting and source.exhausted
-                waits, unfinished, left = agree(int(waiting), int(not done))
+                waits, unfinished, left = vote_on_batch(int(waiting), int(not done))
                 together = not left
                 all_done = not unfinished
                 if not waits:

@@ -1,8 +1,8 @@
 """The trainer of shim_overhead: steps by plain DDP and by the shim in turn, or a large state that is saved often.
 
-overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
-overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
-overhead_trainer.py states MEGABYTES {pt|fsdp2}
+shim_overhead_trainer.py steps RESULT STEP_SECONDS BLOCK PAIRS
+shim_overhead_trainer.py saves RESULT MEGABYTES {pt|fsdp2} PAIRS
+shim_overhead_trainer.py states MEGABYTES {pt|fsdp2}
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def time_saves(result: Path, megabytes: int, kind: str, pairs: int) -> None:
         next(steps)
         dist.barrier()
         started = time.perf_counter()
-        ctx._checkpoints.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
+        ctx._checkpointing.save_for_stop(ctx._progress)  # noqa: SLF001  a stop would end the process
         dist.barrier()
         return time.perf_counter() - started
 

@@ -14,7 +14,7 @@ from trainer_shim.process_groups.rendezvous import rendezvous
 from trainer_shim.process_groups.watchdog import Watchdog, announce_first_failure
 
 
-class TrainerGroup(RankGroup):
+class ScriptGroup(RankGroup):
     """All processes of this trainer. A single process has a process group, too: scripts are the same at every size.
 
     Decisions use gloo even where gradients use NCCL, because a vote must not wait for the GPU's queue.
