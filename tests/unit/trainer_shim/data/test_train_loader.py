@@ -1,8 +1,10 @@
 """The batch plan, and the order in which samples are trained."""
 
+import gc
 import random
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -219,6 +221,26 @@ def test_no_number_is_drawn_twice(stream):
         samples += [row[1:] for row in batch]
         micro_batches.append(draw())
     assert len({*samples, *micro_batches}) == 2 * 23
+
+
+class Batch(list):
+    """A batch that a weak reference can refer to."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_last_batch_of_an_epoch_is_released(stream):
+    """The loader releases the last batch at the end of the epoch, without a garbage collection."""
+    loader = make(AsStream() if stream else Augmented(), 4, shuffle=False, collate_fn=Batch)
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _, batch in loader.micro_batches(0, 0, lambda _: None):
+            last = weakref.ref(batch)
+        del batch
+        assert last() is None
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
