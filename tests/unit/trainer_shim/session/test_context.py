@@ -1,5 +1,6 @@
 """What a context reports of its steps, in a single process on a device that is simulated."""
 
+import contextlib
 import json
 import os
 from unittest.mock import patch
@@ -118,3 +119,37 @@ def test_a_loss_that_is_not_known(start, device, tmp_path, own_backward):
     train(start(), device, own_backward=own_backward)
     losses = [line["loss"] for line in lines(tmp_path, "steps") + lines(tmp_path, "end")]
     assert all((loss is None) == own_backward for loss in losses)
+
+
+class Synchronized:
+    """A module whose `no_sync()` counts the open blocks, or raises an error."""
+
+    def __init__(self, *, broken=False):
+        self.broken = broken
+        self.open = 0
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        if self.broken:
+            raise RuntimeError("no no_sync")
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+
+def test_an_error_in_no_sync_ends_the_micro_batch(start):
+    """Where a module's `no_sync()` raises, the other modules' blocks are closed and the watchdog is disarmed."""
+    ctx = start()
+    loader = ctx.loader(range(4), global_batch=2, max_per_gpu=1)
+    ctx.track(weights=torch.nn.Linear(1, 1))
+    whole = Synchronized()
+    ctx._accumulation.synchronized = [whole, Synchronized(broken=True)]
+    epochs = iter(ctx.epochs(1))
+    next(epochs)
+    with pytest.raises(RuntimeError, match="no no_sync"):
+        next(iter(loader))
+    assert whole.open == 0
+    assert ctx._accumulation.micro is None
+    assert ctx._group.watchdog._wait is None
