@@ -2,6 +2,6 @@
 
 Every form has a manifest, which is written last, and without which the checkpoint does not exist.
 `script_checkpoints`: the tracked objects of a script (`trainer_shim.init`), in one file. `sharded_states` and
-`sharded_optimizer`: the part of those that all ranks write together. `framework_checkpoints`: what a framework has
-written itself (`trainer_shim.attach`).
+`sharded_optimizer`: the sharded models and optimizers among them, which all ranks write together.
+`framework_checkpoints`: the files that a framework has written itself (`trainer_shim.attach`).
 """
