@@ -1,6 +1,7 @@
 """Processes that run a Python script, forked from one that has imported torch: a start takes a moment, not seconds.
 
-All forked processes die with the process that made the server, however it ends.
+All forked processes die with the process that made the server, however it ends. They share the seed of the hashes of
+strings: tests that depend on the order of a set start real processes.
 """
 
 import contextlib
@@ -124,6 +125,7 @@ def serve(questions, answers):
 
 def main():
     die_with_parent()
+    import numpy  # noqa: PLC0415, ICN001
     import torch._dynamo  # noqa: PLC0415, F401  every optimizer imports it; half of a start's CPU time
 
     import trainer_shim.session.context_startup  # noqa: PLC0415, F401
@@ -138,7 +140,10 @@ def main():
         os.dup2(source, target)
     os.chdir(task["directory"])
     os.environ.update(task["environ"])
+    seed = int.from_bytes(os.urandom(4), "little")
+    numpy.random.seed(seed)  # noqa: NPY002  the global generator of a new process does not have the server's state
     sys.argv = task["argv"]
+    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)  # the server's is the repository's root
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -1,4 +1,4 @@
-"""What a job's owner sees of it when it is preempted again and again: mails, accounting, jobs that depend on it."""
+"""Repeated preemptions of a job as its owner sees them: mails, accounting records and dependent jobs."""
 
 import pytest
 

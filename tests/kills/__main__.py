@@ -57,8 +57,11 @@ def slurm_campaigns(number, base, seed):
         return
     dice = random.Random(seed)  # noqa: S311  no secret
     with ExitStack() as stack:
-        base, settings = Path(tempfile.mkdtemp(prefix="msched-")), Settings((NODES,), kill_wait=5)
-        cluster = stack.enter_context(DevCluster.up(base, settings, job_submit=JOB_SUBMIT, owner_pid=os.getpid()))
+        cluster_base = Path(tempfile.mkdtemp(prefix="msched-"))
+        settings = Settings((NODES,), kill_wait=5)
+        cluster = stack.enter_context(
+            DevCluster.up(cluster_base, settings, job_submit=JOB_SUBMIT, owner_pid=os.getpid())
+        )
         for index, kills in enumerate(pieces(number)):
             directory = base / f"slurm-{index}"
             directory.mkdir()

@@ -214,7 +214,7 @@ def judge_parameters(witness):
 
 
 def campaign(server, directory, kills, seed):
-    """So many kills of one job, then its end: (kills, what is wrong, facts)."""
+    """Kill ranks of one job `kills` times, then let the job finish; return its kills, its faults and its counts."""
     found, wrong = [], []
     with Job(server, directory, seed) as job:
         try:

@@ -26,7 +26,7 @@ VICTIMS = (RANK, RANK_0_IN_CHECKPOINT, WRAPPER, SHELL, BATCH_DAEMON, STEP_DAEMON
 
 
 class SlurmJob:
-    """One training, over all the jobs that it takes. A context manager."""
+    """One training, and its Slurm jobs one after the other. A context manager."""
 
     def __init__(self, site, directory, seed):
         self.site = site
@@ -38,7 +38,7 @@ class SlurmJob:
         self.outputs = []
 
     def submit(self):
-        """Submit the training, again if need be: it goes on in the same directory."""
+        """Submit the training, for the first time or again; a later Slurm job resumes from the same directory."""
         command = f"metasched-run {sys.executable} {TRAIN} {self.directory}"
         self.slurm_job_id = self.site.submit(command, f"--gres=gpu:{self.dice.choice([2, 2, 3, 4])}")
         self.outputs.append(self.site.base / f"job-{self.site.number}" / "out.txt")
@@ -86,7 +86,7 @@ class SlurmJob:
         while not (found := condition()):
             if time.monotonic() > end:
                 queue = self.cluster.run("squeue", "-a")
-                raise LostError(f"waited in vain for {what}\n{queue}\n{self.outputs[-1].read_text()[-3000:]}")
+                raise LostError(f"timed out waiting for {what}\n{queue}\n{self.outputs[-1].read_text()[-3000:]}")
             time.sleep(0.03)
         return found
 

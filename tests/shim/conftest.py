@@ -1,7 +1,7 @@
 """Real trainers: several Python processes that form a gloo process group on this host.
 
 Most are forked from a process that has imported torch. Processes that start from nothing are in test_rehearse.py,
-test_examples.py and test_torchrun.py.
+test_examples.py, test_torchrun.py, and the journeys of test_training.py and test_sharded.py.
 """
 
 import contextlib

@@ -128,7 +128,7 @@ def test_many_nodes_come_up(make_cluster):
 
 
 def test_options_reach_slurm(make_cluster):
-    """What `up` was told is what Slurm says it runs with; what is switched off is Slurm's default."""
+    """Slurm's configuration has the options given to `up`, and Slurm's defaults for options that are switched off."""
     cluster = make_cluster(
         groups=SMALL, tuned=False, requeue_exit=None, kill_wait=3, extra_conf=("MinJobAge=77",), cpus=4, memory_mb=2000
     )

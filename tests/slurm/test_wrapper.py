@@ -71,7 +71,7 @@ class Job:
     def wait(self, condition, what):
         end = time.monotonic() + 90
         while not (found := condition()):
-            assert time.monotonic() < end, f"waited in vain for {what}; the job's output: {self.output()}"
+            assert time.monotonic() < end, f"timed out waiting for {what}; the job's output: {self.output()}"
             time.sleep(0.1)
         return found
 

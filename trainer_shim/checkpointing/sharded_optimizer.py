@@ -64,10 +64,10 @@ class ShardedOptimizer:
         return {"state": {self._names[i]: value for i, value in state["state"].items()}, "param_groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back a state by name, whatever the parameters' numbers were.
+        """Load a state by parameter name; the parameters' order within a group may differ from that at the save.
 
         Raises:
-            ValueError: they were grouped otherwise.
+            ValueError: the parameter groups of the state hold other parameters than the optimizer's groups.
         """
         saved, own = state["param_groups"], self.state_dict()["param_groups"]
         if [set(group["params"]) for group in saved] != [set(group["params"]) for group in own]:

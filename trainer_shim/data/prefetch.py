@@ -78,6 +78,9 @@ class Prefetcher(Generic[T]):
             StopIteration: there is no further item.
             BaseException: the error that the iterator raised instead.
         """
+        if self.exhausted:
+            # A new error: the stored one would hold its traceback, and by it the caller's frame with the last item.
+            raise StopIteration
         items, error = self._head()
         if error is not None:
             raise error

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trainer_shim.process_groups.watchdog import Watchdog
 
-# While a job is suspended the clocks of gloo and NCCL go on, and a collective under way must not time out. Neither
+# The clocks of gloo and NCCL run while a job is suspended, and a collective under way must not time out. Neither
 # extends the time of a collective that has begun, so hangs are the watchdog's responsibility.
 COLLECTIVE_TIMEOUT = timedelta(days=7)
 
@@ -44,7 +44,7 @@ def run_on_rank_zero(
         waiting: a context that all ranks enter while the result is broadcast.
 
     Raises:
-        ShimError, OSError: the error that `action` raised, on every rank, so that no rank waits in vain.
+        ShimError, OSError: the error that `action` raised, on every rank, so that none waits for a result forever.
     """
     outcome: list[tuple[T | None, Exception | None]] = [(None, None)]
     if is_rank_zero:
@@ -115,7 +115,7 @@ class RankGroup:
         """Run `action` on rank 0, and return its result on every rank. Collective.
 
         Raises:
-            ShimError, OSError: the error that `action` raised, on every rank, so that no rank waits in vain.
+            ShimError, OSError: the error that `action` raised, on every rank, so that none waits for a result forever.
         """
         if self._control is None:
             return action()

@@ -45,7 +45,7 @@ class StepMetrics:
             self._loss_sum.zero_()
 
     def add_loss(self, loss: torch.Tensor | float, samples: int) -> None:
-        """Add a loss that is the mean over so many samples of this rank; a tensor stays on its device."""
+        """Add a loss that is the mean over `samples` samples of this rank; a tensor remains on its device."""
         self._known += samples
         if not isinstance(loss, torch.Tensor):
             self._plain_loss_sum += loss * samples
@@ -55,7 +55,7 @@ class StepMetrics:
         self._loss_sum.add_(loss.detach(), alpha=samples)
 
     def add_step(self, samples: int) -> None:
-        """Add an optimizer step over so many samples of all ranks."""
+        """Add an optimizer step over `samples` samples of all ranks."""
         self.steps += 1
         self._samples += samples
 

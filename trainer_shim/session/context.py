@@ -395,8 +395,8 @@ class Context:
         for micro, batch in loader.micro_batches(self._progress.epoch, self._progress.cursor, self._await_data):
             metrics.data_seconds += time.monotonic() - requested_at
             watchdog.arm(f"step {self._progress.step + 1}")
-            accumulation.start_micro_batch(micro)
             try:
+                accumulation.start_micro_batch(micro)
                 yield batch
             finally:  # also where the script leaves its loop here
                 accumulation.end_micro_batch(micro)

@@ -34,7 +34,7 @@ class DataSupply:
     def covers(self, steps: int) -> bool:
         """Return whether the batches of this number of steps are there; does not wait.
 
-        Until the next vote no rank hears of a stop, so none may wait for data.
+        A rank learns of a stop at a vote only, so no rank may wait for data between two votes.
         """
         if self.prefetcher is None or self._loader is None or self._loader.is_stream:
             return False

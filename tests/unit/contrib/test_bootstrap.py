@@ -1,4 +1,4 @@
-"""contrib/bootstrap, with a Python that only says what it was asked."""
+"""contrib/bootstrap, with a fake Python that logs its arguments."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ chmod +x .venv/bin/pip
 
 @pytest.fixture
 def bootstrap(tmp_path):
-    """Runs it in a checkout of its own; what Python was asked meanwhile."""
+    """Return a function that runs the script in a checkout, and returns the logged arguments of Python."""
     checkout = tmp_path / "checkout"
     for name in ("setup.py", "pyproject.toml", "contrib/constraints.txt"):
         write_program(checkout / name, "")

@@ -23,7 +23,7 @@ from metasched.store import EndCause, JobRecord, RunRecord
 
 
 def run(number, gpus, cause):
-    """A run that started on so many GPUs of n1."""
+    """Return run number `number`, which started on `gpus` GPUs of node n1."""
     placement = Placement(("n1",), gpus, "v100")
     return RunRecord("a", number, placement, 0.0, placement, 10.0 * number, ended=10.0 * number + 5, cause=cause)
 

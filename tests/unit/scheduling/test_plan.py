@@ -165,7 +165,7 @@ def test_more_important_jobs_come_first():
 
 
 class IdealSlurm:
-    """Does what it is told at once, starts a queued job when its nodes are free, and ends runs one poll later.
+    """Executes actions at once, starts a queued job when its nodes are free, and ends stopped runs one poll later.
 
     It never lets running jobs exceed a node, and fails on an action that the job's state does not allow.
     """

@@ -23,7 +23,7 @@ SACCT = "JobID|JobName|User|Account|Submit|ElapsedRaw|AllocTRES\n"
 
 
 def ended(store, uid, submitted, runs, *, steps=None, needs=NEEDS):
-    """A job that ran for so many seconds on each placement."""
+    """Store a finished job with a run for each (placement, seconds) of `runs`."""
     store.add_job(
         JobRecord(uid, uid[:3], "net", "ann", submitted, account="lab", requirements=needs, progress_steps=steps)
     )
@@ -35,7 +35,7 @@ def ended(store, uid, submitted, runs, *, steps=None, needs=NEEDS):
 
 
 def reported(store, run, steps, seconds):
-    """What the trainer of a run, on as many GPUs as its number, said of its speed."""
+    """Store a speed report of the trainer of run number `run`, which has `run` GPUs."""
     with store.transaction():
         store._write(
             "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, world_size,"

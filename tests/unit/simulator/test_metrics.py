@@ -14,9 +14,9 @@ from tests.unit.workloads import submission
 TABLE = small_table()
 
 
-def job(uid, submitted, *stays, finished=None, **more):
-    """An outcome; stays are (began, ended, GPUs) on the one node."""
-    made = tuple(RunInterval(began, ended, Placement(("v100",), gpus, "v100")) for began, ended, gpus in stays)
+def job(uid, submitted, *intervals, finished=None, **more):
+    """The outcome of a job whose run intervals on node v100 are (began, ended, GPUs)."""
+    made = tuple(RunInterval(began, ended, Placement(("v100",), gpus, "v100")) for began, ended, gpus in intervals)
     first = made[0].began if made else None
     return JobOutcome(uid, submitted, first, finished, made, **more)
 

@@ -156,7 +156,7 @@ def test_failures_are_random_and_fixed_by_the_seed():
 
 
 def test_jobs_wait_for_a_long_repair():
-    """The simulation goes on for all rounds without progress."""
+    """The simulation does not end during a repair, however many rounds without progress it takes."""
     load = workload(submission("a", 4, total=40_000.0))
     outages = Failures(mean_seconds=20_000.0, repair_seconds=50_000.0)
     settings = grid(10.0, failures=outages, seed=1, checkpoint_every=300.0)

@@ -1,4 +1,4 @@
-"""From a job's record and tag to what it needs, and to what Slurm is told."""
+"""A job's requirements from its Slurm record and tag, and its geometry in Slurm's options."""
 
 import re
 from dataclasses import replace

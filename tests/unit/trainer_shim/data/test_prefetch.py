@@ -51,7 +51,7 @@ def test_nothing_there_yet():
 
 
 def until(condition):
-    """Wait for something that a thread will do."""
+    """Wait until a condition that a thread brings about holds."""
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
@@ -59,7 +59,7 @@ def until(condition):
 
 
 def test_several_ahead():
-    """A look at so many items says whether all are there, and from then on so many are fetched ahead."""
+    """After `ready(..., count)`, `count` items are prefetched, and `ready` is true when all of them are there."""
     fetched = []
 
     def items():

@@ -1,4 +1,4 @@
-"""Streams: every sample once, whoever reads, and from wherever."""
+"""Streams: every sample is trained once at any world size, number of workers and starting position."""
 
 import random
 from collections import Counter
@@ -16,7 +16,7 @@ from trainer_shim.errors import UsageError
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Samples 0, 1, ... of an epoch, with what is drawn for each, in an order that is drawn, too."""
+    """The samples (epoch, index, random number) of an epoch, in a random order."""
 
     def __init__(self, size):
         self.size = size
@@ -34,7 +34,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 class Skipping:
-    """A stream without torch's base class, whose iterator knows how to skip, and counts what it made."""
+    """A stream without torch's base class, whose iterator can skip; `made` counts the samples that were computed."""
 
     def __init__(self, size, lie=0):
         self.size = size
@@ -123,14 +123,14 @@ class RangeStream(torch.utils.data.IterableDataset):
 
 @pytest.fixture(scope="module")
 def alone():
-    """Epoch 1 as one process sees it."""
+    """The samples of epoch 1 that a world of one process reads."""
     return [row for _, batch in read(make(Stream(29), 6), epoch=1) for row in batch]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"num_workers": 3, "persistent_workers": True}])
 @pytest.mark.parametrize(("world", "cursor"), [(1, 6), (4, 12), (2, 0), (3, 24)])
 def test_the_same_stream_for_all(alone, options, world, cursor):
-    """The order, and what is drawn for a sample, do not depend on workers, ranks, or where the epoch was taken up."""
+    """The order and a sample's random numbers do not depend on workers, ranks or the position of the resume."""
     assert len(set(alone)) == 29
     found = []
     for rank in range(world):
@@ -152,7 +152,7 @@ def test_order_within_a_rank(workers):
 
 
 def test_skipping_reads_no_more_than_its_share():
-    """A stream that can skip is asked for the rank's own samples, and one that stands in where it has none."""
+    """Of a stream that can skip, a rank reads its own samples, and one padding sample where its share is empty."""
     stream = Skipping(70)
     assert len(read(make(stream, 10, 5, 3), cursor=20)) == 5
     assert stream.made == 5 * 2 + 1
@@ -160,7 +160,7 @@ def test_skipping_reads_no_more_than_its_share():
 
 @pytest.mark.parametrize("lie", [1, -100, 0.5])
 def test_skip_must_tell(lie):
-    """An iterator that does not say how many samples it passed over is refused."""
+    """An iterator whose `skip` does not return the number of skipped samples is refused."""
     with pytest.raises(UsageError, match="must return how many"):
         read(make(Skipping(30, lie), 10), cursor=20)
 
@@ -177,7 +177,7 @@ def test_length():
 
 
 def test_failure_in_a_stream():
-    """What the stream raises comes out of the loop, and is no end."""
+    """An error of the stream is raised to the reader, and is not taken for the end of the epoch."""
 
     def broken():
         yield 1

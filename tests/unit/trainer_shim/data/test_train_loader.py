@@ -1,8 +1,10 @@
 """The batch plan, and the order in which samples are trained."""
 
+import gc
 import random
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -212,7 +214,7 @@ def test_a_data_set_that_fetches_batches():
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_number_is_drawn_twice(stream):
-    """What is drawn for a micro-batch is nothing that was drawn for a sample."""
+    """A micro-batch's random numbers differ from every sample's."""
     dataset = AsStream() if stream else Augmented()
     samples, micro_batches = [], []
     for _, batch in make(dataset, 1, shuffle=False, collate_fn=list).micro_batches(0, 0, lambda _: None):
@@ -221,9 +223,29 @@ def test_no_number_is_drawn_twice(stream):
     assert len({*samples, *micro_batches}) == 2 * 23
 
 
+class Batch(list):
+    """A batch that a weak reference can refer to."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_last_batch_of_an_epoch_is_released(stream):
+    """The loader releases the last batch at the end of the epoch, without a garbage collection."""
+    loader = make(AsStream() if stream else Augmented(), 4, shuffle=False, collate_fn=Batch)
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for _, batch in loader.micro_batches(0, 0, lambda _: None):
+            last = weakref.ref(batch)
+        del batch
+        assert last() is None
+    finally:
+        if enabled:
+            gc.enable()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_randomness_follows_the_position(workers):
-    """What is drawn for a micro-batch is the same wherever the epoch began, and whoever fetches the data."""
+    """A micro-batch's random numbers do not depend on the position of the resume, or on the loader's workers."""
 
     def draws(cursor, **options):
         loader = make(Augmented(), 4, **options)
@@ -238,7 +260,7 @@ def test_randomness_follows_the_position(workers):
 
 
 def test_the_workers_see_the_script_s_data_set():
-    """A worker_init_fn finds the data set that the script gave, not what the shim made of it."""
+    """A worker_init_fn receives the data set of the script, not the shim's wrapper."""
     seen = workers_ignoring_signals((), note_dataset)
     batches = read(make(Augmented(), 23, num_workers=1, worker_init_fn=seen, collate_fn=what_was_noted))
     assert [batch for _, batch in batches] == ["Augmented"]

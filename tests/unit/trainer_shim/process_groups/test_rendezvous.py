@@ -34,7 +34,7 @@ def ports():
     return free_ports(3)
 
 
-def meet_all(size, master, ranks, patience):
+def join_all(size, master, ranks, patience):
     """What each of the ranks gets: a store or an error."""
 
     def one(rank):
@@ -58,7 +58,7 @@ def wait_for_listener(port):
 def test_all_come(ports):
     """Ranks that all come share a store, whose port the environment says; without a name it is the given port."""
     for name, order in [("ours", [2, 1, 0]), (None, [0, 1, 2])]:
-        stores = meet_all(3, Master("127.0.0.1", ports[:1], name), order, 60)
+        stores = join_all(3, Master("127.0.0.1", ports[:1], name), order, 60)
         stores[0].set("key", "value")
         assert [store.get("key") for store in stores] == [b"value"] * 3
         assert os.environ["MASTER_PORT"] == str(stores[0].port)
@@ -81,47 +81,47 @@ def test_a_suspension_uses_up_no_collective_s_time(monkeypatch, gpus):
 
 
 def test_ports_that_are_taken(ports):
-    """A port with a stranger, or with another training, is passed over by all ranks."""
-    with socket.socket() as stranger:
-        stranger.bind(("", ports[0]))
-        stranger.listen()
+    """All ranks skip a port on which another program, or another training, listens."""
+    with socket.socket() as listener:
+        listener.bind(("", ports[0]))
+        listener.listen()
         other = Master("127.0.0.1", ports[1:2], "other")
         with ThreadPoolExecutor(1) as pool:
-            begun = pool.submit(meet_all, 2, other, [0], 60)
+            begun = pool.submit(join_all, 2, other, [0], 60)
             wait_for_listener(other.ports[0])
-            ours = meet_all(2, Master("127.0.0.1", ports, "ours"), [1, 0], 60)
-            others = meet_all(2, other, [1], 60) + begun.result()
+            ours = join_all(2, Master("127.0.0.1", ports, "ours"), [1, 0], 60)
+            others = join_all(2, other, [1], 60) + begun.result()
     others[0].set("key", "other")
     ours[0].set("key", "ours")
     assert [store.get("key") for store in (*others, *ours)] == [b"other"] * 2 + [b"ours"] * 2
 
 
 def test_no_free_port(ports):
-    """Where the only port is taken, the error names it."""
-    with socket.socket() as stranger:
-        stranger.bind(("", ports[0]))
-        stranger.listen()
+    """The error of a rendezvous whose only port is taken names the port."""
+    with socket.socket() as listener:
+        listener.bind(("", ports[0]))
+        listener.listen()
         for name in (None, "ours"):
-            (error,) = meet_all(2, Master("127.0.0.1", ports[:1], name), [0], 60)
+            (error,) = join_all(2, Master("127.0.0.1", ports[:1], name), [0], 60)
             assert str(ports[0]) in str(error)
 
 
 def test_half_a_world(ports):
-    """When ranks do not come in time, those that have all say how many came and who is missing."""
-    errors = meet_all(5, Master("127.0.0.1", ports[:1]), [0, 2], 1)
+    """The error on each rank that has joined in time says how many ranks have joined and which are missing."""
+    errors = join_all(5, Master("127.0.0.1", ports[:1]), [0, 2], 1)
     for error in errors:
         assert "2 of 5 ranks have joined within 1 s, and not ranks 1, 3 to 4" in str(error)
 
 
-def test_rank_0_does_not_come(ports):
-    """A rank that finds nobody says whom it waited for, and where."""
-    (error,) = meet_all(2, Master("127.0.0.1", ports[:1], "ours"), [1], 1)
+def test_rank_0_does_not_join(ports):
+    """The error of a rank that has waited for rank 0 names rank 0 and its address."""
+    (error,) = join_all(2, Master("127.0.0.1", ports[:1], "ours"), [1], 1)
     assert "rank 0 has not joined at 127.0.0.1 within 1 s" in str(error)
 
 
-def test_a_rank_comes_twice(ports):
-    """Two processes with the same rank are no world."""
-    outcomes = meet_all(3, Master("127.0.0.1", ports[:1]), [0, 1, 1], 3)
+def test_a_rank_joins_twice(ports):
+    """Two processes with the same rank are an error that names the rank."""
+    outcomes = join_all(3, Master("127.0.0.1", ports[:1]), [0, 1, 1], 3)
     assert sum("rank 1 of 3 has joined twice" in str(outcome) for outcome in outcomes) == 1
 
 
@@ -145,13 +145,13 @@ def test_one_gpu_each():
 
 
 def test_alone():
-    """A process that is alone meets nobody."""
+    """A world of one process needs no address, and its rendezvous returns a store."""
     assert rendezvous(World(0, 1, 0, None), CPU, {}).num_keys() >= 0
 
 
 @pytest.mark.parametrize("patience", ["0", "soon", "-1"])
 def test_bad_patience(ports, patience):
-    """A time limit that is none is refused."""
+    """A time limit that is not a positive number of seconds is refused."""
     world = World(0, 2, 0, Master("127.0.0.1", ports))
     with pytest.raises(VariableError, match="TRAINER_SHIM_PATIENCE"):
         rendezvous(world, CPU, {"TRAINER_SHIM_PATIENCE": patience})

@@ -34,15 +34,15 @@ def blamed(undisturbed, disturbed):
         ([1, 2], [0, 0, 0.1, 0.2, 0.2], "not in ctx.track"),
     ],
 )
-def test_what_a_step_at_another_size_does(sizes, gaps, words):
-    """A loss that is right in the first step at a new size, and wrong in the second, is no rounding that grows."""
+def test_the_first_steps_at_another_size(sizes, gaps, words):
+    """A loss gap from the second step at a new world size on is an error of the gradient, not growing rounding."""
     undisturbed = history(sizes[:1], [0], [1.0] * len(gaps))
     disturbed = history(sizes, [0, 2], [1 + gap for gap in gaps])
     assert words in blamed(undisturbed, disturbed)
 
 
 def test_losses_that_the_shim_never_sees():
-    """A script with a backward of its own is told so where the size changes."""
+    """The cause for a script that never calls `ctx.backward` is that call, where the world size changes."""
     undisturbed, disturbed = (
         run._replace(
             steps={number: step._replace(indices=[]) for number, step in run.steps.items()},

@@ -20,14 +20,14 @@ def lines(text):
 
 @pytest.fixture
 def hung(tmp_path):
-    """A report file that nobody can write to, because it is a pipe, before it is opened for reading."""
+    """Return a report file to which writes block: a pipe that is not open for reading."""
     path = tmp_path / "incarnation-1.jsonl"
     os.mkfifo(path)
     return path
 
 
 def test_a_hung_file_system(hung, tmp_path):
-    """While writes hang, lines cost no time but the first one's; when they return, all are there, in order."""
+    """While the first write hangs, further lines do not block the trainer; later the file has all lines in order."""
     reporter = ReportWriter(tmp_path, 1)
     for step in range(1000):
         reporter.emit("steps", step=step)
@@ -38,8 +38,8 @@ def test_a_hung_file_system(hung, tmp_path):
         assert json.loads(file.readline())["kind"] == "end"
 
 
-def test_what_waits_is_bounded(hung, tmp_path):
-    """For a file system that never comes back, no more than a bounded number of bytes is kept."""
+def test_the_queue_is_bounded(hung, tmp_path):
+    """The lines that wait for a hung file system have a bounded number of bytes."""
     reporter = ReportWriter(tmp_path, 1)
     for _ in range(300):
         reporter.emit("steps", text="x" * 10_000)

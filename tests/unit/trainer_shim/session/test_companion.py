@@ -90,7 +90,7 @@ def lines(tmp_path, generation):
 
 
 def test_a_stop_and_the_next_trainer(start, tmp_path):
-    """A signal is agreed on at the next step; what was saved then is what the next trainer resumes from."""
+    """A signal stops the training at the next step, and the next trainer resumes from the checkpoint saved there."""
     first = start()
     assert not first.should_stop(2.0)
     assert not first.should_save
@@ -127,7 +127,7 @@ def test_periodic_and_final_checkpoints(start, tmp_path):
 
 
 def test_a_periodic_checkpoint_may_be_the_last(start):
-    """A training that ends with a periodic checkpoint is finished, too, and one that goes on behind it is not."""
+    """A training that calls `finish` after a periodic checkpoint is finished; one without the call is not."""
     first = start(checkpoint_every=0.0)
     first.should_stop()
     assert save(first)
@@ -140,7 +140,7 @@ def test_a_periodic_checkpoint_may_be_the_last(start):
 
 
 def test_a_stop_at_the_very_end(start):
-    """What was saved for a stop after the last step says that the job is finished once the next trainer has said so."""
+    """After a stop at the last step the next trainer saves the checkpoint as final; a later one finds it current."""
     first = start()
     os.kill(os.getpid(), signal.SIGUSR2)
     assert first.should_stop()
@@ -167,7 +167,7 @@ def test_a_superseded_trainer(start, tmp_path):
 
 
 def test_a_save_that_failed(start):
-    """A checkpoint that is not there is an error in the log, and the training goes on."""
+    """`saved` returns False for a path without a file, and the training continues."""
     first = start()
     first.should_stop()
     assert not first.saved(first.directory / "missing")
@@ -194,7 +194,7 @@ def test_no_time_for_a_checkpoint(start, tmp_path, monkeypatch):
 
 
 def test_a_step_ends_with_the_gpu(start, tmp_path, monkeypatch):
-    """What the host has launched, and the GPU has yet to do, is part of the reported seconds."""
+    """The reported seconds include the work that the GPU has not finished when a step ends on the host."""
     clock = [1000.0]
 
     def catch_up():

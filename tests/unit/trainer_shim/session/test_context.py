@@ -1,5 +1,6 @@
-"""What a context reports of its steps, in a single process on a device that is simulated."""
+"""The step reports and errors of a context, in a single process on a simulated device."""
 
+import contextlib
 import json
 import os
 from unittest.mock import patch
@@ -10,11 +11,11 @@ import torch
 import trainer_shim
 from trainer_shim.process_groups.script_group import ScriptGroup
 
-HOST, DEVICE = 0.125, 1.0  # seconds of a step: what launching it takes, and what the device then does
+HOST, DEVICE = 0.125, 1.0  # seconds of a step: its launch on the host, and its execution on the device
 
 
 class Device:
-    """A clock, and a device that works through what it was given while the host goes on."""
+    """A simulated clock, and a device that executes the launched work in order while the host continues."""
 
     def __init__(self):
         self.now = 1000.0
@@ -29,7 +30,7 @@ class Device:
 
 
 class Weights:
-    """A state on the device: to copy it awaits what changes it."""
+    """A state on the device; a copy of the state waits for the launched work."""
 
     def __init__(self, device):
         self.device = device
@@ -44,7 +45,7 @@ class Weights:
 
 @pytest.fixture
 def device(monkeypatch):
-    """A simulated one, on whose clock everything runs."""
+    """Return a simulated device whose clock replaces the monotonic clock."""
     device = Device()
     totals = ScriptGroup.sum
     monkeypatch.setattr("time.monotonic", lambda: device.now)
@@ -62,7 +63,7 @@ def start(tmp_path, trainer_process):
 
 
 def train(ctx, device, *, own_backward=False, steps=4):
-    """Two epochs of so many steps, with an evaluation after two of them and behind each; the evaluations' seconds."""
+    """Train two epochs of `steps` steps, with two evaluations in each; return the seconds of all evaluations."""
     weight = torch.ones((), requires_grad=True)
     loader = ctx.loader(range(2 * steps), global_batch=2)
     ctx.track(weights=Weights(device))
@@ -93,7 +94,7 @@ def lines(tmp_path, kind):
 
 @pytest.mark.parametrize("every", [0.0, 600.0])
 def test_a_step_ends_with_the_device(start, device, tmp_path, every):
-    """All of the device's time for the steps is reported, and none of that for evaluations, whenever it is awaited."""
+    """The reported seconds include all of the device's time for steps, and none of its time for evaluations."""
     ctx = start(checkpoint_every=every)
     began = device.now
     evaluations = train(ctx, device)
@@ -118,3 +119,37 @@ def test_a_loss_that_is_not_known(start, device, tmp_path, own_backward):
     train(start(), device, own_backward=own_backward)
     losses = [line["loss"] for line in lines(tmp_path, "steps") + lines(tmp_path, "end")]
     assert all((loss is None) == own_backward for loss in losses)
+
+
+class Synchronized:
+    """A module whose `no_sync()` counts the open blocks, or raises an error."""
+
+    def __init__(self, *, broken=False):
+        self.broken = broken
+        self.open = 0
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        if self.broken:
+            raise RuntimeError("no no_sync")
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+
+def test_an_error_in_no_sync_ends_the_micro_batch(start):
+    """Where a module's `no_sync()` raises, the other modules' blocks are closed and the watchdog is disarmed."""
+    ctx = start()
+    loader = ctx.loader(range(4), global_batch=2, max_per_gpu=1)
+    ctx.track(weights=torch.nn.Linear(1, 1))
+    whole = Synchronized()
+    ctx._accumulation.synchronized = [whole, Synchronized(broken=True)]
+    epochs = iter(ctx.epochs(1))
+    next(epochs)
+    with pytest.raises(RuntimeError, match="no no_sync"):
+        next(iter(loader))
+    assert whole.open == 0
+    assert ctx._accumulation.micro is None
+    assert ctx._group.watchdog._wait is None

@@ -14,7 +14,7 @@ class Ranks:
         self.clocks = [1000.0 * rank for rank in range(size)]
 
     def boundary(self, seconds, *, ready=True):
-        """A step of so many seconds on rank 0, and others elsewhere; whether there was a vote behind it."""
+        """End a step of `seconds` on rank 0, and of longer times on the other ranks; return whether a vote followed."""
         for rank, interval in enumerate(self.each):
             self.clocks[rank] += seconds * (rank + 1)
             interval.count_step()
@@ -33,7 +33,7 @@ class Ranks:
 
 
 def test_the_first_steps_are_voted_on():
-    """As long as nobody knows how long a step takes, there is a vote at each boundary."""
+    """There is a vote at each boundary until the duration of a step is known."""
     ranks = Ranks(3)
     assert ranks.boundary(0.01)
     assert ranks.boundary(0.01)

@@ -64,7 +64,7 @@ def test_a_checkpoint_may_be_one_file(checkpoints):
     ],
 )
 def test_a_damaged_one_is_skipped(checkpoints, caplog, harm, message):
-    """A checkpoint of which a file is missing, short or changed is passed over with a warning; the older one stays."""
+    """A checkpoint with a missing, short or changed file is skipped with a warning; the older one is not removed."""
     older = make(checkpoints, 1, 5)
     harm(make(checkpoints, 1, 7))
     with caplog.at_level(logging.WARNING, "trainer_shim"):
@@ -75,8 +75,8 @@ def test_a_damaged_one_is_skipped(checkpoints, caplog, harm, message):
     assert older.exists()
 
 
-def test_none_is_whole(checkpoints):
-    """Where there are only damaged ones, nothing begins from the beginning without a word."""
+def test_all_checkpoints_are_damaged(checkpoints):
+    """A directory with damaged checkpoints only is an error: the training does not start again at step 0."""
     (make(checkpoints, 1, 5) / "model").unlink()
     with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
         checkpoints.latest()
@@ -91,7 +91,7 @@ def test_a_newer_version(checkpoints):
 
 
 def test_an_empty_one_is_refused(checkpoints):
-    """What the framework has not written cannot be entered."""
+    """A checkpoint that the framework has not written is not published."""
     checkpoints.generation_directory(1).mkdir()
     with pytest.raises(FileNotFoundError):
         checkpoints.publish(checkpoints.generation_directory(1) / "checkpoint-1", 1, 1, {}, nothing)

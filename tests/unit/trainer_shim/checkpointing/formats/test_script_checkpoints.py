@@ -134,7 +134,7 @@ def test_a_read_that_fails_for_a_moment(store, monkeypatch, place, name, number)
 
 
 def test_an_unreadable_checkpoint_stays(store, monkeypatch, caplog):
-    """A checkpoint that cannot be read is passed over with a message, stays, and does not count as one that is kept."""
+    """A checkpoint that cannot be read is skipped with a warning, not removed, and not counted for the retention."""
     save(store, 1)
     save(store, 2)
     before = names(store)
@@ -172,7 +172,7 @@ def test_the_same_step_again(store):
 
 
 def test_a_position_that_was_changed_is_damage(store):
-    """A manifest that makes sense, and is not what was written, does not count."""
+    """A checkpoint whose manifest was changed after the save is skipped, though the manifest is valid JSON."""
     save(store, 1)
     save(store, 2)
     manifest = store.directory / "incarnation-1-step-2.json"
@@ -269,8 +269,8 @@ def test_claims_are_exclusive(tmp_path):
     assert sorted(found) == list(range(1, 81))
 
 
-def test_a_claim_that_fails_claims_nothing(tmp_path, room):
-    """On a full disk nobody is superseded by a trainer that does not come to train."""
+def test_a_failed_claim_of_a_generation_leaves_no_file(tmp_path, room):
+    """A trainer that cannot claim its generation on a full disk does not supersede the running trainer."""
     claim_generation(tmp_path, 0)
     room(5)
     with pytest.raises(OSError, match="File too large"):
