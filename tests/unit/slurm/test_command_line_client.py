@@ -1,12 +1,15 @@
 """The command-line client against stand-ins for Slurm's commands: caching, errors, and a scontrol that misbehaves."""
 
+import inspect
 import json
 import logging
 import os
+import subprocess
 import time
 
 import pytest
 
+from metasched.slurm.client import SlurmClient
 from metasched.slurm.command_line_client import CommandLineClient
 from metasched.slurm.errors import (
     InvalidArgumentError,
@@ -18,6 +21,7 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
+from metasched.slurm.read_only_client import ReadOnlyClient
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
 from tests.unit.slurm.test_json_parser import NODE_22, PENDING_22, RUNNING_22
 
@@ -369,3 +373,19 @@ class TestRacks:
         (stand.base / "scontrol.err").unlink()
         stand.says("scontrol", "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\n")
         assert client.racks() == {"n1": "b1"}
+
+
+READS = {"settings", "jobs", "nodes", "reservations", "racks", "associations", "batch_script", "close"}
+WRITES = {
+    name: list(inspect.signature(method).parameters)[1:]
+    for name, method in vars(SlurmClient).items()
+    if inspect.isfunction(method) and not name.startswith("_") and name not in READS
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_of_the_read_only_client_starts_no_process(write, monkeypatch):
+    """Each write of the contract returns at once: no command asks Slurm first, and the job need not exist."""
+    monkeypatch.setattr(subprocess, "Popen", None)
+    client = ReadOnlyClient({"PATH": "/nowhere"})
+    assert getattr(client, write)(*WRITES[write]) is None
