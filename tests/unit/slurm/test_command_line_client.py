@@ -213,6 +213,7 @@ def test_output_format_variables_do_not_reach_the_commands(stand, client):
         ("Job has already finished for job 9", WrongJobStateError),
         ("Requested operation is presently disabled for job 9", WrongJobStateError),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", SlurmUnavailableError),
+        ("error: Error binding slurm stream socket: Address already in use", SlurmUnavailableError),
         ("error: Socket timed out on send/recv operation", SlurmUnavailableError),
         ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmUnavailableError),
         ("scontrol: fatal: Unable to process configuration file", SlurmUnavailableError),
