@@ -52,7 +52,7 @@ def run_command(
         timeout: seconds after which the command is killed.
         env: environment of the command; None for this process's.
         stdin: the text on the command's standard input; None for this process's standard input.
-        label: the command as error messages name it; None for all its words.
+        label: the command in the error of a command that fails; None for all its words.
 
     Raises:
         SlurmError: the command cannot be started, does not end in time or fails.
@@ -106,8 +106,10 @@ def _run(argv: Sequence[str], timeout: float, env: Mapping[str, str] | None, std
         )
     except subprocess.TimeoutExpired:
         raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}; is Slurm installed here and on PATH?") from error
+    except ValueError as error:  # a null character in an argument
+        raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
 

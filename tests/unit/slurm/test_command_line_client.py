@@ -11,6 +11,7 @@ import pytest
 
 from metasched.slurm.client import SlurmClient
 from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.commands import run_command
 from metasched.slurm.errors import (
     InvalidArgumentError,
     NoSuchJobError,
@@ -374,6 +375,16 @@ class TestRacks:
         (stand.base / "scontrol.err").unlink()
         stand.says("scontrol", "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\n")
         assert client.racks() == {"n1": "b1"}
+
+
+def test_only_a_command_that_is_not_found_asks_for_slurm_on_path():
+    """A null character in an argument has nothing to do with PATH."""
+    for argv, message in (
+        (["/nowhere/squeue"], "No such file or directory.*; is Slurm installed here and on PATH"),
+        (["squeue", "\0"], "^cannot start squeue: embedded null byte$"),
+    ):
+        with pytest.raises(SlurmUnavailableError, match=message):
+            run_command(argv, timeout=2)
 
 
 READS = {"settings", "jobs", "nodes", "reservations", "racks", "associations", "batch_script", "close"}
