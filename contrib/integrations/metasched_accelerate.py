@@ -15,8 +15,8 @@
                 optimizer.zero_grad()
             shim.step(loss)
 
-Copy this file beside the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says what holds and
-what does not.
+Copy this file into the directory of the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says
+what holds and what does not.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class ElasticAccelerate:
         done = self._where()[1]
         rest = skip_first_batches(loader, done * self.plan.accumulation) if done else loader
         for batch in rest:
-            self.companion.seed(self._seed, self._micro)  # after whatever the loader has drawn
+            self.companion.seed(self._seed, self._micro)  # after the random draws of the loader
             yield batch
 
     def step(self, loss: torch.Tensor) -> None:

@@ -4,8 +4,8 @@
     trainer = pl.Trainer(**shim.options(max_epochs=3))
     trainer.fit(module, shim.loader(dataset), ckpt_path=shim.resume)
 
-Copy this file beside the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says what holds and
-what does not.
+Copy this file into the directory of the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says
+what holds and what does not.
 """
 
 # ruff: noqa: ARG002  a framework gives its hooks more than they need

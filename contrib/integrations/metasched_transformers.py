@@ -5,8 +5,8 @@
     trainer = Trainer(model, args, train_dataset=dataset, callbacks=[shim])
     trainer.train(resume_from_checkpoint=shim.resume)
 
-Copy this file beside the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says what holds and
-what does not.
+Copy this file into the directory of the script, or put its directory on PYTHONPATH. docs/user/INTEGRATIONS.md says
+what holds and what does not.
 """
 
 # ruff: noqa: ARG002  a framework gives its hooks more than they need

@@ -1,4 +1,4 @@
-"""One simulation for the headlines of a paper: simulated, measured, and told as progress."""
+"""One simulation for the headlines of a paper: simulated, measured, and reported as progress."""
 
 from __future__ import annotations
 

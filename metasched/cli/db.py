@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from metasched.cli import history_tables, tables
-from metasched.cli.explain import UnknownJobError
+from metasched.cli.explain import JobNotFoundError
 from metasched.cli.formatting import COUNT, clean, echo_json, json_option, listed, size, text_fields
 from metasched.cli.paths import CommandPaths, shared_option, state_option
 from metasched.configuration.file_names import COPIES, DATABASE, LOCK
@@ -189,7 +189,7 @@ def import_(
     type=click.FloatRange(0),
     required=True,
     metavar="DAYS",
-    help="Delete details of jobs that ended more than DAYS days ago.",
+    help="Delete what ended more than DAYS days ago.",
 )
 @json_option
 @click.pass_obj
@@ -224,7 +224,7 @@ def _job(store: Store, asked: str) -> JobRecord:
     """Return the job of that Slurm job id, uid or name; the latest job where Slurm used an id again.
 
     Raises:
-        UnknownJobError: no job, or more than one job, has that name.
+        JobNotFoundError: no job, or more than one job, has that name.
     """
     found = store.find_jobs(asked)
     exact = [job for job in found if asked in (job.uid, job.slurm_job_id)]
@@ -232,5 +232,5 @@ def _job(store: Store, asked: str) -> JobRecord:
         return exact[0]
     if len(found) != 1:
         several = f"several jobs match {asked!r}: {listed([job.slurm_job_id for job in found], 20)}"
-        raise UnknownJobError(several if found else f"no job {asked!r} in {store.path}")
+        raise JobNotFoundError(several if found else f"no job {asked!r} in {store.path}")
     return found[0]

@@ -25,7 +25,7 @@ _LATEST = 10
 _LISTED_IDS = 20
 
 
-class UnknownJobError(MetaschedError):
+class JobNotFoundError(MetaschedError):
     """No job, or more than one, has that Slurm job id, uid or name."""
 
 
@@ -69,7 +69,7 @@ def find(status: Status, asked: str) -> JobStatus:
     """Return the job of that Slurm job id or uid, else of that name; a live job before a finished one.
 
     Raises:
-        UnknownJobError: no job or several jobs are found, or an array, whose tasks are jobs of their own.
+        JobNotFoundError: no job or several jobs are found, or an array, whose tasks are jobs of their own.
     """
     for jobs in (status.jobs, status.finished):
         for job in jobs:
@@ -79,13 +79,13 @@ def find(status: Status, asked: str) -> JobStatus:
         named = [job for job in jobs if job.name == asked]
         if len(named) > 1:
             ids = listed([job.slurm_job_id for job in named], _LISTED_IDS)
-            raise UnknownJobError(f"several jobs are named {asked!r}: ask by Slurm job id, one of {ids}")
+            raise JobNotFoundError(f"several jobs are named {asked!r}: ask by Slurm job id, one of {ids}")
         if named:
             return named[0]
     ids_now = (job.slurm_job_id for job in (*status.jobs, *status.finished))
     if tasks := [slurm_job_id for slurm_job_id in ids_now if slurm_job_id.startswith(f"{asked}_")]:
-        raise UnknownJobError(f"job {asked} is an array: ask by task, one of {listed(tasks, _LISTED_IDS)}")
-    raise UnknownJobError(
+        raise JobNotFoundError(f"job {asked} is an array: ask by task, one of {listed(tasks, _LISTED_IDS)}")
+    raise JobNotFoundError(
         f"metasched knows no job {asked!r} (by Slurm job id, uid or name); is it tagged? see `metasched status`"
     )
 

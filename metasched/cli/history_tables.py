@@ -20,7 +20,7 @@ def runs_table(runs: Sequence[RunRecord], now: float) -> Table:
     for run in runs:
         held = run.placement or run.released
         place = "" if held is None else where(dict(held.node_gpus))
-        ended = "running" if run.ended is None else run.cause
+        ended = "not yet" if run.ended is None else run.cause
         ran = None if run.started is None else duration(run.seconds_at(now))
         init = None if run.init_seconds is None else f"{run.init_seconds:.1f} s"
         started = "not yet" if run.started is None else clock(run.started)

@@ -6,6 +6,7 @@ rounds stay pure and can be replayed, however long the computation took.
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing
 import pickle
@@ -14,7 +15,6 @@ import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from types import MappingProxyType
 from typing import Any
 
@@ -32,8 +32,6 @@ END_SECONDS = 5.0
 BEGUN_AGAIN = "the computation begins again after the next round"
 
 log = structlog.get_logger()
-
-ForkingPickler.register(MappingProxyType, lambda mapping: (dict, (dict(mapping),)))  # read-only mappings of the model
 
 
 class NotPortableError(MetaschedError):
@@ -54,7 +52,7 @@ def check_portable(policy: Policy) -> None:
         NotPortableError: it cannot be pickled.
     """
     try:
-        pickle.loads(ForkingPickler.dumps(policy))  # noqa: S301  pickled on this line
+        pickle.loads(_pickled(policy))  # noqa: S301  pickled on this line
     except Exception as error:  # a policy may be third-party code
         raise NotPortableError(policy, error) from error
 
@@ -81,7 +79,7 @@ class BackgroundSolver:
         if self._busy_since is not None:
             return
         try:
-            task = ForkingPickler.dumps((snapshot, policy, state))
+            task = _pickled((snapshot, policy, state))
         except Exception:  # a policy may be third-party code
             log.exception("background_solve_failed", policy=policy.name, effect=BEGUN_AGAIN)
             return
@@ -129,6 +127,22 @@ class BackgroundSolver:
     def _lost(self, error: Exception) -> None:
         log.warning("background_solver_lost", error=str(error) or "its process has ended", effect=BEGUN_AGAIN)
         self.close()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles the read-only mappings of the model as dicts.
+
+    The picklers of multiprocessing would also send a socket, by a server thread in the daemon.
+    """
+
+    def reducer_override(self, found: Any) -> Any:
+        return (dict, (dict(found),)) if isinstance(found, MappingProxyType) else NotImplemented
+
+
+def _pickled(found: object) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(found)
+    return buffer.getvalue()
 
 
 def _serve(pipe: Connection) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from metasched.daemon.controller import Controller
 
 FINISHED_SHOWN = 50
-"""Ended jobs in the published status, the latest first."""
+"""The most ended jobs in the published status: those that ended last."""
 
 log = structlog.get_logger()
 

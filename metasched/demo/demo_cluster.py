@@ -20,6 +20,7 @@ from metasched.devcluster.script_paths import slurm_script
 from metasched.shared_dir import published_status as published
 from metasched.shared_dir.published_status import Status
 from metasched.slurm.command_runner import sbatch
+from metasched.slurm.errors import SlurmError
 
 _STOP_SECONDS = 20.0
 
@@ -57,7 +58,11 @@ class DemoCluster:
         return published.read(self.shared) if (self.shared / published.FILE_NAME).exists() else None
 
     def submit(self, job: DemoJob, seconds_per_step: float) -> str:
-        """Submit a job by sbatch from a directory of its own, and return its Slurm job id; raises SlurmError."""
+        """Submit a job by sbatch from a directory of its own, and return its Slurm job id.
+
+        Raises:
+            DemoError: sbatch fails or refuses the job; the message names the job.
+        """
         directory = self.base / "jobs" / job.name
         directory.mkdir(parents=True)
         script = directory / "job.sh"
@@ -68,7 +73,10 @@ class DemoCluster:
             "PATH": f"{programs}:{self.cluster.env['PATH']}",
             "METASCHED_SHARED": str(self.shared),
         }
-        return sbatch([f"--chdir={directory}", str(script)], env=environment)[0]
+        try:
+            return sbatch([f"--chdir={directory}", str(script)], env=environment)[0]
+        except SlurmError as error:
+            raise DemoError(f"job {job.name}: {error}") from error
 
     @property
     def logs(self) -> list[Path]:

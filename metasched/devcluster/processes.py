@@ -108,7 +108,10 @@ def end_families(belongs: Callable[[Process], bool], timeout: float) -> list[int
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT, SIGTERM and SIGHUP in the block; only the main thread, which handles signals, has to do so."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in the block.
+
+    In other threads it does nothing: only the main thread handles signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

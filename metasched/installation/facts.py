@@ -174,7 +174,7 @@ def _daemon(path: Path) -> str | None:
         words = holder(path)
     except LockFileError:
         return None  # the directory's own check reports it
-    return "a daemon without a name" if words == "" else words
+    return "a daemon that has not written its host and pid yet" if words == "" else words
 
 
 def _writer(config: Config) -> str | None:

@@ -252,7 +252,9 @@ class RunTracking:
     def _close_run(self, record: JobRecord, run: RunRecord, at: float) -> None:
         if run.stop_requested is None:
             cause = EndCause.LOST
-            self._store.event("lost", "its run ended without our asking; it goes on", uid=record.uid, at=at)
+            self._store.event(
+                "lost", "its run ended without a stop request; the job is queued again", uid=record.uid, at=at
+            )
         elif run.ready_at is not None and run.stop_noticed is None:
             cause = EndCause.UNRESPONSIVE
         elif record.uid in self._store.targets():

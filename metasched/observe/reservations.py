@@ -76,7 +76,7 @@ class Reservations:
     def open_seconds(self, limit: float | None) -> float:
         """Return the seconds for which a node must be open to a job, rounded up to the next begin of a reservation.
 
-        Jobs for which the same nodes are open long enough so have the same value; 0.0 where all nodes are.
+        So jobs for which the same nodes are open long enough have the same value; 0.0 where all nodes are.
 
         Args:
             limit: the job's time limit in seconds; None for no limit.

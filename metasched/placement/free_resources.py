@@ -37,7 +37,7 @@ class NodeIndex:
     Attributes:
         nodes: nodes by number.
         number: node numbers by name.
-        gpus, cpus, memory: resources of each node for our jobs, by number.
+        gpus, cpus, memory: resources of each node for metasched's jobs, by number.
         widest: by GPU type, the most GPUs on one node.
         types: GPU types, sorted.
         has_racks: whether the rack of any node is known.

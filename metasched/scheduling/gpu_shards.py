@@ -18,9 +18,9 @@ class GpuShards:
     Attributes:
         per_gpu: shards of each GPU, an even number; each of two jobs on a GPU has half of them.
         free: by node, the free shards of each of its GPUs, by the GPUs' indices.
-        held: by uid of our jobs, by node, the index of the GPU that the job has a half of.
+        held: by uid of metasched's jobs, by node, the index of the GPU that the job has a half of.
         unsettled: names of nodes where jobs are giving GPUs back: Slurm does not tell which GPUs.
-        overlapping: uids of our jobs that have a half of a GPU which another job has whole.
+        overlapping: uids of metasched's jobs that have a half of a GPU which another job has whole.
         assigns_half_free: whether Slurm counts a GPU as free as soon as the first of two jobs on it has ended, and
             assigns it to the next job that requests whole GPUs (observed in 22.05, corrected in 23.02). Slurm's count
             of shards remains right.
@@ -55,12 +55,12 @@ class GpuShards:
         return tuple(gpu for gpu, shards in enumerate(self.free.get(node, ())) if shards in free)[:gpus]
 
     def holders(self, node: str, gpu: int) -> tuple[str, ...]:
-        """The uids of our jobs that have a half of a GPU."""
+        """The uids of metasched's jobs that have a half of a GPU."""
         return tuple(uid for uid, gpus in self.held.items() if gpus.get(node) == gpu)
 
     @cached_property
     def co_runners(self) -> Mapping[str, str]:
-        """By uid of our jobs, the other job on the same GPUs, for both jobs of each pair."""
+        """By uid of metasched's jobs, the other job on the same GPUs, for both jobs of each pair."""
         by_gpus: dict[tuple[tuple[str, int], ...], list[str]] = {}
         for uid, gpus in self.held.items():
             by_gpus.setdefault(tuple(sorted(gpus.items())), []).append(uid)

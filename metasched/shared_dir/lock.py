@@ -36,7 +36,7 @@ class LockLostError(MetaschedError):
     """The lock file is no longer the locked one: another daemon may have the lock."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"the lock {path} is no longer ours; nothing more is done to Slurm")
+        super().__init__(f"another process has replaced or taken the lock {path}; nothing more is done to Slurm")
 
 
 class LockFileError(MetaschedError):
@@ -101,11 +101,11 @@ class DaemonLock:
             LockLostError: the file is another one, or has another holder.
         """
         try:
-            there, ours = self._path.stat(), os.fstat(self._fd)
+            there, locked = self._path.stat(), os.fstat(self._fd)
             words = os.pread(self._fd, 200, 0)
         except OSError:
             raise LockLostError(self._path) from None
-        if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino) or words != self._holder_text:
+        if (there.st_dev, there.st_ino) != (locked.st_dev, locked.st_ino) or words != self._holder_text:
             raise LockLostError(self._path)
 
     def close(self) -> None:

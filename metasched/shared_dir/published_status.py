@@ -25,7 +25,7 @@ class StatusError(MetaschedError):
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node: GPUs that our jobs may use, and those that they hold now."""
+    """One node: GPUs that metasched's jobs may use, and those that they hold now."""
 
     name: str
     gpu_type: str | None

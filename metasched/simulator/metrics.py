@@ -316,7 +316,7 @@ class IsolatedDurations:
         return found
 
     def _placement(self, gpu_type: str, gpus: int) -> Placement | None:
-        """The fewest, largest nodes of a type that have so many GPUs; of one rack, if that takes no more nodes."""
+        """The fewest, largest nodes of a type that have this number of GPUs; in one rack if that takes no more."""
         if (gpu_type, gpus) not in self._placements:
             found = _filled(self._nodes[gpu_type], gpu_type, gpus)
             if found is not None and self._locality.rack != self._locality.cluster:
@@ -334,7 +334,7 @@ class IsolatedDurations:
 
 
 def _filled(nodes: Iterable[Node], gpu_type: str, gpus: int) -> Placement | None:
-    """A placement of so many GPUs that fills the nodes in their order; None where they have fewer."""
+    """A placement of this number of GPUs that fills the nodes in their order; None where they have fewer."""
     names, counts, left = [], [], gpus
     for node in nodes:
         if left > 0:

@@ -17,10 +17,13 @@ from metasched.throughput.training import Training
 def trace_job(
     uid: str, name: str, submitted: float, gpus: int, *, min_gpus: int | None = None, max_gpus: int | None = None
 ) -> Job:
-    """A job of a trace, as submitted: without CPUs, and rigid unless ``min_gpus`` or ``max_gpus`` is given."""
+    """A job of a trace, as submitted: without CPUs, and rigid unless ``min_gpus`` or ``max_gpus`` is given.
+
+    The uid of a numbered job has leading zeros, so that uids sort by number; its Slurm job id has none.
+    """
     return Job(
         uid=uid,
-        slurm_job_id=uid,
+        slurm_job_id=str(int(uid)) if uid.isdecimal() else uid,
         name=name,
         user="trace",
         submitted=submitted,

@@ -122,7 +122,7 @@ class Cluster:
     def arrive(self, submission: Submission) -> None:
         """Add a job. A job with a placement resumes there, with its earlier service and progress.
 
-        A job that was suspended by somebody else stays suspended until the end of the simulation.
+        A job that a user or an administrator suspended stays suspended until the end of the simulation.
         """
         job = submission.job
         self._change_demand(job.gpus)

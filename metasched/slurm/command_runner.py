@@ -19,7 +19,7 @@ from metasched.slurm.errors import (
 _SBATCH_SECONDS = 60.0
 _UNREACHABLE = re.compile(
     r"unable to contact|socket timed out|zero bytes|connection refused|connect failure|standby mode|unexpected message|"
-    r"communication.*fail|unable to process configuration|slurm_job_id already in use|authentication|munge",
+    r"communication.*fail|unable to process configuration|address already in use|authentication|munge",
     re.IGNORECASE,
 )
 _MEANINGS: Sequence[tuple[re.Pattern[str], type[SlurmError]]] = (
@@ -52,34 +52,20 @@ def run_command(
         timeout: seconds after which the command is killed.
         env: environment of the command; None for this process's.
         stdin: the text on the command's standard input; None for this process's standard input.
-        label: the command as error messages name it; None for all its words.
+        label: the command in the error of a command that fails; None for all its words.
 
     Raises:
         SlurmError: the command cannot be started, does not end in time or fails.
     """
-    try:
-        done = subprocess.run(
-            argv,
-            env=env,
-            input=None if stdin is None else stdin.encode(),
-            capture_output=True,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
-    except (OSError, ValueError) as error:
-        raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}; is Slurm installed here and on PATH?") from error
-    complaint = done.stderr.decode(errors="replace")
-    if done.returncode:
-        raise error_of(label or " ".join(argv), complaint.strip() or f"exit status {done.returncode}")
-    return done.stdout.decode(errors="replace"), complaint
+    status, output, complaint = _run(argv, timeout, env, stdin)
+    if status:
+        raise error_of(label or " ".join(argv), complaint.strip() or f"exit status {status}")
+    return output, complaint
 
 
 def error_of(command: str, complaint: str) -> SlurmError:
-    """Return the typed error for a complaint of Slurm about a command."""
-    kind = next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
-    return kind(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")
+    """Return the typed error for a complaint of Slurm about a command, as one line that fits a log."""
+    return _error_type(complaint)(f"{command[:300]}: {' / '.join(complaint.splitlines())[:600]}")
 
 
 def sbatch(
@@ -93,14 +79,42 @@ def sbatch(
         script: the text of the script; None for a script that the arguments name, or on standard input.
 
     Raises:
-        SlurmError: sbatch cannot be started, does not answer within a minute, or refuses the job.
+        SlurmError: sbatch cannot be started, does not answer within a minute, or refuses the job. The message of a
+            refusal is the whole of sbatch's standard error, line by line: a site's job_submit plugin may explain at
+            length what to change.
     """
     argv = ["sbatch", "--parsable", *arguments]
     try:
-        answer, warnings = run_command(argv, timeout=_SBATCH_SECONDS, env=env, stdin=script, label="sbatch")
+        status, answer, complaint = _run(argv, _SBATCH_SECONDS, env, script)
     except SlurmTimeoutError as error:
         raise SlurmTimeoutError(f"{error}; `squeue --me` says whether the job was submitted") from None
-    return answer.strip().partition(";")[0], warnings.rstrip("\n")
+    if status:
+        raise _error_type(complaint)(complaint.strip() or f"sbatch: exit status {status}")
+    return answer.strip().partition(";")[0], complaint.rstrip("\n")
+
+
+def _run(argv: Sequence[str], timeout: float, env: Mapping[str, str] | None, stdin: str | None) -> tuple[int, str, str]:
+    """Run a command, and return its exit status, standard output and standard error."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=env,
+            input=None if stdin is None else stdin.encode(),
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmTimeoutError(f"{argv[0]} did not end within {timeout:g} s") from None
+    except OSError as error:
+        raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}; is Slurm installed here and on PATH?") from error
+    except ValueError as error:  # a null character in an argument
+        raise SlurmUnavailableError(f"cannot start {argv[0]}: {error}") from error
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+
+def _error_type(complaint: str) -> type[SlurmError]:
+    return next((kind for pattern, kind in _MEANINGS if pattern.search(complaint)), SlurmCommandError)
 
 
 def plain_environment(env: Mapping[str, str]) -> dict[str, str]:

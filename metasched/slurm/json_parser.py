@@ -301,7 +301,7 @@ def _with_allocation(job: SlurmJob, fields: _Fields) -> SlurmJob:
     names = [name for name, _, _ in nodes]
     try:
         gpus = dict(zip(names, map(field_parsers.gpus, details), strict=True))
-        shards = {name: sum(field_parsers.shards(detail).values()) for name, detail in zip(names, details, strict=True)}
+        shards = dict(zip(names, map(field_parsers.shards, details), strict=True))
         indices = dict(zip(names, map(field_parsers.gpu_indices, details), strict=True))
     except ValueError as error:
         raise MalformedOutputError(fields.label, "gres_detail", str(error)) from error
@@ -309,11 +309,12 @@ def _with_allocation(job: SlurmJob, fields: _Fields) -> SlurmJob:
     types = {kind for on_node in gpus.values() for kind in on_node}
     job = replace(
         job,
-        # All shards of a job on one node are of one GPU, whether Slurm reports its index or not.
+        # All shards of a job on one node are of one GPU, whether Slurm reports its index or not. Slurm prints shard:0
+        # with the index of the job's GPU where the shards are configured as no_consume.
         allocated={name: max(len(indices[name]), 1) if shards[name] else sum(gpus[name].values()) for name in names},
         allocated_gpu_type=types.pop() if len(types) == 1 else None,
         gpu_indices={name: which for name, which in indices.items() if which},
-        shards={name: count for name, count in shards.items() if count},
+        shards={name: sum(counts.values()) for name, counts in shards.items() if counts},
         # Cores are exclusive to a job, so its CPUs (threads) are spread like its cores.
         allocated_cpus={name: total * part // cores if cores else 0 for name, part, _ in nodes},
         allocated_memory={name: memory * MIB for name, _, memory in nodes},

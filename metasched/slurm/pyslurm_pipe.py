@@ -120,7 +120,11 @@ class _Child:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed by `end`
         argv = [sys.executable, "-m", "metasched.slurm.pyslurm_child"]
-        self._process = timed_pipes.start(argv, env, stdout=subprocess.PIPE, stderr=self._stderr)
+        try:
+            self._process = timed_pipes.start(argv, env, stdout=subprocess.PIPE, stderr=self._stderr)
+        except SlurmUnavailableError as error:
+            self._stderr.close()
+            raise SlurmUnavailableError(f"pyslurm's process: {error}") from error
 
     @property
     def alive(self) -> bool:

@@ -62,7 +62,7 @@ class AllocationInputs:
         return {gpu_type: self.gpus_per_node[uid][gpu_type] for gpu_type in types}
 
     def common_types(self, one: Job, other: Job) -> list[str]:
-        """GPU types on which either of two jobs can run alone."""
+        """GPU types on which each of two jobs can run."""
         return [gpu_type for gpu_type in self.gpus_per_node[one.uid] if gpu_type in self.gpus_per_node[other.uid]]
 
     def speed(self, job: Job, gpu_type: str) -> float | None:

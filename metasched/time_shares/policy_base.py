@@ -13,7 +13,7 @@ What ``TimeSharePolicy.decide`` does in a round:
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
 Keys of the state's data (version 1): ``ledger``, the time accounts; ``made_for``, the inputs for which the time shares
-in force were computed; ``memory``, the memory of ``time_shares``; ``types_used``, the random numbers drawn for
+in force were computed; ``memory``, the memory of ``time_shares``; ``types_used``, how many random words were drawn for
 ``shuffle_types``; ``coming``, pending time shares.
 """
 

@@ -4,9 +4,9 @@ Source: Le et al., EuroSys 2020, section 4. A job that is the k-th from the last
 jobs after it, so it adds k times its processing time there to the sum of all completion times. The least sum is a
 min-cost matching of jobs with positions (machine, k). The first job of each machine starts now.
 
-Machines of one GPU type are alike, so no optimum has more than ceil(jobs / machines) jobs on one of them: the last of
-them would end earlier on another machine. The matching is therefore on about (jobs x jobs) costs for each type, not on
-(jobs x machines x jobs). With one type it is a sort.
+Machines of one GPU type are alike, so no optimum has more than ceil(jobs / machines) jobs on one of them: the first of
+them, moved to the front of a machine with fewer jobs, would delay fewer jobs. The matching is therefore on about
+(jobs x jobs) costs for each type, not on (jobs x machines x jobs). With one type it is a sort.
 
 A gang delays the jobs after it in proportion to its width, its number of GPUs. A machine then stands for the GPUs of a
 job of average width, and a job of w times that width adds 1 + (k-1) w times its processing time. With jobs of one GPU

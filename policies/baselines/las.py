@@ -5,7 +5,7 @@ the next when its service passes that queue's threshold. Upper queues preempt lo
 ordered by their first start, jobs that never started last, so that equal jobs do not preempt each other alternately. A
 job that waited ``promote_knob`` times as long as it ran returns to the top queue, and its service counts anew.
 
-Pollux's simulator orders the jobs of a queue by their entry into it instead, as the parameter ``order`` does.
+Pollux's simulator orders the jobs of a queue by their entry into it instead, as ``order = "entry"`` does.
 """
 
 from __future__ import annotations

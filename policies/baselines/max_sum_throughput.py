@@ -16,7 +16,10 @@ from metasched.time_shares.round_mechanism import TimeShares, as_single_combinat
 
 
 class MaxSumThroughput(TimeSharePolicy):
-    """Maximises the sum of effective throughputs; slow jobs may starve, and run on GPUs that remain only."""
+    """Maximises the sum of effective throughputs.
+
+    Slow jobs may have no time share; they then run only on GPUs that remain.
+    """
 
     name: ClassVar[str] = "max_sum_throughput"
 

@@ -191,7 +191,8 @@ class _Reservation:
     Attributes:
         job: the job.
         nodes: the GPU type and the nodes of the reservation.
-        at: unix seconds at which the resources are free at the latest; minus infinity where no later job may start.
+        at: unix seconds at which the resources are free at the latest; infinity where running jobs never free enough,
+            minus infinity where no later job may start.
         extra: resources beyond the job's that are free at that instant.
     """
 

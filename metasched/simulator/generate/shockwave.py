@@ -61,7 +61,7 @@ def shockwave_jobs(
         modes: fraction of the jobs by how their batch size adapts.
 
     Raises:
-        GeneratorError: the table has no model that runs on so many GPUs of the reference type.
+        GeneratorError: the table has no model that runs on that number of GPUs of the reference type.
     """
     rng = random.Random(f"shockwave {seed}")  # noqa: S311  no secret
     jobs, reference = parameters.jobs, parameters.reference
@@ -90,7 +90,7 @@ def _hours(rng: random.Random) -> float:
 
 
 def _models(table: ThroughputTable, gpus: int, reference: str) -> Sequence[str]:
-    """The paper's models that run on so many GPUs of the reference type."""
+    """The paper's models that run on this number of GPUs of the reference type."""
     families = (model for model in table.models if model.partition(" (")[0] in FAMILIES)
     found = [model for model in families if parse_model(model) and table.speed(model, reference, (gpus,))]
     if not found:

@@ -467,6 +467,20 @@ def test_submit_passes_on_slurms_message(run, sbatch):
     assert r"invalid\x1b[1m partition" in result.stderr
 
 
+def test_submit_shows_all_lines_of_a_refusal(run, sbatch):
+    """A site's job_submit plugin may explain at length; the message is sbatch's own, line by line and whole."""
+    lines = ["sbatch: error: " + "your project has no hours left, " * 30, "sbatch: error: Batch job submission failed"]
+    sbatch(stderr="\n".join(lines) + "\n", code=1)
+    result = run("submit", "--", "job.sh")
+    assert (result.exit_code, result.stderr) == (1, "\n".join([f"Error: {lines[0]}", lines[1], ""]))
+
+
+def test_submit_names_the_exit_status_of_a_silent_sbatch(run, sbatch):
+    """A refusal without any word has a message, too."""
+    sbatch(code=3)
+    assert run("submit", "--", "job.sh").stderr == "Error: sbatch: exit status 3\n"
+
+
 def test_submit_without_slurm(run, tmp_path, monkeypatch):
     """Without sbatch on PATH the message names the cause."""
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
+from multiprocessing.reduction import ForkingPickler
+from types import MappingProxyType
 
 import pytest
 
 from metasched.core.model import Snapshot
 from metasched.core.policy import PolicyState, installed_policies
-from metasched.daemon.background_solver import BackgroundSolver
+from metasched.daemon.background_solver import BackgroundSolver, NotPortableError, check_portable
 from metasched.replay.replay import replay
 from metasched.scheduling.engine import precompute, run_round
 from policies.gavel.policies import GavelLas, GavelLasParameters
@@ -149,6 +152,20 @@ def test_the_background_process_computes_the_same_result(solver):
     solver.begin(shot(1), policy, state)  # it is busy
     assert next_result(solver) == json.loads(json.dumps(precompute(shot(0), policy, state)))
     assert solver.collect() == {}
+
+
+def test_a_policy_that_holds_a_socket_is_not_portable():
+    """A connection of this process is of no use in the background process."""
+    policy = las()
+    check_portable(policy)
+    with socket.socket() as policy.connection, pytest.raises(NotPortableError, match="socket"):
+        check_portable(policy)
+
+
+def test_read_only_mappings_are_pickled_by_the_solver_alone():
+    """Other users of multiprocessing in the process keep Python's own rules."""
+    with pytest.raises(TypeError, match="mappingproxy"):
+        ForkingPickler.dumps(MappingProxyType({}))
 
 
 class Broken(GavelLas):

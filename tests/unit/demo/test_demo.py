@@ -14,7 +14,7 @@ from metasched.configuration.config import load
 from metasched.core.model import Placement
 from metasched.core.policy import installed_policies
 from metasched.demo import demo_run, train
-from metasched.demo.demo_cluster import DemoError
+from metasched.demo.demo_cluster import DemoCluster, DemoError
 from metasched.demo.jobs import JOBS, SETTINGS, THRESHOLD_GPU_SECONDS, configuration
 from metasched.demo.outcomes import outcome, problems
 from metasched.devcluster import script_paths
@@ -121,6 +121,13 @@ def test_kept_files_are_named_after_a_failure(monkeypatch, tmp_path, error):
     result = CliRunner().invoke(main, ["demo", "--keep"])
     assert result.exit_code == 1
     assert f"kept in {next(tmp_path.iterdir())}\n" in result.stdout
+
+
+def test_a_job_that_cannot_be_submitted_is_named(tmp_path):
+    """The demo submits several jobs; sbatch's own message has none of their names."""
+    cluster = DemoCluster(tmp_path, SimpleNamespace(env={"PATH": "/nowhere"}), None)
+    with pytest.raises(DemoError, match=f"job {JOBS[0].name}: cannot start sbatch"):
+        cluster.submit(JOBS[0], 0.1)
 
 
 def test_the_demos_trainers_use_no_real_gpu(monkeypatch):

@@ -101,7 +101,7 @@ def test_a_removed_or_replaced_lock_file_is_a_lost_lock(path, change):
         path.unlink()
         if change == "replaced":
             path.write_text("another daemon")
-        with pytest.raises(LockLostError, match="no longer ours"):
+        with pytest.raises(LockLostError, match="has replaced or taken the lock"):
             lock.check()
 
 
@@ -126,7 +126,7 @@ def test_a_lock_that_another_host_got_is_a_lost_lock(path):
     """A network file system gives the lock away when its holder is cut off; the new holder writes its name."""
     with DaemonLock(path) as lock:
         path.write_text("host other pid 1 since then\n")
-        with pytest.raises(LockLostError, match="no longer ours"):
+        with pytest.raises(LockLostError, match="has replaced or taken the lock"):
             lock.check()
 
 

@@ -39,11 +39,12 @@ def drawn(table, seed=0, **parameters):
 
 
 def test_each_line_of_a_trace_is_a_job(tmp_path):
-    """A job has the model, GPUs, steps and arrival of its line; uids sort as the lines do."""
+    """A job has the model, GPUs, steps and arrival of its line; uids sort as the lines do, ids are their numbers."""
     lines = [{}] * 9 + [{"job_type": "steady", "scale_factor": "2", "arrival_seconds": "12.5"}]
     found = read_gavel(trace(tmp_path, *lines), small_table())
     jobs = [submission.job for submission in found.submissions]
     assert [job.uid for job in jobs] == [f"{i:02}" for i in range(1, 11)]
+    assert [job.slurm_job_id for job in jobs] == [str(i) for i in range(1, 11)]
     assert (jobs[-1].name, jobs[-1].gpus, jobs[-1].submitted) == ("steady", 2, 12.5)
     assert found.submissions[-1].training.total == 500
     assert found.source == "jobs.trace"

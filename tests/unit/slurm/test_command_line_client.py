@@ -1,13 +1,17 @@
 """The command-line client against stand-ins for Slurm's commands: caching, errors, and a scontrol that misbehaves."""
 
+import inspect
 import json
 import logging
 import os
+import subprocess
 import time
 
 import pytest
 
+from metasched.slurm.client import SlurmClient
 from metasched.slurm.command_line_client import CommandLineClient
+from metasched.slurm.command_runner import run_command
 from metasched.slurm.errors import (
     InvalidArgumentError,
     NoSuchJobError,
@@ -18,6 +22,7 @@ from metasched.slurm.errors import (
     SlurmUnavailableError,
     WrongJobStateError,
 )
+from metasched.slurm.read_only_client import ReadOnlyClient
 from metasched.slurm.scontrol_pipe import ScontrolPipe, fits
 from tests.unit.slurm.test_json_parser import NODE_22, PENDING_22, RUNNING_22
 
@@ -209,6 +214,7 @@ def test_output_format_variables_do_not_reach_the_commands(stand, client):
         ("Job has already finished for job 9", WrongJobStateError),
         ("Requested operation is presently disabled for job 9", WrongJobStateError),
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", SlurmUnavailableError),
+        ("error: Error binding slurm stream socket: Address already in use", SlurmUnavailableError),
         ("error: Socket timed out on send/recv operation", SlurmUnavailableError),
         ("slurm_load_jobs error: Slurm backup controller in standby mode", SlurmUnavailableError),
         ("scontrol: fatal: Unable to process configuration file", SlurmUnavailableError),
@@ -369,3 +375,29 @@ class TestRacks:
         (stand.base / "scontrol.err").unlink()
         stand.says("scontrol", "BlockName=b1 BlockIndex=0 Nodes=n1 BlockSize=1\n")
         assert client.racks() == {"n1": "b1"}
+
+
+def test_only_a_command_that_is_not_found_asks_for_slurm_on_path():
+    """A null character in an argument has nothing to do with PATH."""
+    for argv, message in (
+        (["/nowhere/squeue"], "No such file or directory.*; is Slurm installed here and on PATH"),
+        (["squeue", "\0"], "^cannot start squeue: embedded null byte$"),
+    ):
+        with pytest.raises(SlurmUnavailableError, match=message):
+            run_command(argv, timeout=2)
+
+
+READS = {"settings", "jobs", "nodes", "reservations", "racks", "associations", "batch_script", "close"}
+WRITES = {
+    name: list(inspect.signature(method).parameters)[1:]
+    for name, method in vars(SlurmClient).items()
+    if inspect.isfunction(method) and not name.startswith("_") and name not in READS
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_write_of_the_read_only_client_starts_no_process(write, monkeypatch):
+    """Each write of the contract returns at once: no command asks Slurm first, and the job need not exist."""
+    monkeypatch.setattr(subprocess, "Popen", None)
+    client = ReadOnlyClient({"PATH": "/nowhere"})
+    assert getattr(client, write)(*WRITES[write]) is None

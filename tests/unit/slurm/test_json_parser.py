@@ -198,6 +198,14 @@ def test_a_job_of_shards_has_a_part_of_one_gpu_on_each_node(details, indices):
     assert (ending.allocated, ending.shards, ending.gpu_indices) == ({"n3": 1, "n4": 1}, {"n3": 1, "n4": 1}, {})
 
 
+@pytest.mark.parametrize("detail", ["shard:0(IDX:1)", "shard:v100:0(0/2,1/2)"])
+def test_a_job_of_shards_that_are_not_consumed_holds_a_gpu(detail):
+    """Slurm counts 0 shards where they are configured as no_consume; the job runs on the GPU all the same."""
+    found = job(RUNNING_22, gres_detail=[detail, detail], tres_per_job="", tres_per_node="gres:shard:1")
+    assert (found.allocated, found.shards) == ({"n3": 1, "n4": 1}, {"n3": 0, "n4": 0})
+    assert found.gpu_indices == {"n3": (1,), "n4": (1,)}
+
+
 def test_untyped_gpus_have_the_type_of_untyped_nodes():
     """The type of an untyped GPU is "" in jobs as in nodes; without GPUs it is None."""
     untyped = {"gres_detail": ["gpu:2(IDX:0-1)", "gpu:2(IDX:0-1)"], "tres_per_job": "gres:gpu:4"}

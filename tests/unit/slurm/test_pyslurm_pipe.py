@@ -1,4 +1,6 @@
 import os
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -150,6 +152,16 @@ def test_a_child_that_dies_is_an_error_and_the_next_one_works(pipe, env):
         pipe.command(("hold", "500"), 30)
     assert pipe.command(("hold", "7"), 30) == ""
     assert asked(env) == ["hold 7"]
+
+
+def test_a_child_that_cannot_be_started_is_an_error_and_leaves_no_file_open(pipe, monkeypatch):
+    """The message names pyslurm: the Python that does not start says nothing of it."""
+    files = []
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda make=tempfile.TemporaryFile: files.append(make()) or files[0])
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(SlurmUnavailableError, match=r"pyslurm.*cannot start /nowhere/python"):
+        pipe.command(("hold", "7"), 30)
+    assert [file.closed for file in files] == [True]
 
 
 def test_a_child_that_hangs_is_ended(pipe, env):
