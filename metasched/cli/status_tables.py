@@ -1,4 +1,7 @@
-"""The published status as rich tables, for the status command and the demo."""
+"""The published status as rich tables, for the status command and the demo.
+
+The values of a new column come from `shared_dir/published_status.py`, which `daemon/status_publisher.py` fills.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The parser of the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8`` (docs/user/TAGS.md)."""
+"""The parser of the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8`` (docs/user/TAGS.md).
+
+`slurm/job_requirements.py` applies the tag to what the job requests from Slurm, and refuses keys that do not suit it.
+"""
 
 from __future__ import annotations
 
