@@ -1,4 +1,9 @@
-"""The configuration file: TOML, read into a frozen and fully checked record."""
+"""The configuration file: TOML, read into a frozen and fully checked record.
+
+A new key is a field here with a line under ``Attributes:``, from which its explanation and the template of
+`metasched init` are made, and a row in docs/admin/CONFIG.md. A key that a reload cannot apply is also an entry of
+``FIXED`` in daemon/process.py.
+"""
 
 from __future__ import annotations
 

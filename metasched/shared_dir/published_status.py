@@ -1,6 +1,8 @@
 """The published status: one JSON file in the shared directory that everybody may read, replaced at every poll.
 
 Users on login nodes cannot open the database, which is on the daemon's host; they read this file instead.
+A new field has a default and leaves ``FORMAT`` as it is; daemon/status_publisher.py fills it, for live and for ended
+jobs.
 """
 
 from __future__ import annotations

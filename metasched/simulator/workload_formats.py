@@ -1,4 +1,8 @@
-"""A scenario's ``[workload]`` table: one model per ``format``. Paths are relative to the scenario file."""
+"""A scenario's ``[workload]`` table: one model per ``format``. Paths are relative to the scenario file.
+
+A new trace format is a reader in simulator/traces/ and a model here in ``AnyFormat``; a trace of durations and GPU
+counts alone is an entry of ``DURATION_READERS`` and of ``DurationTrace.format`` instead of a model.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The parser of the tag in a job's comment: ``metasched min_gpus=1 max_gpus=8`` (docs/user/TAGS.md).
 
-`slurm/job_requirements.py` applies the tag to what the job requests from Slurm, and refuses keys that do not suit it.
+A new key is a field of ``Tag``, an entry of ``KEYS``, a field with a default of ``Requirements`` in
+slurm/job_requirements.py, which applies the tag to what the job requests from Slurm, and a line of ``HELP`` in
+cli/submit.py and of docs/user/TAGS.md. A key that policies read is also a field in core/model.py, which ``job_of`` in
+observe/observed_job.py fills. The job_submit plugin and the database need no change.
 """
 
 from __future__ import annotations
