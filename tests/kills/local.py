@@ -145,9 +145,9 @@ def strike(job, victim, before):
     elif victim == "all ranks":
         job.dice.choice([in_training, in_checkpoint])(job, before)
         job.kill(*job.dice.sample(job.pids, len(job.pids)))
-    elif victim == "none: lives on beside its successor":
+    elif victim == "none: continues after its successor has started":
         in_training(job, before)
-    elif victim == "all ranks stopped, awake beside their successor":
+    elif victim == "all ranks paused, resumed after their successor has started":
         job.dice.choice([in_training, in_checkpoint])(job, before)
         job.kill(*job.pids, sig=signal.SIGSTOP)
     return time.monotonic()
@@ -159,8 +159,8 @@ VICTIMS = {
     "rank 0 in a checkpoint": 5,
     "another rank in a checkpoint": 2,
     "all ranks": 3,
-    "none: lives on beside its successor": 2,
-    "all ranks stopped, awake beside their successor": 2,
+    "none: continues after its successor has started": 2,
+    "all ranks paused, resumed after their successor has started": 2,
 }
 
 
@@ -232,7 +232,7 @@ def campaign(server, directory, kills, seed):
         except (LostError, OSError) as error:
             wrong += [repr(error), *job.witness.judge(finished=False)]
         facts = {
-            "incarnations": len(job.witness.claims),
+            "generations": len(job.witness.claims),
             "checkpoints": job.witness.written,
             "steps": max(map(job.witness.last_step, job.witness.claims), default=0),
             "aborts": job.abortions,

@@ -189,7 +189,7 @@ def campaign(site, directory, victims, seed):
         except (LostError, OSError, CommandError, AssertionError, subprocess.SubprocessError) as error:
             wrong += [repr(error), *job.witness.judge(finished=False)]
         facts = {
-            "incarnations": len(job.witness.claims),
+            "generations": len(job.witness.claims),
             "checkpoints": job.witness.written,
             "steps": max(map(job.witness.last_step, job.witness.claims), default=0),
             "aborts": job.aborts(),

@@ -134,7 +134,7 @@ class Witness:
         for generation, begin in starts.items():
             newest = self.claims[generation]
             if begin != (newest.step if newest else 0):
-                wrong.append(f"incarnation {generation} resumed from step {begin} instead of from {newest}")
+                wrong.append(f"generation {generation} resumed from step {begin} instead of from {newest}")
         if finished:
             wrong += self._judge_history(starts)
         return wrong
