@@ -170,7 +170,7 @@ class Reason(NamedTuple):
         return cls(Code.TEXT, (("text", words),))
 
     def and_also(self, *others: Reason) -> Reason:
-        """Return this reason with more further reasons, after its present ones."""
+        """Return this reason with the others added after its present further reasons."""
         more = [part for other in others for part in other.parts]
         return Reason(self.code, self.facts, (*self.also, *more))
 

@@ -100,6 +100,10 @@ class RoundLoop(ABC):
         self.idle_rounds = 0
         self._source = workload.source
         self._engine_seconds = 0.0
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027  most loops have nothing to add
+        """Set up the state that a subclass needs before its first event; it is called once, by the constructor."""
 
     @abstractmethod
     def play(self) -> None:

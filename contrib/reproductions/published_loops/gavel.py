@@ -17,15 +17,13 @@ It differs from ``metasched.simulator.simulation`` as follows:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from contrib.reproductions.published_loops.loop import LiveJob, PublishedLoop
-from metasched.core.model import Node, Placement, Snapshot
-from metasched.core.policy import Policy
+from metasched.core.model import Placement, Snapshot
 from metasched.scheduling.engine import RoundResult
-from metasched.simulator.records import Settings, Workload
-from metasched.simulator.round_loop import MAX_IDLE_ROUNDS, RoundObserver
+from metasched.simulator.round_loop import MAX_IDLE_ROUNDS
 from metasched.time_shares.round_mechanism import jobs_with_shares, with_expired_shares
 
 MAX_FAILED_ROUNDS = 5
@@ -67,17 +65,9 @@ class GavelLoop(PublishedLoop[GavelJob]):
 
     name = "gavel"
 
-    def __init__(
-        self,
-        workload: Workload,
-        nodes: Sequence[Node],
-        policy: Policy,
-        settings: Settings,
-        *,
-        window: range | None = None,
-        watch: RoundObserver | None = None,
-    ) -> None:
-        super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
+    def prepare(self) -> None:
+        """Set up the state of this loop as well."""
+        super().prepare()
         self.work: list[RoundWork] = []
         self.now = self.next_arrival if self.arrivals else 0.0
         self.round_began = 0.0

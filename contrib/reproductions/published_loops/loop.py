@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from metasched.core.model import Job, Node, Placement, Status
-from metasched.core.policy import Policy
-from metasched.simulator.records import JobOutcome, RunInterval, Settings, Submission, Workload
-from metasched.simulator.round_loop import RoundLoop, RoundObserver
+from metasched.core.model import Job, Placement, Status
+from metasched.simulator.records import JobOutcome, RunInterval, Submission
+from metasched.simulator.round_loop import RoundLoop
 
 
 @dataclass(slots=True)
@@ -78,17 +77,8 @@ class PublishedLoop(RoundLoop, Generic[LiveT]):
         demand_integral: the integral over time of the GPUs that all live jobs ask for.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        nodes: Sequence[Node],
-        policy: Policy,
-        settings: Settings,
-        *,
-        window: range | None = None,
-        watch: RoundObserver | None = None,
-    ) -> None:
-        super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
+    def prepare(self) -> None:
+        """Set up the state of the published loop before its first event."""
         self.live: dict[str, LiveT] = {}
         self.demand_integral = 0.0
         self._capacity = sum(node.gpus for node in self.nodes)

@@ -21,10 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contrib.reproductions.published_loops.gavel import MAX_FAILED_ROUNDS, GavelJob, GavelLoop, RoundWork
-from metasched.core.model import Job, Node
-from metasched.core.policy import Policy
-from metasched.simulator.records import Settings, Submission, Workload
-from metasched.simulator.round_loop import RoundObserver
+from metasched.core.model import Job
+from metasched.simulator.records import Submission
 from metasched.throughput.batch_size_regimes import DOUBLINGS, FAMILIES, Mode, RegimeTraining, batch_at, model_name
 from metasched.throughput.throughput_table import TableSpeed
 from metasched.time_shares.round_mechanism import ACCOUNTS, COMPUTED_FOR, PRIOR_ROUNDS, TimeAccounts
@@ -184,20 +182,12 @@ class ShockwaveLoop(GavelLoop):
 
     name = "shockwave"
 
-    def __init__(
-        self,
-        workload: Workload,
-        nodes: Sequence[Node],
-        policy: Policy,
-        settings: Settings,
-        *,
-        window: range | None = None,
-        watch: RoundObserver | None = None,
-    ) -> None:
-        super().__init__(workload, nodes, policy, settings, window=window, watch=watch)
+    def prepare(self) -> None:
+        """Set up the state of this loop as well."""
+        super().prepare()
         self.adaptations: dict[str, Adaptation] = {}
-        recompute_seconds = getattr(policy.parameters, "recompute_seconds", 0.0)
-        self.accounts = ArtifactAccounts(PRIOR_ROUNDS * settings.round_seconds, recompute_seconds)
+        recompute_seconds = getattr(self.policy.parameters, "recompute_seconds", 0.0)
+        self.accounts = ArtifactAccounts(PRIOR_ROUNDS * self.settings.round_seconds, recompute_seconds)
         self.ran_before: frozenset[str] = frozenset()  # uids of the jobs of the round before the present one
         self.runs: frozenset[str] = frozenset()  # uids of the jobs of the present round
 
