@@ -164,6 +164,8 @@ def slurm_conf(settings: Settings, layout: Layout, ports: Sequence[int], user: s
         "ReturnToService=2",
         "SlurmdTimeout=30",
         "TCPTimeout=2",
+        # A launch may take long on a loaded machine; Slurm fails it after this time.
+        "MessageTimeout=30",
         "JobRequeue=1",
         "JobFileAppend=1",
         f"KillWait={settings.kill_wait}",

@@ -112,13 +112,31 @@ class Site:
         """Wait until a condition holds, and return its result."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
-            assert time.monotonic() < deadline, f"{self.log()[-6000:]}\n{self.cluster.run('squeue', '-a')}"
+            assert time.monotonic() < deadline, self.account()
             assert self.daemon is None or self.daemon.poll() is None or self.daemon.returncode < 0, self.log()
             time.sleep(0.05)
         return result
 
     def wait_status(self, slurm_job_id, status, seconds=120):
-        return self.wait(lambda: (job := self.job(slurm_job_id)) is not None and job.status == status and job, seconds)
+        """Wait until a job has a status, and return its published status; fail at once where it ended with another."""
+
+        def has_status():
+            job = self.job(slurm_job_id)
+            ended = job is not None and job.finished is not None
+            assert not ended or job.status == status, f"job {slurm_job_id}: {job.status}\n{self.account()}"
+            return job is not None and job.status == status and job
+
+        return self.wait(has_status, seconds)
+
+    def account(self):
+        """Return what is known of a failure: the daemon's log, the jobs' states, and what the jobs have printed."""
+        try:
+            status = published.read(self.base / "shared")
+            states = [f"job {job.slurm_job_id}: {job.status}" for job in (*status.jobs, *status.finished)]
+        except published.StatusError as error:
+            states = [str(error)]
+        outputs = [f"{path}:\n{path.read_text(errors='replace')[-3000:]}" for path in self.base.glob("job-*/out.txt")]
+        return "\n".join([self.log()[-3000:], self.cluster.run("scontrol", "show", "jobs"), *states, *sorted(outputs)])
 
     def submit(self, command, *options, tag="metasched", user=None):
         """Submit a batch script of one command with its own output directory, and return the job's id."""
