@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from metasched.core.reason_words import counted, words
 from metasched.core.reasons import Code, Reason, from_text, to_json
-from metasched.shared_dir.published_status import JobStatus
+
+if TYPE_CHECKING:  # importing it imports msgspec, which `--help` does not need
+    from metasched.shared_dir.published_status import JobStatus
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _KIB = 1024

@@ -529,6 +529,19 @@ def test_the_daemon_needs_a_configuration(run, tmp_path, options):
     assert str(tmp_path / "none.toml") in result.stderr
 
 
+def test_help_imports_neither_tables_nor_the_decoder_of_the_status():
+    """The help of a command that reads no status needs neither rich nor msgspec."""
+    script = (
+        "import sys; from metasched.cli import main\n"
+        "try: main(['submit', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'rich', 'msgspec'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "sbatch" in done.stdout
+
+
 def test_status_imports_nothing_heavy(tmp_path):
     """The command imports neither torch nor the solver, the store or the configuration's checks."""
     publish(tmp_path, published())
