@@ -97,7 +97,7 @@ def small_nodes() -> Sequence[Node]:
 
 
 def large_nodes() -> Sequence[Node]:
-    """512 nodes of 8 GPUs."""
+    """The nodes of the large cluster: 512 of 8 GPUs each."""
     return [Node(f"n{i:03}", "v100", LARGE_GPUS, 64, 1) for i in range(LARGE_NODES)]
 
 

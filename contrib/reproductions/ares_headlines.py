@@ -90,7 +90,7 @@ class FixedBatch:
         return Pace(speed if co_runner is None else speed * COLOCATED_FRACTION, float("inf"))
 
     def known(self, done: float) -> Speed:
-        """The true speed."""
+        """The training's true speed, as policies know it after ``done`` steps."""
         del done
         return self
 

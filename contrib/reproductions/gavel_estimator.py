@@ -52,7 +52,7 @@ class EstimatedTraining:
 
     @property
     def total(self) -> float:
-        """Steps in all."""
+        """Optimizer steps of the whole training."""
         return self.truth.total
 
     def pace(self, done: float, placement: Placement, co_runner: Training | None = None) -> Pace:
@@ -63,7 +63,7 @@ class EstimatedTraining:
         return self.truth.pace(done, placement, co_runner.truth)
 
     def known(self, done: float) -> Speed:
-        """The estimated speed."""
+        """The speed with estimates, as policies know it after ``done`` steps."""
         del done
         return self.speed
 

@@ -136,6 +136,7 @@ class _Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, found: Any) -> Any:
+        """Return how an object is pickled; NotImplemented leaves it to Python."""
         return (dict, (dict(found),)) if isinstance(found, MappingProxyType) else NotImplemented
 
 

@@ -51,6 +51,7 @@ class _LastNodeIndex:
         self._last: tuple[tuple[Node, ...], NodeIndex] | None = None
 
     def of(self, nodes: tuple[Node, ...]) -> NodeIndex:
+        """The index of these nodes; a new one where the last call had another tuple."""
         last = self._last  # read once, as another thread may write it
         if last is None or last[0] is not nodes:
             self._last = last = (nodes, NodeIndex(nodes))
@@ -76,6 +77,7 @@ class _Placer:
         self._explained: dict[object, Reason] = {}
 
     def run(self) -> Placements:
+        """Assign the retained and the present placements, then place the grants and the fallbacks by rank."""
         self._assign_retained()
         self._assign_present()
         job, placed, settled = self.order.job, self.assignments.placed, self.assignments.settled

@@ -93,7 +93,7 @@ class CommandLineClient:
     # Reads
 
     def settings(self) -> SlurmSettings:
-        """See SlurmClient."""
+        """Read the settings that `scontrol show config` prints."""
         self._release()
         text = self._run(["scontrol", "show", "config"])
         values = {
@@ -135,7 +135,7 @@ class CommandLineClient:
             return self._jobs
 
     def nodes(self) -> Sequence[SlurmNode]:
-        """See SlurmClient."""
+        """Read all nodes as JSON, by the command of this host's Slurm release."""
         parsed = json_parser.parse_nodes(self._run(json_releases.nodes_command(self._release())))
         self._warn(parsed.errors)
         self._reserved = frozenset(node.name for node in parsed.records if node.reserved)
@@ -159,7 +159,7 @@ class CommandLineClient:
         return self._racks[0]
 
     def associations(self) -> Associations | None:
-        """See SlurmClient."""
+        """Read associations, QOS and partitions from `scontrol show`; None where Slurm does not permit it."""
         try:
             text = self._run(["scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos"])
             return associations.parse(text, self._run(["scontrol", "-a", "-o", "show", "partition"]))
@@ -167,7 +167,7 @@ class CommandLineClient:
             return None
 
     def batch_script(self, slurm_job_id: str) -> str:
-        """See SlurmClient."""
+        """Read the script that `scontrol write batch_script` prints; raises SlurmError where it prints none."""
         argv = ["scontrol", "write", "batch_script", _checked(slurm_job_id), "-"]
         script, complaint = run_command(argv, timeout=min(self._timeout, _SCRIPT_SECONDS), env=self._env)
         if not script:  # the exit status is 0 even after an error
@@ -177,32 +177,32 @@ class CommandLineClient:
     # Writes
 
     def hold(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """Put an administrator's hold on a pending job, by the command `hold`."""
         # From root or SlurmUser this is an administrator's hold. It replaces a user's with no moment without a hold.
         self._control("hold", _checked(slurm_job_id))
 
     def release(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """Let Slurm start a held job, by the command `release`."""
         self._control("release", _checked(slurm_job_id))
 
     def await_dependency(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """Let Slurm resolve a pending job's dependency: set a begin time of OUT_OF_REACH, then release the job."""
         begin = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(OUT_OF_REACH))
         self._control("update", f"JobId={_checked(slurm_job_id)}", f"StartTime={begin}")
         self._control("release", _checked(slurm_job_id))
 
     def update(self, slurm_job_id: str, geometry: Geometry) -> None:
-        """See SlurmClient."""
+        """Give a pending job another size by one `update`, and then its nodes by another."""
         size, place = update_arguments(geometry)
         self._control("update", f"JobId={_checked(slurm_job_id)}", *size)
         self._control("update", f"JobId={_checked(slurm_job_id)}", *place)
 
     def stamp(self, slurm_job_id: str, admin_comment: str) -> None:
-        """See SlurmClient."""
+        """Write the job's AdminComment; raises InvalidArgumentError for one that is too long or not printable."""
         self._comment(slurm_job_id, admin_comment)
 
     def adopt(self, slurm_job_id: str, admin_comment: str) -> None:
-        """See SlurmClient."""
+        """Stamp and hold a pending job, and allow Slurm to requeue it, by one `update`."""
         # From root or SlurmUser, priority 0 is an administrator's hold.
         self._comment(slurm_job_id, admin_comment, "Priority=0", "Requeue=1")
 
@@ -216,11 +216,11 @@ class CommandLineClient:
             self._write(["scontrol", *words])
 
     def set_requeue(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """Allow Slurm to requeue the job, by an `update`."""
         self._control("update", f"JobId={_checked(slurm_job_id)}", "Requeue=1")
 
     def signal(self, slurm_job_id: str, signal: str) -> None:
-        """See SlurmClient."""
+        """Send a signal to all tasks of a job by `scancel`, if Slurm says now that the job is running."""
         if not re.fullmatch(r"SIG[A-Z0-9]{1,10}", signal, re.ASCII):
             raise InvalidArgumentError(f"not a signal: {signal[:80]!a}")
         # For a pending or suspended job, scancel would retry for 20 s.
@@ -230,7 +230,7 @@ class CommandLineClient:
         self._write(["scancel", "-s", signal.removeprefix("SIG"), job_id])
 
     def requeue_hold(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """End the run and requeue the job by the command `requeuehold`, unless it may have been cancelled."""
         # Slurm would requeue a cancelled job, too: its owner may have cancelled it since the last read.
         _, state = self._current(slurm_job_id)
         if state in {"CANCELLED", "COMPLETING"}:  # a COMPLETING job may have been cancelled
@@ -238,15 +238,15 @@ class CommandLineClient:
         self._control("requeuehold", _checked(slurm_job_id))
 
     def suspend(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """Suspend a running job, by the command `suspend`."""
         self._pause("suspend", _checked(slurm_job_id))
 
     def resume(self, slurm_job_id: str) -> None:
-        """See SlurmClient."""
+        """Resume a suspended job, by the command `resume`."""
         self._pause("resume", _checked(slurm_job_id))
 
     def close(self) -> None:
-        """See SlurmClient."""
+        """End the persistent scontrol, or pyslurm's process."""
         with self._lock:
             self._scontrol.close()
 

@@ -119,6 +119,7 @@ class _Fields:
             raise MalformedOutputError(self.label, field, f"{error} ({self._data.get(field)!a:.80})") from error
 
     def number(self, field: str) -> int | None:
+        """Read a whole number; None for null, unset and infinite."""
         return self.get(field, json_releases.number)
 
     def count(self, field: str) -> int:
@@ -129,6 +130,7 @@ class _Fields:
         return value
 
     def text(self, field: str) -> str:
+        """Read a text; "" for null."""
         return self.get(field, json_releases.text)
 
     def instant(self, field: str) -> float | None:
@@ -137,16 +139,20 @@ class _Fields:
         return float(value) if value else None
 
     def bytes(self, field: str) -> int | None:
+        """Read an amount of memory, which Slurm has in MiB, in bytes; None for null, unset and infinite."""
         value = self.number(field)
         return None if value is None else value * MIB
 
     def gpus(self, field: str) -> dict[str, int]:
+        """Read the numbers of GPUs by type in a text of generic resources."""
         return self.get(field, lambda value: field_parsers.gpus(json_releases.text(value)))
 
     def hosts(self, field: str) -> tuple[str, ...]:
+        """Read the names in a host list (``n[1-3]``)."""
         return self.get(field, lambda value: tuple(hostlist.expand(json_releases.text(value))))
 
     def shards(self, field: str) -> dict[str, int]:
+        """Read the numbers of shards by GPU type in a text of generic resources."""
         return self.get(field, lambda value: field_parsers.shards(json_releases.text(value)))
 
 

@@ -128,9 +128,11 @@ class _Child:
 
     @property
     def alive(self) -> bool:
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def write(self, data: bytes) -> None:
+        """Write to the process's standard input."""
         timed_pipes.stream(self._process.stdin).write(data)
 
     def read_line(self, deadline: float) -> bytes:
@@ -151,5 +153,6 @@ class _Child:
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "no message")
 
     def end(self) -> None:
+        """End the process, and close its standard error."""
         timed_pipes.end(self._process)
         self._stderr.close()

@@ -49,6 +49,7 @@ class _Budget:
 
     @property
     def is_spent(self) -> bool:
+        """Whether no further line may be read, because it could be of ``MAX_LINE_BYTES``."""
         return self.bytes <= MAX_LINE_BYTES or self.lines == 0
 
 

@@ -112,7 +112,7 @@ class Site:
         """Wait until a condition holds, and return its result."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
-            assert time.monotonic() < deadline, self.account()
+            assert time.monotonic() < deadline, self.failure_report()
             assert self.daemon is None or self.daemon.poll() is None or self.daemon.returncode < 0, self.log()
             time.sleep(0.05)
         return result
@@ -123,13 +123,13 @@ class Site:
         def has_status():
             job = self.job(slurm_job_id)
             ended = job is not None and job.finished is not None
-            assert not ended or job.status == status, f"job {slurm_job_id}: {job.status}\n{self.account()}"
+            assert not ended or job.status == status, f"job {slurm_job_id}: {job.status}\n{self.failure_report()}"
             return job is not None and job.status == status and job
 
         return self.wait(has_status, seconds)
 
-    def account(self):
-        """Return what is known of a failure: the daemon's log, the jobs' states, and what the jobs have printed."""
+    def failure_report(self):
+        """Return the end of the daemon's log, the jobs in Slurm and in the published status, and their output."""
         try:
             status = published.read(self.base / "shared")
             states = [f"job {job.slurm_job_id}: {job.status}" for job in (*status.jobs, *status.finished)]

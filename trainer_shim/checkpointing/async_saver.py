@@ -165,6 +165,7 @@ class _PendingWrite:
 
     @property
     def ended(self) -> bool:
+        """Whether the write has ended, with or without an error."""
         return not self._thread.is_alive()
 
     def result(self) -> int:

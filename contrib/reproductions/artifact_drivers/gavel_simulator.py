@@ -35,7 +35,7 @@ def put_back() -> None:
 
 
 def main() -> None:
-    """One simulation."""
+    """Run one simulation of the artifact, and print its figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("scheduler", help="the artifact's scheduler folder")
     parser.add_argument("--policy", default="fifo")

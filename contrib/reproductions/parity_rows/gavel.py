@@ -88,7 +88,7 @@ def average_jct(
 
 
 def rows(data: Path) -> list[Row]:
-    """All rows."""
+    """The rows of all traces of Gavel's artifact, which are below ``data``."""
     folder = data / "gavel"
     traces = folder / "traces"
     workload = read_gavel(

@@ -66,7 +66,7 @@ class GavelLoop(PublishedLoop[GavelJob]):
     name = "gavel"
 
     def prepare(self) -> None:
-        """Set up the state of this loop as well."""
+        """Set up the work of the present round, and begin at the first arrival."""
         super().prepare()
         self.work: list[RoundWork] = []
         self.now = self.next_arrival if self.arrivals else 0.0

@@ -47,7 +47,7 @@ class LiveJob:
         )
 
     def start(self, now: float, target: Placement) -> None:
-        """Begin an interval."""
+        """Begin a run interval on a placement, at ``now`` (unix seconds)."""
         self.began = now
         self.first_started = now if self.first_started is None else self.first_started
         self.job = self.job.evolve(
@@ -78,13 +78,13 @@ class PublishedLoop(RoundLoop, Generic[LiveT]):
     """
 
     def prepare(self) -> None:
-        """Set up the state of the published loop before its first event."""
+        """Set up the live jobs, of which there are none before the first event."""
         self.live: dict[str, LiveT] = {}
         self.demand_integral = 0.0
         self._capacity = sum(node.gpus for node in self.nodes)
 
     def move_to(self, now: float) -> None:
-        """Advance the clock."""
+        """Advance the clock to ``now`` (unix seconds)."""
         self.demand_integral += sum(live.job.gpus for live in self.live.values()) * (now - self.now)
         self.now = now
 

@@ -70,7 +70,7 @@ class Adaptation:
         return TableSpeed(self.training.table, model_name(self.training.family, self.batch))
 
     def steps_per_second(self, gpu_type: str) -> float:
-        """The true speed."""
+        """The job's true speed on its GPUs of a type, at the present batch size; 0.0 where it does not run."""
         return self.speed.steps_per_second(gpu_type, (self.gpus,)) or 0.0
 
     def review(self, done: float) -> None:
@@ -183,7 +183,7 @@ class ShockwaveLoop(GavelLoop):
     name = "shockwave"
 
     def prepare(self) -> None:
-        """Set up the state of this loop as well."""
+        """Set up the batch sizes of the jobs, and the time accounts of the artifact."""
         super().prepare()
         self.adaptations: dict[str, Adaptation] = {}
         recompute_seconds = getattr(self.policy.parameters, "recompute_seconds", 0.0)
