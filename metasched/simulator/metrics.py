@@ -16,13 +16,13 @@ on as few nodes as possible (in one rack, if that takes no more nodes), of the t
   jobs over all GPUs, but at least 1. The paper counts rho > 1 as unfair; its artifact, and this module, rho > 1.05.
 - ``shockwave_live`` (the artifact's other list): likewise with the mean number of live jobs in the job's life.
 - ``pollux`` (OSDI 2021, section 5.3.1): likewise with the mean number of GPUs that all live jobs had asked for.
-- ``ares`` (section 3.2): the fair time is the completion under generalised processor sharing, where all live jobs have
-  the same number of GPUs at every instant; but at least ``isolated``.
+- ``ares`` (section 3.2): the fair time is the completion under generalised processor sharing, where all live jobs that
+  can use the same types have the same number of their GPUs at every instant (``processor_sharing``); but at least
+  ``isolated``.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from bisect import bisect_right
@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from metasched.core.model import Job, Node, Placement
+from metasched.simulator.processor_sharing import ProcessorSharing, SharedJob
 from metasched.simulator.records import JobOutcome, Locality, Outcome, RunInterval, Submission, Workload
 from metasched.throughput.training import Training
 
@@ -262,7 +263,11 @@ def _fairness(outcome: Outcome, submissions: Sequence[Submission], measured: set
     jobs = [job for job in outcome.jobs if job.uid in measured and job.uid in best and job.uid in gpus]
     done = [job for job in jobs if job.finished is not None]
     live = _Concurrency((job.submitted, math.inf if job.finished is None else job.finished) for job in outcome.jobs)
-    sharing = _processor_sharing(submissions, best, capacity)
+    sharing = ProcessorSharing(isolated.gpus).completions(
+        SharedJob(one.job.uid, one.job.submitted, one.job.gpus, times[one.job.uid])
+        for one in submissions
+        if one.job.uid in best
+    )
     static = max(len(outcome.jobs) / capacity, 1.0) if capacity else 1.0
     fair: dict[str, dict[str, float]] = {name: {} for name in UNFAIR if name != "themis"}
     for job in done:
@@ -389,38 +394,6 @@ def _isolated_share(times: Mapping[str, float], gpus: int, count: Mapping[str, i
     share = {gpu_type: count[gpu_type] / jobs / gpus for gpu_type in times}
     excess = max(sum(share.values()), 1.0)
     return 1.0 / sum(fraction / excess / times[gpu_type] for gpu_type, fraction in share.items())
-
-
-def _processor_sharing(
-    submissions: Sequence[Submission], isolated: Mapping[str, float], capacity: int
-) -> dict[str, float]:
-    """The completion of each job if all live jobs had the same number of GPUs at every instant.
-
-    Virtual time is the GPU-seconds that one live job has received since the start: a job is complete when virtual time
-    has grown by the job's GPU-seconds of work since its arrival.
-    """
-    ends: dict[str, float] = {}
-    heap: list[tuple[float, str]] = []
-    now = virtual = 0.0
-
-    def advance(until: float) -> None:
-        nonlocal now, virtual
-        while heap:
-            finish, uid = heap[0]
-            at = now + (finish - virtual) * len(heap) / capacity
-            if at > until:
-                virtual += (until - now) * capacity / len(heap)
-                break
-            heapq.heappop(heap)
-            now, virtual, ends[uid] = at, finish, at
-        now = until if until < math.inf else now
-
-    for one in submissions:
-        if one.job.uid in isolated and capacity:
-            advance(one.job.submitted)
-            heapq.heappush(heap, (virtual + isolated[one.job.uid] * one.job.gpus, one.job.uid))
-    advance(math.inf)
-    return ends
 
 
 def _themis(

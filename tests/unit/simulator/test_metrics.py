@@ -177,6 +177,15 @@ def test_aress_fair_time_is_at_least_the_isolated_duration():
     assert found.fairness["ares"].rho == {"a": pytest.approx(1.0)}
 
 
+def test_aress_fair_time_counts_the_speed_of_each_type():
+    """Two equal jobs that each have half of a V100 (10 steps/s) and half of a K80 (1 step/s) end fairly."""
+    seconds = 2000 / 11
+    ends = (job("a", 0.0, (0, seconds, 1), finished=seconds), job("b", 0.0, (0, seconds, 1), finished=seconds))
+    jobs = workload(TABLE, ("a", "quick", 1, 1000, 0.0), ("b", "quick", 1, 1000, 0.0))
+    rho = measure(outcome(*ends, nodes=cluster(v100=1, k80=1)), jobs).fairness["ares"].rho
+    assert rho == {"a": pytest.approx(1.0), "b": pytest.approx(1.0)}
+
+
 def test_values_have_every_number_by_name():
     """The metrics of fairness are named by their definitions."""
     values = measure(*two_jobs()).values
