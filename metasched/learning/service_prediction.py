@@ -1,13 +1,14 @@
 """The service that a job will need, predicted from earlier jobs of the same user and name.
 
-Most training jobs recur (Liu et al., "Ares", 2025, section 2.3).
+Most training jobs recur (Liu et al., "Ares", 2025, section 2.3). Daemon and simulator predict by the same function.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Self
 
 from metasched.store import JobRecord, Store
 
@@ -32,6 +33,11 @@ class PastJob:
 
     service: float
     script: str | None = None
+
+    @classmethod
+    def of(cls, attained: Mapping[str, float], script: str | None = None) -> Self:
+        """The completed job with this attained service by GPU type; service without GPUs does not count."""
+        return cls(sum(amount for gpu_type, amount in attained.items() if gpu_type), script)
 
 
 def expected_service(past: Sequence[PastJob], script: str | None = None) -> float | None:
@@ -75,7 +81,7 @@ class ServicePrediction:
             key = record.user, record.name, record.script
             if key not in self._expected_by_kind:  # the tasks of an array come together
                 past = [
-                    PastJob(sum(amount for gpu_type, amount in job.attained.items() if gpu_type), job.script)
+                    PastJob.of(job.attained, job.script)
                     for job in self._store.completed_jobs(record.user, record.name, HISTORY)
                 ]
                 self._expected_by_kind[key] = expected_service(past, record.script)

@@ -106,7 +106,7 @@ class LiveJob:
             status=Status.HELD,
             placement=None,
             co_runner=None,
-            total_steps=self.total_steps if self.submission.declared else None,
+            total_steps=self.total_steps * self.submission.declared_ratio if self.submission.declared else None,
             progress_steps=self.declared_steps,
         )
         self.update_speed()

@@ -46,6 +46,7 @@ class Submission:
         restart_seconds: likewise in later runs.
         checkpoint_seconds: how long a stopped job still holds its GPUs; None for that of ``Settings``.
         declared: whether policies see the job's total steps and its progress.
+        declared_ratio: the total steps that policies see, over the true ones; 1.0 for an exact declaration.
     """
 
     job: Job
@@ -54,6 +55,7 @@ class Submission:
     restart_seconds: float | None = None
     checkpoint_seconds: float | None = None
     declared: bool = True
+    declared_ratio: float = 1.0
 
     def stop_cost(self, settings: Settings) -> float:
         """Seconds for which the job still holds its GPUs when it is stopped."""

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Node, Placement, Preempt, Status
 from metasched.core.retention import is_pinned, suspended_by_daemon, suspended_by_others
+from metasched.learning.service_prediction import HISTORY, PastJob, expected_service
 from metasched.simulator.live_job import MAX_JOBS_PER_GPU, STOPPED, HeldGpus, LiveJob
 from metasched.simulator.records import JobOutcome, Settings, Submission
 from metasched.throughput.training import Pace
@@ -63,6 +66,7 @@ class Cluster:
         self._pending: dict[str, None] = {}  # uids whose target's GPUs are not free yet, in the order of the targets
         self._events: list[tuple[float, int, LiveJob, int]] = []  # heap of (instant, number, job, version)
         self._pushed = 0
+        self._completed: defaultdict[tuple[str, str], deque[PastJob]] = defaultdict(partial(deque, maxlen=HISTORY))
         self._demand = 0  # GPUs that live jobs ask for
         self._demand_since = 0.0
         self._demand_integral = 0.0  # until _demand_since
@@ -122,12 +126,15 @@ class Cluster:
     def arrive(self, submission: Submission) -> None:
         """Add a job. A job with a placement resumes there, with its earlier service and progress.
 
+        Its service is predicted from the completed jobs of the same user and name, as in the daemon.
         A job that a user or an administrator suspended stays suspended until the end of the simulation.
         """
         job = submission.job
         self._change_demand(job.gpus)
         live = self.live[job.uid] = LiveJob(submission, self._demand_integral)
         live.job = live.job.evolve(restart_seconds=submission.restart_cost(self.settings))
+        if job.expected_service is None:
+            live.job = live.job.evolve(expected_service=expected_service(self._completed[job.user, job.name]))
         if job.placement is not None and self._acquire(live, job.placement, job.co_runner):
             live.first_started = self.now
             self._start(live, 0.0)
@@ -280,6 +287,7 @@ class Cluster:
 
     def _finish(self, live: LiveJob) -> JobOutcome:
         self._release(live, Status.FINISHED)
+        self._completed[live.job.user, live.job.name].appendleft(PastJob.of(live.job.attained))
         self._change_demand(-live.job.gpus)
         del self.live[live.job.uid]
         return self.outcome(live, self.now)

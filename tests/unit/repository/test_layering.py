@@ -22,7 +22,7 @@ PACKAGES = {
     "scheduling": {"core", "capacity", "placement"},
     "store": {"core", "shared_dir"},
     "replay": {"core", "scheduling", "store", "throughput"},
-    "simulator": {"capacity", "core", "scheduling", "store", "throughput"},
+    "simulator": {"capacity", "core", "learning", "scheduling", "store", "throughput"},
     "history_import": {"core", "simulator", "slurm", "store"},
     "learning": {"core", "configuration", "shared_dir", "store", "throughput"},
     "installation": {"core", "configuration", "shared_dir", "slurm", "store"},

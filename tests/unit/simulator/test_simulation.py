@@ -94,6 +94,33 @@ def test_policies_see_the_cost_of_a_restart():
     assert seen == {("a", 10.0), ("b", 4.0)}
 
 
+def test_policies_see_the_service_of_earlier_jobs_of_the_name():
+    """It is predicted as by the daemon, at the arrival: from the second completed job of the same user and name on."""
+    seen = {}
+    jobs = [submission(f"{i}", 2, submitted=100.0 * i, total=80.0 + 40.0 * i, name="nightly") for i in range(3)]
+    other = submission("other", 2, submitted=200.0, name="hourly")
+    told = submission("told", 2, submitted=200.0, name="nightly", expected_service=7.0)
+    run(
+        workload(*jobs, other, told),
+        watch=lambda snapshot, _: seen.update({job.uid: job.expected_service for job in snapshot.jobs}),
+    )
+    assert seen == {"0": None, "1": None, "2": 100.0, "other": None, "told": 7.0}
+
+
+def test_declared_steps_may_be_wrong():
+    """Policies see the declared total and true progress; the job ends when its true steps are done."""
+    seen = []
+    wrong = replace(submission("a", 2, total=100.0), declared_ratio=0.5)
+    done = run(
+        workload(wrong),
+        policy=Script("a"),
+        settings=grid(10.0),
+        watch=lambda snapshot, _: seen.extend((job.total_steps, job.remaining_steps) for job in snapshot.jobs),
+    )
+    assert done["a"].finished == 50.0
+    assert seen == [(50.0, 50.0), (50.0, 30.0), (50.0, 10.0), (50.0, 0.0), (50.0, 0.0)]
+
+
 def test_a_job_without_steps_ends_at_once():
     """Its start and its end are the same instant."""
     assert run(workload(submission("a", total=0.0)))["a"].jct == 0.0
