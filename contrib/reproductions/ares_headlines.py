@@ -1,26 +1,31 @@
 """The headlines of Ares (Liu et al., 2025, section 5), in our simulator with the paper's settings.
 
-    python -m contrib.reproductions.ares_headlines --data DIR [--scale N] [--only NAME ...] [--json]
+    python -m contrib.reproductions.ares_headlines --data DIR [--scale N] [--only NAME ...] [--sets NAME ...]
+                                                [--results FILE] [--json]
 
 The cluster has 16 nodes of 4 GPUs. Jobs are submissions of the Philly trace: by their GPU time they become trainings of
 Pollux's applications at the two largest batch sizes (the paper's Table 2), and the batch size is the same on any number
 of GPUs. Work is counted in optimizer steps, so policies know speeds and work exactly, as in the paper's simulator.
---scale N simulates N traces of each set (8 in the paper).
+--scale N simulates N traces of each set (8 in the paper). --results FILE stores each finished simulation as a line of
+JSON; another run skips the simulations that the file has.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from contrib.benchmarks import common
+from contrib.reproductions.demand import EXACT, HALF, QUARTER, UNKNOWN, UNPREDICTABLE, WRONG
 from contrib.reproductions.measured_runs import HOUR, jct_hours, simulate_and_measure
 from contrib.reproductions.parity_rows.pollux import TIRESIAS
 from contrib.reproductions.published_loops.pollux import PolluxLoop
@@ -193,16 +198,9 @@ def compared_policies() -> dict[str, Policy]:
     return found
 
 
-def run(workload: Workload, policy: Policy) -> Metrics:
-    """The metrics of a simulation."""
-    seconds = 360.0 if isinstance(policy, LONG_ROUNDS) else 60.0
-    settings = Settings(round_seconds=seconds, min_round_seconds=0.0)
-    return simulate_and_measure(workload, NODES, policy, settings)[1]
-
-
 @dataclass(frozen=True)
 class Row:
-    """One policy on one set of traces: means over the traces.
+    """One policy on one trace, or the means over several.
 
     Attributes:
         jct: the mean JCT, in hours.
@@ -219,26 +217,85 @@ class Row:
     preemptions: float
 
     @classmethod
-    def of(cls, found: Sequence[Metrics]) -> Row:
-        """The means over traces."""
+    def of(cls, metrics: Metrics) -> Row:
+        """The row of one simulation."""
+        fairness = metrics.fairness["ares"]
         return cls(
-            fmean(map(jct_hours, found)),
-            fmean((m.jct_p99 or 0.0) / HOUR for m in found),
-            fmean(m.fairness["ares"].unfair or 0.0 for m in found),
-            fmean(m.fairness["ares"].worst or 0.0 for m in found),
-            fmean(m.preemptions_mean or 0.0 for m in found),
+            jct_hours(metrics),
+            (metrics.jct_p99 or 0.0) / HOUR,
+            fairness.unfair or 0.0,
+            fairness.worst or 0.0,
+            metrics.preemptions_mean or 0.0,
         )
 
+    @classmethod
+    def mean(cls, rows: Sequence[Row]) -> Row:
+        """The means over traces."""
+        return cls(*(fmean(getattr(row, field.name) for row in rows) for field in fields(cls)))
 
-def compare(sets: Mapping[str, list[Workload]]) -> Iterator[str]:
+    @property
+    def cells(self) -> str:
+        """The row's cells in a table."""
+        return f"{self.jct:.2f} | {self.p99:.1f} | {self.unfair:.3f} | {self.worst:.2f} | {self.preemptions:.2f}"
+
+
+CELLS = "average JCT, h | p99, h | unfair | worst FTF | preemptions of a job"
+
+
+class Results:
+    """Finished simulations, stored in a file, if there is one; those that it has are not repeated.
+
+    Args:
+        file: JSON lines, of ``simulation``, a list of texts, and its figures; None to store nothing.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._found: dict[tuple[str, ...], dict[str, float]] = {}
+        if file is not None and file.exists():
+            for text in file.read_text().splitlines():
+                stored = json.loads(text)
+                self._found[tuple(stored["simulation"])] = stored["figures"]
+
+    def row(self, workload: Workload, policy: Policy) -> Row:
+        """The row of a simulation."""
+        parameters = json.dumps(policy.parameters.model_dump(mode="json"), sort_keys=True)
+        return Row(
+            **self.figures((workload.source, policy.name, parameters), lambda: asdict(_simulate(workload, policy)))
+        )
+
+    def figures(self, simulation: tuple[str, ...], simulate: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """The figures of a simulation, by name.
+
+        Args:
+            simulation: all that identifies it.
+            simulate: runs it; called only if the file does not have it.
+        """
+        if simulation not in self._found:
+            found = self._found[simulation] = simulate()
+            if self._file is not None:
+                with self._file.open("a") as out:
+                    out.write(json.dumps({"simulation": simulation, "figures": found}) + "\n")
+        return self._found[simulation]
+
+
+def _simulate(workload: Workload, policy: Policy) -> Row:
+    seconds = 360.0 if isinstance(policy, LONG_ROUNDS) else 60.0
+    settings = Settings(round_seconds=seconds, min_round_seconds=0.0)
+    return Row.of(simulate_and_measure(workload, NODES, policy, settings)[1])
+
+
+def compare(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[str]:
     """The table of Figures 6, 7 and 12: Ares and other policies."""
-    yield "| traces | policy | average JCT, h | p99, h | unfair | worst FTF | preemptions of a job |"
+    yield f"| traces | policy | {CELLS} |"
     yield "|---|---|---|---|---|---|---|"
     for name, workloads in sets.items():
-        rows = {label: Row.of([run(one, policy) for one in workloads]) for label, policy in compared_policies().items()}
+        rows = {
+            label: Row.mean([results.row(one, policy) for one in workloads])
+            for label, policy in compared_policies().items()
+        }
         for label, row in rows.items():
-            cells = f"{row.jct:.2f} | {row.p99:.1f} | {row.unfair:.3f} | {row.worst:.2f} | {row.preemptions:.2f}"
-            yield f"| {name} | {label} | {cells} |"
+            yield f"| {name} | {label} | {row.cells} |"
         ours = rows["ares"]
         others = {label: row for label, row in rows.items() if not label.startswith("ares")}
         gains = []
@@ -249,34 +306,60 @@ def compare(sets: Mapping[str, list[Workload]]) -> Iterator[str]:
         yield f"| {name} | less than the best other | {' | '.join(gains)} | |"
 
 
-def alphas(sets: Mapping[str, list[Workload]]) -> Iterator[str]:
+def demands(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[str]:
+    """The table of policies that need the jobs' demand, where it is wrong or not known; Tiresias needs none."""
+    yield f"| traces | demand | policy | {CELLS} |"
+    yield "|---|---|---|---|---|---|---|---|"
+    needing: dict[str, Policy] = {
+        "ares": Ares(),
+        "srtf": Srtf(),
+        "allox": AlloX(),
+        "themis": GavelFinishTimeFairness(),
+    }
+    for name, workloads in sets.items():
+        row = Row.mean([results.row(one, Las(TIRESIAS)) for one in workloads])
+        yield f"| {name} | none needed | tiresias | {row.cells} |"
+        for known in (EXACT, WRONG, QUARTER, HALF, UNKNOWN, UNPREDICTABLE):
+            for label, policy in needing.items():
+                if known == UNPREDICTABLE and label != "ares":
+                    continue  # the other policies do not read predictions
+                row = Row.mean([results.row(known.known(one, seed), policy) for seed, one in enumerate(workloads)])
+                yield f"| {name} | {known.name} | {label} | {row.cells} |"
+
+
+def alphas(sets: Mapping[str, list[Workload]], results: Results) -> Iterator[str]:
     """The table of Figure 10: the scaling control threshold."""
     yield "| traces | alpha | average JCT, h: median | quartiles | unfair | preemptions of a job |"
     yield "|---|---|---|---|---|---|"
     for name, workloads in sets.items():
         for alpha in ALPHAS:
-            found = [run(one, Ares(AresParameters(alpha=alpha))) for one in workloads]
-            times = list(map(jct_hours, found))
+            found = [results.row(one, Ares(AresParameters(alpha=alpha))) for one in workloads]
+            times = [row.jct for row in found]
             low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
-            row = Row.of(found)
+            row = Row.mean(found)
             cells = f"{middle:.2f} | {low:.2f} to {high:.2f} | {row.unfair:.3f} | {row.preemptions:.2f}"
             yield f"| {name} | {alpha:g} | {cells} |"
 
 
-def loop(data: Data) -> Iterator[str]:
+def loop(data: Data, results: Results) -> Iterator[str]:
     """The table of Ares in the loop of Pollux's public simulator, on its published workloads; a move costs 30 s."""
     yield "| workload | policy | average JCT in Pollux's simulator, s |"
     yield "|---|---|---|"
     profiles = read_profiles(data.folder / "traces")
     settings = Settings(round_seconds=60.0, restart_seconds=30.0, uneven=True)
+
+    def simulated(workload: Workload, policy: Policy) -> dict[str, float]:
+        outcome = PolluxLoop(workload, NODES, policy, settings).run()
+        return {"jct_seconds": fmean(job.jct for job in outcome.jobs if job.jct is not None)}
+
     for path in sorted(data.folder.glob("workloads/workload-*.csv")):
         workload = read_pollux(path, profiles, most_gpus=MAX_GPUS)
         for name, policy in (("ares", Ares()), ("tiresias", Las(TIRESIAS)), ("optimus", Optimus())):
-            outcome = PolluxLoop(workload, NODES, policy, settings).run()
-            yield f"| {path.stem} | {name} | {fmean(job.jct for job in outcome.jobs if job.jct is not None):.0f} |"
+            found = results.figures(("Pollux's loop", path.stem, name), partial(simulated, workload, policy))
+            yield f"| {path.stem} | {name} | {found['jct_seconds']:.0f} |"
 
 
-TABLES = ("compare", "alpha", "loop")
+TABLES = ("compare", "alpha", "loop", "demand")
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -286,10 +369,17 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", type=common.positive, default=8, help="number of traces of each set")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables")
     parser.add_argument("--sets", nargs="+", default=[], help="sets of traces (default: all)")
+    parser.add_argument("--results", type=Path, help="file of finished simulations, which another run skips")
     options = parser.parse_args(given)
     data = Data(options.data / "pollux", options.scale)
     sets = {name: traces for name, traces in data.sets().items() if not options.sets or name in options.sets}
-    made = {"compare": lambda: compare(sets), "alpha": lambda: alphas(sets), "loop": lambda: loop(data)}
+    results = Results(options.results)
+    made = {
+        "compare": lambda: compare(sets, results),
+        "alpha": lambda: alphas(sets, results),
+        "loop": lambda: loop(data, results),
+        "demand": lambda: demands(sets, results),
+    }
     tables: dict[str, list[str]] = {}
     for table in options.only:
         for line in made[table]():

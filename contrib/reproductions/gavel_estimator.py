@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 
-from contrib.reproductions.gavel_workloads import Line, Scale, ratio, run
+from contrib.reproductions.gavel_fluid_limit import fluid_limit
+from contrib.reproductions.gavel_workloads import BELOW_LIMIT, Line, Scale, fixed_rounds, ratio, run_window
 from contrib.reproductions.measured_runs import jct_hours
 from metasched.core.model import Placement, Speed
 from metasched.simulator.records import Workload
@@ -69,23 +71,30 @@ class EstimatedTraining:
 
 
 def estimator(scale: Scale) -> Iterator[Line]:
-    """Figure 16, on 4 GPUs of each type."""
-    found: dict[str, list[float]] = {}
-    small = replace(scale, gpus=4)
+    """Figure 16, on 4 GPUs of each type, at the paper's load and below the limit of the cluster without sharing."""
     reference = Estimator(scale.table)
-    for seed in scale.seeds:
-        workload = small.arriving(6.0, seed)
-        estimated = _estimated(workload, reference, seed)
-        for name, jobs, sharing in (
-            ("oracle", workload, True),
-            ("estimated", estimated, True),
-            ("isolated", workload, False),
-        ):
-            _, metrics = run(jobs, small.nodes(), GavelLas(), window=scale.window, sharing=sharing)
-            found.setdefault(name, []).append(jct_hours(metrics))
     yield Line("estimator: mean error of the fraction of a speed that co-location leaves", "", (_error(reference),), "")
-    yield Line("LAS with sharing: estimated / oracle", "about 1", ratio(found["estimated"], found["oracle"]))
-    yield Line("LAS: without sharing / with it, oracle", "more", ratio(found["isolated"], found["oracle"]))
+    limit = fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=False)
+    for rate, load in ((6.0, ""), (BELOW_LIMIT * limit, f" at {BELOW_LIMIT:g} of the fluid limit")):
+        found = _jcts(replace(scale, gpus=4), reference, rate)
+        yield Line(f"LAS with sharing{load}: estimated / oracle", "about 1", ratio(found["estimated"], found["oracle"]))
+        yield Line(f"LAS{load}: without sharing / with it, oracle", "more", ratio(found["isolated"], found["oracle"]))
+
+
+def _jcts(scale: Scale, reference: Estimator, rate: float) -> Mapping[str, list[float]]:
+    """The average JCTs in hours, one for each seed, by what policies know of co-located speeds."""
+    found: dict[str, list[float]] = {}
+    for seed in scale.seeds:
+        arrivals = scale.arriving(rate, seed)
+        estimated = replace(arrivals, changed=partial(_estimated, reference=reference, seed=seed))
+        for name, jobs, sharing in (
+            ("oracle", arrivals, True),
+            ("estimated", estimated, True),
+            ("isolated", arrivals, False),
+        ):
+            _, metrics = run_window(jobs, scale.nodes(), GavelLas(), scale.window, fixed_rounds(sharing=sharing))
+            found.setdefault(name, []).append(jct_hours(metrics))
+    return found
 
 
 def _estimated(workload: Workload, reference: Estimator, seed: int) -> Workload:

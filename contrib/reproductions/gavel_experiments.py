@@ -5,23 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
 
-from contrib.reproductions.gavel_workloads import PRICES, TYPES, Line, Scale, jct_by_job, ratio, run
+from contrib.reproductions.demand import EXACT, HALF, UNKNOWN, UNPREDICTABLE, WRONG, Demand
+from contrib.reproductions.gavel_fluid_limit import agnostic_limit, fluid_limit
+from contrib.reproductions.gavel_workloads import (
+    BELOW_LIMIT,
+    PRICES,
+    TYPES,
+    Line,
+    Scale,
+    fixed_rounds,
+    jct_by_position,
+    ratio,
+    run,
+    run_window,
+)
 from contrib.reproductions.measured_runs import HOUR, jct_hours
 from metasched.core.model import Job, Node, Snapshot
 from metasched.core.policy import Policy
 from metasched.simulator.generate.gavel import GavelWorkloadParameters, gavel_jobs
-from metasched.simulator.records import Submission, Workload
+from metasched.simulator.records import Settings, Submission, Workload
 from metasched.throughput.throughput_table import TableTraining
 from metasched.time_shares.allocation_inputs import allocation_inputs
 from metasched.time_shares.policy_base import TimeSharePolicy
+from policies.ares.policy import Ares
 from policies.baselines.allox import AlloX
 from policies.baselines.gandiva import Gandiva
 from policies.baselines.gavel_fifo import GavelFifo, GavelFifoParameters
 from policies.baselines.isolated import Isolated
+from policies.baselines.srtf import Srtf
 from policies.gavel.policies import (
     GavelCost,
     GavelCostParameters,
@@ -37,7 +53,20 @@ from policies.gavel.policies import (
 DAY = 24 * HOUR
 FIFO_RATE = 5.2  # jobs/h: the load at which the public code's runs have the paper's ratios
 LATE_ROUNDS = 5  # 30 minutes, the longest delay of time shares that section 7.4 tolerates
+RESTART = 60.0  # seconds
+RESTARTS = f"restarts of {RESTART:g} s"
 NODE_GPUS = 6  # for the experiment on placement: on each node a job of 4 GPUs leaves 2, too few for another one
+
+
+def limits(scale: Scale) -> Iterator[Line]:
+    """The loads that the cluster can serve at all; see ``gavel_fluid_limit``."""
+    for multiple in (False, True):
+        what = f"fluid limit, {'multiple' if multiple else 'single'}:"
+        for words, sharing in (("without sharing", False), ("with sharing", True)):
+            limit = fluid_limit(scale.table, scale.paper_gpus, multiple=multiple, sharing=sharing)
+            yield Line(f"{what} aware, {words}", "", (limit,), "jobs/h")
+        limit = agnostic_limit(scale.table, scale.paper_gpus, multiple=multiple)
+        yield Line(f"{what} equal time on all types", "", (limit,), "jobs/h")
 
 
 def las(scale: Scale) -> Iterator[Line]:
@@ -52,23 +81,25 @@ def las_multiple(scale: Scale) -> Iterator[Line]:
 
 def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multiple: bool) -> Iterator[Line]:
     """The lines of one workload under max-min fairness."""
-    found: dict[str, list[float]] = {}
-    policies: list[tuple[str, Policy, bool]] = [
-        ("aware", GavelLas(), False),
-        ("agnostic", GavelLas(GavelLasParameters(aware=False)), False),
-        ("shared", GavelLas(), True),
-        ("gandiva", Gandiva(), True),
-        *([] if multiple else [("allox", AlloX(), False)]),
-        *([] if multiple else [("late", GavelLas(GavelLasParameters(recompute_rounds=LATE_ROUNDS)), False)]),
-    ]
-    for seed in scale.seeds:
-        workload = scale.arriving(rate, seed, multiple=multiple)
-        for name, policy, sharing in policies:
-            _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
-            found.setdefault(name, []).append(jct_hours(metrics))
+    agnostic = GavelLas(GavelLasParameters(aware=False))
+    policies: dict[str, tuple[Policy, Settings]] = {
+        "aware": (GavelLas(), fixed_rounds()),
+        "agnostic": (agnostic, fixed_rounds()),
+        "aware, restarts": (GavelLas(), fixed_rounds(restart=RESTART)),
+        "agnostic, restarts": (agnostic, fixed_rounds(restart=RESTART)),
+        "shared": (GavelLas(), fixed_rounds(sharing=True)),
+        "gandiva": (Gandiva(), fixed_rounds(sharing=True)),
+    }
+    if not multiple:
+        late = GavelLas(GavelLasParameters(recompute_rounds=LATE_ROUNDS))
+        policies |= {"allox": (AlloX(), fixed_rounds()), "late": (late, fixed_rounds())}
+    found = _jcts(scale, rate, policies, multiple=multiple)
     what = f"LAS, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
-    yield Line(f"{what} average JCT, aware", "", tuple(found["aware"]), "h", public=public[0])
+    yield Line(f"{what} average JCT, aware", "", found["aware"], "h", public=public[0])
+    yield Line(f"{what} average JCT, aware, {RESTARTS}", "", found["aware, restarts"], "h")
     yield Line(f"{what} agnostic / aware", paper, ratio(found["agnostic"], found["aware"]), public=public[1])
+    restarts = ratio(found["agnostic, restarts"], found["aware, restarts"])
+    yield Line(f"{what} agnostic / aware, {RESTARTS}", paper, restarts)
     yield Line(
         f"{what} Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]), public=public[2]
     )
@@ -77,6 +108,83 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
         minutes = f"time shares {LATE_ROUNDS * 360 // 60} minutes late"
         yield Line(f"{what} {minutes} / at once", "", ratio(found["late"], found["aware"]))
         yield Line(f"{what} agnostic / {minutes}", "more than 1", ratio(found["agnostic"], found["late"]))
+
+
+def _jcts(
+    scale: Scale, rate: float, policies: Mapping[str, tuple[Policy, Settings]], *, multiple: bool = False
+) -> Mapping[str, tuple[float, ...]]:
+    """The average JCTs in hours, one for each seed, of some policies on the same jobs."""
+    found: dict[str, tuple[float, ...]] = dict.fromkeys(policies, ())
+    for seed in scale.seeds:
+        arrivals = scale.arriving(rate, seed, multiple=multiple)
+        for name, (policy, settings) in policies.items():
+            _, metrics = run_window(arrivals, scale.nodes(), policy, scale.window, settings)
+            found[name] += (jct_hours(metrics),)
+    return found
+
+
+def stable(scale: Scale) -> Iterator[Line]:
+    """Ratios at loads that all compared policies can serve, so that they do not depend on the window."""
+    limit = agnostic_limit(scale.table, scale.paper_gpus, multiple=False)
+    rate = BELOW_LIMIT * limit
+    policies: dict[str, tuple[Policy, Settings]] = {
+        "aware": (GavelLas(), fixed_rounds()),
+        "agnostic": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds()),
+        "aware, restarts": (GavelLas(), fixed_rounds(restart=RESTART)),
+        "agnostic, restarts": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds(restart=RESTART)),
+    }
+    found = _jcts(scale, rate, policies)
+    what = f"LAS, single, {BELOW_LIMIT:g} of the limit with equal time on all types ({rate:.2f} jobs/h):"
+    yield Line(f"{what} average JCT, aware", "", found["aware"], "h")
+    yield Line(f"{what} average JCT, aware, {RESTARTS}", "", found["aware, restarts"], "h")
+    yield Line(f"{what} agnostic / aware", "", ratio(found["agnostic"], found["aware"]))
+    yield Line(f"{what} agnostic / aware, {RESTARTS}", "", ratio(found["agnostic, restarts"], found["aware, restarts"]))
+
+
+def sharing(scale: Scale) -> Iterator[Line]:
+    """GPU sharing below the limit of the cluster without it, and below its own limit."""
+    policies: dict[str, tuple[Policy, Settings]] = {
+        "without": (GavelLas(), fixed_rounds()),
+        "with": (GavelLas(), fixed_rounds(sharing=True)),
+        "without, restarts": (GavelLas(), fixed_rounds(restart=RESTART)),
+        "with, restarts": (GavelLas(), fixed_rounds(sharing=True, restart=RESTART)),
+    }
+    rate = BELOW_LIMIT * fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=False)
+    found = _jcts(scale, rate, policies)
+    what = f"LAS, single, {BELOW_LIMIT:g} of the limit without sharing ({rate:.2f} jobs/h):"
+    yield Line(f"{what} average JCT, without sharing", "", found["without"], "h")
+    yield Line(f"{what} without sharing / with it", "more", ratio(found["without"], found["with"]))
+    yield Line(f"{what} average JCT, without sharing, {RESTARTS}", "", found["without, restarts"], "h")
+    restarts = ratio(found["without, restarts"], found["with, restarts"])
+    yield Line(f"{what} without sharing / with it, {RESTARTS}", "more", restarts)
+    rate = BELOW_LIMIT * fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=True)
+    found = _jcts(scale, rate, {name: policies[name] for name in ("with", "with, restarts")})
+    what = f"LAS, single, {BELOW_LIMIT:g} of the limit with sharing ({rate:.2f} jobs/h):"
+    yield Line(f"{what} average JCT, with sharing", "", found["with"], "h")
+    yield Line(f"{what} average JCT, with sharing, {RESTARTS}", "", found["with, restarts"], "h")
+
+
+def demand(scale: Scale) -> Iterator[Line]:
+    """Policies that need the jobs' demand, where it is wrong or not known, below the fluid limit."""
+    rate = BELOW_LIMIT * fluid_limit(scale.table, scale.paper_gpus, multiple=False, sharing=False)
+    what = f"demand, single, {rate:.2f} jobs/h:"
+    yield Line(f"{what} LAS, average JCT", "", _jcts(scale, rate, {"las": (GavelLas(), fixed_rounds())})["las"], "h")
+    policies: dict[str, Policy] = {
+        "finish-time fairness": GavelFinishTimeFairness(),
+        "AlloX": AlloX(),
+        "SRTF": Srtf(),
+        "Ares": Ares(),
+    }
+    for name, policy in policies.items():
+        found: dict[Demand, tuple[float, ...]] = {}
+        for known in (EXACT, WRONG, HALF, UNKNOWN, *((UNPREDICTABLE,) if isinstance(policy, Ares) else ())):
+            for seed in scale.seeds:
+                arrivals = replace(scale.arriving(rate, seed), changed=partial(known.known, seed=seed))
+                _, metrics = run_window(arrivals, scale.nodes(), policy, scale.window)
+                found[known] = (*found.get(known, ()), jct_hours(metrics))
+        yield Line(f"{what} {name}, average JCT, exact", "", found.pop(EXACT), "h")
+        for known, times in found.items():
+            yield Line(f"{what} {name}, average JCT, {known.name}", "", times, "h")
 
 
 def ftf(scale: Scale) -> Iterator[Line]:
@@ -93,22 +201,25 @@ def _ftf(scale: Scale, rate: float, public: Sequence[str], *, multiple: bool) ->
     """The lines of one workload; rho is a job's JCT over its JCT under equal shares, as in the public code's runs."""
     times: dict[str, list[float]] = {}
     rhos: dict[str, list[float]] = {}
-    policies: list[tuple[str, Policy]] = [
-        ("isolated", Isolated()),
-        ("aware", GavelFinishTimeFairness()),
-        ("agnostic", GavelFinishTimeFairness(GavelParameters(aware=False))),
+    policies: list[tuple[str, Policy, float]] = [
+        ("isolated", Isolated(), 0.0),
+        ("aware", GavelFinishTimeFairness(), 0.0),
+        ("agnostic", GavelFinishTimeFairness(GavelParameters(aware=False)), 0.0),
+        ("restarts", GavelFinishTimeFairness(), RESTART),
     ]
     for seed in scale.seeds:
-        workload = scale.arriving(rate, seed, multiple=multiple)
-        isolated: Mapping[str, float] = {}
-        for name, policy in policies:
-            outcome, metrics = run(workload, scale.nodes(), policy, window=scale.window)
-            found = jct_by_job(outcome, workload, scale.window)
+        arrivals = scale.arriving(rate, seed, multiple=multiple)
+        isolated: Mapping[int, float] = {}
+        for name, policy, restart in policies:
+            settings = fixed_rounds(restart=restart)
+            outcome, metrics = run_window(arrivals, scale.nodes(), policy, scale.window, settings)
+            found = jct_by_position(outcome, scale.window)
             isolated = isolated or found
             times.setdefault(name, []).append(jct_hours(metrics))
-            rhos.setdefault(name, []).append(fmean(time / isolated[uid] for uid, time in found.items()))
+            rhos.setdefault(name, []).append(fmean(time / isolated[i] for i, time in found.items() if i in isolated))
     what = f"finish-time fairness, {'multiple' if multiple else 'single'}, {rate:g} jobs/h:"
     yield Line(f"{what} average JCT, aware", "", tuple(times["aware"]), "h", public=public[0])
+    yield Line(f"{what} average JCT, aware, {RESTARTS}", "", tuple(times["restarts"]), "h")
     yield Line(f"{what} average JCT, agnostic / aware", "3", ratio(times["agnostic"], times["aware"]), public=public[1])
     yield Line(f"{what} average rho, agnostic / aware", "2.8", ratio(rhos["agnostic"], rhos["aware"]), public=public[2])
 
@@ -133,22 +244,28 @@ def makespan(scale: Scale) -> Iterator[Line]:
 
 
 def fifo(scale: Scale) -> Iterator[Line]:
-    """FIFO in section 7.3."""
-    found: dict[str, list[float]] = {}
-    for seed in scale.seeds:
-        workload = scale.arriving(FIFO_RATE, seed)
-        for name, policy, sharing in (
-            ("agnostic", GavelFifo(GavelFifoParameters(aware=False)), False),
-            ("aware", GavelFirstCome(), False),
-            ("shared", GavelFirstCome(), True),
-        ):
-            _, metrics = run(workload, scale.nodes(), policy, window=scale.window, sharing=sharing)
-            found.setdefault(name, []).append(jct_hours(metrics))
+    """FIFO in section 7.3: the authors' greedy policy, and the linear program of section 4.2."""
+    policies: dict[str, tuple[Policy, Settings]] = {
+        "agnostic": (GavelFifo(GavelFifoParameters(aware=False)), fixed_rounds()),
+        "greedy": (GavelFifo(), fixed_rounds()),
+        "greedy, restarts": (GavelFifo(), fixed_rounds(restart=RESTART)),
+        "program": (GavelFirstCome(), fixed_rounds()),
+        "program, restarts": (GavelFirstCome(), fixed_rounds(restart=RESTART)),
+        "shared": (GavelFirstCome(), fixed_rounds(sharing=True)),
+    }
+    found = _jcts(scale, FIFO_RATE, policies)
     load = f"FIFO, single, {FIFO_RATE:g} jobs/h"
-    yield Line(f"{load}: average JCT, aware", "", tuple(found["aware"]), "h", public="56.69")
-    yield Line(f"{load}: agnostic / aware", "2.7", ratio(found["agnostic"], found["aware"]), public="2.68")
+    yield Line(f"{load}: average JCT, aware, greedy", "", found["greedy"], "h", public="56.69")
+    yield Line(f"{load}: average JCT, aware, greedy, {RESTARTS}", "", found["greedy, restarts"], "h")
+    yield Line(f"{load}: agnostic / aware, greedy", "2.7", ratio(found["agnostic"], found["greedy"]), public="2.68")
+    yield Line(f"{load}: average JCT, aware, linear program", "", found["program"], "h")
+    yield Line(f"{load}: average JCT, aware, linear program, {RESTARTS}", "", found["program, restarts"], "h")
+    yield Line(f"{load}: agnostic / aware, linear program", "", ratio(found["agnostic"], found["program"]))
     yield Line(
-        f"{load}: agnostic / aware with sharing", "3.8", ratio(found["agnostic"], found["shared"]), public="3.98"
+        f"{load}: agnostic / aware with sharing, linear program",
+        "3.8",
+        ratio(found["agnostic"], found["shared"]),
+        public="3.98",
     )
 
 
@@ -157,14 +274,14 @@ def priorities(scale: Scale) -> Iterator[Line]:
     high: dict[bool, list[float]] = {}
     low: dict[bool, list[float]] = {}
     for seed in scale.seeds:
-        workload = scale.arriving(2.4, seed, multiple=True, weights=True)
-        urgent = {one.job.uid for one in workload.submissions if one.job.weight == 1.0}
+        arrivals = scale.arriving(2.4, seed, multiple=True, weights=True)
+        weights = [one.job.weight for one in arrivals.first(scale.window.stop).submissions]
         for aware in (True, False):
             policy = GavelLas(GavelLasParameters(aware=aware, fill=True))
-            outcome, _ = run(workload, scale.nodes(), policy, window=scale.window)
-            times = jct_by_job(outcome, workload, scale.window)
-            high.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid in urgent))
-            low.setdefault(aware, []).append(fmean(time for uid, time in times.items() if uid not in urgent))
+            outcome, _ = run_window(arrivals, scale.nodes(), policy, scale.window)
+            times = jct_by_position(outcome, scale.window)
+            high.setdefault(aware, []).append(fmean(time for i, time in times.items() if weights[i] == 1.0))
+            low.setdefault(aware, []).append(fmean(time for i, time in times.items() if weights[i] < 1.0))
     what = "LAS with priorities, multiple, 2.4 jobs/h:"
     yield Line(f"{what} high, agnostic / aware", "1.5", ratio(high[False], high[True]), public="1.53")
     yield Line(f"{what} low, agnostic / aware", "2.7", ratio(low[False], low[True]), public="2.69")
@@ -230,10 +347,10 @@ def placement(scale: Scale) -> Iterator[Line]:
         for number in range(max(round(scale.gpus / NODE_GPUS), 2))
     )
     for seed in scale.seeds:
-        workload = scale.arriving(2.0, seed, multiple=True)
+        arrivals = scale.arriving(2.0, seed, multiple=True)
         for aware in (False, True):
             policy = GavelLas(GavelLasParameters(placement=aware))
-            found.setdefault(aware, []).append(jct_hours(run(workload, nodes, policy, window=scale.window)[1]))
+            found.setdefault(aware, []).append(jct_hours(run_window(arrivals, nodes, policy, scale.window)[1]))
     what = f"LAS, multiple, 2 jobs/h, nodes of {NODE_GPUS} GPUs"
     yield Line(f"{what}: placement not a type / a type", "", ratio(found[False], found[True]))
 
@@ -244,11 +361,12 @@ def rounds(scale: Scale) -> Iterator[Line]:
     best = []
     lengths = (360.0, 720.0, 1440.0, 2880.0)
     for seed in scale.seeds:
-        workload = scale.arriving(4.0, seed)
+        arrivals = scale.arriving(4.0, seed)
         for seconds in lengths:
-            _, metrics = run(workload, scale.nodes(), GavelLas(), window=scale.window, seconds=seconds)
+            settings = fixed_rounds(seconds=seconds)
+            _, metrics = run_window(arrivals, scale.nodes(), GavelLas(), scale.window, settings)
             found.setdefault(seconds, []).append(jct_hours(metrics))
-        best.append(ideal_jct(workload, scale.nodes(), GavelLas(), scale.window))
+        best.append(ideal_jct(arrivals.lasting(scale.window), scale.nodes(), GavelLas(), scale.window))
     yield Line("LAS, single, 4 jobs/h: rounds of 360 s / ideal", "about 1", ratio(found[360.0], best))
     for seconds in lengths[1:]:
         yield Line(

@@ -28,21 +28,26 @@ from contrib.benchmarks import common
 from contrib.reproductions.gavel_estimator import estimator
 from contrib.reproductions.gavel_experiments import (
     cost,
+    demand,
     fifo,
     ftf,
     ftf_multiple,
     las,
     las_multiple,
+    limits,
     makespan,
     placement,
     priorities,
     rounds,
+    sharing,
+    stable,
 )
 from contrib.reproductions.gavel_hierarchy import hierarchy
 from contrib.reproductions.gavel_workloads import GPUS, Line, Scale
 from metasched.throughput.throughput_table import ThroughputTable
 
 HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
+    "limits": limits,
     "las": las,
     "las-multiple": las_multiple,
     "ftf": ftf,
@@ -55,6 +60,9 @@ HEADLINES: Mapping[str, Callable[[Scale], Iterator[Line]]] = {
     "placement": placement,
     "rounds": rounds,
     "estimator": estimator,
+    "stable": stable,
+    "sharing": sharing,
+    "demand": demand,
 }
 
 

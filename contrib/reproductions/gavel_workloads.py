@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from contrib.benchmarks.common import say
 from contrib.reproductions.measured_runs import HOUR, simulate_and_measure
 from metasched.core.model import Node
 from metasched.core.policy import Policy
@@ -19,6 +20,9 @@ from metasched.throughput.throughput_table import ThroughputTable
 TYPES = ("v100", "p100", "k80")
 PRICES = {"v100": 2.48, "p100": 1.46, "k80": 0.45}  # $ per GPU-hour: Google's on-demand prices in 2020
 GPUS = 36  # of each type, in the paper
+LONGEST_JCT = 1000.0  # hours after a window's last arrival in which its jobs should end
+BELOW_LIMIT = 0.9  # the fraction of the fluid limit at which queues stay the same on average
+MOST_JOBS = 16  # simulated jobs, in positions of the window's end
 
 
 @dataclass(frozen=True)
@@ -41,16 +45,48 @@ class Scale:
     seeds: range
     plots: Path | None
 
+    @property
+    def paper_gpus(self) -> Mapping[str, int]:
+        """GPUs by type in the paper, to which rates of arrivals refer."""
+        return dict.fromkeys(TYPES, GPUS)
+
     def nodes(self, gpus: int | None = None) -> tuple[Node, ...]:
         """One node for each type, with ``gpus`` (by default the scale's): the paper's simulator counts GPUs by type."""
         return tuple(Node(kind, kind, self.gpus if gpus is None else gpus, cpus=0, memory=0) for kind in TYPES)
 
-    def arriving(self, rate: float, seed: int, *, multiple: bool = False, weights: bool = False) -> Workload:
-        """Jobs that arrive until long after the window; ``rate`` is jobs per hour on the paper's number of GPUs."""
+    def arriving(self, rate: float, seed: int, *, multiple: bool = False, weights: bool = False) -> Arrivals:
+        """Jobs that arrive at a ``rate`` in jobs per hour on the paper's number of GPUs."""
         parameters = GavelWorkloadParameters(
-            jobs=2 * self.window.stop, jobs_per_hour=rate * self.gpus / GPUS, multiple=multiple, weights=weights
+            jobs=1, jobs_per_hour=rate * self.gpus / GPUS, multiple=multiple, weights=weights
         )
-        return gavel_jobs(self.table, parameters, seed)
+        return Arrivals(self.table, parameters, seed)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Poisson arrivals of Gavel's distributions, as many as a simulation needs.
+
+    Attributes:
+        table: the speeds of the job types.
+        parameters: the distributions; their number of jobs has no effect.
+        seed: of the draws.
+        changed: makes the workload to simulate from the drawn one, anew for each simulation.
+    """
+
+    table: ThroughputTable
+    parameters: GavelWorkloadParameters
+    seed: int
+    changed: Callable[[Workload], Workload] = lambda workload: workload
+
+    def first(self, jobs: int) -> Workload:
+        """The first jobs; with more of them, the first ones are the same but for their uids."""
+        parameters = self.parameters.model_copy(update={"jobs": jobs})
+        return self.changed(gavel_jobs(self.table, parameters, self.seed))
+
+    def lasting(self, window: range) -> Workload:
+        """Jobs that probably arrive until the last job of the window has ended."""
+        rate = self.parameters.jobs_per_hour or 0.0
+        return self.first(max(2 * window.stop, window.stop + int(rate * LONGEST_JCT)))
 
 
 @dataclass(frozen=True)
@@ -78,24 +114,42 @@ class Line:
         return f"{fmean(self.ours):.2f}{spread} {self.unit}"
 
 
-def run(
-    workload: Workload,
-    nodes: Sequence[Node],
-    policy: Policy,
-    *,
-    window: range | None = None,
-    sharing: bool = False,
-    seconds: float = 360.0,
+def run(workload: Workload, nodes: Sequence[Node], policy: Policy, *, sharing: bool = False) -> tuple[Outcome, Metrics]:
+    """The outcome and the metrics of a simulation of a whole workload in rounds of 360 s, as in the paper."""
+    return simulate_and_measure(workload, nodes, policy, fixed_rounds(sharing=sharing), prices=PRICES)
+
+
+def run_window(
+    arrivals: Arrivals, nodes: Sequence[Node], policy: Policy, window: range, settings: Settings | None = None
 ) -> tuple[Outcome, Metrics]:
-    """The outcome and the metrics of a simulation in rounds of fixed length (``seconds``), as in the paper."""
-    settings = Settings(round_seconds=seconds, early_rounds=False, sharing=sharing)
-    return simulate_and_measure(workload, nodes, policy, settings, window=window, prices=PRICES)
+    """The outcome and the metrics of a simulation in which jobs arrive until the last measured job has ended.
+
+    Args:
+        arrivals: the jobs. If they end too early, twice as many are simulated, up to ``MOST_JOBS`` windows.
+        nodes: the cluster.
+        policy: the policy that decides each round.
+        window: positions of the measured jobs.
+        settings: how the cluster behaves; None for ``fixed_rounds()``.
+    """
+    workload = arrivals.lasting(window)
+    while True:
+        found = simulate_and_measure(workload, nodes, policy, settings or fixed_rounds(), window=window, prices=PRICES)
+        lasted = found[0].ended <= workload.submissions[-1].job.submitted
+        if lasted or len(workload.submissions) > MOST_JOBS * window.stop:
+            return found
+        say("the arrivals ended before the last measured job; again with twice as many")
+        workload = arrivals.first(2 * len(workload.submissions))
 
 
-def jct_by_job(outcome: Outcome, workload: Workload, window: range) -> Mapping[str, float]:
-    """The JCT in hours of each completed job in the window, by uid."""
-    chosen = {one.job.uid for one in workload.submissions[window.start : window.stop]}
-    return {job.uid: job.jct / HOUR for job in outcome.jobs if job.uid in chosen and job.jct is not None}
+def fixed_rounds(*, seconds: float = 360.0, sharing: bool = False, restart: float = 0.0) -> Settings:
+    """Rounds of fixed length, as in the paper; a restart costs ``restart`` seconds."""
+    return Settings(round_seconds=seconds, early_rounds=False, sharing=sharing, restart_seconds=restart)
+
+
+def jct_by_position(outcome: Outcome, window: range) -> Mapping[int, float]:
+    """The JCT in hours of each completed job in the window, by its position in the order of arrival."""
+    arrived = enumerate(outcome.jobs[: window.stop])
+    return {i: job.jct / HOUR for i, job in arrived if i >= window.start and job.jct is not None}
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, ...]:

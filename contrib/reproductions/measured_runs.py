@@ -28,9 +28,11 @@ def simulate_and_measure(
     begun = time.perf_counter()
     outcome = simulate(workload, nodes, policy, settings, window=window)
     metrics = measure(outcome, workload, window=window, prices=prices)
-    sharing = ", sharing" if settings.sharing else ""
+    circumstances = ", sharing" if settings.sharing else ""
+    if settings.restart_seconds:
+        circumstances += f", restarts of {settings.restart_seconds:g} s"
     common.say(
-        f"{workload.source}: {policy.name} {policy.parameters.model_dump(exclude_defaults=True)}{sharing}: "
+        f"{workload.source}: {policy.name} {policy.parameters.model_dump(exclude_defaults=True)}{circumstances}: "
         f"JCT {jct_hours(metrics):.2f} h, {metrics.unfinished} unfinished, {time.perf_counter() - begun:.0f} s"
     )
     return outcome, metrics
