@@ -81,12 +81,10 @@ def las_multiple(scale: Scale) -> Iterator[Line]:
 
 def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multiple: bool) -> Iterator[Line]:
     """The lines of one workload under max-min fairness."""
-    agnostic = GavelLas(GavelLasParameters(aware=False))
     policies: dict[str, tuple[Policy, Settings]] = {
         "aware": (GavelLas(), fixed_rounds()),
-        "agnostic": (agnostic, fixed_rounds()),
+        "agnostic": (GavelLas(GavelLasParameters(aware=False)), fixed_rounds()),
         "aware, restarts": (GavelLas(), fixed_rounds(restart=RESTART)),
-        "agnostic, restarts": (agnostic, fixed_rounds(restart=RESTART)),
         "shared": (GavelLas(), fixed_rounds(sharing=True)),
         "gandiva": (Gandiva(), fixed_rounds(sharing=True)),
     }
@@ -98,8 +96,6 @@ def _las(scale: Scale, rate: float, paper: str, public: Sequence[str], *, multip
     yield Line(f"{what} average JCT, aware", "", found["aware"], "h", public=public[0])
     yield Line(f"{what} average JCT, aware, {RESTARTS}", "", found["aware, restarts"], "h")
     yield Line(f"{what} agnostic / aware", paper, ratio(found["agnostic"], found["aware"]), public=public[1])
-    restarts = ratio(found["agnostic, restarts"], found["aware, restarts"])
-    yield Line(f"{what} agnostic / aware, {RESTARTS}", paper, restarts)
     yield Line(
         f"{what} Gandiva / aware with sharing", "2.2", ratio(found["gandiva"], found["shared"]), public=public[2]
     )
