@@ -180,6 +180,12 @@ def _names(db: Database) -> None:
     db.execute("CREATE INDEX jobs_slurm_job_id ON jobs (slurm_job_id)")
 
 
+@migrations(name="0008_restarts")
+def _restarts(db: Database) -> None:
+    db.execute("ALTER TABLE runs ADD COLUMN first_step_at REAL")
+    db.execute("CREATE INDEX jobs_preempted ON jobs (user, submitted) WHERE preemptions > 0")
+
+
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 
