@@ -84,7 +84,7 @@ def instance(kind: JobKind, alpha: float, seed: int, found: Delays) -> None:
     work: dict[str, float] = {}  # GPU-seconds
     isolated: dict[str, float] = {}  # completions
     fair: dict[str, float] = {}  # completions
-    reference = ReferenceSystem(GPUS, 0.0)
+    reference = ReferenceSystem({"n0": GPUS}, 0.0)
     for number in range(JOBS):
         at += rng.expovariate(LOAD * GPUS / MEAN_WORK)
         uid, asked = f"{number:02}", rng.choice(SIZES)
@@ -95,7 +95,7 @@ def instance(kind: JobKind, alpha: float, seed: int, found: Delays) -> None:
         curve = Curve(tuple(sorted(speeds.items())))
         submissions.append(Submission(job, ScalingTraining(work[uid] / asked * speeds[asked], {"": curve})))
         fair |= dict(reference.advance(at))
-        reference.arrive(uid, work[uid])
+        reference.clocks[0].arrive(uid, work[uid])
     fair |= dict(reference.advance(float("inf")))
     settings = Settings(min_round_seconds=0.0)
     nodes = (Node("n0", "gpu", GPUS, 0, 0),)
