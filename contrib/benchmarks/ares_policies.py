@@ -120,14 +120,14 @@ def event(active: int) -> tuple[float, float]:
     seconds = []
     for number in (CountedWork, float):
         rng = random.Random(active)  # noqa: S311  no secret
-        reference = ReferenceSystem(64, 0.0)
+        reference = ReferenceSystem({"node": 64}, 0.0)
         works = [number(rng.uniform(1e3, 1e6)) for _ in range(active + EVENTS)]
         for i in range(active):
-            reference.arrive(f"{i}", works[i])
+            reference.clocks[0].arrive(f"{i}", works[i])
         CountedTime.count = 0
         begun = time.process_time()
         for i in range(EVENTS):
-            reference.arrive(f"new {i}", works[active + i])
+            reference.clocks[0].arrive(f"new {i}", works[active + i])
             reference.advance(reference.next_end)
         seconds.append(time.process_time() - begun)
         if number is CountedWork:

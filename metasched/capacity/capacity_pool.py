@@ -76,6 +76,7 @@ class CapacityPool:
     """GPUs and CPUs of the nodes that accept jobs, assigned and unassigned.
 
     Attributes:
+        groups: the nodes that accept jobs, in groups of interchangeable ones; the key is the group's bit.
         assigned: by uid, the amount assigned to a job. Retained jobs have theirs from the beginning.
     """
 
@@ -89,7 +90,7 @@ class CapacityPool:
         self._snapshot = snapshot
         self._is_retained = is_retained
         self._shapes = ClusterShapes(snapshot.nodes, snapshot.jobs, uneven=snapshot.uneven)
-        groups = self._shapes.groups
+        self.groups = groups = self._shapes.groups
         self._bit = {node.name: bit for bit, nodes in groups.items() for node in nodes}
         self._gpus = _ResourceCounter([sum(node.gpus for node in nodes) for nodes in groups.values()])
         self._cpus = _ResourceCounter([sum(node.cpus for node in nodes) for nodes in groups.values()])

@@ -7,7 +7,7 @@ A round, step by step:
 2. Fair-finish queue (``fair_finish_queue``, section 3.2): the reference system (``reference_system``) is advanced to
    now; a job's virtual finish time is fixed when its demand is first known. Earlier finish times preempt later ones.
 3. Unknown-demand pool (section 3.5): jobs of unknown demand have GPUs in proportion to their weights, those with the
-   largest deficit against fair sharing first.
+   largest deficit against fair sharing first. Only GPUs count that jobs can use (``_PoolLimits``).
 4. Queue: each job gets the GPU type and size at which it is fastest, up to the size that scaling control allows
    (``scaling``, section 3.3).
 5. Remaining GPUs go to the pool, then to efficient or faster sizes (``leftovers``), then to sizes without a known speed
@@ -17,7 +17,7 @@ A round, step by step:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import ClassVar, Literal
@@ -25,7 +25,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
-from metasched.capacity.shapes import CPU_ONLY
+from metasched.capacity.max_min import max_min_bottlenecks
+from metasched.capacity.shapes import CPU_ONLY, NodeSet
 from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
@@ -36,6 +37,7 @@ from policies.ares.scaling import CLOSE, ScalingControl, Size
 POOL = Reason(Code.UNKNOWN_DEMAND_POOL)
 EXPLORES = Reason(Code.EXPLORES)
 NO_GPUS = Reason(Code.CPU_ONLY)
+NO_NODE_AGAIN = Reason(Code.NO_NODE_AGAIN)
 
 
 class AresParameters(PolicyParameters):
@@ -65,8 +67,29 @@ class Ares(Policy):
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Advance the reference system to now, then serve the jobs by virtual finish time."""
         capacity_pool = CapacityPool(snapshot)
-        queue = FairFinishQueue.after(state, snapshot, partial(demand, capacity_pool, snapshot))
-        return _Round(self.parameters, snapshot, capacity_pool, queue).decision(), queue.state()
+        node_sets = {job.uid: usable_groups(capacity_pool, job) for job in snapshot.jobs if job.gpus}
+        names = {
+            node_set: frozenset(
+                node.name for group, nodes in capacity_pool.groups.items() if group & node_set for node in nodes
+            )
+            for node_set in set(node_sets.values())
+        }
+        usable = {uid: names[node_set] for uid, node_set in node_sets.items()}
+        queue = FairFinishQueue.after(state, snapshot, partial(demand, capacity_pool, snapshot), usable)
+        return _Round(self.parameters, snapshot, capacity_pool, node_sets, queue).decision(), queue.state()
+
+
+def usable_groups(capacity_pool: CapacityPool, job: Job) -> NodeSet:
+    """The groups of nodes that a job can use: those of the GPU types on which it could run on an empty cluster.
+
+    No groups where no size of the job could run: it waits outside of queue, pool and reference system.
+    """
+    scaling = ScalingControl(job, capacity_pool.shape(job), alpha=1.0)  # alpha does not matter for these sizes
+    groups = 0
+    for gpu_type in scaling.shape.widest:
+        if any(scaling.up_to_requested(gpu_type)):
+            groups |= capacity_pool.node_set(job, gpu_type)
+    return groups
 
 
 def demand(capacity_pool: CapacityPool, snapshot: Snapshot, job: Job) -> float | None:
@@ -100,17 +123,25 @@ class _Round:
     """One round: the capacity, the queue, and the sizes that jobs have been given so far."""
 
     def __init__(
-        self, parameters: AresParameters, snapshot: Snapshot, capacity_pool: CapacityPool, queue: FairFinishQueue
+        self,
+        parameters: AresParameters,
+        snapshot: Snapshot,
+        capacity_pool: CapacityPool,
+        node_sets: Mapping[str, NodeSet],
+        queue: FairFinishQueue,
     ) -> None:
         self.parameters = parameters
         self.nodes = snapshot.node
         self.capacity_pool = capacity_pool
         self.queue = queue
         self.now = snapshot.now
-        self.capacity = sum(snapshot.capacity.values())
-        known = [job for job in snapshot.jobs if job.uid in queue.finish]
-        self.known = sorted(known, key=lambda job: (queue.finish[job.uid], job.submitted, job.uid))
-        unknown = [job for job in snapshot.jobs if job.uid in queue.since]
+        self.node_sets = node_sets
+        self.unplaceable = [job for job in snapshot.jobs if job.gpus and not node_sets[job.uid]]
+        placeable = [job for job in snapshot.jobs if job.gpus and node_sets[job.uid]]
+        known = [job for job in placeable if job.uid in queue.finish]
+        ends, finish = queue.fair_ends(), queue.finish
+        self.known = sorted(known, key=lambda job: (ends[job.uid], finish[job.uid], job.submitted, job.uid))
+        unknown = [job for job in placeable if job.uid in queue.since]
         self.unknown = sorted(unknown, key=lambda job: (-queue.deficit(job) / job.weight, job.submitted, job.uid))
         self.without_gpus = [job for job in snapshot.jobs if not job.gpus]
         self.given: dict[str, Size] = {}  # to jobs of the queue, by uid
@@ -118,11 +149,13 @@ class _Round:
 
     def decision(self) -> Decision:
         """Serve the pool, the queue, and then the jobs that can use remaining GPUs."""
+        for job in self.unplaceable:  # those that run have no other nodes
+            self._serve(job)
         served = self._serve_pool()
         for job in self.known:
             self._serve(job)
         for job in self.unknown:
-            self._serve_up_to_requested(job, job.gpus)
+            self._serve_up_to_requested(job)
         if self.parameters.leftovers != "none":
             self._give_leftovers(ScalingControl.between)
         if self.parameters.leftovers == "faster":
@@ -139,6 +172,7 @@ class _Round:
         for i, job in enumerate(self.known, start=1):
             reasons.append((job, Reason(Code.FAIR_FINISH_POSITION, (("position", i), ("length", length)))))
         reasons += [(job, POOL) for job in self.unknown if job.uid not in served]
+        reasons += [(job, NO_NODE_AGAIN) for job in self.unplaceable]
         reasons += [(job, NO_GPUS) for job in self.without_gpus]
         return self._answer(reasons)
 
@@ -216,33 +250,25 @@ class _Round:
     def _serve_pool(self) -> set[str]:
         """Give jobs of unknown demand their part of the GPUs, in order; return the uids of the jobs that are served.
 
-        The part is in proportion to their weight among all live jobs, or larger where the first preemptible job of them
-        could not run otherwise. Jobs with a deficit against fair sharing are served, and jobs that have run for less
-        than ``turn_seconds``.
+        Jobs with a deficit against fair sharing are served, and jobs that have run for less than ``turn_seconds``.
         """
-        left = math.ceil(self._pool() - CLOSE)
-        retained = {job.uid for job in self.unknown if job.uid in self.capacity_pool.assigned}
-        served = set(retained)
-        left -= sum(self.capacity_pool.assigned[uid].gpus for uid in served)
+        assigned = self.capacity_pool.assigned
+        limits = _PoolLimits(self.capacity_pool, self.node_sets, self.known, self.unknown)
+        served = {job.uid for job in self.unknown if job.uid in assigned}
         for job in sorted(self.unknown, key=lambda job: not self._began_recently(job)):
             due = job.uid not in served and (self._began_recently(job) or self.queue.deficit(job) >= 0)
-            if due and self._serve_up_to_requested(job, max(left, job.min_gpus) if served == retained else left):
+            if due and self._serve_up_to_requested(job, limits):
                 served.add(job.uid)
-                left -= self.capacity_pool.assigned[job.uid].gpus
+                limits.charge(job)
         return served
-
-    def _pool(self) -> float:
-        """GPUs of the unknown-demand pool: in proportion to its weight among all live jobs."""
-        weight = sum(job.weight for job in self.unknown)
-        return self.capacity * weight / (weight + sum(job.weight for job in self.known)) if weight else 0.0
 
     def _began_recently(self, job: Job) -> bool:
         """Whether a job runs, and has for less than ``turn_seconds``."""
         began = job.run_started
         return job.active and (began is None or self.now < began + self.parameters.turn_seconds)
 
-    def _serve_up_to_requested(self, job: Job, most: int) -> bool:
-        """Give a job up to its requested GPUs, at most ``most``, if these are more than it has; return whether so."""
+    def _serve_up_to_requested(self, job: Job, limits: _PoolLimits | None = None) -> bool:
+        """Give a job up to its requested GPUs within the limits, if these are more than it has; return whether so."""
         capacity_pool = self.capacity_pool
         amount = capacity_pool.assigned.get(job.uid)
         gpu_type, gpus = (None, 0) if amount is None else (amount.gpu_type, amount.gpus)
@@ -253,7 +279,10 @@ class _Round:
         options = [one for other in types for one in scaling.up_to_requested(other)]
         if gpu_type is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
-        found = [one for one in options if gpus < one.gpus <= most and capacity_pool.fits(job, one.amount)]
+        most = {one.gpu_type: job.gpus if limits is None else limits.most(job, one.gpu_type) for one in options}
+        found = [
+            one for one in options if gpus < one.gpus <= most[one.gpu_type] and capacity_pool.fits(job, one.amount)
+        ]
         if found:
             best = max(found, key=lambda one: one.gpus)  # the first of them
             capacity_pool.assign(job, best.amount)
@@ -268,6 +297,8 @@ class _Round:
             if amount is not None:
                 told = reason.and_also(EXPLORES) if job.uid in self.exploring else reason
                 grants.append(self._grant(job, amount, told))
+            elif job.gpus and not self.node_sets[job.uid]:
+                waits[job.uid] = _exceeds(job)
             elif (most := self._runs(job)) is not None:
                 fallback.append(Grant(job.uid, most.gpus, reason, min(job.min_gpus, most.gpus), most.gpu_type or None))
             else:
@@ -291,6 +322,74 @@ class _Round:
             return Size(CPU_ONLY, 0, None) if fits else None
         scaling = self._scaling(job)
         return next((size for t in self._preferred_types(job) for size in scaling.up_to_requested(t)), None)
+
+
+class _PoolLimits:
+    """Limits on the GPUs that the jobs of the unknown-demand pool have before jobs of known demand are served.
+
+    Both have the parts of the GPUs that weighted max-min fairness gives them by the nodes that they can use. Within the
+    nodes that some job of known demand can use, the pool leaves the parts of all jobs of known demand that can use no
+    other nodes; so it does within all nodes that jobs can use directly or indirectly instead of each other. What it has
+    is rounded up, and more where no job of the pool could run otherwise. With one set of nodes, the pool has GPUs in
+    proportion to its weight among all live jobs.
+    """
+
+    def __init__(
+        self,
+        capacity_pool: CapacityPool,
+        node_sets: Mapping[str, NodeSet],
+        known: Sequence[Job],
+        unknown: Sequence[Job],
+    ) -> None:
+        self._capacity_pool = capacity_pool
+        weights: dict[NodeSet, float] = {}
+        known_weights: dict[NodeSet, float] = {}
+        for job in unknown:
+            weights[node_sets[job.uid]] = weights.get(node_sets[job.uid], 0) + job.weight
+        for job in known:
+            known_weights[node_sets[job.uid]] = known_weights.get(node_sets[job.uid], 0) + job.weight
+        for node_set, weight in known_weights.items():
+            weights[node_set] = weights.get(node_set, 0) + weight
+        gpus = {group: sum(node.gpus for node in nodes) for group, nodes in capacity_pool.groups.items()}
+        bottlenecks = max_min_bottlenecks(weights, gpus)
+        parts = {node_set: bottlenecks[node_set].part(weight) for node_set, weight in known_weights.items()}
+        self._left: dict[NodeSet, int] = {}
+        for node_set in {*known_weights, *_connected(weights)} if unknown else ():
+            total = sum(amount for group, amount in gpus.items() if group & node_set)
+            known_part = sum(part for subset, part in parts.items() if subset & node_set == subset)
+            self._left[node_set] = math.ceil(total - known_part - CLOSE)
+        self._served: set[NodeSet] = set()  # in which a job of the pool has been served, but for retained ones
+        for job in unknown:
+            self.charge(job)
+        self._served.clear()
+
+    def most(self, job: Job, gpu_type: str) -> int:
+        """GPUs of a type that a job of the pool may have; all, if its nodes accept no other jobs."""
+        node_set = self._capacity_pool.node_set(job, gpu_type)
+        limits = (
+            left if limit in self._served else max(left, job.min_gpus)
+            for limit, left in self._left.items()
+            if node_set and node_set & limit == node_set
+        )
+        return min(limits, default=job.max_gpus)
+
+    def charge(self, job: Job) -> None:
+        """Charge a job of the pool for the GPUs that it has been assigned."""
+        for node_set, gpus, _ in self._capacity_pool.assigned_costs(job):
+            for limit in self._left:
+                if node_set & limit == node_set:
+                    self._left[limit] -= gpus
+                    self._served.add(limit)
+
+
+def _connected(node_sets: Iterable[NodeSet]) -> list[NodeSet]:
+    """The unions of node sets that overlap, directly or through others."""
+    unions: list[NodeSet] = []
+    for node_set in node_sets:
+        overlapping = [union for union in unions if union & node_set]
+        unions = [union for union in unions if not union & node_set]
+        unions.append(node_set | sum(overlapping))
+    return unions
 
 
 def _exceeds(job: Job) -> Reason:

@@ -33,6 +33,17 @@ def amounts(jobs, the_nodes=None, **more):
     return {uid: place.gpus for uid, place in decided(jobs, the_nodes, **more).targets.items()}
 
 
+def only_clock(data):
+    """The only virtual clock of a state."""
+    (clock,) = data["gps"]["clocks"]
+    return clock
+
+
+def active_in(data):
+    """Uids of the jobs that are active in a state's reference system."""
+    return [uid for clock in data["gps"]["clocks"] for _, uid, _ in clock["active"]]
+
+
 def curved(uid, curve, gpus, service, *, at=0.0, high=64):
     """A submission of that many GPU-seconds on ``gpus`` GPUs, with known speeds {GPUs: steps/s}."""
     points = tuple(sorted(curve.items()))
@@ -456,8 +467,8 @@ def test_a_job_whose_speed_becomes_known_enters_the_queue_as_if_known_from_the_s
         data = decided([measured, other], now=now, state=first.state).state.data
         assert data["finish"]["a"] == pytest.approx(40 + 60)
         assert not data["since"]
-        assert {uid for _, uid, _ in data["gps"]["active"]} == takes_part
-        assert data["gps"]["virtual"] == now * 4 / 2
+        assert set(active_in(data)) == takes_part
+        assert only_clock(data)["virtual"] == now * 4 / 2
 
 
 def test_demand_may_be_predicted_from_the_history_of_others():
@@ -470,7 +481,8 @@ def test_demand_may_be_predicted_from_the_history_of_others():
     over = running(replace(one, attained={"v100": 200.0}), "v100-0")
     data = decided([over], now=20.0, state=first.state).state.data
     assert data["since"].keys() == {"a"}
-    assert (data["gps"]["weight"], data["gps"]["others"], data["gps"]["active"]) == (0.0, 1.0, [])
+    clock = only_clock(data)
+    assert (clock["weight"], clock["others"], clock["active"]) == (0.0, 1.0, [])
 
 
 # -- state, and any snapshot -------------------------------------------------------------------------------------------
@@ -481,7 +493,7 @@ def test_an_ended_job_remains_in_the_reference_system():
     jobs = [job("a", 4, left=10, speed=linear(1.0)), job("b", 4, left=1000, speed=linear(1.0))]
     first = decided(jobs)
     second = decided([jobs[1]], now=10.0, state=first.state)
-    assert second.state.data["gps"]["virtual"] == pytest.approx(10 + (10.0 - 5.0) * 4 - 0.0)
+    assert only_clock(second.state.data)["virtual"] == pytest.approx(10 + (10.0 - 5.0) * 4 - 0.0)
     assert second.state.data["finish"].keys() == {"b"}
 
 
@@ -492,12 +504,12 @@ def test_a_job_that_is_gone_with_much_remaining_demand_leaves_the_reference_syst
     state = decided([long, other]).state
     for now in (10.0, 20.0, 30.0):
         state = decided([other], now=now, state=state).state
-        before = state.data["gps"]
-        assert [uid for _, uid, _ in before["active"]] == ["b"]
+        before = only_clock(state.data)
+        assert active_in(state.data) == ["b"]
         if not left:
             state = decided([long, other], now=now, state=state).state
-            assert sorted(uid for _, uid, _ in state.data["gps"]["active"]) == ["a", "b"]
-            assert state.data["gps"]["weight"] == 2.0
+            assert sorted(active_in(state.data)) == ["a", "b"]
+            assert only_clock(state.data)["weight"] == 2.0
     assert before["virtual"] == pytest.approx(30 * 4)
 
 
@@ -508,7 +520,7 @@ def test_a_job_of_an_earlier_versions_state_leaves_the_reference_system():
     old = PolicyState(state.version, {name: data for name, data in state.data.items() if name != "rest"})
     state = decided([long, other], now=10.0, state=old).state
     state = decided([other], now=20.0, state=state).state
-    assert [uid for _, uid, _ in state.data["gps"]["active"]] == ["b"]
+    assert active_in(state.data) == ["b"]
 
 
 @pytest.mark.parametrize(("attained", "remaining"), [(0.0, []), (99_000.0, ["a"])], ids=["cancelled", "ended"])
@@ -518,17 +530,17 @@ def test_remaining_demand_without_reported_progress_falls_by_service(attained, r
     state = decided([silent]).state
     state = decided([silent.evolve(attained={"v100": attained})], now=10.0, state=state).state
     state = decided([], now=20.0, state=state).state
-    assert [uid for _, uid, _ in state.data["gps"]["active"]] == remaining
+    assert active_in(state.data) == remaining
 
 
 def test_a_job_that_returns_with_little_remaining_demand_is_there_once():
     """It was assumed to have ended, and enters anew."""
     jobs = [job("a", 1, left=100, speed=linear(1.0)), job("b", 1, left=1e6, speed=linear(1.0))]
     away = decided(jobs[1:], now=10.0, state=decided(jobs).state).state
-    assert away.data["gps"]["weight"] == 2.0
+    assert only_clock(away.data)["weight"] == 2.0
     back = decided(jobs, now=20.0, state=away).state.data
-    assert back["gps"]["weight"] == 2.0
-    assert back["finish"]["a"] == away.data["gps"]["virtual"] + 100
+    assert only_clock(back)["weight"] == 2.0
+    assert back["finish"]["a"] == only_clock(away.data)["virtual"] + 100
 
 
 @pytest.mark.parametrize("data", [{"gps": 3}, {"gps": {}, "finish": {}, "since": {}}, {"finish": {}}])
