@@ -459,11 +459,14 @@ class Decision:
         grants: the jobs that should run, most important first.
         fallback: the jobs that may run where grants leave nodes free, most important first.
         waits: why each other job waits, by uid.
+        degraded: why the decision is not that of the policy's own method, but of a simpler one that always has an
+            answer; None where it is. The engine adds it to the reason of every job.
     """
 
     grants: tuple[Grant, ...] = ()
     fallback: tuple[Grant, ...] = ()
     waits: Mapping[str, Reason] = field(default_factory=dict)
+    degraded: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
