@@ -169,7 +169,7 @@ class JobRequest:
         reservation: the reservation that the job asks for, or several, ``a,b``; "" for none. An empty name among
             several stands for nodes that are not reserved.
         open_seconds: how long a node must stay open to the job, by its time limit; 0 where all nodes are.
-        weight: the job's weight relative to other jobs, in (0, 1].
+        weight: the job's weight relative to other jobs, in (0, 1]; a tag's is at least ``tags.LEAST_WEIGHT``.
         preempt: how a run may be stopped.
         profiled: whether smaller world sizes are profiled before each run.
         total_steps: optimizer steps that the job needs, if declared.

@@ -15,7 +15,7 @@ Weights = Callable[[Floats], Floats]
 CLOSE = 1e-6
 """Relative precision of the throughputs that a rho requires."""
 LEAST_WEIGHT = 1e-6
-"""Least weight in a max-min program, relative to the largest: time shares up to this are a solver's rounding."""
+"""Least weight or duration in a max-min program, relative to the largest: less is a solver's rounding."""
 NEWTON_STEPS = 100
 """Steps of Newton's method at most; it takes about five."""
 
@@ -52,7 +52,8 @@ def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
 
     Args:
         problem: the jobs and GPUs.
-        steps: remaining steps of one job of each class, shape (M,).
+        steps: remaining steps of one job of each class, shape (M,). A job counts as having at least ``LEAST_WEIGHT`` of
+            the longest duration.
         tolerance: relative excess over the shortest makespan that is accepted, to leave more to the second stage.
 
     Returns:
@@ -61,7 +62,13 @@ def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return second_stage(problem, throughput_level(problem, inverse(steps), tolerance))
+    return second_stage(problem, throughput_level(problem, makespan_factor(problem, steps), tolerance))
+
+
+def makespan_factor(problem: Problem, steps: Floats) -> Floats:
+    """Factor on throughput in the makespan: 1 / steps, or the longest duration's least fraction; shape (M,)."""
+    durations = with_least_weights(steps * inverse(problem.fastest))
+    return inverse(durations * problem.fastest)
 
 
 def throughput_level(problem: Problem, factor: Floats, tolerance: float = 0.0) -> Floats:

@@ -21,6 +21,7 @@ from policies.gavel.fairness_objectives import (
     finish_time_fairness,
     least_throughput,
     makespan,
+    makespan_factor,
     max_min_fairness,
     water_filling,
     with_least_weights,
@@ -200,7 +201,7 @@ class GavelMakespan(GavelPolicy):
     def solve_simply(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
         """The first stage alone."""
         del memory
-        return least_throughput(classes.problem, inverse(self.steps(classes)))
+        return least_throughput(classes.problem, makespan_factor(classes.problem, self.steps(classes)))
 
 
 class GavelFinishTimeFairness(GavelPolicy):

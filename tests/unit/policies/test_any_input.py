@@ -2,7 +2,9 @@
 
 An example is a cluster with its jobs in all states, and what happens to them in the rounds after the first one. Every
 installed policy decides all of these rounds, each with its defaults or with other parameters, its state carried over as
-the daemon does. Test by name with ``METASCHED_EXAMPLES=10000 pytest tests/unit/policies/test_any_input.py``.
+the daemon does. A long campaign, of other examples each time:
+
+    HYPOTHESIS_PROFILE=thorough METASCHED_EXAMPLES=10000 pytest tests/unit/policies/test_any_input.py
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from metasched.core.model import Hold, Job, Node, Preempt, Quota, Status
@@ -335,6 +338,8 @@ def decide_rounds(name, parameters, first, later):
     for number in range(ROUNDS):
         result = run_round(view, policy, state)
         state = PolicyState(result.state.version, stored(dict(result.state.data)))
+        if result.decision.degraded is not None:
+            event(f"{name}: {result.decision.degraded.facts}")  # pytest --hypothesis-show-statistics counts these
         live = {job.uid for job in view.jobs if job.status is not Status.FINISHED}
         assert result.reasons.keys() == live
         assert all(words(reason) for reason in result.reasons.values())
@@ -359,6 +364,7 @@ def holdings(view, result):
             yield load(job, place, (not once, not suspended, 1))
 
 
+@pytest.mark.timeout(max(600, 3 * EXAMPLES))
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_no_legal_input_makes_a_policy_raise(data):
