@@ -28,6 +28,7 @@ from tests.unit.strategies import jobs as held_jobs
 
 EXAMPLES = int(os.environ.get("METASCHED_EXAMPLES", "200"))
 ROUNDS = 3
+TODAY = 1.8e9
 SOME_SPEEDS = (None, 0.0, 1e-8, 0.3, 1.0, 1.0, 7.5, 1e6)
 """Steps per second: not known, known not to run, and from the least to the most that a report may say."""
 
@@ -133,6 +134,8 @@ REQUEST = {
     "time_limit_seconds": st.sampled_from((None, 60.0, 3600.0, float("inf"))),
     "reservation": st.sampled_from(("", "", "", "r", ",r")),
     "open_seconds": st.sampled_from((0.0, 0.0, 3600.0, float("inf"))),
+    "only_nodes": st.sampled_from((frozenset(), frozenset({"n0"}), frozenset({"n1", "n2"}), frozenset({"gone"}))),
+    "excluded_nodes": st.sampled_from((frozenset(), frozenset({"n0"}), frozenset({"n0", "n1", "n2", "n3", "n4"}))),
 }
 HISTORY = {
     "run": st.sampled_from((0, 1, 1000)),
@@ -151,7 +154,15 @@ def cases(draw):
     jobs = [draw(any_job(job)) for job in first.jobs]
     nodes = tuple(draw(any_node(node)) for node in first.nodes)
     first = replace(first, nodes=nodes, jobs=ordered(jobs), quotas=draw(quotas(jobs)))
+    if draw(st.booleans()):
+        first = replace(first, now=NOW + TODAY, jobs=tuple(job.evolve(**later_instants(job)) for job in first.jobs))
     return first, [draw(events(first, number)) for number in range(1, ROUNDS)]
+
+
+def later_instants(job):
+    """The job's instants, later by ``TODAY``."""
+    names = ("submitted", "released_at", "run_started", "stop_requested", "suspended_at", "last_ended")
+    return {name: at + TODAY for name in names if (at := getattr(job, name)) is not None}
 
 
 @st.composite
@@ -189,7 +200,8 @@ def quotas(draw, jobs):
 class Events:
     """What happens before a round.
 
-    ``slow``: preempted jobs have not ended yet. ``fields``: new values of fields, by uid.
+    ``slow``: preempted jobs have not ended yet. ``fields``: new values of fields, by uid. ``solved``: a computation in
+    the background has ended. ``reloaded``: the policy has other parameters from now on.
     """
 
     passed: float
@@ -202,6 +214,7 @@ class Events:
     uneven: bool
     sharing: bool
     solved: bool
+    reloaded: bool
 
 
 @st.composite
@@ -235,6 +248,7 @@ def events(draw, first, number):
         uneven=draw(st.sampled_from((first.uneven, first.uneven, not first.uneven))),
         sharing=draw(st.sampled_from((first.sharing, first.sharing, not first.sharing))),
         solved=draw(st.booleans()),
+        reloaded=draw(st.booleans()),
     )
 
 
@@ -327,11 +341,15 @@ def stored(data):
     return json.loads(json.dumps(data, allow_nan=False))
 
 
-def decide_rounds(name, parameters, first, later):
+def configured(name, number):
+    """A policy with the parameters of this number: its defaults, then those of ``PARAMETERS``, in turn."""
+    policy, choices = POLICIES.get(name), ({}, *PARAMETERS[name])
+    return policy(policy.Parameters.model_validate(choices[number % len(choices)]))
+
+
+def decide_rounds(name, variant, first, later):
     """Decide all rounds under one policy, and check each result."""
-    policy = POLICIES.get(name)
-    policy = policy(policy.Parameters.model_validate(parameters))
-    stored(policy.parameters.model_dump(mode="json"))
+    policy = configured(name, variant)
     view, state = first, None
     if policy.solves_in_background:
         view = replace(view, precomputed={})
@@ -349,6 +367,10 @@ def decide_rounds(name, parameters, first, later):
             if policy.solves_in_background:
                 solved = stored(precompute(view, policy, state) or {}) if happened.solved else {}
             view = after(view, result, happened, solved)
+            if happened.reloaded:
+                variant += 1
+                policy = configured(name, variant)
+                view = replace(view, precomputed={} if policy.solves_in_background else None)
 
 
 def holdings(view, result):
@@ -370,12 +392,10 @@ def holdings(view, result):
 def test_no_legal_input_makes_a_policy_raise(data):
     """Whatever tags, reports, limits and nodes say, every policy has a decision that the contract accepts."""
     first, later = data.draw(cases())
-    number = data.draw(st.integers(0, 11))
+    variant = data.draw(st.integers(0, 11))
     for name in POLICIES.names():
-        choices = ({}, *PARAMETERS[name])
-        parameters = choices[number % len(choices)]
         try:
-            decide_rounds(name, parameters, first, later)
+            decide_rounds(name, variant, first, later)
         except Exception as error:
-            error.add_note(f"policy {name}, parameters {parameters}")
+            error.add_note(f"policy {name}, first with {configured(name, variant).parameters}")
             raise
