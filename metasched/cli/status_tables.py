@@ -23,6 +23,7 @@ from metasched.cli.formatting import (
 )
 from metasched.cli.job_explanation import is_stale
 from metasched.cli.tables import row, table
+from metasched.core.reason_words import counted
 from metasched.shared_dir.published_status import JobStatus, NodeStatus, Status
 
 _NAME_WIDTH = 32
@@ -59,6 +60,9 @@ def headline(status: Status, now: float) -> Text:
     line.append(f"; daemon on {clean(status.host)} (pid {status.pid}), {duration(age)} ago")
     if status.slurm != "ok":
         line.append(f"\nSlurm: {clean(status.slurm)}", style="bold red")
+    if status.degraded:
+        count = counted(status.degraded_rounds, "such round")
+        line.append(f"\nDEGRADED: {clean(status.degraded)}; {count} since the daemon's start", style="bold yellow")
     if status.sharing:
         line.append("\nTwo jobs can share a GPU")
     elif status.sharing_note:

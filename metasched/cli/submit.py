@@ -18,7 +18,7 @@ HELP = {
     "max_nodes": "Most nodes of the job.",
     "gpu_types": "GPU types that the job accepts, with commas, such as v100,a100 [default: any].",
     "preempt": "How the job may be stopped: checkpoint, suspend or no [default: checkpoint].",
-    "weight": "The job's weight relative to other jobs, above 0 and at most 1 [default: 1].",
+    "weight": "The job's weight relative to other jobs, from 0.001 to 1 [default: 1].",
     "total_steps": "Optimizer steps of the whole training, if known.",
     "slo": "Time from submission to the latest acceptable end, such as 90m, 2h or 1.5d.",
     "model": "Name of the trained model: your jobs of the same model are assumed to be equally fast.",

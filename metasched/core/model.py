@@ -169,7 +169,7 @@ class JobRequest:
         reservation: the reservation that the job asks for, or several, ``a,b``; "" for none. An empty name among
             several stands for nodes that are not reserved.
         open_seconds: how long a node must stay open to the job, by its time limit; 0 where all nodes are.
-        weight: the job's weight relative to other jobs, in (0, 1].
+        weight: the job's weight relative to other jobs, in (0, 1]; a tag's is at least ``tags.LEAST_WEIGHT``.
         preempt: how a run may be stopped.
         profiled: whether smaller world sizes are profiled before each run.
         total_steps: optimizer steps that the job needs, if declared.
@@ -463,11 +463,14 @@ class Decision:
         grants: the jobs that should run, most important first.
         fallback: the jobs that may run where grants leave nodes free, most important first.
         waits: why each other job waits, by uid.
+        degraded: why the decision is not that of the policy's own method, but of a simpler one that always has an
+            answer; None where it is. The engine adds it to the reason of every job.
     """
 
     grants: tuple[Grant, ...] = ()
     fallback: tuple[Grant, ...] = ()
     waits: Mapping[str, Reason] = field(default_factory=dict)
+    degraded: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)

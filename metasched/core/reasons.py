@@ -105,6 +105,10 @@ class Code(enum.StrEnum):
     # Shares of time.
     TIME_SHARE_TURN = "time_share_turn", "The job has received less than its share of time, so it runs this round."
     TIME_SHARE_WAIT = "time_share_wait", "Others lag further behind their shares of time."
+    TIME_SHARES_DEGRADED = (
+        "time_shares_degraded",
+        "The policy's program could not be solved, so time shares come from a fallback.",
+    )
     TYPES_IN_TURN_EXCLUDE = "types_in_turn_exclude", "The parameter types_in_turn names no GPU type of the job."
 
     # The job keeps its allocation.

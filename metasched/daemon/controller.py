@@ -18,6 +18,7 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.model import Action, Placement, Snapshot, Status
 from metasched.core.policy import Policy
+from metasched.core.reason_words import words
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
@@ -101,6 +102,8 @@ class Controller:
         self._targets: Mapping[str, Placement] = store.targets()
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
+        self._degraded: Reason | None = None
+        self._degraded_rounds = 0
         self._round_wanted = True  # much may have changed while no daemon ran
         self._accepting: frozenset[tuple[str, str]] | None = None  # nodes and reservations, in the last poll
         self._blocked_targets: frozenset[str] = frozenset()  # uids of blocked jobs with a target, in the last poll
@@ -197,6 +200,16 @@ class Controller:
     def slurm_error(self) -> str | None:
         """Why Slurm could not be read or written in the last poll, in words; None if it could."""
         return self._slurm_error
+
+    @property
+    def degraded(self) -> Reason | None:
+        """Why the present round is decided by a fallback of the policy, by the policy's own word; None if it is not."""
+        return self._degraded
+
+    @property
+    def degraded_rounds(self) -> int:
+        """The number of rounds since the start of the daemon that a fallback of the policy decided."""
+        return self._degraded_rounds
 
     def reason(self, uid: str) -> Reason:
         """Why a job runs or waits, by the present round."""
@@ -331,8 +344,20 @@ class Controller:
         self._targets = result.targets
         self._gpu_sharing = sharing
         self._reasons = result.reasons
+        self._note_degraded(result.decision.degraded, snapshot.now)
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
+
+    def _note_degraded(self, degraded: Reason | None, now: float) -> None:
+        """Count a round that a fallback of the policy decided; the first of several is logged and recorded."""
+        if degraded is not None:
+            self._degraded_rounds += 1
+            if degraded != self._degraded:
+                log.warning("policy_degraded", policy=self.policy.name, round=self._round, why=words(degraded))
+                self._store.event("policy_degraded", f"{self.policy.name}: {words(degraded)}", at=now)
+        elif self._degraded is not None:
+            log.info("policy_recovered", policy=self.policy.name, round=self._round)
+        self._degraded = degraded
 
     def _plan(self, state: ClusterState) -> Sequence[Action]:
         schedule = self.config.schedule

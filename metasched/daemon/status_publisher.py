@@ -67,6 +67,8 @@ class StatusPublisher:
             sharing=snapshot.sharing,
             sharing_note=why_no_sharing(controller.config, state),
             finished=tuple(self._ended(record) for record in ended),
+            degraded="" if controller.degraded is None else words(controller.degraded),
+            degraded_rounds=controller.degraded_rounds,
         )
         self._write(status)
 

@@ -76,6 +76,9 @@ def run_round(snapshot: Snapshot, policy: Policy, state: PolicyState | None) -> 
         decision, _, placements, limited = _decide(snapshot, schedulable, policy, before)
     reasons |= decision.waits
     reasons |= {grant.uid: grant.reason for grant in (*decision.grants, *decision.fallback)}
+    if decision.degraded is not None:
+        told = [job.uid for job in schedulable.jobs if job.uid in reasons]
+        reasons |= {uid: reasons[uid].and_also(decision.degraded) for uid in told}
     unplaced = (job for job in schedulable.jobs if job.uid not in placements.placed)
     for more in (limited, placements.unplaced, closing(unplaced, schedulable.nodes)):
         reasons |= {uid: reasons[uid].and_also(reason) for uid, reason in more.items()}

@@ -90,7 +90,8 @@ class Status:
 
     A new status is published every ``poll_seconds``. ``slurm`` is "ok", or Slurm's present error. ``jobs`` are the live
     jobs, ``finished`` the latest that ended. ``sharing`` says whether two jobs can share a GPU, and ``sharing_note``
-    why they cannot.
+    why they cannot. ``degraded`` says why a fallback of the policy decided the present round, "" if none did, and
+    ``degraded_rounds`` is the number of such rounds since the daemon's start.
     """
 
     published: float
@@ -109,6 +110,8 @@ class Status:
     format: int = FORMAT
     sharing: bool = False
     sharing_note: str = ""
+    degraded: str = ""
+    degraded_rounds: int = 0
 
 
 _DECODER = msgspec.json.Decoder(Status)  # ignores unknown keys: a newer daemon may publish more

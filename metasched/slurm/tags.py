@@ -24,6 +24,8 @@ _MAX_STEPS = 10**15
 _SHOWN = 60
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _MAX_SLO = 10**9
+LEAST_WEIGHT = 0.001
+"""A job of less weight than this would hardly ever run among others; so small a number is taken for a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Tag:
         min_gpus: fewest GPUs.
         max_gpus: most GPUs.
         preempt: how the job may be preempted.
-        weight: the job's weight relative to other jobs, in (0, 1].
+        weight: the job's weight relative to other jobs, from ``LEAST_WEIGHT`` to 1.
         max_nodes: most nodes of an allocation.
         gpu_types: acceptable types of GPUs.
         total_steps: optimizer steps of the whole training.
@@ -111,9 +113,9 @@ def _integer(most: int) -> Callable[[str, str], int]:
 
 
 def _weight(word: str, text: str) -> float:
-    if not re.fullmatch(r"[0-9]{0,3}\.?[0-9]{1,9}", text, re.ASCII) or not 0 < float(text) <= 1:
+    if not re.fullmatch(r"[0-9]{0,3}\.?[0-9]{1,9}", text, re.ASCII) or not LEAST_WEIGHT <= float(text) <= 1:
         raise TagError(
-            f"{quote(word)}: write a number above 0 and at most 1, such as 0.5 "
+            f"{quote(word)}: write a number from {LEAST_WEIGHT:g} to 1, such as 0.5 "
             "(a tag can lower a job's weight, not raise it)"
         )
     return float(text)

@@ -13,8 +13,8 @@ What ``TimeSharePolicy.decide`` does in a round:
 6. Decision: grants for the round grants and the retained jobs; the other jobs are fallback or wait.
 
 Keys of the state's data (version 1): ``ledger``, the time accounts; ``made_for``, the inputs for which the time shares
-in force were computed; ``memory``, the memory of ``time_shares``; ``types_used``, how many random words were drawn for
-``shuffle_types``; ``coming``, pending time shares.
+in force were computed; ``memory``, the memory of ``time_shares``, with ``DEGRADED`` where these come from a fallback;
+``types_used``, how many random words were drawn for ``shuffle_types``; ``coming``, pending time shares.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ NODES_CLOSED = Reason(Code.NODES_CLOSED)
 RUNS_TO_END = Reason(Code.RUNS_TO_END)
 CPU_ONLY = Reason(Code.CPU_ONLY)
 PENDING = "coming"  # key of a state's data: time shares that are computed, and not in force yet
+DEGRADED = "degraded"  # key of a policy's memory: the fallback that the time shares come from, if they do
 NO_SHARE = "without"  # key of ``COMPUTED_FOR``: uids of the jobs to which the computed time shares give nothing
 TYPES_SEED = 5  # added to the seed, so that the order of the GPU types has a sequence of random numbers of its own
 
@@ -134,7 +135,8 @@ class TimeSharePolicy(Policy):
             memory: JSON-compatible data that the last call returned; empty at the first.
 
         Returns:
-            The time shares, pairs named by the job that was submitted first; and the memory for the next call.
+            The time shares, pairs named by the job that was submitted first; and the memory for the next call. With
+            the key ``DEGRADED``, the memory says which fallback the time shares come from.
         """
 
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
@@ -185,6 +187,8 @@ class TimeSharePolicy(Policy):
             fill=self.fills,
             time_slicing=self.time_slicing,
         )
+        if DEGRADED in memory:
+            decision = replace(decision, degraded=Reason.of(Code.TIME_SHARES_DEGRADED, fallback=memory[DEGRADED]))
         written = {ACCOUNTS: accounts.to_json(), COMPUTED_FOR: computed_for, "memory": memory, "types_used": used}
         return decision, PolicyState(STATE_VERSION, {**written, PENDING: pending} if pending else written)
 

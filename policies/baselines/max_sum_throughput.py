@@ -11,7 +11,8 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from metasched.time_shares.allocation_inputs import AllocationInputs
-from metasched.time_shares.policy_base import TimeSharePolicy
+from metasched.time_shares.equal_shares import equal_shares
+from metasched.time_shares.policy_base import DEGRADED, TimeSharePolicy
 from metasched.time_shares.round_mechanism import TimeShares, as_single_combinations
 
 
@@ -24,7 +25,11 @@ class MaxSumThroughput(TimeSharePolicy):
     name: ClassVar[str] = "max_sum_throughput"
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """The solution of the linear program over groups of jobs with equal GPUs and speeds; no memory."""
+        """The solution of the linear program over groups of jobs with equal GPUs and speeds.
+
+        Where HiGHS gives up, time shares are equal, and the memory says so; else there is no memory.
+        """
+        del memory
         speeds = _speeds(inputs)
         groups: dict[tuple[int, tuple[tuple[str, float], ...]], list[str]] = {}
         for job in inputs.jobs:
@@ -34,7 +39,7 @@ class MaxSumThroughput(TimeSharePolicy):
         row_of = {gpu_type: len(groups) + i for i, gpu_type in enumerate(types)}
         variables = [(i, gpus, gpu_type, speed) for i, (gpus, pairs) in enumerate(groups) for gpu_type, speed in pairs]
         if not variables:
-            return {}, memory
+            return {}, {}
         count = len(variables)
         entries = np.concatenate([np.ones(count), [float(gpus) for _, gpus, _, _ in variables]])
         rows = [i for i, *_ in variables] + [row_of[gpu_type] for _, _, gpu_type, _ in variables]
@@ -42,11 +47,13 @@ class MaxSumThroughput(TimeSharePolicy):
         members = list(groups.values())
         limits = [*(float(len(uids)) for uids in members), *(float(inputs.capacity[gpu_type]) for gpu_type in types)]
         found = linprog([-speed for *_, speed in variables], A_ub=at_most.tocsr(), b_ub=limits, method="highs-ds")
+        if found.status != 0:
+            return equal_shares(inputs), {DEGRADED: "equal_shares"}
         shares: dict[str, dict[str, float]] = {}
         for (i, _, gpu_type, _), time in zip(variables, found.x, strict=True):
             for uid in members[i]:
                 shares.setdefault(uid, {})[gpu_type] = min(max(float(time) / len(members[i]), 0.0), 1.0)
-        return as_single_combinations(shares), memory
+        return as_single_combinations(shares), {}
 
 
 def _speeds(inputs: AllocationInputs) -> Mapping[str, Mapping[str, float]]:

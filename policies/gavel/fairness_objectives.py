@@ -14,6 +14,8 @@ Weights = Callable[[Floats], Floats]
 
 CLOSE = 1e-6
 """Relative precision of the throughputs that a rho requires."""
+LEAST_WEIGHT = 1e-6
+"""Least weight or duration in a max-min program, relative to the largest: less is a solver's rounding."""
 NEWTON_STEPS = 100
 """Steps of Newton's method at most; it takes about five."""
 
@@ -23,12 +25,17 @@ def equal_share_factor(problem: Problem, weights: Floats) -> Floats:
     return problem.scale * inverse(weights * problem.equal)
 
 
+def with_least_weights(weights: Floats) -> Floats:
+    """Weights of which none above 0 is less than ``LEAST_WEIGHT`` times the largest; shape (M,)."""
+    return np.where(weights > 0, np.maximum(weights, LEAST_WEIGHT * weights.max(initial=0.0)), weights)
+
+
 def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
     """Maximise the minimum weighted throughput over X^equal (LAS with weights, section 4.1), then the weighted sum.
 
     Args:
         problem: the jobs and GPUs.
-        weights: weight of one job of each class, shape (M,), above 0.
+        weights: weight of one job of each class, shape (M,), above 0; as ``with_least_weights`` raises it.
 
     Returns:
         The variables.
@@ -36,6 +43,7 @@ def max_min_fairness(problem: Problem, weights: Floats) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
+    weights = with_least_weights(weights)
     return second_stage(problem, throughput_level(problem, equal_share_factor(problem, weights)), weights)
 
 
@@ -44,7 +52,8 @@ def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
 
     Args:
         problem: the jobs and GPUs.
-        steps: remaining steps of one job of each class, shape (M,).
+        steps: remaining steps of one job of each class, shape (M,). A job counts as having at least ``LEAST_WEIGHT`` of
+            the longest duration.
         tolerance: relative excess over the shortest makespan that is accepted, to leave more to the second stage.
 
     Returns:
@@ -53,7 +62,13 @@ def makespan(problem: Problem, steps: Floats, tolerance: float = 0.0) -> Floats:
     Raises:
         UnsolvedError: HiGHS gave up.
     """
-    return second_stage(problem, throughput_level(problem, inverse(steps), tolerance))
+    return second_stage(problem, throughput_level(problem, makespan_factor(problem, steps), tolerance))
+
+
+def makespan_factor(problem: Problem, steps: Floats) -> Floats:
+    """Factor on throughput in the makespan: 1 / steps, or the longest duration's least fraction; shape (M,)."""
+    durations = with_least_weights(steps * inverse(problem.fastest))
+    return inverse(durations * problem.fastest)
 
 
 def throughput_level(problem: Problem, factor: Floats, tolerance: float = 0.0) -> Floats:
@@ -72,6 +87,22 @@ def throughput_level(problem: Problem, factor: Floats, tolerance: float = 0.0) -
     """
     found = max_min(problem, factor, among=problem.fastest * factor > 0)
     return np.asarray(np.minimum(found.value * inverse(factor) / (1.0 + tolerance), problem.throughput @ found.x))
+
+
+def least_throughput(problem: Problem, factor: Floats) -> Floats:
+    """Maximise the minimum of ``factor * throughput`` over the classes, and nothing more.
+
+    Args:
+        problem: the jobs and GPUs.
+        factor: as for ``throughput_level``.
+
+    Returns:
+        The variables.
+
+    Raises:
+        UnsolvedError: HiGHS gave up.
+    """
+    return max_min(problem, factor, among=problem.fastest * factor > 0).x
 
 
 def finish_time_fairness(problem: Problem, steps: Floats, elapsed: Floats, isolated_elapsed: Floats) -> Floats:
@@ -124,7 +155,7 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
         slope = -needed * ideal / (rho * ideal - gone)
         unit = 1.0 / needed
         rows = sp.csr_array(sp.hstack([throughput.multiply(unit[:, None]), sp.csr_array((-slope * unit)[:, None])]))
-        found = maximise(gain, wider, (rows, (needed - slope * rho) * unit))
+        found = maximise(gain, wider, (rows, (needed - slope * rho) * unit), robust=problem.robust)
         if found is None:
             raise UnsolvedError("no finish-time fairness is possible at all")
         rho = max(rho, -found.value)
@@ -135,7 +166,7 @@ def finish_time_level(problem: Problem, steps: Floats, elapsed: Floats, isolated
     return floors
 
 
-def water_filling(problem: Problem, weights: Weights) -> Floats:
+def water_filling(problem: Problem, weights: Weights, *, may_stop: bool = False) -> Floats:
     """Max-min fairness repeated among the classes that can still grow, until none can (section 4.3).
 
     A class whose price is above 0 in a max-min program has the same throughput in all of its optima, so it is a
@@ -146,9 +177,10 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
         problem: the jobs and GPUs.
         weights: from which classes still grow (shape (M,), 1.0 or 0.0), the weight of one job of each class, shape
             (M,). A class of weight 0 keeps its throughput until it has a weight.
+        may_stop: whether the level that has been reached is the answer where HiGHS gives up after the first iteration.
 
     Returns:
-        The variables. The allocation is Pareto efficient.
+        The variables. The allocation is Pareto efficient, if water filling has not stopped early.
 
     Raises:
         UnsolvedError: HiGHS gave up.
@@ -157,11 +189,16 @@ def water_filling(problem: Problem, weights: Weights) -> Floats:
     reached = np.zeros(len(growing))  # throughput of one job, steps/s
     x = np.zeros(len(problem.columns[0]))
     while growing.any():
-        weight = weights(growing)
+        weight = with_least_weights(weights(growing))
         now = (growing > 0) & (weight > 0)
         if not now.any():
             break
-        found = _raise(problem, reached, weight, now)
+        try:
+            found = _raise(problem, reached, weight, now)
+        except UnsolvedError:
+            if may_stop and x.any():
+                return x
+            raise
         x = found.x
         gained = found.value * inverse(equal_share_factor(problem, weight))
         raised = np.minimum(reached + np.maximum(gained, 0.0), problem.throughput @ x)

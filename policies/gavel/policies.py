@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -11,12 +13,22 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from metasched.core.model import Job
 from metasched.time_shares.allocation_inputs import AllocationInputs
-from metasched.time_shares.policy_base import TimeShareParameters, TimeSharePolicy
+from metasched.time_shares.policy_base import DEGRADED, TimeShareParameters, TimeSharePolicy
 from metasched.time_shares.round_mechanism import TimeShares
-from policies.gavel.fairness_objectives import finish_time_fairness, makespan, max_min_fairness, water_filling
+from policies.gavel.fairness_objectives import (
+    Weights,
+    equal_share_factor,
+    finish_time_fairness,
+    least_throughput,
+    makespan,
+    makespan_factor,
+    max_min_fairness,
+    water_filling,
+    with_least_weights,
+)
 from policies.gavel.job_classes import ClassKey, JobClasses
 from policies.gavel.problem import Floats
-from policies.gavel.solve import inverse
+from policies.gavel.solve import UnsolvedError, inverse
 from policies.gavel.sum_objectives import in_order, least_cost, total_throughput
 
 LEAST_SECONDS = 0.01
@@ -58,15 +70,37 @@ class GavelPolicy(TimeSharePolicy):
         return self.parameters.placement
 
     def time_shares(self, inputs: AllocationInputs, memory: Mapping[str, Any]) -> tuple[TimeShares, Mapping[str, Any]]:
-        """The solution of the policy's program; the memory is that of ``remember``."""
+        """The solution of the policy's program; the memory is that of ``remember``, and ``DEGRADED``."""
+        memory = {key: value for key, value in memory.items() if key != DEGRADED}
         classes = JobClasses.of(inputs, aware=self.parameters.aware, class_key=self.class_key())
         if not classes.members:
             return {}, memory
         memory = self.remember(classes, memory)
-        x = self.solve(classes, memory)
+        x, degraded = self._solve_or_fall_back(classes, memory)
         if self.types_alike and not self.parameters.aware:
             x = classes.problem.spread_evenly(x)
-        return classes.time_shares(x), memory
+        return classes.time_shares(x), memory if degraded is None else {**memory, DEGRADED: degraded}
+
+    def _solve_or_fall_back(self, classes: JobClasses, memory: Mapping[str, Any]) -> tuple[Floats, str | None]:
+        """The solution of the first program of these that HiGHS solves, so that every round has time shares.
+
+        The policy's program; the same by HiGHS's robust methods; its simple program; X^isolated, which needs none.
+
+        Returns:
+            The variables, shape (variables,); and the fallback that they come from, None for the policy's program.
+        """
+        robust = replace(classes, problem=replace(classes.problem, robust=True))
+        attempts: tuple[tuple[str | None, Callable[[], Floats]], ...] = (
+            (None, lambda: self.solve(classes, memory)),
+            ("robust_method", lambda: self.solve(robust, memory)),
+            ("simple_program", lambda: self.solve_simply(robust, memory)),
+        )
+        for fallback, solve in attempts:
+            with suppress(UnsolvedError):
+                x = solve()
+                if np.isfinite(x).all():
+                    return x, fallback
+        return classes.problem.isolated_time, "equal_shares"
 
     def class_key(self) -> ClassKey:
         """What distinguishes jobs in addition to their speeds and numbers of GPUs: here the weight."""
@@ -79,6 +113,15 @@ class GavelPolicy(TimeSharePolicy):
         Raises:
             UnsolvedError: HiGHS gave up.
         """
+
+    def solve_simply(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """The variables of a simpler program, for when HiGHS gives up on the policy's own; none by default.
+
+        Raises:
+            UnsolvedError: HiGHS gave up, or there is no simpler program.
+        """
+        del classes, memory
+        raise UnsolvedError(f"{self.name} has no simpler program")
 
     def remember(self, classes: JobClasses, memory: Mapping[str, Any]) -> Mapping[str, Any]:
         """The memory of this computation and the next one, from that of the last one; unchanged by default."""
@@ -120,6 +163,14 @@ class GavelLas(GavelPolicy):
             return water_filling(classes.problem, lambda growing: weights * growing)
         return max_min_fairness(classes.problem, weights)
 
+    def solve_simply(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """The first stage alone; of water filling, the level that is reached where HiGHS gives up."""
+        del memory
+        weights = classes.each(lambda job: job.weight)
+        if self.parameters.fill:
+            return water_filling(classes.problem, lambda growing: weights * growing, may_stop=True)
+        return least_throughput(classes.problem, equal_share_factor(classes.problem, with_least_weights(weights)))
+
 
 class GavelMakespanParameters(GavelParameters):
     """Parameters of the makespan.
@@ -147,6 +198,11 @@ class GavelMakespan(GavelPolicy):
         del memory
         return makespan(classes.problem, self.steps(classes), self.parameters.tolerance)
 
+    def solve_simply(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """The first stage alone."""
+        del memory
+        return least_throughput(classes.problem, makespan_factor(classes.problem, self.steps(classes)))
+
 
 class GavelFinishTimeFairness(GavelPolicy):
     """The smallest maximum rho: a job's JCT over its JCT with 1/n of the cluster (section 4.2)."""
@@ -162,6 +218,11 @@ class GavelFinishTimeFairness(GavelPolicy):
         elapsed = classes.each(lambda job: classes.inputs.now - job.submitted)
         isolated_elapsed = classes.each(lambda job: memory["isolated"][job.uid][0])
         return finish_time_fairness(classes.problem, self.steps(classes), elapsed, isolated_elapsed)
+
+    def solve_simply(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """The largest least speedup over 1/n of the cluster: finish-time fairness among jobs without a past."""
+        del memory
+        return least_throughput(classes.problem, inverse(classes.problem.isolated))
 
     def remember(self, classes: JobClasses, memory: Mapping[str, Any]) -> Mapping[str, Any]:
         """By uid: seconds that the job's steps would have taken with 1/n, these steps, and steps/s with 1/n now."""
@@ -356,6 +417,15 @@ class GavelHierarchical(GavelPolicy):
     def solve(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
         """Water filling; an account's weight passes to those of its jobs that can still grow."""
         del memory
+        return water_filling(classes.problem, self._class_weights(classes))
+
+    def solve_simply(self, classes: JobClasses, memory: Mapping[str, Any]) -> Floats:
+        """Water filling up to the level that is reached where HiGHS gives up."""
+        del memory
+        return water_filling(classes.problem, self._class_weights(classes), may_stop=True)
+
+    def _class_weights(self, classes: JobClasses) -> Weights:
+        """From the classes that can still grow, the weight of one job of each class."""
         accounts: dict[str, list[int]] = {}
         for number, (job, *_) in enumerate(classes.members):
             accounts.setdefault(job.account or "", []).append(number)
@@ -375,4 +445,4 @@ class GavelHierarchical(GavelPolicy):
                     found[left] = weight[account] * own[left] / total
             return found
 
-        return water_filling(classes.problem, weights)
+        return weights

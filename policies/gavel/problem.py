@@ -122,6 +122,7 @@ class Problem:
         pools: further pairs of classes that may be co-located, by kinds of jobs.
         source: number of the GPU type of each further, unconsolidated worker type.
         node_limits: further limits of consolidated worker types.
+        robust: whether HiGHS's slower but more robust methods solve the programs.
     """
 
     rates: Floats
@@ -132,6 +133,7 @@ class Problem:
     pools: Pools
     source: tuple[int, ...] = ()
     node_limits: tuple[NodeLimit, ...] = ()
+    robust: bool = False
 
     @cached_property
     def offsets(self) -> tuple[int, int, int]:
@@ -258,15 +260,29 @@ class Problem:
         return self.rates[:, :types] @ (self.capacity / total) if total else np.zeros(len(self.rates))
 
     @cached_property
+    def _isolated_shares(self) -> Floats:
+        """Fraction of one job's time on each GPU type under X^isolated, shape (M, GPU types)."""
+        rates = self.rates[:, : len(self.capacity)]
+        share = (rates > 0) * self.capacity / self.counts.sum() / self.scale[:, None]
+        return np.asarray(share / np.maximum(share.sum(axis=1, keepdims=True), 1.0))
+
+    @cached_property
     def isolated(self) -> Floats:
         """Throughput of one job under X^isolated, steps/s, shape (M,): 1/n of every type's GPUs for each of n jobs.
 
         A job has at most all of its time, and no time on a type on which it cannot run.
         """
-        rates = self.rates[:, : len(self.capacity)]
-        share = (rates > 0) * self.capacity / self.counts.sum() / self.scale[:, None]
-        time = share.sum(axis=1, keepdims=True)
-        return np.asarray((rates * share / np.maximum(time, 1.0)).sum(axis=1))
+        return np.asarray((self.rates[:, : len(self.capacity)] * self._isolated_shares).sum(axis=1))
+
+    @cached_property
+    def isolated_time(self) -> Floats:
+        """The variables of X^isolated, shape (variables,): a valid allocation, node limits apart, for any problem."""
+        combination, worker_type = self.columns
+        time = np.zeros(len(combination))
+        of = np.nonzero((combination < len(self.rates)) & (worker_type < len(self.capacity)))[0]
+        classes = combination[of]
+        time[of] = self._isolated_shares[classes, worker_type[of]] * self.counts[classes]
+        return time
 
     @cached_property
     def fastest(self) -> Floats:

@@ -6,11 +6,15 @@ may idle. A second program keeps every class's throughput of the first and maxim
 - ``maximise``: one linear program. ``maximise_above``: with lower bounds that an earlier program met up to rounding.
 - ``max_min``: the first stage of the fairness objectives.
 - ``second_stage``: the second stage, ties broken by arrival (``arrival_factor``).
+
+HiGHS's tolerances are absolute, and weights, steps and speeds span ten orders of magnitude and more. Programs are
+therefore scaled: a variable is in units of the time that its jobs need for an objective of 1 (``column_units``), and
+rows are divided by the size of their right-hand sides.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -18,6 +22,9 @@ from scipy.optimize import linprog
 
 from metasched.core.errors import MetaschedError
 from policies.gavel.problem import Bools, Floats, Problem
+
+INFEASIBLE = 2
+"""SciPy's status of a program without a solution."""
 
 SLACK = 1e-7
 """Relative shortfall against an earlier program's value that is accepted, because of the solver's rounding."""
@@ -30,8 +37,13 @@ the next by 10 tolerances of HiGHS."""
 WIDE = 1e6
 """Largest ratio of gains that is scaled to 1 and above, so that the least gain is above HiGHS's tolerance."""
 
+SMALLEST_UNIT = 1e-6
+"""Smallest unit of a variable, a fraction of the time: HiGHS takes coefficients up to 1e-9 for 0."""
+
 LARGE = 500
 """Number of variables above which HiGHS's interior point method is faster than its simplex method (measured)."""
+METHODS = ("highs-ds", "highs-ipm")
+"""HiGHS's simplex method for small programs, and its interior point method for large ones."""
 
 
 class UnsolvedError(MetaschedError):
@@ -54,7 +66,12 @@ class Solution(NamedTuple):
 
 
 def maximise(
-    gain: Floats, limits: tuple[sp.csr_array, Floats], at_least: tuple[sp.csr_array, Floats] | None = None
+    gain: Floats,
+    limits: tuple[sp.csr_array, Floats],
+    at_least: tuple[sp.csr_array, Floats] | None = None,
+    *,
+    units: Floats | None = None,
+    robust: bool = False,
 ) -> Solution | None:
     """Maximise ``gain @ x`` over x >= 0.
 
@@ -62,6 +79,8 @@ def maximise(
         gain: the objective's coefficients, shape (variables,).
         limits: A and b of A x <= b.
         at_least: C and d of C x >= d; None for no lower bounds.
+        units: unit in which HiGHS computes each variable, above 0, shape (variables,); 1 by default.
+        robust: whether HiGHS's other method is used first, and then both methods without presolve.
 
     Returns:
         The optimum; None where no x satisfies the constraints.
@@ -70,20 +89,52 @@ def maximise(
         UnsolvedError: HiGHS gave up.
     """
     matrix, bounds = limits
-    unit = _unit(gain)
     if at_least is not None:
         matrix = sp.csr_array(sp.vstack([matrix, -at_least[0]]))
         bounds = np.concatenate([bounds, -at_least[1]])
     if not len(gain):
         feasible = at_least is None or bool((at_least[1] <= 0).all())
         return Solution(np.zeros(0), 0.0, np.zeros(0 if at_least is None else len(at_least[1]))) if feasible else None
-    found = linprog(-gain / unit, A_ub=matrix, b_ub=bounds, method="highs-ipm" if len(gain) > LARGE else "highs-ds")
-    if found.status == 2:  # noqa: PLR2004  scipy's code for infeasible
+    if units is not None:
+        matrix, gain = sp.csr_array(matrix.multiply(units[None, :])), gain * units
+    # Rows of limits whose coefficients are all small would be met within HiGHS's tolerance by values that break them.
+    rows = np.ones(len(bounds))
+    rows[: limits[0].shape[0]] = _row_factors(matrix)[: limits[0].shape[0]]
+    unit = _unit(gain)
+    found = _solved(-gain / unit, sp.csr_array(matrix.multiply(rows[:, None])), bounds * rows, robust=robust)
+    if found is None:
         return None
-    if found.status != 0:
-        raise UnsolvedError(f"HiGHS: {found.message}")
     prices = np.maximum(-found.ineqlin.marginals[limits[0].shape[0] :], 0.0)
-    return Solution(np.maximum(found.x, 0.0), -found.fun * unit, prices * unit)
+    x = np.maximum(found.x, 0.0)
+    return Solution(x if units is None else x * units, -found.fun * unit, prices * unit)
+
+
+def _solved(cost: Floats, matrix: sp.csr_array, bounds: Floats, *, robust: bool) -> Any:
+    """SciPy's result for the minimum of ``cost @ x`` with ``matrix @ x <= bounds``; None where there is no such x.
+
+    Raises:
+        UnsolvedError: HiGHS gave up, with all methods that may be tried.
+    """
+    usual, other = METHODS if len(cost) <= LARGE else METHODS[::-1]
+    attempts = [(other, {}), (usual, {"presolve": False}), (other, {"presolve": False})] if robust else [(usual, {})]
+    why = ""
+    for method, options in attempts:
+        try:
+            found = linprog(cost, A_ub=matrix, b_ub=bounds, method=method, **({"options": options} if options else {}))
+        except ValueError as error:  # coefficients that are not finite
+            raise UnsolvedError(f"HiGHS: {error}") from error
+        if found.status == INFEASIBLE:
+            return None
+        if found.status == 0:
+            return found
+        why = found.message
+    raise UnsolvedError(f"HiGHS: {why}")
+
+
+def _row_factors(matrix: sp.csr_array) -> Floats:
+    """Factor on each row, at least 1, by which its largest coefficient is at least 1; 1 for rows of zeros."""
+    largest = abs(matrix).max(axis=1).toarray().ravel()
+    return np.asarray(np.where((largest > 0) & (largest < 1), 1.0 / np.where(largest > 0, largest, 1.0), 1.0))
 
 
 def _unit(gain: Floats) -> float:
@@ -92,18 +143,48 @@ def _unit(gain: Floats) -> float:
     return float(max(size.min(), size.max() / WIDE)) if len(size) else 1.0
 
 
-def maximise_above(gain: Floats, limits: tuple[sp.csr_array, Floats], met: tuple[sp.csr_array, Floats]) -> Solution:
+def maximise_above(
+    gain: Floats,
+    limits: tuple[sp.csr_array, Floats],
+    met: tuple[sp.csr_array, Floats],
+    *,
+    units: Floats | None = None,
+    robust: bool = False,
+) -> Solution:
     """``maximise`` with lower bounds that an earlier program met up to its rounding.
 
     Raises:
         UnsolvedError: HiGHS gave up, or the bounds are infeasible even with the largest of ``SLACKS``.
     """
     rows, bounds = met
+    why = UnsolvedError("HiGHS: the throughputs that an earlier program reached are infeasible")
     for slack in SLACKS:
-        found = maximise(gain, limits, (rows, bounds - slack * np.abs(bounds)))
+        try:
+            found = maximise(gain, limits, (rows, bounds - slack * np.abs(bounds)), units=units, robust=robust)
+        except UnsolvedError as error:  # HiGHS also gives up where the bounds are infeasible by about its tolerance
+            why = error
+            continue
         if found is not None:
             return found
-    raise UnsolvedError("HiGHS: the throughputs that an earlier program reached are infeasible")
+    raise why
+
+
+def column_units(problem: Problem, time: Floats) -> Floats:
+    """Unit of each variable, shape (variables,), from the time that one job of each class has in about every optimum.
+
+    Args:
+        problem: the jobs and GPUs.
+        time: fraction of its time that one job of each class has, shape (M,); up to a factor that all have in common.
+
+    Returns:
+        Units from ``SMALLEST_UNIT`` to 1. That of a pair is the geometric mean of its classes', and that of a pool's
+        time the largest of its parts'.
+    """
+    units, pools = np.clip(time, SMALLEST_UNIT, 1.0), problem.pools
+    of_pools = np.zeros(len(pools.single_kind))
+    np.maximum.at(of_pools, pools.pool, units[pools.member])
+    of_pairs = np.sqrt(units[problem.pairs.first] * units[problem.pairs.second])
+    return np.asarray(np.concatenate([units, of_pairs, of_pools, units[pools.member]])[problem.columns[0]])
 
 
 def max_min(problem: Problem, factor: Floats, base: Floats | None = None, among: Bools | None = None) -> Solution:
@@ -128,14 +209,23 @@ def max_min(problem: Problem, factor: Floats, base: Floats | None = None, among:
     counted = np.ones(size) if among is None else among.astype(float)
     if not counted.any():
         return Solution(np.zeros(problem.throughput.shape[1]), 0.0, np.zeros(size))
-    scaled = sp.csr_array(problem.throughput.multiply(factor[:, None]))
+    whole = factor * problem.fastest  # value of a job that has all of its time
+    longest = float(np.max(inverse(whole), where=counted > 0, initial=0.0))
+    unit = longest if 0 < longest < np.inf else 1.0
+    units = column_units(problem, np.where(counted > 0, inverse(whole * unit), base * inverse(whole)))
+    # A class gains at most about 1 for a unit of its time. A base that is larger, or is only kept, is brought to 1.
+    sizes = np.where(counted > 0, np.maximum(base, 1.0 / unit), np.maximum(base, SMALLEST_UNIT * whole))
+    rows = inverse(sizes)
+    scaled = sp.csr_array(problem.throughput.multiply((factor * rows)[:, None]))
     matrix, bounds = problem.limits
     wider = sp.csr_array(sp.hstack([matrix, sp.csr_array((matrix.shape[0], 1))]))
-    rows = sp.csr_array(sp.hstack([scaled, sp.csr_array(-counted[:, None])]))
+    lower = sp.csr_array(sp.hstack([scaled, sp.csr_array((-counted * rows)[:, None])]))
     gain = np.zeros(wider.shape[1])
     gain[-1] = 1.0
-    found = maximise_above(gain, (wider, bounds), (rows, base))
-    return Solution(found.x[:-1], found.value, found.prices)
+    found = maximise_above(
+        gain, (wider, bounds), (lower, base * rows), units=np.append(units, 1.0 / unit), robust=problem.robust
+    )
+    return Solution(found.x[:-1], found.value, found.prices * rows)
 
 
 def second_stage(problem: Problem, floors: Floats, weights: Floats | None = None) -> Floats:
@@ -157,8 +247,12 @@ def second_stage(problem: Problem, floors: Floats, weights: Floats | None = None
     """
     relative = inverse(problem.fastest)
     factor = relative * problem.counts * arrival_factor(problem) * (1.0 if weights is None else weights)
-    rows = sp.csr_array(problem.throughput.multiply(relative[:, None]))
-    return maximise_above(problem.throughput.T @ factor, problem.limits, (rows, floors * relative)).x
+    # Each floor counts relative to itself, or to the least part of a job's speed that is worth keeping.
+    rows = relative / np.maximum(floors * relative, SMALLEST_UNIT)
+    lower = sp.csr_array(problem.throughput.multiply(rows[:, None]))
+    return maximise_above(
+        problem.throughput.T @ factor, problem.limits, (lower, floors * rows), robust=problem.robust
+    ).x
 
 
 def arrival_factor(problem: Problem) -> Floats:

@@ -49,7 +49,7 @@ def total_throughput(problem: Problem, factor: Floats) -> Floats:
 
 
 def _largest(problem: Problem, factor: Floats) -> Floats:
-    found = maximise(problem.throughput.T @ (factor * problem.counts), problem.limits)
+    found = maximise(problem.throughput.T @ (factor * problem.counts), problem.limits, robust=problem.robust)
     if found is None:
         raise UnsolvedError("not even an empty allocation is possible")
     return found.x
@@ -85,7 +85,8 @@ def least_cost(problem: Problem, prices: Floats, needs: Floats, *, together: boo
         if together:
             x = _ratio(problem, gain, first, cost, met)
         else:
-            found = maximise(first / (price * problem.width), problem.limits, (problem.throughput, met))
+            lower = problem.throughput, met
+            found = maximise(first / (price * problem.width), problem.limits, lower, robust=problem.robust)
             x = None if found is None else found.x
         if x is not None:
             return x, met
@@ -113,12 +114,14 @@ def _ratio(problem: Problem, gain: Floats, first: Floats, cost: Floats, needs: F
     at_most = np.zeros(limits.shape[0])
     at_most[-1] = 1.0
     rows = sp.csr_array(sp.hstack([problem.throughput, sp.csr_array(-needs[:, None])]))
-    found = maximise(np.append(gain, 0.0), (limits, at_most), (rows, np.zeros(len(needs))))
+    lower = rows, np.zeros(len(needs))
+    found = maximise(np.append(gain, 0.0), (limits, at_most), lower, robust=problem.robust)
     if found is None:
         return None
     best = sp.csr_array((gain - found.value * (1.0 - SLACK) * cost)[None, :])
     rows = sp.csr_array(sp.vstack([problem.throughput, best]))
-    largest = maximise(first, problem.limits, (rows, np.append(needs * (1.0 - SLACK), 0.0)))
+    lower = rows, np.append(needs * (1.0 - SLACK), 0.0)
+    largest = maximise(first, problem.limits, lower, robust=problem.robust)
     return None if largest is None else largest.x
 
 

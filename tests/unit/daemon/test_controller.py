@@ -1,10 +1,13 @@
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metasched.core.model import Hold
+from metasched.core.reason_words import words
+from metasched.core.reasons import Code, Reason
 from metasched.shared_dir import published_status
 from metasched.slurm.client import JobState
 from metasched.store import EndCause
@@ -409,6 +412,32 @@ def test_a_policy_that_fails_leaves_the_last_round_in_force(site, monkeypatch):
     site.run(30)
     assert site.state(job) is JobState.RUNNING
     assert any(event.kind == "policy_failed" for event in site.store.recent_events(100))
+
+
+def test_a_fallback_of_the_policy_is_told_recorded_once_and_counted(site, monkeypatch):
+    """Every job's reason has it, the status counts its rounds, and it ends with the first round without it."""
+    site.add("--gres=gpu:1", seconds=600)
+    site.run(5)
+    decide, degraded = site.controller.policy.decide, Reason.of(Code.TIME_SHARES_DEGRADED, fallback="equal_shares")
+
+    def falls_back(snapshot, state):
+        decision, after = decide(snapshot, state)
+        return replace(decision, degraded=degraded), after
+
+    monkeypatch.setattr(site.controller.policy, "decide", falls_back)
+    before = site.controller.round_number
+    site.run(60)
+    rounds = site.controller.round_number - before
+    status = published_status.read(site.base / "shared")
+    assert rounds > 1
+    assert status.degraded_rounds == rounds
+    assert status.degraded == words(degraded)
+    assert all(words(degraded) in job.reason for job in status.jobs)
+    assert [event.kind for event in site.store.recent_events(100)].count("policy_degraded") == 1
+    monkeypatch.setattr(site.controller.policy, "decide", decide)
+    site.run(60)
+    status = published_status.read(site.base / "shared")
+    assert (status.degraded, status.degraded_rounds) == ("", rounds)
 
 
 def test_a_stop_request_is_sent_again_after_a_crash_before_its_signal(tmp_path):

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog
+from scipy.optimize import OptimizeResult, linprog
 
+from metasched.core.reasons import Code, Reason
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import TableTraining, ThroughputTable
 from policies.baselines.max_sum_throughput import MaxSumThroughput
@@ -27,6 +28,20 @@ def test_jobs_that_are_alike_have_equal_shares():
     table = small_table()
     found = shares(MaxSumThroughput(), [known_job(uid, table=table) for uid in "ab"], cluster(v100=1))
     assert found == {"a": {"v100": 0.5}, "b": {"v100": 0.5}}
+
+
+def test_where_the_solver_gives_up_time_shares_are_equal(monkeypatch):
+    """Every job's reason says so, and later rounds use the program again."""
+    jobs = [known_job(uid, table=small_table()) for uid in "ab"]
+    failed = OptimizeResult(status=4, message="numerical difficulties", x=None)
+    with monkeypatch.context() as patched:
+        patched.setattr("policies.baselines.max_sum_throughput.linprog", lambda *_, **__: failed)
+        result = run_round(snapshot(jobs, cluster(v100=1, k80=1)), MaxSumThroughput(), None)
+    degraded = Reason.of(Code.TIME_SHARES_DEGRADED, fallback="equal_shares")
+    assert all(degraded in reason.parts for reason in result.reasons.values())
+    assert [share for _, share in result.state.data["ledger"]["shares"]] == [{"v100": 0.5, "k80": 0.5}] * 2
+    later = run_round(snapshot(jobs[:1], cluster(v100=1, k80=1)), MaxSumThroughput(), result.state)
+    assert later.decision.degraded is None
 
 
 def test_a_job_without_a_time_share_runs_on_remaining_gpus():

@@ -4,11 +4,16 @@ import json
 import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import OptimizeResult
 
+import policies.gavel.solve
 from metasched.core.model import Node, Placement, Preempt, Status
+from metasched.core.policy import PolicyState
+from metasched.core.reasons import Code, Reason
 from metasched.scheduling.engine import run_round
 from metasched.throughput.throughput_table import ThroughputTable
 from metasched.time_shares.allocation_inputs import allocation_inputs
@@ -30,6 +35,7 @@ from policies.gavel.policies import (
     GavelShortestFirst,
     GavelThroughput,
 )
+from policies.gavel.solve import UnsolvedError
 from tests.unit.gavel_tables import cluster, known_job, small_table
 from tests.unit.policies.baselines.test_isolated import shares, snapshot
 from tests.unit.rounds import Rounds
@@ -145,6 +151,98 @@ def test_every_policy_gives_valid_shares_whatever_is_known(policy, aware, sharin
     assert all(count <= 2 + CLOSE for count in used.values())
     assert time["f"] == 0.0
     assert sharing or not any("+" in combination for combination in found)
+
+
+def failing(solve, fails):
+    """HiGHS, which gives up where ``fails`` says so: of the cost, the method and whether presolve is on."""
+
+    def other(c, A_ub, b_ub, method, options=None):  # noqa: N803  scipy's names
+        if fails(c, method, presolve=options is None):
+            return OptimizeResult(status=4, message="numerical difficulties", x=None)
+        return solve(c, A_ub=A_ub, b_ub=b_ub, method=method, options=options)
+
+    return other
+
+
+MIXED = [
+    rated("a", left=900, v100=4.0, k80=1.0),
+    rated("b", 2, left=100, submitted=1.0, v100=3.0, k80=2.0).evolve(weight=0.5, account="x"),
+    rated("c", left=10, submitted=2.0, v100=9.0, k80=1.0).evolve(slo_seconds=900.0),
+]
+HARD = {
+    "simplex": (lambda c, method, *, presolve: method == "highs-ds" and presolve, "robust_method"),
+    "presolve": (lambda c, method, *, presolve: presolve, "robust_method"),
+    "all": (lambda c, method, *, presolve: True, "equal_shares"),
+}
+
+
+@pytest.mark.parametrize("policy", EVERY, ids=lambda policy: policy.name)
+@pytest.mark.parametrize("hard", HARD)
+def test_a_program_that_cannot_be_solved_falls_back_to_one_that_can(monkeypatch, policy, hard):
+    """Time shares stay valid, every job's reason says where they come from, and later rounds use the program again."""
+    view = snapshot(MIXED, cluster(v100=2, k80=2), now=10.0)
+    expected = shares_in(run_round(view, policy(), None))
+    fails, fallback = HARD[hard]
+    solve = policies.gavel.solve.linprog
+    monkeypatch.setattr(policies.gavel.solve, "linprog", failing(solve, fails))
+    result = run_round(view, policy(), None)
+    degraded = Reason.of(Code.TIME_SHARES_DEGRADED, fallback=fallback)
+    assert result.decision.degraded == degraded
+    assert all(degraded in reason.parts for reason in result.reasons.values())
+    found = shares_in(result)
+    assert all(sum(share.values()) <= 1 + CLOSE for share in found.values())
+    for gpu_type in ("v100", "k80"):
+        assert sum(share.get(gpu_type, 0.0) * (2 if uid == "b" else 1) for uid, share in found.items()) <= 2 + CLOSE
+    if fallback == "equal_shares":
+        assert set(found) == {"a", "b", "c"}
+    else:
+        speeds = [[speed_of(one, job) for job in MIXED] for one in (found, expected)]
+        assert speeds[0] == pytest.approx(speeds[1], abs=1e-3)
+    monkeypatch.setattr(policies.gavel.solve, "linprog", solve)
+    state = PolicyState(result.state.version, json.loads(json.dumps(dict(result.state.data))))
+    assert run_round(view, policy(), state).decision.degraded == degraded
+    later = snapshot(MIXED[:2], cluster(v100=2, k80=2), now=20.0)
+    assert run_round(later, policy(), state).decision.degraded is None
+
+
+@pytest.mark.parametrize("policy", [GavelLas, GavelMakespan, GavelFinishTimeFairness])
+def test_the_first_stage_alone_is_the_simple_program(monkeypatch, policy):
+    """Where HiGHS gives up on all second stages, the job that is worst off has as much as with them."""
+    view = snapshot(MIXED, cluster(v100=2, k80=2), now=10.0)
+    solve = policies.gavel.solve.linprog
+    hard = failing(solve, lambda c, method, *, presolve: np.count_nonzero(c) > 1)
+    monkeypatch.setattr(policies.gavel.solve, "linprog", hard)
+    result = run_round(view, policy(), None)
+    assert result.decision.degraded == Reason.of(Code.TIME_SHARES_DEGRADED, fallback="simple_program")
+    assert set(shares_in(result)) == {"a", "b", "c"}
+
+
+def shares_in(result):
+    """The time shares of a round, by uid."""
+    return {"+".join(uids): share for uids, share in result.state.data["ledger"]["shares"]}
+
+
+def test_water_filling_stops_at_the_level_that_it_has_reached(monkeypatch):
+    """Where HiGHS gives up in a later iteration, jobs have what the earlier ones gave them."""
+    solve, calls = policies.gavel.solve.linprog, []
+
+    def fails(c, method, *, presolve):
+        del c, method, presolve
+        calls.append(1)
+        return len(calls) > 1
+
+    made = GavelLas(GavelLasParameters(fill=True))
+    jobs = [rated(uid, v100=1.0).evolve(weight=weight) for uid, weight in (("a", 1.0), ("b", 0.25), ("c", 0.25))]
+    problem_of = JobClasses.of(
+        allocation_inputs(snapshot(jobs, cluster(v100=2))), aware=True, class_key=made.class_key()
+    )
+    monkeypatch.setattr(policies.gavel.solve, "linprog", failing(solve, fails))
+    with pytest.raises(UnsolvedError):
+        made.solve(problem_of, {})
+    calls.clear()
+    first, others = problem_of.problem.throughput @ made.solve_simply(problem_of, {})
+    assert first == pytest.approx(1.0, abs=CLOSE)
+    assert others >= 0.25 - CLOSE
 
 
 def held(uid, gpu_type, gpus=1):

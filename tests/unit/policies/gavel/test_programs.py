@@ -347,10 +347,11 @@ def test_classes_are_as_good_as_single_jobs(made):
     )
 
 
-@given(st.lists(st.floats(0.5, 4.0), min_size=1, max_size=6), st.integers(1, 6))
+@given(st.lists(st.floats(-6.0, 0.0).map(lambda exponent: 10**exponent), min_size=1, max_size=6), st.integers(1, 6))
 @settings(deadline=None)
 def test_water_filling_on_one_type_is_weighted_max_min_fairness(weights, gpus):
-    """On a homogeneous cluster, time shares are those of progressive filling."""
+    """On a homogeneous cluster, time shares are those of progressive filling, each as precise as the others."""
+    weights = [max(weight, 1e-6 * max(weights)) for weight in weights]
     made = problem(np.full((len(weights), 1), 7.0), [gpus])
     found = fractions(made, water_filling(made, lambda growing: np.array(weights) * growing))[:, 0]
     left, full, share = float(gpus), set(), {}
@@ -361,7 +362,37 @@ def test_water_filling_on_one_type_is_weighted_max_min_fairness(weights, gpus):
         share |= dict.fromkeys(capped, 1.0) if capped else {i: level * weights[i] for i in rest}
         full |= set(capped or rest)
         left -= len(capped)
-    assert found == pytest.approx([share[i] for i in range(len(weights))], abs=1e-3)
+    assert found == pytest.approx([share[i] for i in range(len(weights))], rel=1e-3)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=20)
+def test_weights_and_speeds_over_many_orders_of_magnitude_are_solved(seed):
+    """Some of 60 jobs weigh a billionth of the others, alone and in accounts, and their speeds differ as much."""
+    rng = np.random.default_rng(seed)
+    types, size = int(rng.integers(1, 4)), 60
+    rates = 10 ** rng.uniform(-4, 4, (size, 1)) * 10 ** rng.uniform(-2, 0, (size, types))
+    made = problem(rates, rng.integers(1, 40, types), scale=rng.choice([1, 1, 2, 4, 8], size))
+    own = rng.choice([1.0, 0.5, 0.2], size)
+    own[rng.choice(size, rng.choice([1, 2, 30]), replace=False)] = 1e-9
+    account, of_account = rng.integers(0, 3, size), rng.choice([1.0, 3.0, 1e-3], 3)
+
+    def hierarchical(growing):
+        weight = own * growing
+        return weight * of_account[account] / np.maximum(np.bincount(account, weight, 3), 1e-30)[account]
+
+    assert valid(made, max_min_fairness(made, own))
+    for weights in (lambda growing: own * growing, hierarchical):
+        assert valid(made, water_filling(made, weights))
+    assert valid(made, makespan(made, 10 ** rng.uniform(0, 12, size)))
+
+
+def test_the_least_throughput_is_as_precise_for_a_light_job_as_for_others():
+    """The first stage and the second one: a millionth of the weight is a millionth of the throughput."""
+    made = problem([[3.0], [5.0], [7.0]], [1])
+    weights = np.array([1.0, 1e-3, 1e-6])
+    found = equal_share_factor(made, weights) * (made.throughput @ max_min_fairness(made, weights))
+    assert found[1:] == pytest.approx(np.full(2, 1 / weights.sum()), rel=1e-3)
 
 
 def test_isolated_time_is_on_types_on_which_a_job_can_run():
