@@ -331,18 +331,32 @@ def choose(
 
 
 def _occupy_nodes(free: list[int], gpus_per_node: tuple[int, ...]) -> bool:
-    """Subtract a job's GPUs from the fullest nodes that can hold them, if enough can; whether that was done.
+    """Subtract a job's GPUs from as many nodes as its placement has, if that is possible; whether that was done.
+
+    The same number on each node is taken from the fullest nodes that can hold it. Other placements take all GPUs of the
+    emptiest nodes, as the placement does, and the rest of the fullest node that can hold it.
 
     Args:
         free: free GPUs of each node, ascending; kept sorted.
-        gpus_per_node: the job's GPUs on each of its nodes, all equal.
+        gpus_per_node: the job's GPUs on each of its nodes, descending.
     """
-    each = gpus_per_node[0]
-    first = bisect_left(free, each)
-    if len(free) - first < len(gpus_per_node):
-        return False
-    for number in range(first, first + len(gpus_per_node)):
-        free[number] -= each
+    each, nodes = gpus_per_node[0], len(gpus_per_node)
+    if gpus_per_node[-1] == each:
+        first = bisect_left(free, each)
+        if len(free) - first < nodes:
+            return False
+        for number in range(first, first + nodes):
+            free[number] -= each
+    else:
+        left, last = sum(gpus_per_node), len(free) - nodes
+        if last < 0 or sum(free[last:]) < left:
+            return False
+        number = len(free) - 1
+        while free[number] < left:
+            left -= free[number]
+            free[number] = 0
+            number -= 1
+        free[bisect_left(free, left, hi=number + 1)] -= left
     free.sort()
     return True
 
