@@ -49,7 +49,8 @@ class ShapeCapacity:
         self.node_sets: Mapping[str, NodeSet] = node_sets
         self.widest = {gpu_type: each[0] for gpu_type, each in units.items() if each and each[0] > 0}
         self._job = job
-        self._uneven = uneven and job.gpus > 0 and job.nodes is None and job.max_nodes is None
+        self._uneven = uneven and job.gpus > 0
+        self._limited = job.nodes is not None or job.max_nodes is not None
         self._consolidated: dict[tuple[str, int], tuple[int, ...] | None] = {}
 
     def consolidated(self, gpu_type: str, gpus: int) -> tuple[int, ...] | None:
@@ -64,28 +65,39 @@ class ShapeCapacity:
         return self._consolidated[key]
 
     def scattered(self, gpu_type: str, gpus: int) -> tuple[int, ...] | None:
-        """That many GPUs on as many nodes as possible, the same number on each.
+        """That many GPUs on as many nodes as possible; on the same number of nodes, as even as possible.
 
         Returns:
-            GPUs on each node; None where the nodes cannot hold them.
+            GPUs on each node, descending; None where the nodes cannot hold them.
         """
-        spreads = [(g,) * k for k, g in even_spreads(self._job, gpus, self.units.get(gpu_type, ()))]
+        units = self.units.get(gpu_type, ())
+        if self._uneven and self.consolidated(gpu_type, gpus) is not None:
+            nodes = min(self._most_nodes(units), gpus, sum(most > 0 for most in units))
+            return tuple(sorted(_evenly(gpus, units[:nodes]), reverse=True))
+        spreads = [(g,) * k for k, g in even_spreads(self._job, gpus, units)]
         return spreads[-1] if spreads else None
 
     def fills_nodes(self, gpu_type: str, gpus: int) -> bool:
         """Whether an amount is on one node, or fills all of its nodes, so that it leaves no fragments."""
         most = self.widest[gpu_type]
-        return self._uneven or gpus <= most or gpus % most == 0
+        return (self._uneven and not self._limited) or gpus <= most or gpus % most == 0
+
+    def _most_nodes(self, units: Sequence[int]) -> int:
+        """The most of the nodes with these units on which such a job may be."""
+        return self._job.nodes or (len(units) if self._job.max_nodes is None else self._job.max_nodes)
 
     def _find_consolidated(self, units: Sequence[int], gpus: int) -> tuple[int, ...] | None:
-        if self._uneven:
-            parts: list[int] = []
-            for most in units:
-                parts.append(min(most, gpus - sum(parts)))
-                if sum(parts) == gpus:
-                    return tuple(parts)
-            return None
-        return next(((g,) * k for k, g in even_spreads(self._job, gpus, units)), None)
+        even = next(((g,) * k for k, g in even_spreads(self._job, gpus, units)), None)
+        if not self._uneven or (self._limited and even is not None):
+            return even
+        least, parts, left = self._job.nodes or 1, list[int](), gpus
+        for most in units:
+            reserved = max(least - len(parts) - 1, 0)  # each of the nodes that the job asks for has at least one GPU
+            if not left or not most or len(parts) >= self._most_nodes(units):
+                break
+            parts.append(min(most, left - reserved))
+            left -= parts[-1]
+        return tuple(parts) if not left and len(parts) >= least and min(parts) > 0 else None
 
 
 class ClusterShapes:
@@ -149,6 +161,15 @@ def even_spreads(job: Job, gpus: int, units: Sequence[int]) -> Iterator[tuple[in
         (nodes, GPUs on each of them), fewest nodes first.
     """
     return ((k, g) for k, g in job.spreads(gpus) if k <= len(units) and units[k - 1] >= max(g, 1))
+
+
+def _evenly(gpus: int, units: Sequence[int]) -> Sequence[int]:
+    """GPUs on each of some nodes, as even as their units (descending) allow; the nodes can hold them."""
+    found = []
+    for number, most in enumerate(reversed(units)):
+        found.append(min(most, gpus // (len(units) - number)))
+        gpus -= found[-1]
+    return found
 
 
 def nodes_named_by(jobs: Iterable[Job]) -> frozenset[str]:

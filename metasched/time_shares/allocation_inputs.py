@@ -25,9 +25,9 @@ class AllocationInputs:
     Attributes:
         jobs: GPU jobs that can have time shares, by submission.
         capacity: GPUs by type, without those of retained jobs.
-        gpus_per_node: by uid, by GPU type, the job's placement there on the fewest nodes, as GPUs on each node. Only
-            types that the job accepts, that can hold it in addition to the retained jobs, and on which it is not known
-            not to run.
+        gpus_per_node: by uid, by GPU type, the job's placement there on the fewest nodes, as GPUs on each node,
+            descending; the same number on each where the cluster realises no other. Only types that the job accepts,
+            that can hold it in addition to the retained jobs, and on which it is not known not to run.
         speeds: by uid, by the same types, steps per second on that placement; None where it is not known.
         sharing: whether two jobs can have the same GPUs.
         now: unix seconds.
@@ -98,7 +98,7 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
     retained_uids = {job.uid for job in retained}
     jobs = [job for job in snapshot.jobs if job.gpus > 0 and job.uid not in retained_uids]
     nodes = without_allocations(empty.values(), retained)
-    shapes = ClusterShapes(nodes, snapshot.jobs, uneven=False)
+    shapes = ClusterShapes(nodes, snapshot.jobs, uneven=snapshot.uneven)
     node_gpus: dict[str, list[int]] = {}
     for node in nodes:
         node_gpus.setdefault(node.gpu_type or "", []).append(node.gpus)
@@ -133,7 +133,7 @@ def allocation_inputs(snapshot: Snapshot, *, placement: bool = False) -> Allocat
         unconsolidated_speeds=unconsolidated,
         node_gpus=node_gpus if placement else {},
         retained=retained,
-        displaced=_placeable(unplaceable, empty.values()) if retained else frozenset(),
+        displaced=_placeable(unplaceable, empty.values(), uneven=snapshot.uneven) if retained else frozenset(),
     )
 
 
@@ -143,9 +143,9 @@ def _consolidated(job: Job, shape: ShapeCapacity) -> Mapping[str, GpusPerNode]:
     return {gpu_type: spread for gpu_type, spread in found if spread is not None}
 
 
-def _placeable(jobs: Sequence[Job], empty: Iterable[Node]) -> AbstractSet[str]:
+def _placeable(jobs: Sequence[Job], empty: Iterable[Node], *, uneven: bool) -> AbstractSet[str]:
     """Uids of the jobs that could be placed and run on these nodes if they were empty."""
-    shapes = ClusterShapes(empty, jobs, uneven=False)
+    shapes = ClusterShapes(empty, jobs, uneven=uneven)
     return {job.uid for job in jobs if _speeds(job.speed, _consolidated(job, shapes.of(job)))[0]}
 
 

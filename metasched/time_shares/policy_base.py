@@ -5,7 +5,7 @@ What ``TimeSharePolicy.decide`` does in a round:
 1. Accounts (``round_mechanism``): the time that jobs received in the last round is added to the time accounts.
 2. Inputs (``allocation_inputs``): the jobs that can have time shares, and the GPUs that retained jobs leave.
 3. Recomputation (``recomputation``): time shares are computed when jobs, GPUs, weights or speeds have changed since,
-   at most every ``recompute_seconds``.
+   at most every ``recompute_seconds``. Deficits are carried over (``deficits``).
 4. In force: at once with ``recompute_rounds = 0``. Otherwise that many rounds after the round in which they were
    computed, by ``decide`` itself or by ``precompute`` in a background process; meanwhile they are *pending*, the
    earlier time shares hold, and jobs without a time share have an equal one (``equal_shares``).
@@ -33,11 +33,13 @@ from metasched.core.resumable_rng import ResumableRng
 from metasched.core.retention import is_non_preemptible
 from metasched.time_shares.allocation_inputs import AllocationInputs, allocation_inputs
 from metasched.time_shares.candidates import candidates_of, with_all_pairs
+from metasched.time_shares.deficits import carried_over
 from metasched.time_shares.equal_shares import equal_shares
 from metasched.time_shares.recomputation import has_changed, pair_speeds
 from metasched.time_shares.round_mechanism import (
     ACCOUNTS,
     COMPUTED_FOR,
+    NO_PRIORITY,
     PRIOR_ROUNDS,
     Priorities,
     RoundGrant,
@@ -71,9 +73,9 @@ class TimeShareParameters(PolicyParameters):
         recompute_rounds: rounds between the round that found the change and the round in which new time shares come
             into force; 0: the same round. In the interim the earlier time shares hold, and new jobs have an equal time
             share of every GPU type. Under the daemon a background process then solves the program, and no round waits.
-        carry: whether time received beyond the time share, while other jobs received less than theirs, still counts
-            when time shares are recomputed. Without, as in the public code, small time shares starve where time shares
-            are recomputed in every round.
+        carry: whether deficits from earlier time shares decide the order of combinations. Without, as in the public
+            code, they only order equal priorities, and small time shares starve where time shares are recomputed in
+            every round.
         heed_speeds: whether time shares are also recomputed when the known speed of a job, or of a pair on the same
             GPUs, changes: when it is measured, or when the job changes its batch size.
         types_in_turn: GPU types on which rounds are given out one after the other, in this order, and on no others;
@@ -142,14 +144,17 @@ class TimeSharePolicy(Policy):
     def decide(self, snapshot: Snapshot, state: PolicyState) -> tuple[Decision, PolicyState]:
         """Recompute time shares if that is due, and grant the round by the round mechanism."""
         data = _data(state)
-        accounts = _accounts(data).record_received(snapshot.jobs)
+        accounts = _accounts(data)
+        if self.parameters.carry:
+            accounts = accounts.split_pairs(snapshot.jobs, snapshot.now)
+        accounts = accounts.record_received(snapshot.jobs)
         inputs = allocation_inputs(snapshot, placement=self.placement)
         memory, computed_for = data.get("memory", {}), data.get(COMPUTED_FOR)
         delay = self.parameters.recompute_rounds
         pending = (snapshot.precomputed or data.get(PENDING)) if delay else None
         if pending and snapshot.round >= pending["round"] + delay:
             shares = of_present_jobs(from_rows(pending["shares"]), inputs.jobs)
-            accounts = self._renewed(accounts, inputs, shares)
+            accounts = self._renewed(accounts, inputs, shares, snapshot.round_seconds)
             memory, computed_for, pending = pending["memory"], pending[COMPUTED_FOR], None
         current = {**self._dependencies(inputs), **self._pair_dependencies(inputs, accounts.shares)}
         computes_here = not delay or (not pending and snapshot.precomputed is None)
@@ -158,7 +163,7 @@ class TimeSharePolicy(Policy):
                 pending = self._pending(snapshot, inputs, memory, current)
             else:
                 shares, memory = self.time_shares(inputs, memory)
-                accounts = self._renewed(accounts, inputs, shares)
+                accounts = self._renewed(accounts, inputs, shares, snapshot.round_seconds)
                 computed_for = {**current, **self._pair_dependencies(inputs, shares)}
         if delay:
             accounts = accounts.admit(_interim_shares(inputs, accounts, computed_for), snapshot.now)
@@ -167,7 +172,7 @@ class TimeSharePolicy(Policy):
         if self.fills and self.parameters.fill_pairs:
             earlier = frozenset(computed_for["jobs"] if computed_for else ())
             candidates = with_all_pairs(inputs, candidates, earlier, PRIOR_ROUNDS * snapshot.round_seconds)
-        priority = priorities(accounts, snapshot.round_seconds)
+        priority = priorities(accounts, snapshot.round_seconds, carry=self.parameters.carry)
         round_grants = choose(
             accounts,
             candidates,
@@ -215,10 +220,16 @@ class TimeSharePolicy(Policy):
         computed_for = {**current, **self._pair_dependencies(inputs, shares), NO_SHARE: sorted(no_share)}
         return {"round": snapshot.round, "shares": to_rows(shares), COMPUTED_FOR: computed_for, "memory": memory}
 
-    def _renewed(self, accounts: TimeAccounts, inputs: AllocationInputs, shares: TimeShares) -> TimeAccounts:
-        """The accounts with new time shares in force, surplus time carried over where the parameters say so."""
-        gpus = {job.uid: job.gpus for job in inputs.jobs} if self.parameters.carry else None
-        return accounts.renew(shares, inputs.now, gpus=gpus)
+    def _renewed(
+        self, accounts: TimeAccounts, inputs: AllocationInputs, shares: TimeShares, round_seconds: float
+    ) -> TimeAccounts:
+        """The accounts with new time shares in force, deficits carried over where the parameters say so."""
+        renewed = accounts.renew(shares, inputs.now)
+        if not self.parameters.carry or accounts.since is None:
+            return renewed
+        gpus = {job.uid: job.gpus for job in inputs.jobs}
+        elapsed = max(inputs.now - accounts.since, 0.0)
+        return replace(renewed, deficit=carried_over(renewed.deficit, shares, gpus, elapsed, round_seconds))
 
     def _dependencies(self, inputs: AllocationInputs) -> Mapping[str, Any]:
         """The inputs on which time shares depend, as JSON-compatible data: when they change, shares are recomputed."""
@@ -315,19 +326,19 @@ def _decision(
         if not inputs.gpus_per_node[job.uid]:
             if (place := job.placement) is not None and place.gpus == job.gpus:
                 held = Grant(job.uid, job.gpus, Reason(Code.NO_NODE_AGAIN), gpu_type=place.gpu_type)
-                fallback.append((0.0, held))
+                fallback.append((NO_PRIORITY, held))
             else:
                 waits[job.uid] = _exceeds(job, displaced=job.uid in inputs.displaced)
             continue
         by_type, worker_types = priority.get((job.uid,), {}), inputs.worker_types(job.uid)
-        best = max(worker_types, key=lambda worker_type: by_type.get(worker_type, 0.0))
+        best = max(worker_types, key=lambda worker_type: by_type.get(worker_type, NO_PRIORITY))
         reason = reasons.wait(job.uid, worker_types)
-        if fill or by_type.get(best, 0.0) > 0:
+        if fill or best in by_type:
             grant = Grant(job.uid, job.gpus, reason, gpu_type=gpu_type_of(best))
-            fallback.append((-by_type.get(best, 0.0), grant))
+            fallback.append((by_type.get(best, NO_PRIORITY), grant))
         else:
             waits[job.uid] = reason
-    fallback.sort(key=lambda entry: entry[0])
+    fallback.sort(key=lambda entry: -entry[0])
     without = [Grant(job.uid, 0, CPU_ONLY) for job in snapshot.jobs if job.gpus == 0 and job.uid not in served]
     return Decision(tuple(grants), (*(grant for _, grant in fallback), *without), waits)
 

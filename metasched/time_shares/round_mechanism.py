@@ -12,11 +12,17 @@ Source: Narayanan et al., OSDI 2020, sections 3.2 and 5, Algorithm 1, Figure 5. 
 
 A combination c is one job, or a pair of jobs on the same GPUs. A worker type t is a GPU type, or a GPU type marked
 unconsolidated (the GPUs may be on more nodes than needed).
+
+The order by priority is that of stride scheduling (Waldspurger and Weihl, 1995): a combination that received r rounds
+is due for the next one at (r + 0.5) / share, in rounds since the time shares came into force. With ``carry``, r is the
+received time less the deficit. A combination is then due at the same time whether its time shares are renewed in every
+round or never: for the first time after 0.5 / share rounds. ``deficits`` has the rules for deficits at a renewal.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +43,10 @@ Seconds = ByCombination
 """Seconds by combination and worker type; 0 where there is no entry."""
 
 Priorities = ByCombination
-"""Priority by combination and worker type, higher first; 0 where there is no entry."""
+"""Priority by combination and worker type, higher first; ``NO_PRIORITY`` where there is no entry."""
+
+NO_PRIORITY = -math.inf
+"""Priority of a combination on a worker type of which it has no time share."""
 
 ACCOUNTS, COMPUTED_FOR = "ledger", "made_for"
 """Keys of a policy state's data: the time accounts, and the inputs for which its time shares were computed."""
@@ -110,44 +119,47 @@ class TimeAccounts:
             attained={uid: dict(job.attained) for uid, job in present.items()},
         )
 
-    def renew(self, shares: TimeShares, now: float, *, gpus: Mapping[str, int] | None = None) -> Self:
-        """Put new time shares into force; the time that is missing under the old ones is added to the deficits.
+    def split_pairs(self, jobs: Iterable[Job], now: float) -> Self:
+        """Pass the deficits of pairs of which one job has ended to the other job, which lacks that time still.
 
         Args:
-            shares: the new time shares.
+            jobs: all present jobs.
             now: unix seconds.
-            gpus: GPUs of each job, by uid (the two jobs of a pair have equally many); given, surplus time is carried
-                over: time beyond the old time share still counts as received, as far as other combinations with a new
-                time share of that GPU type have a deficit there.
-                None: received time begins at 0 for all, as in the public code; then the smallest time shares starve
-                where time shares are renewed in every round.
         """
+        present = {job.uid for job in jobs}
+        deficit: dict[Combination, Mapping[str, float]] = dict(self.deficit)
+        for pair in dict.fromkeys(itertools.chain(self.shares, self.received, self.deficit)):
+            left = [uid for uid in pair if uid in present]
+            if 0 < len(left) < len(pair):
+                deficit[left[0],] = summed(deficit.get((left[0],), {}), self._deficit(pair, now))
+        return replace(self, deficit=deficit)
+
+    def renew(self, shares: TimeShares, now: float) -> Self:
+        """Put new time shares into force at ``now``; deficits are the sums of those under all earlier time shares."""
+        combinations = dict.fromkeys(itertools.chain(self.shares, self.received, self.deficit))
+        deficit = {combination: self._deficit(combination, now) for combination in combinations}
+        return replace(self, shares=shares, since=now, expired=False, received={}, deficit=deficit)
+
+    def _deficit(self, combination: Combination, now: float) -> dict[str, float]:
+        """The combination's deficit at ``now``, seconds by worker type, that under the present time shares included."""
         elapsed = now - (now if self.since is None else self.since)
-        deficit: dict[Combination, dict[str, float]] = {}
-        for combination in dict.fromkeys(itertools.chain(self.shares, self.received, self.deficit)):
-            share, received = self.shares.get(combination, {}), self.received.get(combination, {})
-            before = self.deficit.get(combination, {})
-            deficit[combination] = {
-                worker_type: before.get(worker_type, 0.0)
-                + share.get(worker_type, 0.0) * elapsed
-                - received.get(worker_type, 0.0)
-                for worker_type in dict.fromkeys(itertools.chain(share, received, before))
-            }
-        carried: Seconds = {}
-        if gpus is not None:
-            carried = _surplus(deficit, shares, gpus)
-            deficit = {
-                combination: {worker_type: max(seconds, 0.0) for worker_type, seconds in times.items()}
-                for combination, times in deficit.items()
-            }
-        return replace(self, shares=shares, since=now, expired=False, received=carried, deficit=deficit)
+        share, received = self.shares.get(combination, {}), self.received.get(combination, {})
+        before = self.deficit.get(combination, {})
+        return {
+            worker_type: before.get(worker_type, 0.0)
+            + share.get(worker_type, 0.0) * elapsed
+            - received.get(worker_type, 0.0)
+            for worker_type in dict.fromkeys(itertools.chain(share, received, before))
+        }
 
     def admit(self, shares: TimeShares, now: float) -> Self:
-        """Add time shares of further combinations, in force from ``now`` on (unix seconds), without a deficit."""
+        """Add time shares of further combinations, in force from ``now`` on (unix seconds); deficits are unchanged."""
         elapsed = now - (now if self.since is None else self.since)
         # renew() will credit them with the whole time since self.since; this takes back the part before now
         before = {
-            combination: {worker_type: -part * elapsed for worker_type, part in share.items()}
+            combination: summed(
+                self.deficit.get(combination, {}), {worker_type: -part * elapsed for worker_type, part in share.items()}
+            )
             for combination, share in shares.items()
         }
         return replace(self, shares={**self.shares, **shares}, deficit={**self.deficit, **before})
@@ -225,20 +237,34 @@ class RoundGrant:
     unconsolidated: bool = False
 
 
-def priorities(accounts: TimeAccounts, round_seconds: float) -> Priorities:
-    """Time share over the rounds received under it, of each combination on each worker type (Figure 5).
+def priorities(accounts: TimeAccounts, round_seconds: float, *, carry: bool = False) -> Priorities:
+    """The priority of each combination on each worker type of which it has a time share.
 
-    Section 5 divides by the combination's fraction of the type's time instead. Within one type the order is the same.
-    Across types it is not: jobs that have all run on one type only would have no higher priority on the others.
+    Section 5 divides by the combination's fraction of the type's time instead of its rounds. Within one type the order
+    is the same. Across types it is not: jobs that have all run on one type only would have no higher priority on the
+    others.
+
+    Args:
+        accounts: time shares, received time and deficits.
+        round_seconds: regular seconds of a round.
+        carry: whether deficits count.
+
+    Returns:
+        Without ``carry``, the time share over the rounds received under it (Figure 5). With it, the negative of the
+        rounds from ``accounts.since`` to the time at which the combination is due. Without a deficit both have the same
+        order; the second is also defined for a deficit of more than ``PRIOR_ROUNDS``.
     """
     nothing: Mapping[str, float] = {}
     found = {}
     for combination, share in accounts.shares.items():
-        received = accounts.received.get(combination, nothing)
-        found[combination] = {
-            worker_type: part / (received.get(worker_type, 0.0) / round_seconds + PRIOR_ROUNDS)
-            for worker_type, part in share.items()
-        }
+        received, deficit = accounts.received.get(combination, nothing), accounts.deficit.get(combination, nothing)
+        by_type = found[combination] = dict[str, float]()
+        for worker_type, part in share.items():
+            if part > 0 and carry:
+                net = round(received.get(worker_type, 0.0) - deficit.get(worker_type, 0.0), NOISE_DIGITS)
+                by_type[worker_type] = -(net / round_seconds + PRIOR_ROUNDS) / part
+            elif part > 0:
+                by_type[worker_type] = part / (received.get(worker_type, 0.0) / round_seconds + PRIOR_ROUNDS)
     return found
 
 
@@ -278,8 +304,9 @@ def choose(
         by_type, deficit = priority.get(combination, nothing), accounts.deficit.get(combination, nothing)
         share = accounts.shares.get(combination, nothing)
         for worker_type in candidate.worker_types:
-            value, turn_rank = by_type.get(worker_type, 0.0), rank.get(gpu_type_of(worker_type)) if rank else 0
-            if (value > 0 or fill) and turn_rank is not None:
+            turn_rank = rank.get(gpu_type_of(worker_type)) if rank else 0
+            if (worker_type in by_type or fill) and turn_rank is not None:
+                value = by_type.get(worker_type, NO_PRIORITY)
                 surplus = -deficit.get(worker_type, 0.0) - candidate.credit
                 entries.append((turn_rank, -value, surplus, -share.get(worker_type, 0.0), i, worker_type))
     entries.sort()
@@ -304,47 +331,34 @@ def choose(
 
 
 def _occupy_nodes(free: list[int], gpus_per_node: tuple[int, ...]) -> bool:
-    """Subtract a job's GPUs from the fullest nodes that can hold them, if enough can; whether that was done.
+    """Subtract a job's GPUs from as many nodes as its placement has, if that is possible; whether that was done.
+
+    The same number on each node is taken from the fullest nodes that can hold it. Other placements take all GPUs of the
+    emptiest nodes, as the placement does, and the rest of the fullest node that can hold it.
 
     Args:
         free: free GPUs of each node, ascending; kept sorted.
-        gpus_per_node: the job's GPUs on each of its nodes, all equal.
+        gpus_per_node: the job's GPUs on each of its nodes, descending.
     """
-    each = gpus_per_node[0]
-    first = bisect_left(free, each)
-    if len(free) - first < len(gpus_per_node):
-        return False
-    for number in range(first, first + len(gpus_per_node)):
-        free[number] -= each
+    each, nodes = gpus_per_node[0], len(gpus_per_node)
+    if gpus_per_node[-1] == each:
+        first = bisect_left(free, each)
+        if len(free) - first < nodes:
+            return False
+        for number in range(first, first + nodes):
+            free[number] -= each
+    else:
+        left, last = sum(gpus_per_node), len(free) - nodes
+        if last < 0 or sum(free[last:]) < left:
+            return False
+        number = len(free) - 1
+        while free[number] < left:
+            left -= free[number]
+            free[number] = 0
+            number -= 1
+        free[bisect_left(free, left, hi=number + 1)] -= left
     free.sort()
     return True
-
-
-def _surplus(deficit: Seconds, shares: TimeShares, gpus: Mapping[str, int]) -> Seconds:
-    """Seconds beyond its time share that each combination received, as far as others have a deficit.
-
-    Of each GPU type no more GPU-seconds in sum than the deficits of the combinations with a time share there.
-    """
-    over: dict[str, float] = {}  # GPU-seconds by GPU type
-    short: dict[str, float] = {}
-    surpluses: list[tuple[Combination, str, str, float]] = []
-    for combination, times in deficit.items():
-        share = shares.get(combination, {})
-        for worker_type, seconds in times.items():
-            if not seconds or not share.get(worker_type):
-                continue
-            gpu_type, amount = gpu_type_of(worker_type), seconds * gpus[combination[0]]
-            if seconds > 0:
-                short[gpu_type] = short.get(gpu_type, 0.0) + amount
-            else:
-                over[gpu_type] = over.get(gpu_type, 0.0) - amount
-                surpluses.append((combination, worker_type, gpu_type, -seconds))
-    found: dict[Combination, dict[str, float]] = {}
-    for combination, worker_type, gpu_type, seconds in surpluses:
-        if gpu_type in short:
-            part = min(short[gpu_type] / over[gpu_type], 1.0)
-            found.setdefault(combination, {})[worker_type] = round(seconds * part, NOISE_DIGITS)
-    return found
 
 
 def gpu_type_of(worker_type: str) -> str:
@@ -381,6 +395,11 @@ def as_single_combinations(shares: Mapping[str, Mapping[str, float]]) -> TimeSha
 def _present(times: ByCombination, present: Mapping[str, object]) -> dict[Combination, Mapping[str, float]]:
     """The entries of combinations of which every job is present, by uid."""
     return {combination: found for combination, found in times.items() if all(uid in present for uid in combination)}
+
+
+def summed(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """The sums of two mappings' values by key."""
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in dict.fromkeys(itertools.chain(one, other))}
 
 
 def to_rows(times: ByCombination) -> list[list[Any]]:

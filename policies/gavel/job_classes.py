@@ -141,12 +141,10 @@ def _node_limits(
             for job, *_ in members
         ]
         sizes, gpus = inputs.node_gpus.get(gpu_type, ()), inputs.capacity[gpu_type]
-        for least in sorted({per_node[0] for per_node in consolidated if per_node}):
+        for least in sorted({part for per_node in consolidated for part in per_node}):
             nodes = sum(size // least for size in sizes)
             if nodes * least < gpus:
-                slots = [
-                    float(len(per_node)) if per_node and per_node[0] >= least else 0.0 for per_node in consolidated
-                ]
+                slots = [float(sum(part >= least for part in per_node)) for per_node in consolidated]
                 yield NodeLimit(worker_type, np.array(slots), float(nodes))
 
 

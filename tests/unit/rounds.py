@@ -15,7 +15,7 @@ class Rounds:
     """A cluster without latencies under one policy.
 
     ``work`` is the GPU-seconds (CPU-only: node-seconds) that each job needs to finish; a job that is not in it never
-    finishes. ``arrivals`` are jobs by the round in which they are submitted.
+    finishes. ``arrivals`` are jobs by the round in which they are submitted. ``facts`` are further fields of snapshots.
     """
 
     policy: object
@@ -27,10 +27,11 @@ class Rounds:
     history: list[dict] = field(default_factory=list)
     reasons: list[dict] = field(default_factory=list)
     state: object = None
+    facts: dict = field(default_factory=dict)
 
     def snapshot(self):
         live = sorted(self.jobs.values(), key=lambda job: (job.submitted, job.uid))
-        return Snapshot(len(self.history) * ROUND, len(self.history), ROUND, self.nodes, tuple(live))
+        return Snapshot(len(self.history) * ROUND, len(self.history), ROUND, self.nodes, tuple(live), **self.facts)
 
     def step(self):
         """Decide one round and let it pass."""

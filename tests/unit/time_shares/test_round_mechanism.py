@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,41 @@ def test_a_priority_is_the_share_over_the_rounds_received():
     )
     assert found["a",]["v100"] == 0.5 / 0.5
     assert found["b",]["v100"] == 0.5 / 1.5
+
+
+def test_with_deficits_a_priority_is_the_time_until_a_combination_is_due():
+    """Due at (received rounds - deficit + 0.5) / share; earlier is a higher priority, and overdue the highest."""
+    shares = as_single_combinations({"a": {"v100": 0.5, "k80": 0.0}, "b": {"v100": 0.25}})
+    found = priorities(accounts_of(shares, {("b",): {"v100": 200.0}}, {("b",): {"v100": 350.0}}), ROUND, carry=True)
+    assert found == {("a",): {"v100": -1.0}, ("b",): {"v100": 4.0}}
+
+
+def test_received_time_and_deficits_give_the_same_order_as_a_renewal_in_every_round():
+    """The order after three rounds is that after three renewals."""
+    shares = as_single_combinations({"a": {"v100": 0.6}, "b": {"v100": 0.4}})
+    received = {("a",): {"v100": 200.0}, ("b",): {"v100": 100.0}}
+    once = accounts_of(shares, received)
+    renewed = once.renew(shares, 300.0)
+    due = [priorities(accounts, ROUND, carry=True) for accounts in (once, renewed)]
+    for combination in shares:
+        assert due[0][combination]["v100"] == pytest.approx(due[1][combination]["v100"] - 3.0)
+
+
+def test_surplus_time_that_an_earlier_version_stored_as_received_counts_alike():
+    """States of that version have no negative deficits."""
+    shares = as_single_combinations({"a": {"v100": 0.8}, "b": {"v100": 0.2}})
+    stored = accounts_of(shares, {("a",): {"v100": 20.0}}, {("a",): {"v100": 0.0}, ("b",): {"v100": 20.0}})
+    now = accounts_of(shares, deficit={("a",): {"v100": -20.0}, ("b",): {"v100": 20.0}})
+    assert priorities(stored, ROUND, carry=True) == priorities(now, ROUND, carry=True)
+    assert stored.renew({}, 100.0).deficit == now.renew({}, 100.0).deficit
+
+
+def test_the_deficit_of_a_pair_passes_to_the_job_that_remains():
+    """The pair has had half of the time for 100 seconds, and received 20 of them."""
+    accounts = accounts_of({("a", "b"): {"v100": 0.5}}, {("a", "b"): {"v100": 20.0}}, {("a",): {"v100": 1.0}})
+    assert accounts.split_pairs([job("a"), job("b")], 100.0) == accounts
+    assert accounts.split_pairs([job("a")], 100.0).deficit["a",] == {"v100": 31.0}
+    assert accounts.split_pairs([job("b")], 100.0).deficit["b",] == {"v100": 30.0}
 
 
 def test_the_round_goes_to_the_highest_priorities_over_all_types():
@@ -147,33 +183,6 @@ def test_missing_time_of_earlier_shares_is_added_to_the_deficit():
     assert renewed.since == 100.0
 
 
-def test_shares_that_are_renewed_in_every_round_are_realised():
-    """A share of a fifth gets a fifth of the time: surplus time of the other job counts as received."""
-    shares, gpus = as_single_combinations({"a": {"v100": 0.8}, "b": {"v100": 0.2}}), {"a": 1, "b": 1}
-    received = dict.fromkeys("ab", 0.0)
-    accounts = TimeAccounts()
-    for number in range(100):
-        accounts = accounts.record_received([job(uid, v100=time) for uid, time in received.items()]).renew(
-            shares, number * ROUND, gpus=gpus
-        )
-        (grant,) = choose(accounts, [single(uid) for uid in received], {"v100": 1})
-        received[grant.combination[0]] += ROUND
-    assert 0.15 <= received["b"] / (100 * ROUND) <= 0.25
-
-
-def test_surplus_counts_only_as_far_as_others_have_a_deficit():
-    """Of two surplus GPU-seconds, one counts where other jobs lack one GPU-second; time on idle GPUs does not count."""
-    shares = as_single_combinations({"a": {"v100": 0.5}, "b": {"v100": 0.5}, "c": {"k80": 0.5}})
-    accounts = accounts_of(as_single_combinations({"a": {"v100": 0.5}}), {("a",): {"v100": 70.0}})
-    gpus = {"a": 2, "b": 1, "c": 1}
-    assert accounts.renew(shares, 100.0, gpus=gpus).received == {}
-    short = accounts_of(accounts.shares, accounts.received, {("b",): {"v100": 20.0}, ("c",): {"v100": 90.0}})
-    renewed = short.renew(shares, 100.0, gpus=gpus)
-    assert renewed.received == {("a",): {"v100": 10.0}}
-    assert renewed.deficit["a",] == {"v100": 0.0}
-    assert renewed.deficit["b",] == {"v100": 20.0}
-
-
 def test_accounts_survive_json():
     """Accounts that are written as JSON and read again are equal."""
     accounts = TimeAccounts().record_received([job("a", v100=5.0), job("b")]).renew({("a", "b"): {"v100": 0.5}}, 7.0)
@@ -231,6 +240,14 @@ def test_admitted_jobs_have_no_deficit():
     assert accounts.shares == {("a",): {"v100": 1.0}, ("b",): {"v100": 0.5}}
     assert accounts.since == 0.0
     assert accounts.renew({}, 100.0).deficit == {("a",): {"v100": 100.0}, ("b",): {"v100": 20.0}}
+
+
+def test_admitted_jobs_keep_an_earlier_deficit():
+    """A job whose pair has ended lacks the pair's time still."""
+    accounts = accounts_of({}, deficit={("b",): {"v100": 30.0}}).admit(
+        as_single_combinations({"b": {"v100": 0.5}}), 60.0
+    )
+    assert accounts.renew({}, 100.0).deficit == {("b",): {"v100": 50.0}}
 
 
 @settings(max_examples=25, deadline=None)
