@@ -1,9 +1,10 @@
 """Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 3.2).
 
 A job's attained service is GPUs x time. Queues are bands of attained service: a job enters the top queue, and falls to
-the next when its service passes that queue's threshold. Upper queues preempt lower ones. Within a queue, jobs are
-ordered by their first start, jobs that never started last, so that equal jobs do not preempt each other alternately. A
-job that waited ``promote_knob`` times as long as it ran returns to the top queue, and its service counts anew.
+the next when its service passes that queue's threshold. Upper queues preempt lower ones. Within a queue, running jobs
+come first, as in the authors' public simulator, so that jobs of one queue do not preempt each other; then waiting jobs
+by their first start, jobs that never started last. A job that waited ``promote_knob`` times as long as it ran returns
+to the top queue, and its service counts anew.
 
 Pollux's simulator orders the jobs of a queue by their entry into it instead, as ``order = "entry"`` does.
 """
@@ -33,7 +34,8 @@ class LasParameters(PolicyParameters):
         queue_thresholds_gpu_seconds: upper ends of all queues but the last, increasing.
         promote_knob: waiting time over run time since the last promotion at which a job goes back to the top queue;
             None for never.
-        order: order within a queue: by first start, or by entry into the queue.
+        order: order within a queue: running jobs first, and then by first start; or by entry into the queue, where a
+            waiting job may preempt a running one of its queue.
         elastic: whether jobs may get other numbers of GPUs than they requested.
     """
 
@@ -139,12 +141,12 @@ class Las(Policy):
         service = job.attained_service - (record.service if record is not None else 0.0)
         return bisect_right(self.parameters.queue_thresholds_gpu_seconds, service)
 
-    def _order_key(self, job: Job, records: Mapping[str, _Record]) -> tuple[float, float]:
+    def _order_key(self, job: Job, records: Mapping[str, _Record]) -> tuple[float, ...]:
         """Sort key of the job within its queue."""
         record = records.get(job.uid)
         if self.parameters.order == "entry":
             return (max(job.submitted, record.entered if record is not None else 0.0), job.submitted)
-        return (record.first_start if record is not None else math.inf, job.submitted)
+        return (not job.active, record.first_start if record is not None else math.inf, job.submitted)
 
 
 def _state(records: Mapping[str, _Record]) -> PolicyState:

@@ -33,11 +33,11 @@ def runs(rounds, uid):
 
 
 def test_a_job_falls_to_the_next_queue_and_is_preempted_by_a_new_one():
-    """Above the threshold of GPU-seconds a running job yields to one that has received less."""
+    """Above the threshold of GPU-seconds a job yields to one that has received less."""
     policy = las(queue_thresholds_gpu_seconds=(2 * 4 * ROUND,), promote_knob=None)
     rounds = Rounds(policy, nodes(), {0: [job("old")], 1: [job("new")]}).run(5)
-    assert runs(rounds, "old") == [True, True, False, False, True]
-    assert runs(rounds, "new") == [False, False, True, True, False]
+    assert runs(rounds, "old") == [True, True, False, False, False]
+    assert runs(rounds, "new") == [False, False, True, True, True]
     assert reason_words.words(rounds.reasons[2]["old"]).startswith(
         "2nd of 2 in line; in queue 2 of 2 by the GPU time it has had; needs 4 GPUs"
     )
@@ -56,6 +56,15 @@ def test_within_a_queue_the_first_started_jobs_continue():
     policy = las(queue_thresholds_gpu_seconds=(1e9,))
     rounds = Rounds(policy, nodes(), {0: [job("b")], 1: [job("a")]}).run(20)
     assert all(runs(rounds, "b"))
+
+
+def test_a_running_job_is_not_preempted_by_a_job_of_its_own_queue():
+    """Two jobs preempt a wide one from the top queue, fall to its queue, and continue to their end."""
+    arrivals = {0: [job("wide", 4)], 4: [job("a", 2), job("b", 2)]}
+    policy = las(queue_thresholds_gpu_seconds=(6 * ROUND,), promote_knob=None)
+    rounds = Rounds(policy, nodes(), arrivals, {"a": 16 * ROUND, "b": 16 * ROUND}).run(14)
+    assert runs(rounds, "wide") == [True] * 4 + [False] * 8 + [True] * 2
+    assert runs(rounds, "a") == runs(rounds, "b") == [False] * 4 + [True] * 8 + [False] * 2
 
 
 def test_a_starved_job_is_promoted_and_its_service_counts_anew():
