@@ -14,9 +14,15 @@ from tests.oracles.instances import fits
 
 LEAST_GAIN = Fraction(105, 100)
 UNKNOWN_SECONDS = 3600
+UNCONSOLIDATED = " unconsolidated"
 TIME = Fraction(1, 10**6)  # what rounding may cost a job, as a fraction of its time
 # the policies prefer early jobs, by up to a thousandth, where their contributions are equal
 RELATIVE = Fraction(1, 1000)
+
+
+def gpu_type(worker_type):
+    """The GPU type of a worker type."""
+    return worker_type.removesuffix(UNCONSOLIDATED)
 
 
 class Allocations:
@@ -26,10 +32,12 @@ class Allocations:
         jobs: jobs that can run.
         gpus: GPUs by type that no job holds for good.
         rate: steps per second by uid and GPU type on which a job can run.
-        columns: the variables: uids that run together, and the GPU type.
+        columns: the variables: uids that run together, and the worker type.
+        gangs: uids of jobs that can also run unconsolidated; all have as many GPUs.
+        slots: by GPU type, how many of them fit on whole nodes.
     """
 
-    def __init__(self, instance, *, aware=True):
+    def __init__(self, instance, *, aware=True, placement=False):
         self.gpus = {group.gpu_type: group.count * group.gpus for group in instance.nodes}
         self.rate = {}
         for one in instance.jobs:
@@ -47,9 +55,11 @@ class Allocations:
         self.job = {one.uid: one for one in self.jobs}
         self.columns = [((one.uid,), kind) for one in self.jobs for kind in self.rate[one.uid]]
         self.speeds = [{uid: self.rate[uid][kind]} for (uid,), kind in self.columns]
+        self.slots, self.gangs = {}, set()
         if instance.sharing and aware:
             self._add_pairs()
-        self.number = {column: k for k, column in enumerate(self.columns)}
+        if placement:
+            self._add_unconsolidated(instance.nodes)
 
     def _add_pairs(self):
         for one, other in combinations(self.jobs, 2):
@@ -61,13 +71,29 @@ class Allocations:
                 rates = self.rate[one.uid][kind] * part[0], self.rate[other.uid][kind] * part[1]
                 self.speeds.append(dict(zip((one.uid, other.uid), rates, strict=True)))
 
+    def _add_unconsolidated(self, nodes):
+        for group in nodes:
+            for one in self.jobs:
+                if one.gpus > 1 and group.count > 1 and group.gpu_type in self.rate[one.uid]:
+                    self.columns.append(((one.uid,), group.gpu_type + UNCONSOLIDATED))
+                    self.speeds.append({one.uid: self.rate[one.uid][group.gpu_type] * one.model.unconsolidated})
+        self.gangs = {uids[0] for uids, kind in self.columns if kind.endswith(UNCONSOLIDATED)}
+        for uid in self.gangs:
+            self.slots = {group.gpu_type: group.count * (group.gpus // self.job[uid].gpus) for group in nodes}
+
     def program(self, further=0):
         """Valid allocations: no job has more than all of its time, no type gives more GPUs than it has."""
         made = Program(len(self.columns) + further)
         for one in self.jobs:
             made.at_most({k: 1 for k, (uids, _) in enumerate(self.columns) if one.uid in uids}, 1)
         for kind, gpus in self.gpus.items():
-            made.at_most({k: self.job[uids[0]].gpus for k, (uids, t) in enumerate(self.columns) if t == kind}, gpus)
+            on_type = {k: self.job[uids[0]].gpus for k, (uids, t) in enumerate(self.columns) if gpu_type(t) == kind}
+            made.at_most(on_type, gpus)
+            if kind in self.slots:
+                consolidated = (
+                    k for k in on_type if self.columns[k][0][0] in self.gangs and self.columns[k][1] == kind
+                )
+                made.at_most(dict.fromkeys(consolidated, 1), self.slots[kind])
         return made
 
     def throughput(self, uid, factor=1):
@@ -133,17 +159,21 @@ class Found:
         self.throughput = dict.fromkeys(allocations.rate, Fraction(0))
         time = dict.fromkeys(allocations.rate, Fraction(0))
         used = dict.fromkeys(allocations.gpus, Fraction(0))
+        slots = dict(allocations.slots)
         for (uids, kind), value in self.shares.items():
             known = {(*column[0], column[1]): k for k, column in enumerate(allocations.columns)}
             k = known.get((*uids, kind), known.get((*reversed(uids), kind)))
             assert k is not None, f"{uids} cannot run on {kind}"
             assert value > 0, f"the time share of {uids} on {kind} is negative"
             self.x[k] += value
-            used[kind] += value * allocations.job[uids[0]].gpus
+            used[gpu_type(kind)] += value * allocations.job[uids[0]].gpus
             for uid, speed in allocations.speeds[k].items():
                 self.throughput[uid] += value * speed
                 time[uid] += value
+            if kind in slots and uids[0] in allocations.gangs:
+                slots[kind] -= value
         assert max(time.values(), default=0) <= 1 + TIME
+        assert min(slots.values(), default=0) >= -TIME
         assert all(used[kind] <= gpus * (1 + TIME) for kind, gpus in allocations.gpus.items())
 
     def reaches(self, uid, throughput, relative=RELATIVE):

@@ -335,3 +335,46 @@ def test_cost_together_has_the_largest_ratio_of_sums(sharing, slos):
         assert found.value(gain) / found.value(price) >= ratio * (1 - 2 * RELATIVE)
 
     holds(check, sharing=sharing)
+
+
+def draw_placement(rng):
+    """Gangs of one size, which fit on a node, and jobs of one GPU; speeds on one node and on several."""
+    instance = draw_instance(rng, unknown=False, gpus=(2, 3, 4, 6))
+    width = rng.choice((2, 2, 3, 4))
+    factor = {one.model.name: rng.choice((Fraction(1, 4), Fraction(1, 2), Fraction(9, 10))) for one in instance.jobs}
+    nodes = tuple(
+        replace(group, count=group.count if width == 2 else rng.choice((1, width))) for group in instance.nodes
+    )
+    jobs = (
+        replace(
+            one,
+            gpus=1 if one.gpus == 1 else width,
+            model=replace(one.model, unconsolidated=factor[one.model.name]),
+        )
+        for one in instance.jobs
+    )
+    return replace(instance, jobs=tuple(jobs), nodes=tuple(group for group in nodes if group.gpus >= width))
+
+
+@pytest.mark.parametrize("fill", [False, True], ids=["las", "fill"])
+def test_placement_aware_las_is_max_min_fair(fill):
+    """Consolidated and unconsolidated GPUs are the same; only whole nodes hold gangs that are consolidated."""
+    policy = GavelLas(GavelLas.Parameters(placement=True, fill=fill))
+
+    def check(instance):
+        widest = max(one.gpus for one in instance.jobs)
+        if any(group.gpus < widest for group in instance.nodes) or not instance.nodes:
+            return
+        made = Allocations(instance, placement=True)
+        found = Found(made, policy, instance.snapshot())
+        if fill:
+            exact = filled(made, lambda growing: {uid: made.job[uid].weight for uid in growing})
+            assert all(found.reaches(uid, value) for uid, value in exact.items())
+        else:
+            factor = las_factor(made)
+            level = made.max_min(factor) if factor else 0
+            floors = {uid: level / value for uid, value in factor.items()}
+            assert all(found.reaches(uid, floor) for uid, floor in floors.items())
+            assert_second_stage(made, found, floors, {uid: one.weight for uid, one in made.job.items()})
+
+    for_examples(draw_placement, check, simpler)
