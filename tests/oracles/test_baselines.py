@@ -16,6 +16,7 @@ from policies.baselines.max_sum_throughput import MaxSumThroughput
 from tests.oracles.allocations import RELATIVE, TIME, Allocations, Found
 from tests.oracles.examples import for_examples
 from tests.oracles.instances import Asked, Instance, ModelSpeed, Nodes, draw_instance, simpler
+from tests.oracles.known_faults import fails_by
 
 
 def assert_shares(found, expected):
@@ -25,7 +26,7 @@ def assert_shares(found, expected):
     assert all(abs(found.shares[key] - value) <= TIME for key, value in wanted.items())
 
 
-@pytest.mark.xfail(strict=True, reason="jobs that can run nowhere count as jobs of n")
+@fails_by("allocation of impossible jobs")
 def test_isolated_is_one_nth_of_every_type():
     """Of the jobs that can run; jobs that cannot run take nothing."""
 
@@ -93,7 +94,7 @@ def test_gandiva_fair_divides_gpu_time_by_tickets(by_user):
     for_examples(draw_instance, check, simpler)
 
 
-@pytest.mark.xfail(strict=True, reason="a job's part of its total is spread over its types whatever others need there")
+@fails_by("gandiva_fair promises")
 def test_gandiva_fair_promises_no_more_gpus_than_there_are():
     """Two of three GPUs, which are of one type, are all that the second job can use: the first has the third."""
     model = ModelSpeed("m", (("p100", Fraction(1)), ("k80", Fraction(1))))

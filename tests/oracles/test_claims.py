@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 
 from metasched.scheduling.engine import run_round
+from policies.ares.policy import Ares, AresParameters
 from policies.baselines.allox import AlloX
 from policies.baselines.fifo import Fifo, FifoParameters
 from policies.baselines.gandiva import Gandiva
@@ -17,6 +18,7 @@ from policies.baselines.isolated import Isolated
 from policies.baselines.las import Las
 from policies.baselines.max_sum_throughput import MaxSumThroughput
 from policies.baselines.optimus import Optimus
+from policies.baselines.slurm import Slurm
 from policies.baselines.srsf import Srsf
 from policies.baselines.srtf import Srtf
 from policies.gavel.policies import (
@@ -31,6 +33,7 @@ from policies.gavel.policies import (
 from tests.oracles.allocations import RELATIVE, TIME, Allocations, Found
 from tests.oracles.examples import for_examples
 from tests.oracles.instances import Asked, Instance, ModelSpeed, Nodes, draw_instance, simpler
+from tests.oracles.known_faults import marks_of
 from tests.oracles.simulation import Rounds
 
 PROGRAMS = {
@@ -54,18 +57,14 @@ FILLING = PROGRAMS | {
     "srtf": Srtf(),
     "srsf": Srsf(),
     "optimus": Optimus(),
+    "ares": Ares(AresParameters(explore=False)),
 }
-EVERY = FILLING | {"fifo": Fifo(), "gavel_fifo": GavelFifo()}
+EVERY = FILLING | {"fifo": Fifo(), "gavel_fifo": GavelFifo(), "slurm": Slurm()}
 
 
 def known(policies, **faults):
-    """Parameters of a test, one for each policy; those with a fault are expected to fail for its reason."""
-    return [
-        pytest.param(
-            name, id=name, marks=[pytest.mark.xfail(strict=True, reason=faults[name])] if name in faults else []
-        )
-        for name in policies
-    ]
+    """Parameters of a test, one for each policy; some policies fail by a fault that is known."""
+    return [pytest.param(name, id=name, marks=marks_of(faults.get(name))) for name in policies]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -95,7 +94,7 @@ def assert_same(name, instance, one, other):
     assert amounts[0] == amounts[1]
 
 
-IMPOSSIBLE = "jobs that can run nowhere count as jobs"
+IMPOSSIBLE = "allocation of impossible jobs"
 
 
 @pytest.mark.parametrize("name", known(EVERY, isolated=IMPOSSIBLE, gandiva=IMPOSSIBLE))
@@ -117,11 +116,8 @@ def test_jobs_that_can_run_nowhere_change_nothing(name):
     for_examples(lambda rng: draw_instance(rng, sharing=name != "max_sum", gpus=(1, 4)), check, simpler, every=4)
 
 
-UNUSABLE = "the total that tickets divide includes GPUs that no job can use"
-
-
 # gavel_fifo is left out: by its definition, a job waits in vain where another type has enough GPUs for it.
-@pytest.mark.parametrize("name", known(FILLING, gandiva_fair=UNUSABLE))
+@pytest.mark.parametrize("name", known(FILLING, gandiva_fair="gandiva_fair total", ares="ares on node sets"))
 def test_gpus_that_no_job_accepts_change_nothing(name):
     """Nodes of a further type, which no job accepts."""
 
@@ -143,7 +139,7 @@ def draw_endless(rng, **kinds):
     return replace(instance, jobs=tuple(jobs))
 
 
-@pytest.mark.parametrize("name", known(FILLING))
+@pytest.mark.parametrize("name", FILLING)
 def test_no_gpu_idles_that_a_waiting_job_could_use(name):
     """In ten rounds: no waiting job that can run on a type fits, evenly spread, on the GPUs that are free there."""
 
@@ -180,7 +176,7 @@ def fits_free(gpus, free):
     "churn",
     [
         pytest.param(False, id="steady"),
-        pytest.param(True, id="churn", marks=pytest.mark.xfail(strict=True, reason="a deficit is but a tie-break")),
+        pytest.param(True, id="churn", marks=marks_of("small shares")),
     ],
 )
 def test_a_small_share_has_its_first_turn_in_time(share, churn):
@@ -204,7 +200,7 @@ def test_a_small_share_has_its_first_turn_in_time(share, churn):
 FAIR = {name: FILLING[name] for name in ("las", "fill", "hierarchical", "makespan", "isolated", "gandiva_fair")}
 
 
-@pytest.mark.parametrize("name", known(FAIR))
+@pytest.mark.parametrize("name", FAIR)
 def test_rounds_give_what_time_shares_promise(name):
     """After every number of rounds, no job of one GPU lacks more than three rounds of its promised throughput."""
 

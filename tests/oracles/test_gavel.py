@@ -22,6 +22,7 @@ from tests.oracles.allocations import RELATIVE, TIME, Allocations, Found
 from tests.oracles.exact_simplex import dot
 from tests.oracles.examples import for_examples
 from tests.oracles.instances import NOW, Asked, Instance, ModelSpeed, Nodes, draw_instance, simpler
+from tests.oracles.known_faults import fails_by
 
 shared_or_not = pytest.mark.parametrize("sharing", [False, True], ids=["alone", "sharing"])
 
@@ -232,7 +233,7 @@ def test_queues_have_the_largest_sum(policy, sharing):
     holds(check, sharing=sharing)
 
 
-@pytest.mark.xfail(strict=True, reason="equal remaining times differ by rounding: 3599.9999999999995 s for 196 steps/s")
+@fails_by("sjf ties")
 def test_equally_short_jobs_are_served_by_submission():
     """Jobs of unknown totals all have an hour left, whatever their speed."""
 
