@@ -176,9 +176,9 @@ class Found:
         assert min(slots.values(), default=0) >= -TIME
         assert all(used[kind] <= gpus * (1 + TIME) for kind, gpus in allocations.gpus.items())
 
-    def reaches(self, uid, throughput, relative=RELATIVE):
+    def reaches(self, uid, throughput, relative=RELATIVE, time=TIME):
         """Whether the job has a throughput, up to rounding."""
-        tolerance = max(relative * throughput, TIME * self.allocations.fastest(uid))
+        tolerance = max(relative * throughput, time * self.allocations.fastest(uid))
         return self.throughput[uid] >= throughput - tolerance
 
     def value(self, row):

@@ -18,7 +18,7 @@ class Rounds:
     Attributes:
         policy: the policy.
         instance: jobs, of which those with steps end, and nodes.
-        newcomers: from the number of a round, the jobs that arrive; each ends when it has run for a round.
+        newcomers: from the number of a round, the jobs that arrive; without steps, each ends after a round.
         live: live jobs by uid, as records.
         rounds: targets of each round.
         ended: by uid, the number of rounds after which a job ended.
@@ -57,7 +57,7 @@ class Rounds:
                 self.live[uid] = advanced(one, result.targets.get(uid), now)
                 done = self.live[uid].progress_steps
                 if (one.total_steps is not None and done >= one.total_steps) or (
-                    uid.startswith("new") and uid in result.targets
+                    one.total_steps is None and uid.startswith("new") and uid in result.targets
                 ):
                     self.ended[uid] = len(self.rounds)
                     del self.live[uid]

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from policies.baselines.allox import match
+from policies.baselines.allox import AlloX, match
 from policies.baselines.gandiva_fair import GandivaFair, GandivaFairParameters
 from policies.baselines.gavel_fifo import GavelFifo
 from policies.baselines.isolated import Isolated
@@ -17,6 +17,7 @@ from tests.oracles.allocations import RELATIVE, TIME, Allocations, Found
 from tests.oracles.examples import for_examples
 from tests.oracles.instances import Asked, Instance, ModelSpeed, Nodes, draw_instance, simpler
 from tests.oracles.known_faults import fails_by
+from tests.oracles.simulation import Rounds
 
 
 def assert_shares(found, expected):
@@ -161,3 +162,29 @@ def test_allox_matches_jobs_to_the_schedule_of_least_average_jct():
         assert total == sum_of_completions(seconds, types)
 
     for_examples(draw_machines, check)
+
+
+def draw_batch(rng):
+    """Up to five jobs of one GPU, all submitted at once, whose durations are whole rounds; up to three GPUs."""
+    kinds = ("v100", "k80")[: rng.randint(1, 2)]
+    nodes = tuple(Nodes(kind, 1, rng.randint(1, 2)) for kind in kinds)
+    jobs = []
+    for uid in "abcde"[: rng.randint(1, 5)]:
+        rounds = {kind: rng.choice((1, 1, 2, 3, 5, 8, 20)) for kind in kinds}
+        speeds = tuple((kind, Fraction(1000, count)) for kind, count in rounds.items())
+        jobs.append(Asked(uid, ModelSpeed(uid, speeds), steps=600_000))
+    return Instance(tuple(jobs), nodes)
+
+
+def test_allox_completes_a_batch_in_the_least_sum_of_times():
+    """In rounds, with remaining GPUs for waiting jobs: the sum is at most that of the best schedule without moves."""
+
+    def check(batch):
+        types = [index for index, group in enumerate(batch.nodes) for _ in range(group.gpus)]
+        seconds = [[int(1000 / speed) for _, speed in one.model.known] for one in batch.jobs]
+        rounds = Rounds(AlloX(), batch)
+        while rounds.live:
+            assert len(rounds.run(1).rounds) < 200
+        assert sum(rounds.ended.values()) <= sum_of_completions(seconds, types)
+
+    for_examples(draw_batch, check, every=2)

@@ -68,7 +68,7 @@ def test_agnostic_las_is_max_min_fair():
         found = Found(made, GavelLas(GavelLas.Parameters(aware=False)), instance.snapshot())
         factor = las_factor(made)
         level = made.max_min(factor) if factor else 0
-        assert all(found.reaches(uid, level / value, Fraction(1, 100)) for uid, value in factor.items())
+        assert all(found.reaches(uid, level / value, Fraction(1, 100), 10 * TIME) for uid, value in factor.items())
 
     holds(check)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,8 @@ from policies.baselines.srsf import Srsf
 from policies.baselines.srtf import ShortestParameters, Srtf
 from tests.builders import ByGpus, job, node, snapshot
 from tests.oracles.examples import for_examples
-from tests.oracles.instances import TYPES, ModelSpeed
+from tests.oracles.instances import TYPES, Asked, Instance, ModelSpeed, Nodes
+from tests.oracles.simulation import Rounds
 
 
 @dataclass(frozen=True)
@@ -181,3 +183,46 @@ def test_elastic_queues_grow_in_three_steps(policy):
         assert {uid: place.gpus for uid, place in targets.items()} == given
 
     for_examples(draw_elastic, check)
+
+
+def draw_arrivals(rng):
+    """Up to five jobs of one GPU: the round of their arrival and the rounds that they need."""
+    return [(rng.choice((0, 0, 1, 2, 4, 7)), rng.choice((1, 2, 2, 3, 4))) for _ in range(rng.randint(1, 5))]
+
+
+@functools.cache
+def least_sum(now, left):
+    """The least sum of the rounds in which jobs end on one GPU, over all preemptive schedules from a round on."""
+    if not left:
+        return 0
+    choices = []
+    for k, (arrival, need) in enumerate(left):
+        if arrival <= now:
+            others = left[:k] + left[k + 1 :]
+            done = now + 1 + least_sum(now + 1, others) if need == 1 else None
+            rest = tuple(sorted((*others, (arrival, need - 1))))
+            choices.append(least_sum(now + 1, rest) if done is None else done)
+    return min(choices) if choices else least_sum(now + 1, left)
+
+
+@pytest.mark.parametrize("policy", [Srtf(), Srsf()], ids=lambda policy: policy.name)
+def test_shortest_remaining_time_has_the_least_average_jct(policy):
+    """On one GPU, with arrivals, against all preemptive schedules."""
+
+    def check(arrivals):
+        model = ModelSpeed("m", (("v100", Fraction(1)),))
+        jobs = [Asked(f"new-{k}", model, steps=600 * need) for k, (_, need) in enumerate(arrivals)]
+        instance = Instance((), (Nodes("v100", 1, 1),))
+        rounds = Rounds(
+            policy, instance, lambda number: [jobs[k] for k, (at, _) in enumerate(arrivals) if at == number]
+        )
+        rounds.run(8 + sum(need for _, need in arrivals))
+        assert sum(rounds.ended.values()) == least_sum(0, tuple(sorted(arrivals)))
+        assert len(rounds.ended) == len(jobs)
+
+    for_examples(draw_arrivals, check, fewer, every=2)
+
+
+def fewer(arrivals):
+    """The arrivals without one of them."""
+    return [arrivals[:k] + arrivals[k + 1 :] for k in range(len(arrivals))]
