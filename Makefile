@@ -1,12 +1,13 @@
 # `make` lists the verbs. Each of them first updates .venv (contrib/bootstrap names what it installs).
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint types unit shim integrations slurm gpu test-kills test-docker bench clean python cluster
+.PHONY: help demo test lint types unit oracles shim integrations slurm gpu test-kills test-docker bench clean python cluster
 
 BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2
 TESTS := lint types unit shim integrations slurm
 KILLS ?= 200
+EXAMPLES ?= 5000
 SLURM ?= 22.05
 SUBSET ?=
 
@@ -28,7 +29,10 @@ types: python ## mypy, strict
 	$(BIN)/mypy
 
 unit: python ## tests without Slurm and without process groups
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit tests/oracles
+
+oracles: python ## EXAMPLES=5000 random instances of each policy against independent programs; `make unit` has 200
+	ORACLE_EXAMPLES=$(EXAMPLES) $(PYTEST) --timeout 0 tests/oracles
 
 shim: python ## tests with real torch.distributed processes
 	$(PYTEST) tests/shim
