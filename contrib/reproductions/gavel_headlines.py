@@ -99,11 +99,19 @@ def main() -> int:
     )
     wanted = [(name, seed) for seed in scale.seeds for name in given.only]
     done = _read_results(given.results, scale)
+    errors: list[BaseException] = []
     with ProcessPoolExecutor(given.processes, max_tasks_per_child=1) as pool:
         running = {pool.submit(_run_headline, scale, *task): task for task in wanted if task not in done}
         for future in as_completed(running):
-            done[running[future]] = future.result()
-            _store_result(given.results, scale, *running[future], future.result())
+            name, seed = running[future]
+            if (error := future.exception()) is not None:
+                common.say(f"{name}, seed {seed}: {error!r}; the other headlines are still simulated and stored")
+                errors.append(error)
+            else:
+                done[name, seed] = future.result()
+                _store_result(given.results, scale, name, seed, future.result())
+    if errors:
+        raise errors[0]
     print("| figure | paper | public code | ours |\n|---|---|---|---|")
     found = []
     for name in given.only:
