@@ -196,7 +196,7 @@ class _Round:
             options += islice((one for one in scaling.sizes(gpu_type) if capacity_pool.fits(job, one.amount)), 1)
         if options:
             best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.gpu_type)))
-            held = self._held(job)
+            held = self._held(job, best)
             if held is not None and not self._is_worth_restart(job, held, best):  # leftovers add what it holds beyond
                 best = next((one for one in scaling.sizes(held.gpu_type) if one.gpus <= held.gpus), best)
             self.given[job.uid] = best
@@ -231,10 +231,15 @@ class _Round:
         known = None if job.speed is None else job.speed.steps_per_second(gpu_type, place.spread)
         return Size(gpu_type, place.gpus, job.steps_per_second if known is None else known)
 
-    def _held(self, job: Job) -> Size | None:
-        """The GPUs on which a job runs, with its speed there, where it can continue on them; None for other jobs."""
+    def _held(self, job: Job, size: Size | None = None) -> Size | None:
+        """The GPUs on which a job runs, with its speed there, where it can continue on them.
+
+        None for other jobs, and where it runs on as many GPUs of that type as ``size``.
+        """
         place = job.placement
         if place is None or place.gpu_type is None or job.status is not Status.RUNNING or is_vacating(job):
+            return None
+        if size is not None and size.amount == GpuAmount(place.gpus, place.gpu_type):
             return None
         if not self.capacity_pool.fits(job, GpuAmount(place.gpus, place.gpu_type)):
             return None
@@ -246,8 +251,6 @@ class _Round:
 
         A job whose remaining time is not known is expected to run for as long again as it has run so far.
         """
-        if size.amount == held.amount:
-            return True
         remaining = job.ran_seconds
         if job.remaining_steps is not None and held.speed:
             remaining = job.remaining_steps / held.speed
