@@ -244,7 +244,8 @@ class _Round:
         if not self.capacity_pool.fits(job, GpuAmount(place.gpus, place.gpu_type)):
             return None
         known = None if job.speed is None else job.speed.steps_per_second(place.gpu_type, place.spread)
-        return Size(place.gpu_type, place.gpus, job.steps_per_second if known is None else known)
+        speed = job.steps_per_second if known is None else known
+        return None if speed == 0 else Size(place.gpu_type, place.gpus, speed)
 
     def _is_worth_restart(self, job: Job, held: Size, size: Size) -> bool:
         """Whether a job ends earlier if it restarts for a size than if it continues on what it holds.

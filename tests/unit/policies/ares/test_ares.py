@@ -625,3 +625,10 @@ def test_a_job_of_unknown_demand_grows_if_it_has_run_for_long():
     for ran, gpus in ((100.0, 2), (1000.0, 4)):
         one = on(2, left=None, restart=60.0, high=4).evolve(total_steps=None, ran_seconds=ran, speed=None)
         assert amounts([one], nodes(1, 4)) == {"a": gpus}
+
+
+@pytest.mark.parametrize("known", [{"left": 1e6}, {}], ids=["known demand", "unknown demand"])
+def test_a_job_leaves_a_type_on_which_it_does_not_run(known):
+    """Whatever the restart costs."""
+    one = running(job("a", 4, speed=typed(0.0, 1.0), restart_seconds=1e9, **known), "v100-0")
+    assert decided([one], TWO).targets["a"].gpu_type == "a100"
