@@ -234,7 +234,7 @@ def main(given: Sequence[str] | None = None) -> int:
         "beyond isolated duration",
         "late",
         "beyond",
-        "beyond limits' bound",
+        "beyond limits",
     )
     print(f"| jobs | alpha | {' | '.join(columns)} |")
     print("|---|---|---|---|---|---|---|---|")

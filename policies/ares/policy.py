@@ -27,12 +27,15 @@ from pydantic import Field
 from metasched.capacity.capacity_pool import CapacityPool, GpuAmount
 from metasched.capacity.max_min import max_min_bottlenecks
 from metasched.capacity.shapes import CPU_ONLY, NodeSet
-from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot
+from metasched.core.model import Decision, Grant, Job, Preempt, Snapshot, Status
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
-from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
+from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible, is_vacating
 from policies.ares.fair_finish_queue import FairFinishQueue, overrun
 from policies.ares.scaling import CLOSE, ScalingControl, Size
+
+GROWTH = 1.5
+"""Least factor by which a running job grows by leftovers: other jobs soon need them, and each change is a restart."""
 
 POOL = Reason(Code.UNKNOWN_DEMAND_POOL)
 EXPLORES = Reason(Code.EXPLORES)
@@ -49,12 +52,14 @@ class AresParameters(PolicyParameters):
             doublings that scaling control allows; ``faster``, also larger ones, as long as a job becomes faster.
         explore: whether GPUs that remain then go to jobs whose speed at twice their GPUs is not known, to measure it.
         turn_seconds: seconds for which a job of unknown demand continues in the pool once it has begun to run.
+        restart_seconds: assumed seconds of a restart of a job of which none was measured.
     """
 
     alpha: float = Field(default=0.75, gt=0, le=1)
     leftovers: Literal["none", "efficient", "faster"] = "efficient"
     explore: bool = True
     turn_seconds: float = Field(default=1800.0, ge=0)
+    restart_seconds: float = Field(default=60.0, ge=0)
 
 
 class Ares(Policy):
@@ -191,6 +196,9 @@ class _Round:
             options += islice((one for one in scaling.sizes(gpu_type) if capacity_pool.fits(job, one.amount)), 1)
         if options:
             best = max(options, key=lambda one: (one.speed or 0.0, *self._type_preference(job, one.gpu_type)))
+            held = self._held(job, best)
+            if held is not None and not self._is_worth_restart(job, held, best):  # leftovers add what it holds beyond
+                best = next((one for one in scaling.sizes(held.gpu_type) if one.gpus <= held.gpus), best)
             self.given[job.uid] = best
             capacity_pool.assign(job, best.amount)
 
@@ -223,12 +231,59 @@ class _Round:
         known = None if job.speed is None else job.speed.steps_per_second(gpu_type, place.spread)
         return Size(gpu_type, place.gpus, job.steps_per_second if known is None else known)
 
+    def _held(self, job: Job, size: Size | None = None) -> Size | None:
+        """The GPUs on which a job runs, with its speed there, where it can continue on them.
+
+        None for other jobs, and where it runs on as many GPUs of that type as ``size``.
+        """
+        place = job.placement
+        if place is None or place.gpu_type is None or job.status is not Status.RUNNING or is_vacating(job):
+            return None
+        if size is not None and size.amount == GpuAmount(place.gpus, place.gpu_type):
+            return None
+        if not self.capacity_pool.fits(job, GpuAmount(place.gpus, place.gpu_type)):
+            return None
+        known = None if job.speed is None else job.speed.steps_per_second(place.gpu_type, place.spread)
+        speed = job.steps_per_second if known is None else known
+        return None if speed == 0 else Size(place.gpu_type, place.gpus, speed)
+
+    def _is_worth_restart(self, job: Job, held: Size, size: Size) -> bool:
+        """Whether a job ends earlier if it restarts for a size than if it continues on what it holds.
+
+        A job whose remaining time is not known is expected to run for as long again as it has run so far.
+        """
+        remaining = job.ran_seconds
+        if job.remaining_steps is not None and held.speed:
+            remaining = job.remaining_steps / held.speed
+        elif job.uid in self.queue.remaining:
+            remaining = self.queue.remaining[job.uid].work / held.gpus
+        ratio = size.speed / held.speed if size.speed and held.speed else size.gpus / held.gpus
+        restart = self._restart_seconds(job)
+        return restart == 0 or restart + remaining / ratio < remaining
+
+    def _grown(self, job: Job, given: Size, more: Size) -> Size | None:
+        """The size of a job with leftovers, where it could have ``more``; None if it is to have what it was given.
+
+        A running job continues on what it holds rather than grow by less than ``GROWTH``, or for no gain.
+        """
+        held = self._held(job)
+        if held is None or held.gpu_type != given.gpu_type or not given.gpus <= held.gpus < more.gpus:
+            return more
+        grows = more.gpus >= GROWTH * held.gpus or not self._restart_seconds(job)
+        if grows and self._is_worth_restart(job, held, more):
+            return more
+        return held if held.gpus > given.gpus else None
+
+    def _restart_seconds(self, job: Job) -> float:
+        return self.parameters.restart_seconds if job.restart_seconds is None else job.restart_seconds
+
     def _give_leftovers(self, grown: Callable[[ScalingControl, Size, int], Size | None]) -> None:
         for job in self.known:
             given = self.given.get(job.uid)
             if given is not None and (left := self._left(job, given.gpu_type)) > 0:
                 scaling = self._scaling(job)
                 more = grown(scaling, given, given.gpus + left)
+                more = None if more is None else self._grown(job, given, more)
                 if more is not None and self.capacity_pool.assign(job, more.amount):
                     self.given[job.uid] = more
 
@@ -279,10 +334,15 @@ class _Round:
         options = [one for other in types for one in scaling.up_to_requested(other)]
         if gpu_type is None and (kept := self._kept(job)) is not None:
             options.insert(0, kept)
+        held = self._held(job)
+        if held is not None and held.gpus <= job.gpus and gpu_type in (None, held.gpu_type):
+            options.insert(0, held)
         most = {one.gpu_type: job.gpus if limits is None else limits.most(job, one.gpu_type) for one in options}
         found = [
             one for one in options if gpus < one.gpus <= most[one.gpu_type] and capacity_pool.fits(job, one.amount)
         ]
+        if held is not None and held in options:
+            found = [one for one in found if one.gpus <= held.gpus or self._is_worth_restart(job, held, one)]
         if found:
             best = max(found, key=lambda one: one.gpus)  # the first of them
             capacity_pool.assign(job, best.amount)

@@ -143,7 +143,8 @@ class ReferenceSystem:
         self.clocks = [VirtualClock(gpus)] if clocks is None else list(clocks)
         self.gpus = dict(gpus)
         self._groups: list[tuple[list[str], float]] = []  # nodes that belong to the same clocks, and their GPUs
-        self._node_sets: list[NodeSet] = []  # by clock: bit i stands for group i
+        self._group_gpus: dict[NodeSet, float] = {}  # bit i stands for group i
+        self._node_sets: list[NodeSet] = []  # by clock
         self._regroup()
 
     @classmethod
@@ -197,12 +198,13 @@ class ReferenceSystem:
 
     def rates(self) -> list[Bottleneck]:
         """By clock, the bottleneck of its jobs: their GPUs per weight are the speed of the clock's virtual time."""
+        if len(self.clocks) == 1:  # as often as jobs arrive and end
+            return [Bottleneck(sum(self._group_gpus.values()), self.clocks[0].weight + self.clocks[0].others)]
         weights: dict[NodeSet, float] = {}
         for clock, node_set in zip(self.clocks, self._node_sets, strict=True):
             if clock.weight + clock.others > 0:
                 weights[node_set] = weights.get(node_set, 0.0) + clock.weight + clock.others
-        gpus = {1 << i: len(names) * amount for i, (names, amount) in enumerate(self._groups)}
-        found = max_min_bottlenecks(weights, gpus)
+        found = max_min_bottlenecks(weights, self._group_gpus)
         return [found.get(node_set, IDLE) for node_set in self._node_sets]
 
     @property
@@ -251,6 +253,7 @@ class ReferenceSystem:
         for name in sorted(membership):
             groups.setdefault((membership[name], self.gpus[name]), []).append(name)
         self._groups = [(names, gpus) for (_, gpus), names in groups.items()]
+        self._group_gpus = {1 << i: len(names) * amount for i, (names, amount) in enumerate(self._groups)}
         self._node_sets = [
             sum(1 << j for j, (members, _) in enumerate(groups) if members >> i & 1) for i in range(len(self.clocks))
         ]

@@ -574,3 +574,61 @@ def test_a_job_gets_fewer_gpus_rather_than_more_nodes():
     pinned = [running(job(f"p{i}", 2, left=1e6, speed=linear(1.0), preempt=Preempt.NO), f"v100-{i}") for i in range(2)]
     assert amounts([*pinned, job("a", 4, 1, 4, left=9, speed=linear(1.0))], nodes(2))["a"] == 2
     assert amounts([*pinned, job("a", 4, left=9, speed=linear(1.0))], nodes(2))["a"] == 4
+
+
+# -- restarts by choice ------------------------------------------------------------------------------------------------
+
+
+def on(gpus, *, left, restart=None, high=8, **more):
+    """A job that asked for four GPUs, and runs on so many of one node."""
+    one = job("a", 4, 1, high, left=left, speed=linear(1.0), restart_seconds=restart, **more)
+    return one.evolve(status=Status.RUNNING, placement=Placement(("v100-0",), gpus, "v100"), run=1, run_started=0.0)
+
+
+@pytest.mark.parametrize(
+    ("left", "restart", "gpus"), [(1000, 0.0, 8), (1000, 120.0, 8), (1000, 130.0, 4), (400, None, 4), (1000, None, 8)]
+)
+def test_a_running_job_is_doubled_only_if_it_then_ends_earlier(left, restart, gpus):
+    """1,000 steps take 250 s on four GPUs, 125 s on eight; a restart that was not measured is assumed to take 60 s."""
+    assert amounts([on(4, left=left, restart=restart)], nodes(1, 8)) == {"a": gpus}
+
+
+@pytest.mark.parametrize(("restart", "cluster", "gpus"), [(0.0, 5, 5), (1.0, 5, 4), (1.0, 6, 6), (1e9, 6, 4)])
+def test_a_running_job_grows_by_leftovers_by_half_at_least(restart, cluster, gpus):
+    """From four to five GPUs is not worth a restart, from four to six is; where restarts cost nothing, both are."""
+    assert amounts([on(4, left=1e6, restart=restart)], nodes(1, cluster)) == {"a": gpus}
+
+
+def test_a_running_job_continues_on_leftovers():
+    """It keeps five of eight GPUs where one more is left, and yields one to a job that waits."""
+    one = on(5, left=1e6, restart=1e6)
+    others = [job("b", gpus, left=1e9, speed=linear(1.0), submitted=1.0) for gpus in (2, 4)]
+    assert amounts([one, others[0]], nodes(1, 8), now=2.0) == {"a": 5, "b": 2}
+    assert amounts([one, others[1]], nodes(1, 8), now=2.0) == {"a": 4, "b": 4}
+
+
+def test_a_starting_job_has_all_leftovers():
+    """It restarts anyway."""
+    one = job("a", 4, 1, 8, left=1e6, speed=linear(1.0), restart_seconds=1e9)
+    assert amounts([one], nodes(1, 5)) == {"a": 5}
+
+
+@pytest.mark.parametrize(("restart", "gpu_type"), [(0.0, "a100"), (100.0, "a100"), (170.0, "v100")])
+def test_a_running_job_moves_to_a_faster_type_only_if_it_then_ends_earlier(restart, gpu_type):
+    """1,000 steps take 250 s on the slow type, 83 s on the fast one."""
+    one = running(job("a", 4, left=1000, speed=typed(1.0, 3.0), restart_seconds=restart), "v100-0")
+    assert decided([one], TWO).targets["a"].gpu_type == gpu_type
+
+
+def test_a_job_of_unknown_demand_grows_if_it_has_run_for_long():
+    """Its remaining time is taken to be the time that it has run."""
+    for ran, gpus in ((100.0, 2), (1000.0, 4)):
+        one = on(2, left=None, restart=60.0, high=4).evolve(total_steps=None, ran_seconds=ran, speed=None)
+        assert amounts([one], nodes(1, 4)) == {"a": gpus}
+
+
+@pytest.mark.parametrize("known", [{"left": 1e6}, {}], ids=["known demand", "unknown demand"])
+def test_a_job_leaves_a_type_on_which_it_does_not_run(known):
+    """Whatever the restart costs."""
+    one = running(job("a", 4, speed=typed(0.0, 1.0), restart_seconds=1e9, **known), "v100-0")
+    assert decided([one], TWO).targets["a"].gpu_type == "a100"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -18,13 +19,14 @@ from metasched.simulator.simulation import simulate
 from metasched.throughput.scaling_curve import Curve, ScalingTraining
 from policies.ares.policy import Ares, AresParameters
 from policies.ares.reference_system import ReferenceSystem, VirtualClock
-from tests.builders import ByGpus, job, linear, nodes, running, snapshot
+from tests.builders import ByGpus, job, linear, node, nodes, running, snapshot
 from tests.unit.fluid import fluid
 from tests.unit.workloads import workload
 
 HOUR = 3600.0
 V100 = (Node("v", "v100", 8, 0, 0),)
 K80 = (Node("k", "k80", 8, 0, 0),)
+NODE_LIMITS = ("only_nodes", "excluded_nodes")
 FREE = Settings(round_seconds=600.0, min_round_seconds=0.0)
 
 
@@ -270,3 +272,35 @@ def test_the_state_is_json_and_the_same_after_reading():
     again = [decided(jobs, cluster, now=60.0, state=one) for one in (state, read)]
     assert again[0].state == again[1].state
     assert again[0].decision == again[1].decision
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_each_live_job_has_one_clock_while_cluster_and_jobs_change(seed):
+    """Nodes come and go, jobs of any constraints arrive and vanish, and speeds become known, for ten rounds."""
+    rng = random.Random(seed)  # noqa: S311  no secret
+    names = [(f"n{i}", rng.choice(("v100", "v100", "k80"))) for i in range(rng.randint(1, 5))]
+    jobs, state, now = {}, None, 0.0
+    for number in range(10):
+        now += rng.choice((0, 60, 5000))
+        cluster = [node(name, 4, gpu_type, 64, accepts=rng.random() > 0.2) for name, gpu_type in names]
+        for i in range(rng.randint(0, 3)):
+            gpus = rng.choice((1, 2, 4, 8, 64))
+            more = {"left": rng.choice((None, 1, 1e5)), "expected_service": rng.choice((None, None, 50.0))}
+            more |= {"gpu_types": rng.choice(((), ("k80",))), "weight": rng.choice((1.0, 1e-9))}
+            more |= {name: frozenset(rng.sample(names, 1)[0][:1]) for name in NODE_LIMITS if rng.random() < 0.2}
+            one = job(f"j{number}-{i}", gpus, rng.choice((1, gpus)), 2 * gpus, submitted=now, memory_per_unit=0, **more)
+            jobs[one.uid] = one
+        jobs = {
+            uid: one.evolve(speed=rng.choice((None, linear(1.0), TwoTypes())) if rng.random() < 0.3 else one.speed)
+            for uid, one in jobs.items()
+            if rng.random() > 0.1
+        }
+        data = decided(jobs.values(), cluster, now=now, state=state).state.data
+        state = PolicyState(2, json.loads(json.dumps(dict(data))))
+        where = {uid: i for i, uids in enumerate(data["clocks"]) for uid in uids}
+        active = {e[1]: (i, e[0]) for i, clock in enumerate(data["gps"]["clocks"]) for e in clock["active"]}
+        assert where.keys() == jobs.keys() == {*data["finish"], *data["since"]}
+        assert len(active) == sum(len(clock["active"]) for clock in data["gps"]["clocks"])
+        for uid, finish in data["finish"].items():
+            assert (uid in active) != (uid in data["ended"])
+            assert active.get(uid, (where[uid], finish)) == (where[uid], pytest.approx(finish))
