@@ -123,6 +123,12 @@ def _reservation_ahead(nodes: int) -> str:
     return f"on {counted(nodes, 'node')} that would suit it a reservation begins before its time limit (--time) is over"
 
 
+def _batch_changes(per_gpu: int, accumulation: int, global_batch: int | None) -> str:
+    passes = "" if accumulation == 1 else f" in {accumulation} micro-batches"
+    total = "" if global_batch is None else f", {global_batch} in all"
+    return f"its batch becomes {counted(per_gpu, 'sample')} per GPU{passes}{total}"
+
+
 def _shares(shares: Sequence[tuple[str, int]]) -> str:
     if not shares:
         return "it has no share of time now"
@@ -205,6 +211,7 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.STARTS: _starts,
     Code.MOVES: lambda **place: f"moves to {_place(**place)}",
     Code.PREEMPTED_FOR: lambda jobs, more: f"preempted for {', '.join(jobs)}{f' and {more} more' if more else ''}",
+    Code.BATCH_CHANGES: _batch_changes,
     Code.NOT_ITS_TURN: "it is not its turn",
     Code.WAS_TO_LEAVE: "its earlier stop request is sent again",
     Code.STOP_UNANSWERED: "it did not answer a stop within {seconds:g} s",

@@ -117,6 +117,7 @@ class Code(enum.StrEnum):
     STARTS = "starts", "The job is released for a placement."
     MOVES = "moves", "The job is stopped to restart on another placement."
     PREEMPTED_FOR = "preempted_for", "The job's resources go to other jobs."
+    BATCH_CHANGES = "batch_changes", "The running trainer is asked to take up another batch plan."
     NOT_ITS_TURN = "not_its_turn", "The round gives the job nothing."
     WAS_TO_LEAVE = "was_to_leave", "A stop was decided earlier and has to be sent again."
     STOP_UNANSWERED = "stop_unanswered", "The trainer did not answer a stop request within the grace time."

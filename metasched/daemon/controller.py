@@ -16,6 +16,7 @@ from dataclasses import replace
 import structlog
 
 from metasched.configuration.config import Config
+from metasched.core.batching import BatchPlan
 from metasched.core.model import Action, Placement, Snapshot, Status
 from metasched.core.policy import Policy
 from metasched.core.reasons import Code, Reason
@@ -33,6 +34,7 @@ from metasched.learning.job_estimates import JobEstimates
 from metasched.observe.observed_job import start_deferral
 from metasched.observe.observer import Observer
 from metasched.replay.snapshot_codec import encode
+from metasched.scheduling.batch_changes import with_batch_plans
 from metasched.scheduling.contract_checks import PolicyViolationError
 from metasched.scheduling.engine import RoundResult, run_round
 from metasched.scheduling.gpu_sharing import GpuSharing
@@ -99,6 +101,7 @@ class Controller:
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
         self._targets: Mapping[str, Placement] = store.targets()
+        self._batches: Mapping[str, BatchPlan] = store.target_batches()
         self._gpu_sharing = GpuSharing(*store.target_co_runners())
         self._reasons: Mapping[str, Reason] = store.current_reasons()
         self._round_wanted = True  # much may have changed while no daemon ran
@@ -316,6 +319,7 @@ class Controller:
                 co_runners=sharing.partners,
                 time_slicing=sharing.time_slicing,
                 renewed=[job.uid for job in undisturbed],
+                batches=result.batches,
             )
         except StoreError:
             raise
@@ -329,6 +333,7 @@ class Controller:
             self._background_solver.begin(snapshot, self.policy, result.state)
         self._round = number
         self._targets = result.targets
+        self._batches = result.batches
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
@@ -338,7 +343,8 @@ class Controller:
         schedule = self.config.schedule
         timeouts = Timeouts(schedule.grace_seconds, self._actuator.start_limit, schedule.slice_seconds)
         sharing = replace(self._gpu_sharing, shards=state.gpu_shards)
-        return plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops)
+        actions = plan(state.snapshot, self._targets, timeouts, sharing, self._actuator.unsent_stops)
+        return with_batch_plans(actions, state.snapshot, self._targets, self._batches)
 
     def _act(self, actions: Sequence[Action], state: ClusterState) -> int:
         """Perform the actions, and return how many were performed; an outage leaves the rest to the next poll."""

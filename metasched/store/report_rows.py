@@ -17,6 +17,8 @@ from metasched.shared_dir.reports import (
     StopReport,
 )
 from metasched.store.connection import Connection
+from metasched.store.reported_batching import ReportedBatching
+from metasched.store.row_conversion import batching_of, noise_of, record_json
 
 _Value = TypeVar("_Value")
 
@@ -88,6 +90,7 @@ class ReportRows(Connection):
             self._checkpoints(file, [report for report in reports if isinstance(report, CheckpointReport)])
             if latest:
                 self._progress(file.uid, reports)
+                self._batching(file.uid, reports)
 
     def _start(self, file: ReportFile, report: StartReport) -> ReportFile:
         """Tie the trainer to the run that it names, if the job ever had that run."""
@@ -100,6 +103,17 @@ class ReportRows(Connection):
         )
         return replace(file, run=report.run)
 
+    def _batching(self, uid: str, reports: Sequence[Report]) -> None:
+        """Bring the job's batch size and gradient noise up to date."""
+        row = self._row("SELECT batching, noise FROM jobs WHERE uid = ?", [uid])
+        if row is None:
+            return
+        before = ReportedBatching(batching_of(row[0]), noise_of(row[1]))
+        after = before.after(reports)
+        if after != before:
+            values = [record_json(after.batching), record_json(after.noise), uid]
+            self._write("UPDATE jobs SET batching = ?, noise = ? WHERE uid = ?", values)
+
     def _of_trainer(self, file: ReportFile, change: str, values: list[Any]) -> None:
         self._write(
             f"UPDATE runs SET {change} WHERE uid = ? AND run = ? AND generation = ?",  # noqa: S608  our own names
@@ -111,11 +125,13 @@ class ReportRows(Connection):
             return
         self._write_many(
             "INSERT INTO throughput (uid, run, generation, at, step, steps, samples, seconds, loss, world_size, "
-            "global_batch, per_gpu_batch, accumulation) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "global_batch, per_gpu_batch, accumulation, progress, grad_square, grad_variance, plan) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     *(file.uid, file.run, file.generation, r.at, r.step, r.steps, r.samples, r.seconds, r.loss),
                     *(r.world_size, r.global_batch, r.per_gpu_batch, r.accumulation),
+                    *(r.progress, r.grad_square, r.grad_variance, r.plan),
                 )
                 for r in reports
             ],
@@ -142,15 +158,20 @@ class ReportRows(Connection):
 
     def _progress(self, uid: str, reports: Sequence[Report]) -> None:
         # A checkpoint is written while training continues: its line may come after those of later steps.
-        step = _last(r.step for r in reports if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport))
+        done = _last(_done(r) for r in reports if not isinstance(r, DeclareReport | ProfilingReport | CheckpointReport))
         loss = _last(r.loss for r in reports if isinstance(r, StepsReport | EndReport))
         total = _last(_total_steps(r) for r in reports if isinstance(r, DeclareReport))
-        if (step, loss, total) != (None, None, None):
+        if (done, loss, total) != (None, None, None):
             self._write(
                 "UPDATE jobs SET progress_steps = coalesce(?, progress_steps), loss = coalesce(?, loss), "
                 "total_steps = coalesce(?, total_steps) WHERE uid = ?",
-                [step, loss, total, uid],
+                [done, loss, total, uid],
             )
+
+
+def _done(report: StartReport | StepsReport | StopReport | EndReport) -> float:
+    """The job's progress by a report, in steps at the first batch."""
+    return report.step if report.progress is None else report.progress
 
 
 def _total_steps(report: DeclareReport) -> int | None:

@@ -180,6 +180,18 @@ def _names(db: Database) -> None:
     db.execute("CREATE INDEX jobs_slurm_job_id ON jobs (slurm_job_id)")
 
 
+@migrations(name="0008_batches")
+def _batches(db: Database) -> None:
+    """Columns for batch sizes that change while a job trains, and for gradient noise."""
+    for column in ("batching TEXT", "noise TEXT", "most_gpus INTEGER NOT NULL DEFAULT 0"):
+        db.execute(f"ALTER TABLE jobs ADD COLUMN {column}")
+    for column in ("progress REAL", "grad_square REAL", "grad_variance REAL", "plan INTEGER NOT NULL DEFAULT 0"):
+        db.execute(f"ALTER TABLE throughput ADD COLUMN {column}")
+    for column in ("batch TEXT", "batch_number INTEGER NOT NULL DEFAULT 0"):
+        db.execute(f"ALTER TABLE runs ADD COLUMN {column}")
+    db.execute("ALTER TABLE targets ADD COLUMN batch TEXT")
+
+
 def needs_migration(db: Database, path: Path, *, read_only: bool) -> bool:
     """Whether the database lacks migrations of this version; writes nothing.
 
