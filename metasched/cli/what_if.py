@@ -33,7 +33,7 @@ from metasched.cli.simulation_options import parse_policy, policies_option
     default=60.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="From getting its GPUs to a job's first step.",
+    help="From getting its GPUs to a job's first step, where no restart was measured.",
 )
 @json_option
 @click.pass_obj

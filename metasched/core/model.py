@@ -285,6 +285,9 @@ class JobKnowledge:
         learns_speed: whether running somewhere makes an unknown speed known; False in simulations that know all speeds.
         expected_service: GPU-seconds that the job should need in all on the GPUs it asked for, predicted from similar
             jobs.
+        restart_seconds: seconds in which the job holds GPUs without training when it is stopped and started again:
+            from the stop request to the end of the run, and from the start of the next run to its first step. The mean
+            of the job's latest restarts, or of those of its user's other jobs; None where none was measured.
         batching: its batch size, who changes it, and its limits; None where no trainer has reported.
         noise: its gradient noise; None where that was not measured.
     """
@@ -293,6 +296,7 @@ class JobKnowledge:
     speed: Speed | None = None
     learns_speed: bool = False
     expected_service: float | None = None
+    restart_seconds: float | None = None
     batching: Batching | None = None
     noise: GradientNoise | None = None
 

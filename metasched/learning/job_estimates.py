@@ -1,4 +1,4 @@
-"""The measured speed and the predicted service of each live job."""
+"""The measured speed, the predicted service and the restart cost of each live job."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from metasched.configuration.config import Sharing
 from metasched.core.model import Job
+from metasched.learning.restart_cost import RestartCosts
 from metasched.learning.service_prediction import ServicePrediction
 from metasched.learning.throughput_learning import ThroughputLearning, speed_subject
 from metasched.shared_dir.reports import ProfilingReport
@@ -13,7 +14,7 @@ from metasched.store import JobRecord, Store
 
 
 class JobEstimates:
-    """Adds measured speeds and predicted service to jobs, and learns from reports.
+    """Adds measured speeds, predicted service and restart costs to jobs, and learns from reports.
 
     Args:
         store: of the daemon; holds what was learnt before.
@@ -25,6 +26,7 @@ class JobEstimates:
         self._sharing = sharing
         self._throughput = ThroughputLearning(store, sharing.untried_part, sharing.table)
         self._service = ServicePrediction(store)
+        self._restarts = RestartCosts(store)
 
     def reconfigure(self, sharing: Sharing) -> None:
         """Estimate speeds anew where the configuration of GPU sharing has changed."""
@@ -33,11 +35,12 @@ class JobEstimates:
             self._throughput = ThroughputLearning(self._store, sharing.untried_part, sharing.table)
 
     def begin_poll(self) -> None:
-        """Read the completed jobs again for jobs that come in this poll."""
+        """Read the earlier jobs again for jobs that come in this poll."""
         self._service.begin_poll()
+        self._restarts.begin_poll()
 
     def add_to(self, job: Job, record: JobRecord, model: str | None) -> Job:
-        """Return the job with its speed and its expected service.
+        """Return the job with its speed, its expected service and its restart cost.
 
         Args:
             job: as observed.
@@ -45,7 +48,11 @@ class JobEstimates:
             model: the model that the job's tag names; None for none.
         """
         speed = self._throughput.speed(speed_subject(job.uid, job.user, model))
-        return job.evolve(speed=speed, expected_service=self._service.expected_service(record))
+        return job.evolve(
+            speed=speed,
+            expected_service=self._service.expected_service(record),
+            restart_seconds=self._restarts.restart_seconds(record, model),
+        )
 
     def learn(
         self,
@@ -70,4 +77,5 @@ class JobEstimates:
     def forget(self, uid: str) -> None:
         """Drop the measurements and the prediction of a job that has ended."""
         self._service.forget(uid)
+        self._restarts.forget(uid)
         self._throughput.forget(uid)

@@ -55,6 +55,24 @@ class Submission:
     checkpoint_seconds: float | None = None
     declared: bool = True
 
+    def stop_cost(self, settings: Settings) -> float:
+        """Seconds for which the job still holds its GPUs when it is stopped."""
+        return settings.checkpoint_seconds if self.checkpoint_seconds is None else self.checkpoint_seconds
+
+    def start_cost(self, settings: Settings, *, first: bool) -> float:
+        """Seconds from getting GPUs to the first step, of the first run or of a later one."""
+        if first:
+            return settings.start_seconds if self.start_seconds is None else self.start_seconds
+        return settings.restart_seconds if self.restart_seconds is None else self.restart_seconds
+
+    def restart_cost(self, settings: Settings) -> float:
+        """Seconds in which the job holds GPUs without training when it is stopped and started again.
+
+        It is what policies see as ``Job.restart_seconds`` from the job's arrival on: what a daemon that knows the
+        user's earlier jobs would have measured.
+        """
+        return self.stop_cost(settings) + self.start_cost(settings, first=False)
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:

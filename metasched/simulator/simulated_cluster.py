@@ -127,6 +127,7 @@ class Cluster:
         job = submission.job
         self._change_demand(job.gpus)
         live = self.live[job.uid] = LiveJob(submission, self._demand_integral)
+        live.job = live.job.evolve(restart_seconds=submission.restart_cost(self.settings))
         if job.placement is not None and self._acquire(live, job.placement, job.co_runner):
             live.first_started = self.now
             self._start(live, 0.0)
@@ -234,8 +235,7 @@ class Cluster:
     def _stop(self, live: LiveJob) -> None:
         """Request a stop: the job checkpoints, then releases its GPUs."""
         self._advance(live)
-        own = live.submission.checkpoint_seconds
-        seconds = self.settings.checkpoint_seconds if own is None else own
+        seconds = live.submission.stop_cost(self.settings)
         live.job = live.job.evolve(
             status=Status.STOPPING, stop_requested=self.now, preemptions=live.job.preemptions + 1
         )
@@ -314,7 +314,7 @@ class Cluster:
                 del self._pending[uid]
             elif live.gpus is None and self._acquire(live, self._targets[uid], self._co_runners.get(uid)):
                 del self._pending[uid]
-                self._start(live, self._start_seconds(live))
+                self._start(live, live.submission.start_cost(self.settings, first=live.first_started is None))
 
     def _acquire(self, live: LiveJob, target: Placement, co_runner: str | None) -> bool:
         """Give a job the target's GPUs, if they are free, or held by its co-runner alone; returns whether they were."""
@@ -339,15 +339,6 @@ class Cluster:
             self._free[name] += sign * gpus
             if not 0 <= self._free[name] <= self.nodes[name].gpus:
                 raise OverbookedError(f"{name} has {self.nodes[name].gpus} GPUs, and {self._free[name]} would be free")
-
-    def _start_seconds(self, live: LiveJob) -> float:
-        """Seconds from getting GPUs to the first step."""
-        submission, settings = live.submission, self.settings
-        if live.first_started is None:
-            own, common = submission.start_seconds, settings.start_seconds
-        else:
-            own, common = submission.restart_seconds, settings.restart_seconds
-        return common if own is None else own
 
     def _start(self, live: LiveJob, seconds: float) -> None:
         """Start a run on the GPUs that the job has just acquired; its first step follows after ``seconds``."""

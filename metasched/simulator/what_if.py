@@ -64,7 +64,8 @@ def forecast(
         snapshot: the live cluster. Blocked jobs that hold no GPUs are left out.
         estimates: the work of each job, by uid.
         policies: the policies by label.
-        settings: how the cluster behaves; GPU sharing and uneven placements are those of the snapshot.
+        settings: how the cluster behaves; GPU sharing and uneven placements are those of the snapshot, and restarts
+            cost what was measured of each job, where that is known.
         states: the policies' states after the last round, by label; policies that are not in it begin with their
             initial state.
     """
@@ -113,6 +114,7 @@ def _submission(job: Job, estimate: Estimate) -> Submission:
             learns_speed=False,
         ),
         estimate.training,
+        restart_seconds=job.restart_seconds,
         declared=estimate.declared,
     )
 

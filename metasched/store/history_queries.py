@@ -67,6 +67,11 @@ class HistoryQueries(Connection):
         rows = self._rows(f"{JOBS_WITH_RUNS} {condition} ORDER BY jobs.finished DESC LIMIT ?", [name, user, limit])
         return [job_of(row) for row in rows]
 
+    def preempted_jobs(self, user: str, limit: int) -> list[JobRecord]:
+        """The user's jobs that were preempted at least once, live ones included, the latest submitted first."""
+        condition = "WHERE jobs.user = ? AND jobs.preemptions > 0 ORDER BY jobs.submitted DESC, jobs.uid LIMIT ?"
+        return [job_of(row) for row in self._rows(f"{JOBS_WITH_RUNS} {condition}", [user, limit])]
+
     def runs(self, uid: str) -> list[RunRecord]:
         """All runs of a job, in the order of their numbers."""
         return [run_of(row) for row in self._rows(_RUNS, [uid])]

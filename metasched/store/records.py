@@ -67,6 +67,7 @@ class RunRecord:
         init_seconds: seconds from that trainer's process start to ready.
         stop_noticed: when that trainer noticed the stop request.
         checkpointed: whether that trainer wrote a checkpoint after the request.
+        first_step_at: when that trainer began its first reported steps.
         steps_per_second: latest reported speed.
         renewals: rounds in which the run's allocation was renewed, after the round of its release.
         batch: the batch plan that the daemon asked for; None where it leaves the batch size to the trainer.
@@ -90,6 +91,7 @@ class RunRecord:
     init_seconds: float | None = None
     stop_noticed: float | None = None
     checkpointed: bool | None = None
+    first_step_at: float | None = None
     steps_per_second: float | None = None
     renewals: int = 0
     batch: BatchPlan | None = None

@@ -97,8 +97,8 @@ class ReportRows(Connection):
         if self._row("SELECT 1 FROM runs WHERE uid = ? AND run = ?", [file.uid, report.run]) is None:
             return file
         self._write(
-            "UPDATE runs SET generation = ?, ready_at = ?, init_seconds = ?, stop_noticed = NULL, checkpointed = NULL "
-            "WHERE uid = ? AND run = ? AND coalesce(generation, 0) <= ?",
+            "UPDATE runs SET generation = ?, ready_at = ?, init_seconds = ?, stop_noticed = NULL, checkpointed = NULL, "
+            "first_step_at = NULL WHERE uid = ? AND run = ? AND coalesce(generation, 0) <= ?",
             [file.generation, report.at, report.init_seconds, file.uid, report.run, file.generation],
         )
         return replace(file, run=report.run)
@@ -136,8 +136,12 @@ class ReportRows(Connection):
                 for r in reports
             ],
         )
-        last = reports[-1]
-        self._of_trainer(file, "steps_per_second = ?", [last.steps / last.seconds])
+        first, last = reports[0], reports[-1]
+        self._of_trainer(
+            file,
+            "first_step_at = coalesce(first_step_at, ?), steps_per_second = ?",
+            [first.at - first.seconds, last.steps / last.seconds],
+        )
         self._delete_old_rows("throughput", "id", file.uid, MAX_THROUGHPUT_ROWS)
 
     def _checkpoints(self, file: ReportFile, reports: Sequence[CheckpointReport]) -> None:

@@ -180,7 +180,13 @@ def _names(db: Database) -> None:
     db.execute("CREATE INDEX jobs_slurm_job_id ON jobs (slurm_job_id)")
 
 
-@migrations(name="0008_batches")
+@migrations(name="0008_restarts")
+def _restarts(db: Database) -> None:
+    db.execute("ALTER TABLE runs ADD COLUMN first_step_at REAL")
+    db.execute("CREATE INDEX jobs_preempted ON jobs (user, submitted) WHERE preemptions > 0")
+
+
+@migrations(name="0009_batches")
 def _batches(db: Database) -> None:
     """Columns for batch sizes that change while a job trains, and for gradient noise."""
     for column in ("batching TEXT", "noise TEXT", "most_gpus INTEGER NOT NULL DEFAULT 0"):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from contrib.reproductions.published_loops.loop import LiveJob, PublishedLoop
 from metasched.core.model import Placement, Snapshot
@@ -61,9 +62,13 @@ class GavelLoop(PublishedLoop[GavelJob]):
     """One simulation as in Gavel's public simulator; of ``settings`` it reads ``round_seconds`` and ``sharing``.
 
     Loops of simulators that descend from Gavel's override what they do differently.
+
+    Attributes:
+        restart_seconds: the cost of a restart that policies see.
     """
 
     name = "gavel"
+    restart_seconds: ClassVar[float] = 0.0
 
     def prepare(self) -> None:
         """Set up the work of the present round, and begin at the first arrival."""
@@ -117,7 +122,12 @@ class GavelLoop(PublishedLoop[GavelJob]):
         """Add the jobs whose arrival is reached."""
         for submission in self.due_arrivals():
             training = submission.training
-            job = submission.job.evolve(total_steps=training.total, progress_steps=0, speed=training.known(0))
+            job = submission.job.evolve(
+                total_steps=training.total,
+                progress_steps=0,
+                speed=training.known(0),
+                restart_seconds=self.restart_seconds,
+            )
             self.live[job.uid] = GavelJob(submission, job, self.demand_integral)
 
     def play_round(self) -> None:

@@ -186,7 +186,8 @@ class PolluxLoop(PublishedLoop[PolluxJob]):
     def arrive(self) -> None:
         """Add the jobs whose arrival is reached."""
         for submission in self.due_arrivals():
-            job, training = submission.job, submission.training
+            training = submission.training
+            job = submission.job.evolve(restart_seconds=self.settings.restart_seconds)
             speed = None
             if isinstance(training, ProfileTraining):
                 speed = OptimusView(training.profile, training.batch)

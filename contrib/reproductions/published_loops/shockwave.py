@@ -181,6 +181,7 @@ class ShockwaveLoop(GavelLoop):
     """One simulation as in Shockwave's public simulator; the jobs' trainings are ``RegimeTraining``."""
 
     name = "shockwave"
+    restart_seconds = RESTART_SECONDS
 
     def prepare(self) -> None:
         """Set up the batch sizes of the jobs, and the time accounts of the artifact."""

@@ -85,6 +85,15 @@ def test_starts_restarts_and_checkpoints_cost_their_time():
     assert intervals(cheap["a"]) == [(0.0, 60.0), (120.0, 160.0)]
 
 
+def test_policies_see_the_cost_of_a_restart():
+    """It is the checkpoint's time and the next start's, of the job itself or of the cluster, from the arrival on."""
+    seen = set()
+    load = workload(submission("a", total=400.0), submission("b", total=400.0, restart_seconds=1.0))
+    costs = Settings(start_seconds=50.0, restart_seconds=7.0, checkpoint_seconds=3.0)
+    run(load, settings=costs, watch=lambda snapshot, _: seen.update((j.uid, j.restart_seconds) for j in snapshot.jobs))
+    assert seen == {("a", 10.0), ("b", 4.0)}
+
+
 def test_a_job_without_steps_ends_at_once():
     """Its start and its end are the same instant."""
     assert run(workload(submission("a", total=0.0)))["a"].jct == 0.0

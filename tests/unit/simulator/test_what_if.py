@@ -76,6 +76,16 @@ def test_only_started_jobs_pay_for_a_start():
     assert [one.ends["f"] for one in found] == [NOW + 300.0, NOW + 560.0]
 
 
+def test_a_restart_costs_what_was_measured():
+    """Jobs without a measured restart have that of the settings."""
+    settings = Settings(round_seconds=100.0, min_round_seconds=0.0, restart_seconds=60.0)
+    policies = {"l": Las(Las.Parameters(queue_thresholds_gpu_seconds=(100.0,)))}
+    for measured, seconds in ((None, 60.0), (7.0, 7.0)):
+        jobs = look(running("a", 0.0, 1000.0, restart_seconds=measured), job("b", 5.0))
+        (restarted, _) = forecast(jobs, known(a=300.0, b=50.0), policies, settings)
+        assert restarted.ends["l"] == NOW + 350.0 + seconds
+
+
 def test_blocked_jobs_are_left_out_unless_they_run():
     """A job that must not start is not in the forecast; a running one keeps its GPUs to its end."""
     blocked = Reason.text("it waits for job 3")

@@ -111,6 +111,7 @@ def test_reports_become_rows(tree):
     run = job.current
     assert (run.generation, run.ready_at, run.init_seconds) == (1, NOW, 1.5)
     assert (run.stop_noticed, run.checkpointed, run.steps_per_second) == (NOW - 1, True, 2.5)
+    assert run.first_step_at == NOW - 2.0
     assert [(row.run, row.step, row.loss) for row in tree.store.recent_throughput(UID)] == [(1, 20, None), (1, 10, 0.5)]
     assert tree.store._rows("SELECT size, cause FROM checkpoints") == [(99, "stop")]
     tree.append(text("end", step=25, samples=1600, loss=0.25))

@@ -106,6 +106,7 @@ def test_store_of_version_6_is_migrated_with_its_rows(former):
         assert store.problems() == []
         job = store.job(UID)
         assert (job.slurm_job_id, job.current.generation, job.current.ready_at) == ("12", 3, 115)
+        assert job.current.first_step_at is None
         assert [found.uid for found in store.find_jobs("13")] == [OTHER]
         assert store.targets() == dict.fromkeys((UID, OTHER), Placement(("n1",), 1, "v100"))
         assert store.target_co_runners() == ({UID: OTHER, OTHER: UID}, {UID, OTHER})

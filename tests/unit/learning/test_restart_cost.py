@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+
+from metasched.core.model import Placement
+from metasched.learning.restart_cost import RECENT, RestartCosts, mean_of_latest, measured_restarts
+from metasched.store import EndCause, JobRecord, RunRecord, Store
+from tests.unit import site
+
+TWO = Placement(("n1",), 2, "v100")
+
+
+def run(number, started, **times):
+    return RunRecord("a", number, started=started, **times)
+
+
+def test_a_restart_is_the_stop_and_the_start_after_it():
+    """Time in the queue between both does not count; a run without reported steps counts until it is ready."""
+    first = run(1, 100.0, stop_requested=200.0, ended=212.0)
+    assert measured_restarts([first, run(2, 500.0, ready_at=520.0, first_step_at=533.0)]) == [45.0]
+    assert measured_restarts([first, run(2, 500.0, ready_at=520.0)]) == [32.0]
+
+
+def test_only_restarts_between_started_runs_are_measured():
+    """Neither a lost run nor one that is not ready yet tells the cost; a withdrawn run in between changes nothing."""
+    stopped, lost = run(1, 100.0, stop_requested=200.0, ended=212.0), run(1, 100.0, ended=212.0)
+    after = run(3, 500.0, first_step_at=508.0)
+    assert measured_restarts([stopped]) == []
+    assert measured_restarts([stopped, run(2, 500.0)]) == []
+    assert measured_restarts([lost, after]) == []
+    assert measured_restarts([stopped, RunRecord("a", 2, released_at=300.0, ended=310.0), after]) == [20.0]
+
+
+def test_clocks_that_differ_give_no_negative_cost():
+    """Each part is at least 0."""
+    before = run(1, 100.0, stop_requested=200.0, ended=195.0)
+    assert measured_restarts([before, run(2, 500.0, ready_at=490.0)]) == [0.0]
+
+
+def test_the_latest_restarts_count():
+    """Their mean is the cost; without any, the cost is not known."""
+    assert mean_of_latest([1000.0, *[10.0] * (RECENT - 1), 20.0]) == (10.0 * (RECENT - 1) + 20.0) / RECENT
+    assert mean_of_latest([]) is None
+
+
+class Restarted:
+    """A store with jobs, each restarted once at some cost."""
+
+    def __init__(self, path):
+        self.store = Store.open(path)
+        self.costs = RestartCosts(self.store)
+        self.count = 0
+
+    def job(self, user="ann", *, model=None, cost=None):
+        self.count += 1
+        uid = f"{self.count:016x}"
+        record = JobRecord(
+            uid=uid,
+            slurm_job_id=f"{self.count}",
+            name="train",
+            user=user,
+            submitted=float(self.count),
+            requirements={"model": model},
+        )
+        self.store.add_job(record)
+        if cost is not None:
+            self.restart(uid, cost)
+        return uid
+
+    def restart(self, uid, cost):
+        record = self.store.require_job(uid)
+        if record.current is None:
+            self.begin(uid, 1, 0.0)
+        run = self.store.require_job(uid).run
+        self.store.stop_requested(uid, run, 50.0)
+        self.store.run_ended(uid, run, 50.0, EndCause.PREEMPTED)
+        self.begin(uid, run + 1, cost)
+
+    def begin(self, uid, run, cost):
+        self.store.release(uid, run, TWO, 100.0)
+        self.store.run_started(uid, run, 100.0, TWO)
+        self.store._write("UPDATE runs SET ready_at = ? WHERE uid = ? AND run = ?", [100.0 + cost, uid, run])
+
+    def cost(self, uid, model=None):
+        self.costs.begin_poll()
+        return self.costs.restart_seconds(self.store.require_job(uid), model)
+
+
+@pytest.fixture
+def history(tmp_path):
+    made = Restarted(tmp_path / "store.sqlite")
+    yield made
+    made.store.close()
+
+
+def test_the_cost_of_a_new_job_is_that_of_its_users_jobs(history):
+    """Jobs of the same model come first, and jobs of other users never count."""
+    history.job(cost=30.0, model="gpt")
+    history.job(cost=90.0, model="bert")
+    history.job("bob", cost=7.0)
+    assert history.cost(history.job(model="gpt"), "gpt") == 30.0
+    assert history.cost(history.job(model="vit"), "vit") == 60.0
+    assert history.cost(history.job()) == 60.0
+    assert history.cost(history.job("eve")) is None
+
+
+def test_the_own_restarts_of_a_job_come_first(history):
+    """They count from the first one on, until the job has ended."""
+    history.job(cost=30.0)
+    uid = history.job()
+    assert history.cost(uid) == 30.0
+    history.restart(uid, 0.0)
+    assert history.cost(uid) == 0.0
+    history.costs.forget(uid)
+    assert history.cost(uid) == 0.0
+
+
+def test_the_daemon_measures_restarts(tmp_path):
+    """The snapshot has the cost after the first restart, and the user's next job has it from the beginning."""
+    cluster = site.FakeSite(tmp_path, policy="las")
+    cluster.parameters = {"queue_thresholds_gpu_seconds": (10.0,)}
+    cluster.start()
+
+    def known(slurm_job_id):
+        return cluster.controller.current_snapshot().job[cluster.record(slurm_job_id).uid].restart_seconds
+
+    def runs():
+        return cluster.store.runs(cluster.record(first).uid)
+
+    try:
+        first = cluster.add("--nodes=4", "--gres=gpu:4", seconds=100, stop_seconds=3)
+        cluster.run(30)
+        assert known(first) is None
+        cluster.add("--nodes=4", "--gres=gpu:4", seconds=5)
+        cluster.run_until(lambda: len(runs()) > 1 and runs()[1].ready_at is not None)
+        cluster.run(2)
+        assert [known(first)] == measured_restarts(runs())
+        assert known(first) == pytest.approx(3.0, abs=1.5)
+        assert known(cluster.add(seconds=100)) == known(first)
+    finally:
+        cluster.close()
