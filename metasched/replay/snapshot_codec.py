@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from metasched.core.batching import Batching, BatchPlan, BatchRegime, GradientNoise
 from metasched.core.errors import MetaschedError
 from metasched.core.model import Job, Placement, Snapshot
 from metasched.core.reasons import from_json, to_json
@@ -103,7 +104,7 @@ def _as_json(value: object) -> Any:
         return dict(value)
     if isinstance(value, frozenset):
         return sorted(value)
-    if isinstance(value, Placement):
+    if isinstance(value, Placement | Batching | BatchPlan | BatchRegime | GradientNoise):
         return _changed_fields(value)
     raise TypeError(f"a {type(value).__name__} is not part of a snapshot")
 
