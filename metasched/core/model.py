@@ -17,6 +17,7 @@ from metasched.core.batching import Batching, BatchPlan, GradientNoise
 from metasched.core.reasons import Reason
 
 NO_SERVICE: Mapping[str, float] = MappingProxyType({})
+NO_PARAMETERS: Mapping[str, tuple[float, ...]] = MappingProxyType({})
 
 
 class Preempt(enum.Enum):
@@ -290,6 +291,9 @@ class JobKnowledge:
             of the job's latest restarts, or of those of its user's other jobs; None where none was measured.
         batching: its batch size, who changes it, and its limits; None where no trainer has reported.
         noise: its gradient noise; None where that was not measured.
+        iteration_parameters: by GPU type, the parameters of the time of its iterations
+            (``throughput.iteration_time.IterationParameters``), where the policy asks for them
+            (``Policy.fits_iterations``).
     """
 
     steps_per_second: float | None = None
@@ -299,6 +303,7 @@ class JobKnowledge:
     restart_seconds: float | None = None
     batching: Batching | None = None
     noise: GradientNoise | None = None
+    iteration_parameters: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: NO_PARAMETERS)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: `evolve` is what a simulation does most

@@ -61,6 +61,8 @@ class Policy(ABC):
         wakes_on_completion: whether the end of a job starts a round at once.
         steady: whether only arrivals, completions and changes of nodes change the policy's decisions. Other rounds then
             repeat the last decision, and a simulation does not update service and progress for them.
+        fits_iterations: whether the policy reads ``Job.iteration_parameters``, which cost milliseconds for each job
+            whose iterations have changed.
     """
 
     name: ClassVar[str]
@@ -68,6 +70,7 @@ class Policy(ABC):
     wakes_on_arrival: ClassVar[bool] = True
     wakes_on_completion: ClassVar[bool] = True
     steady: ClassVar[bool] = False
+    fits_iterations: ClassVar[bool] = False
 
     @property
     def solves_in_background(self) -> bool:

@@ -88,6 +88,14 @@ def _restarts_on_node_too_soon(job: Job, placement: Placement, now: float) -> bo
     return same_node and now - job.last_ended < SAME_NODE_SECONDS
 
 
+def _theta(fitted: Sequence[float] | None) -> tuple[float, float, float, float, float, float, float] | None:
+    """The parameters of the time of an iteration as a lease has them; None where they are not known."""
+    if fitted is None:
+        return None
+    alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma = fitted
+    return alpha_grad, beta_grad, alpha_local, beta_local, alpha_node, beta_node, gamma
+
+
 @dataclass(frozen=True, slots=True)
 class RoundFacts:
     """The round that a lease is written in: its number, and its regular end in unix seconds."""
@@ -232,7 +240,9 @@ class Actuator:
         run = None if record is None else record.current
         if run is None or run.batch is None:
             return None
-        return LeasedBatch(run.batch_number, run.batch.per_gpu, run.batch.accumulation)
+        placement = run.placement or run.released
+        fitted = job.iteration_parameters.get(placement.gpu_type or "") if placement is not None else None
+        return LeasedBatch(run.batch_number, run.batch.per_gpu, run.batch.accumulation, theta=_theta(fitted))
 
     def _perform_one(self, action: Action, state: ClusterState, round_facts: RoundFacts) -> None:
         job = state.snapshot.job[action.uid]

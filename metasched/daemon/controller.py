@@ -93,6 +93,7 @@ class Controller:
         self._reports = ReportReader(store, mailbox, heartbeat=notify)
         self._run_tracking = RunTracking(client, store, mailbox, self._writes, self._reports, self._drop_cached)
         self._estimates = JobEstimates(store, config.sharing)
+        self._estimates.fits_iterations = policy.fits_iterations
         self._state_builder = ClusterStateBuilder(store, self._intake, self._estimates)
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
@@ -126,6 +127,7 @@ class Controller:
         self._observer.config = config
         self._actuator.config = config
         self._estimates.reconfigure(config.sharing)
+        self._estimates.fits_iterations = policy.fits_iterations
         self._round_wanted = True
 
     def poll(self) -> float:

@@ -133,11 +133,14 @@ class StepsReport(_Line, frozen=True):
 
 
 class ProfilingReport(_Line, frozen=True):
-    """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``."""
+    """Before this run, ``steps`` steps on ``world_size`` of its GPUs took ``seconds``; None for batches not told."""
 
     world_size: _WorldSize
     steps: _StepCount
     seconds: _PositiveSeconds
+    global_batch: _Batch | None = None
+    per_gpu_batch: _Batch | None = None
+    accumulation: _Batch | None = None
 
     def __post_init__(self) -> None:
         """Refuse an implausible speed.

@@ -311,6 +311,7 @@ class SpeedRecord:
         co_runner: the subject that ran on the same GPUs; None for no co-runner.
         steps_per_second: the mean of the reports, in which newer ones count more.
         at: unix seconds of the latest.
+        batch: samples of one optimizer step; 0 where they were not recorded.
     """
 
     subject: str
@@ -318,4 +319,30 @@ class SpeedRecord:
     spread: tuple[int, ...]
     co_runner: str | None
     steps_per_second: float
+    at: float
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """The measured mean duration of a subject's optimizer steps in one configuration, without a co-runner.
+
+    Attributes:
+        subject: a job's uid, or ``user/model`` for all jobs of a user that name that model.
+        gpu_type: type of the GPUs.
+        gpus: number of GPUs.
+        multi_node: whether they were on several nodes.
+        per_gpu: samples that a GPU processed at once.
+        accumulation: micro-batches of an optimizer step.
+        seconds: seconds of an optimizer step, the mean of the reports, in which newer ones count more.
+        at: unix seconds of the latest report.
+    """
+
+    subject: str
+    gpu_type: str
+    gpus: int
+    multi_node: bool
+    per_gpu: int
+    accumulation: int
+    seconds: float
     at: float

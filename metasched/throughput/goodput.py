@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from metasched.core.batching import BatchPlan
 from metasched.throughput.iteration_time import Bools, Floats, Ints, IterationModel
 
 CANDIDATES = 24
@@ -32,18 +33,6 @@ def efficiency(noise_scale: float, first_batch: float, batch: float) -> float:
 def gain(noise_scale: float, first_batch: float, batch: float) -> float:
     """The steps at the first batch size that a step at a batch size counts for, 1 to ``batch / first_batch``."""
     return efficiency(noise_scale, first_batch, batch) * batch / first_batch
-
-
-class BatchPlan(NamedTuple):
-    """The division of a global batch.
-
-    Attributes:
-        per_gpu: the samples of a GPU in one pass, at most.
-        accumulation: the passes of an optimizer step; 1 without gradient accumulation.
-    """
-
-    per_gpu: int
-    accumulation: int
 
 
 class TunedBatch(NamedTuple):

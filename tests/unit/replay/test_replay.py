@@ -43,6 +43,7 @@ def test_batch_sizes_and_noise_survive_the_codec():
     """A round that decided batch plans is decided again from the same batch sizes and noise."""
     batching = Batching(64, BatchControl.SCHEDULER, BatchPlan(32, 2), 128, 512, 8, 64, (BatchRegime(64, 0.0),))
     one = job("1", batching=batching, noise=GradientNoise(1e-9, 3.5), requested_batch=BatchPlan(16), most_gpus=4)
+    one = one.evolve(iteration_parameters={"v100": (0.1, 0.01, 0.0, 0.0, 0.2, 0.05, 1.5)})
     snapshot = Snapshot(0.0, 1, 60.0, (), (one,))
     assert decode(encode(snapshot)) == snapshot
 

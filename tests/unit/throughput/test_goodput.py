@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metasched.throughput.goodput import BatchLimits, BatchPlan, Goodput, efficiency, gain
+from metasched.core.batching import BatchPlan
+from metasched.throughput.goodput import BatchLimits, Goodput, efficiency, gain
 from metasched.throughput.iteration_time import IterationParameters
 
 THETA = IterationParameters(0.05, 0.004, 0.08, 0.01, 0.3, 0.02, 2.5)
