@@ -18,7 +18,7 @@ import structlog
 from metasched.configuration.config import Config
 from metasched.core.batching import BatchPlan
 from metasched.core.model import Action, Placement, Snapshot, Status
-from metasched.core.policy import Policy
+from metasched.core.policy import Policy, PolicyState
 from metasched.core.reasons import Code, Reason
 from metasched.core.retention import continues_undisturbed, is_blocked_from_start, waits_for_time_slice
 from metasched.daemon.actuator import Actuator, RoundFacts
@@ -98,6 +98,7 @@ class Controller:
         self._actuator = Actuator(config, client, store, mailbox, settings)
         self._publisher = StatusPublisher(store, mailbox.shared, settings.cluster)
         self._background_solver = BackgroundSolver()
+        self._unsolved: PolicyState | None = None  # of the latest round, for which no computation has begun
         last = store.last_round()
         self._round = last.round if last is not None else 0
         self._round_at = last.at if last is not None else None
@@ -122,6 +123,7 @@ class Controller:
     def reconfigure(self, config: Config, policy: Policy) -> None:
         """Continue under another configuration and policy, with a new round at the next poll; paths do not change."""
         self._background_solver.close()
+        self._unsolved = None
         self.config = config
         self.policy = policy
         self._observer.config = config
@@ -155,6 +157,8 @@ class Controller:
         self._check_lock()  # Slurm's answers may have taken long
         if self._round_due(now):
             self._decide(state.snapshot)
+        elif self._solving_due(now):
+            self._begin_solving(replace(_for_policies(state.snapshot), round=self._round))
         actions = self._plan(state)
         done = self._act(actions, state)
         self._publisher.publish(self, state)
@@ -274,6 +278,7 @@ class Controller:
             or (state.completed and self.policy.wakes_on_completion)
             or accepting != self._accepting
             or not blocked_targets <= self._blocked_targets
+            or (self.policy.wakes_on_result and self._background_solver.has_answer)
         )
         # A start that Slurm refused is tried again in regular rounds, and so starts none early.
         deferred = {uid for uid in blocked if start_deferral(state.snapshot.job[uid]) is not None}
@@ -331,15 +336,26 @@ class Controller:
                 "policy_failed", f"{self.policy.name}: {error}; the last round stays in force", at=snapshot.now
             )
             return
-        if self.policy.solves_in_background:
-            self._background_solver.begin(snapshot, self.policy, result.state)
         self._round = number
+        self._unsolved = result.state if self.policy.solves_in_background else None
+        if not self.policy.precompute_at:
+            self._begin_solving(snapshot)
         self._targets = result.targets
         self._batches = result.batches
         self._gpu_sharing = sharing
         self._reasons = result.reasons
         log.info("round", round=number, policy=self.policy.name, jobs=len(snapshot.jobs), run=len(result.targets))
         self._actuator.renew_leases(undisturbed, self._round_facts())
+
+    def _begin_solving(self, snapshot: Snapshot) -> None:
+        """Begin the policy's background computation after the latest round, unless an earlier one still runs."""
+        if self._unsolved is not None and self._background_solver.begin(snapshot, self.policy, self._unsolved):
+            self._unsolved = None
+
+    def _solving_due(self, now: float) -> bool:
+        """Whether the part of the round is over after which the policy's background computation begins."""
+        begun = self._round_at if self._round_at is not None else now
+        return now - begun >= self.policy.precompute_at * self.config.schedule.round_seconds
 
     def _plan(self, state: ClusterState) -> Sequence[Action]:
         schedule = self.config.schedule
