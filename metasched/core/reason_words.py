@@ -129,6 +129,11 @@ def _batch_changes(per_gpu: int, accumulation: int, global_batch: int | None) ->
     return f"its batch becomes {counted(per_gpu, 'sample')} per GPU{passes}{total}"
 
 
+def _goodput_speedup(speedup: float, batch: int | None, efficiency: int | None) -> str:
+    tuned = "" if batch is None else f", with a batch of {batch} at {efficiency}% of a small one's efficiency"
+    return f"its goodput is {speedup:g} times that of a fair share{tuned}"
+
+
 def _shares(shares: Sequence[tuple[str, int]]) -> str:
     if not shares:
         return "it has no share of time now"
@@ -192,6 +197,8 @@ WORDS: Mapping[str, str | Callable[..., str]] = {
     Code.SHORTEST_TIME: "shortest remaining time first",
     Code.SHORTEST_SERVICE: "shortest remaining GPU time first",
     Code.REMAINING_UNKNOWN: "after all whose remaining time is known",
+    Code.GOODPUT_SPEEDUP: _goodput_speedup,
+    Code.GOODPUT_GAINS_LESS: "other jobs gain more by the GPUs",
     Code.MOST_TIME_SAVED: "GPUs go where they save the most time",
     Code.SPEED_UNKNOWN: "its speed or its remaining work is not known, so it grows after the others, to what it asked "
     "for",

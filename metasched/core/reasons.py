@@ -93,6 +93,8 @@ class Code(enum.StrEnum):
     SHORTEST_TIME = "shortest_time", "Jobs are served by their remaining time."
     SHORTEST_SERVICE = "shortest_service", "Jobs are served by their remaining GPU time."
     REMAINING_UNKNOWN = "remaining_unknown", "The job's remaining time is not known, so it comes last."
+    GOODPUT_SPEEDUP = "goodput_speedup", "The allocation makes the cluster's goodput the highest."
+    GOODPUT_GAINS_LESS = "goodput_gains_less", "Other jobs gain more by the GPUs."
     MOST_TIME_SAVED = "most_time_saved", "GPUs go to the jobs that save the most time by them."
     SPEED_UNKNOWN = "speed_unknown", "The job's speed or remaining work is not known, so it grows last."
     WAITS_BEHIND = "waits_behind", "An earlier job waits for the same resources and must not be overtaken."

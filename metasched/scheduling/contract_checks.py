@@ -124,7 +124,8 @@ def _broken_batch(job: Job, gpus: int, batch: BatchPlan) -> str | None:
             f"it takes {limits.min_per_gpu} to {limits.max_per_gpu or 'any number'} in one or more"
         )
     total = batch.global_batch(gpus)
-    if not limits.first_batch <= total <= (limits.max_batch or total):
+    smaller = BatchPlan(batch.per_gpu - 1, batch.accumulation).global_batch(gpus)  # the GPUs' shares are rounded up
+    if total < limits.first_batch or (limits.max_batch is not None and smaller >= limits.max_batch):
         return f"is granted a global batch of {total}, it takes {limits.first_batch} to {limits.max_batch or 'any'}"
     return None
 
