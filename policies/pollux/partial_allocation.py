@@ -131,47 +131,47 @@ class PartialAllocation:
         if np.isfinite(self.problem.present_values[job]) and self._fits(job, present):
             yield Option(float(self.problem.present_values[job]), present)
         for gpu_type, nodes in enumerate(self._of_type):
-            room = np.minimum(self.free[nodes], self.problem.node_limits[job, nodes])
-            widest = int(room.max(initial=0))
+            available = np.minimum(self.free[nodes], self.problem.node_limits[job, nodes])
+            widest = int(available.max(initial=0))
             if widest == 0:
                 continue
             values, price = self.problem.values[job, gpu_type], float(prices[gpu_type])
             if (gpus := _best_amount(values[ONE_NODE, : widest + 1], price)) is not None:
-                node = int(np.argmin(np.where(room >= gpus, room, widest + 1)))
+                node = int(np.argmin(np.where(available >= gpus, available, widest + 1)))
                 yield Option(float(values[ONE_NODE, gpus]), NodeGpus((int(nodes[node]),), (gpus,)))
             if self._multi_node[job, gpu_type]:
                 if self.problem.avoid_interference:
-                    room = np.where(self._distributed[nodes] > 0, 0, room)
+                    available = np.where(self._distributed[nodes] > 0, 0, available)
                 spread = self._uneven if self.problem.uneven else self._even
-                if (found := spread(job, room, values[MULTI_NODE], price)) is not None:
+                if (found := spread(job, available, values[MULTI_NODE], price)) is not None:
                     chosen, counts = found
                     where = NodeGpus(tuple(nodes[chosen].tolist()), tuple(counts.tolist()))
                     yield Option(float(values[MULTI_NODE, sum(where.gpus)]), where)
 
-    def _uneven(self, job: int, room: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
+    def _uneven(self, job: int, available: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
         """The best allocation over several nodes, fullest first, with any number of GPUs on each."""
-        order = np.argsort(-room, kind="stable")[: int(self.problem.most_nodes[job])]
-        reach = np.cumsum(room[order])
+        order = np.argsort(-available, kind="stable")[: int(self.problem.most_nodes[job])]
+        reach = np.cumsum(available[order])
         gpus = _best_amount(values[: int(reach[-1]) + 1], price)
-        if gpus is None or len(order) < 2 or not room[order[1]]:  # noqa: PLR2004  several nodes
+        if gpus is None or len(order) < 2 or not available[order[1]]:  # noqa: PLR2004  several nodes
             return None
         last = max(int(np.searchsorted(reach, gpus)), 1)
-        chosen, counts = order[: last + 1], room[order[: last + 1]]
+        chosen, counts = order[: last + 1], available[order[: last + 1]]
         if last == 1:
             counts[0] = min(counts[0], gpus - 1)
         counts[last] = gpus - counts[:last].sum()
         # The last node is the one that the rest fills best.
-        left = np.where(room >= counts[last], room, np.iinfo(np.int64).max)
+        left = np.where(available >= counts[last], available, np.iinfo(np.int64).max)
         left[chosen[:last]] = np.iinfo(np.int64).max
         chosen[last] = np.argmin(left)
         return _by_node(chosen, counts)
 
-    def _even(self, job: int, room: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
+    def _even(self, job: int, available: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
         """The best allocation over several nodes with the same number of GPUs on each."""
         best: tuple[float, int, int] | None = None
-        for each in range(1, int(room.max(initial=0)) + 1):
+        for each in range(1, int(available.max(initial=0)) + 1):
             most = min(
-                int(np.count_nonzero(room >= each)), int(self.problem.most_nodes[job]), (len(values) - 1) // each
+                int(np.count_nonzero(available >= each)), int(self.problem.most_nodes[job]), (len(values) - 1) // each
             )
             scores = values[2 * each : most * each + 1 : each] - price * each * np.arange(2, most + 1)
             if len(scores) and np.isfinite(scores.max()):
@@ -181,8 +181,8 @@ class PartialAllocation:
         if best is None:
             return None
         _, count, each = best
-        suitable = np.flatnonzero(room >= each)
-        chosen = suitable[np.argsort(room[suitable], kind="stable")[:count]]
+        suitable = np.flatnonzero(available >= each)
+        chosen = suitable[np.argsort(available[suitable], kind="stable")[:count]]
         return _by_node(chosen, np.full(count, each))
 
     def fill(self, nodes: Iterable[int], before: dict[int, NodeGpus] | None = None) -> None:
