@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.pollux.allocation_problem import AllocationProblem, Bools, Floats, Ints
+from policies.pollux.allocation_problem import UNLIMITED, AllocationProblem, Bools, Floats, Ints, JobQuota
 from policies.pollux.speedup_table import MULTI_NODE, ONE_NODE
 
 Population = NDArray[np.int16]
@@ -135,6 +135,8 @@ class _Search:
         if problem.avoid_interference:
             self._separate(population)
         self._cut_nodes(population)
+        for quota in problem.quotas:
+            self._cut_quota(population, quota)
         if not problem.uneven:
             self._level(population)
         gpus = population.sum(axis=2, dtype=np.int64)
@@ -192,6 +194,39 @@ class _Search:
         cut[:, order] = np.diff(columns, axis=1, prepend=0)
         population[child, :, node] = cut
 
+    def _types(self, population: Population) -> Ints:
+        """The GPU type of each job that runs."""
+        return np.asarray(self.problem.node_types[np.argmax(population > 0, axis=2)])
+
+    def _cut_quota(self, population: Population, quota: JobQuota) -> None:
+        """Not more than a quota has: jobs are cut in a random order, pinned ones never."""
+        used = quota.use(population.sum(axis=2, dtype=np.int64), self._types(population))
+        child = np.flatnonzero(used.sum(axis=1) > quota.left)
+        if not len(child):
+            return
+        pinned = self.problem.pinned
+        order = self.rng.permutation(population.shape[1])
+        order = order[np.argsort(~pinned[order], kind="stable")]
+        totals = np.minimum(np.cumsum(used[child][:, order], axis=1), max(quota.left, 0))
+        left = np.empty_like(totals)
+        left[:, order] = np.diff(totals, axis=1, prepend=0)
+        row, job = np.nonzero((left < used[child]) & ~pinned)
+        rows = np.cumsum(population[child[row], job], axis=1, dtype=np.int64)
+        population[child[row], job] = np.diff(np.minimum(rows, left[row, job][:, None]), axis=1, prepend=0)
+
+    def _quota_left(self, population: Population, node_type: Ints) -> Ints:
+        """For each individual and job, the GPUs of a type that it may have besides those that it has, by its quotas."""
+        gpus, types = population.sum(axis=2, dtype=np.int64), self._types(population)
+        found = np.full(gpus.shape, UNLIMITED)
+        for quota in self.problem.quotas:
+            left = np.maximum(quota.left - quota.use(gpus, types).sum(axis=1), 0)[:, None]
+            limited = quota.members & ((quota.gpu_type is None) | (node_type == quota.gpu_type))
+            if quota.of_jobs:
+                limited = limited & (gpus == 0)
+                left = np.where(left > 0, UNLIMITED, 0)
+            found = np.where(limited, np.minimum(found, left), found)
+        return found
+
     def _level(self, population: Population) -> None:
         """The same number of GPUs on each node of a job: the number that leaves the most GPUs."""
         nodes = np.count_nonzero(population, axis=2)
@@ -224,6 +259,8 @@ class _Search:
             able &= ~wider | self._undisturbed(population, node, home, nodes)
         more = np.minimum(free_here[:, None], self.limits[:, node].T - held)
         more = np.minimum(more, self.most_gpus - gpus)
+        if problem.quotas:
+            more = np.minimum(more, self._quota_left(population, node_type))
         if not problem.uneven:
             each = gpus // np.maximum(nodes, 1)
             able &= ~((nodes > 1) & ~wider) & ~(wider & (each > more))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from policies.pollux.allocation_problem import AllocationProblem
+from policies.pollux.allocation_problem import AllocationProblem, JobQuota
 from policies.pollux.direct_search import greedy_allocation
 
 
@@ -64,6 +64,9 @@ def random_problem(seed, jobs, nodes, *, most_gpus=4, types=1, uneven=False, p=-
             most_nodes=rng.integers(1, nodes + 1, jobs),
             node_limits=np.where(rng.random((jobs, nodes)) < 0.1, 0, found.node_limits),
         )
+        quota = rng.random(jobs) < 0.5
+        of_jobs, gpu_type = bool(rng.random() < 0.3), None if rng.random() < 0.5 else int(rng.integers(0, types))
+        found = replace(found, quotas=(JobQuota(quota, int(rng.integers(0, 6)), of_jobs, gpu_type),))
     held = greedy_allocation(replace(found, weights=rng.uniform(0.2, 5.0, jobs)))
     held[rng.random(jobs) < 0.4] = 0
     pinned = (rng.random(jobs) < 0.15) & held.any(axis=1)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.pollux.allocation_problem import JobQuota
 from policies.pollux.direct_search import clearing_prices, direct_search, fitness_bound, greedy_allocation
 from policies.pollux.elites import MOST_BYTES, decode_elites, encode_elites
 from policies.pollux.population_search import population_search
@@ -104,6 +105,20 @@ def test_distributed_jobs_avoid_each_other(search):
     assert sorted(apart.sum(axis=1)) == [0, 3]
     mixed = direct(problem(speedups, nodes, avoid_interference=False, **three))
     assert sorted(mixed.sum(axis=1)) == [3, 3]
+
+
+@SEARCHES
+def test_quotas_limit_gpus_and_running_jobs(search):
+    """Two of three jobs share one GPU, or may run one at a time; a quota of another GPU type does not count."""
+    speedups = np.tile(np.array([[0.0, 1.0, 2.0, 3.0, 4.0], [0.0] * 5]), (3, 1, 1, 1))
+    asked = problem(speedups, [4, 4])
+    members = np.array([True, True, False])
+    assert search(replace(asked, quotas=(JobQuota(members, 1),)))[:2].sum() == 1
+    alone = search(replace(asked, quotas=(JobQuota(members, 1, of_jobs=True),)))
+    assert sorted(alone[:2].sum(axis=1)) == [0, 4]
+    assert search(replace(asked, quotas=(JobQuota(members, 1, gpu_type=1),))).sum() == 8
+    pinned = replace(asked, present=np.array([[2, 0], [0, 0], [0, 0]]), pinned=np.array([True, False, False]))
+    assert search(replace(pinned, quotas=(JobQuota(members, 1),)))[1].sum() == 0
 
 
 @SEARCHES
