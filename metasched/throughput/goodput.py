@@ -15,8 +15,8 @@ import numpy as np
 from metasched.core.batching import BatchPlan
 from metasched.throughput.iteration_time import Bools, Floats, Ints, IterationModel
 
-CANDIDATES = 24
-"""Global batch sizes that are tried for an allocation, in each of two passes; the second one is around the best."""
+CANDIDATES = 48
+"""Global batch sizes that are tried for an allocation, in equal ratios between the limits."""
 
 
 def efficiency(noise_scale: float, first_batch: float, batch: float) -> float:
@@ -144,15 +144,9 @@ class Goodput:
         most = np.maximum(-(-limits.max_batch // gpus), least)
         steps = np.linspace(0.0, 1.0, CANDIDATES)[:, None]
         shares = _full_passes(np.rint(least * (most / least) ** steps).astype(np.int64), limits, least)
-        coarse = self._tried(limits, gpus, multi_node, shares)
-        around = np.arange(len(gpus))
-        found = shares[np.argmax(coarse.goodput, axis=0), around]
-        width = np.maximum((most / least) ** (1.0 / (CANDIDATES - 1)), 1.0 + 1.0 / found)
-        low, high = np.maximum(found / width, least), np.minimum(found * width, most)
-        finer = _full_passes(np.rint(low + (high - low) * steps).astype(np.int64), limits, least)
-        fine = self._tried(limits, gpus, multi_node, np.vstack([found, finer]))
-        best = np.argmax(fine.goodput, axis=0)
-        return TunedBatches(*(each[best, around] for each in fine))
+        tried = self._tried(limits, gpus, multi_node, shares)
+        best = np.argmax(tried.goodput, axis=0)
+        return TunedBatches(*(each[best, np.arange(len(gpus))] for each in tried))
 
     def _limits(self) -> BatchLimits:
         """The limits, without larger batches where the noise scale is not known."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from metasched.throughput.iteration_time import Floats, IterationParameters
+from metasched.throughput.iteration_time import Floats, Ints, IterationParameters
 
 PERFECT_SCALING = IterationParameters(0.0, 0.0)
 GAMMA_LIMITS = (1.0, 10.0)
@@ -24,7 +24,7 @@ FIRST_GAMMA = 2.0
 FIRST_VALUE = 0.3
 """Where the minimisation begins: gamma, and every alpha and beta in units of the measurements' means."""
 
-OPTIONS = {"maxiter": 200, "maxcor": 20, "ftol": 1e-10, "gtol": 1e-7}
+OPTIONS = {"maxiter": 200, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-7}
 
 RIDGE = 1e-6
 """The weight of the squares of gamma - 1 and of both retrogressions, which decides what measurements leave open."""
@@ -32,8 +32,8 @@ RIDGE = 1e-6
 LEAST_ALPHA = 1e-8
 """The least alpha_grad, as a fraction of the mean iteration, so that logarithms are finite."""
 
-ALPHA_LOCAL, ALPHA_NODE, GAMMA = 2, 4, 6
-"""Indices of parameters; the beta of an alpha is the next one."""
+RETROGRESSIONS = np.array([0.0, 0.0, 0.0, 1.0, 0.0, 1.0])
+"""1 for the alphas and betas that are retrogressions."""
 
 
 class MeasuredIteration(NamedTuple):
@@ -71,12 +71,13 @@ def fit_iteration(
     """
     data = _Data.of(measured)
     free = _free_parameters(data)
-    fixed = np.where(free.any(axis=1), 0.0, np.array(unexplored[:GAMMA]) / data.units)
+    fixed = np.where(free.any(axis=1), 0.0, np.array(unexplored[:-1]) / data.units)
     size = free.shape[1]
     bounds = [(LEAST_ALPHA, None), *[(0.0, None)] * (size - 1), GAMMA_LIMITS]
     overlaps = bool(np.any(data.gpus > 1))
     begin = np.array([*[FIRST_VALUE] * size, FIRST_GAMMA])
-    found = minimize(_error, begin, (data, free, fixed), "L-BFGS-B", jac=True, bounds=bounds, options=OPTIONS)
+    terms = data.of_variables(free, fixed)
+    found = minimize(_error, begin, (terms,), "L-BFGS-B", jac=True, bounds=bounds, options=OPTIONS)
     seconds = (fixed + free @ found.x[:-1]) * data.units
     gamma = float(found.x[-1]) if overlaps else unexplored.gamma
     return IterationParameters._make([*seconds.tolist(), gamma])
@@ -145,25 +146,25 @@ def mean_error(parameters: IterationParameters, measured: Sequence[MeasuredItera
 
 @dataclass(frozen=True)
 class _Data:
-    """Measured iterations as arrays in units of their geometric means, so that fits are independent of the units.
+    """Measured iterations in units of their geometric means, so that fits are independent of the units.
 
     Attributes:
         gpus: numbers of GPUs.
-        beyond: GPUs beyond two, in units of ``units[3]`` and ``units[5]``.
-        multi_node: whether the GPUs were on several nodes.
-        per_gpu: samples of a GPU in one pass.
+        passes: the seconds of each iteration's pass as a linear function of the alphas and betas.
+        syncs: the same of each iteration's synchronisation.
         more_passes: passes before the last one.
         log_seconds: logarithms of the seconds of an iteration.
-        log_pass: logarithms of the seconds of a pass; NaN where it was not measured by itself.
+        timed: the iterations whose pass was measured by itself.
+        log_pass: logarithms of the seconds of these passes.
         units: the unit of each alpha and beta.
     """
 
     gpus: Floats
-    beyond: Floats
-    multi_node: Floats
-    per_gpu: Floats
+    passes: Floats
+    syncs: Floats
     more_passes: Floats
     log_seconds: Floats
+    timed: Ints
     log_pass: Floats
     units: Floats
 
@@ -171,35 +172,64 @@ class _Data:
     def of(cls, measured: Sequence[MeasuredIteration]) -> _Data:
         rows = [(*one[:5], np.nan if one.pass_seconds is None else one.pass_seconds) for one in measured]
         gpus, multi_node, per_gpu, accumulation, seconds, one_pass = np.array(rows, dtype=float).T
-        log_seconds = np.log(seconds)
-        second, sample = np.exp(log_seconds.mean()), np.exp(np.log(per_gpu).mean())
+        second, sample = np.exp(np.log(seconds).mean()), np.exp(np.log(per_gpu).mean())
         beyond = np.maximum(gpus - 2.0, 0.0)
         gpu = beyond.max() or 1.0
-        units = np.array([second, second / sample, second, second / gpu, second, second / gpu])
-        log_pass = np.log(one_pass) - np.log(second)
-        normalised = log_seconds - np.log(second)
-        return cls(gpus, beyond / gpu, multi_node, per_gpu / sample, accumulation - 1, normalised, log_pass, units)
+        none, several = np.zeros(len(gpus)), gpus > 1
+        local, node = several * (multi_node == 0), several * (multi_node == 1)
+        timed = np.flatnonzero(~np.isnan(one_pass))
+        return cls(
+            gpus=gpus,
+            passes=np.stack([none + 1.0, per_gpu / sample, none, none, none, none], axis=1),
+            syncs=np.stack([none, none, local, local * beyond / gpu, node, node * beyond / gpu], axis=1),
+            more_passes=accumulation - 1.0,
+            log_seconds=np.log(seconds / second),
+            timed=timed,
+            log_pass=np.log(one_pass[timed] / second),
+            units=np.array([second, second / sample, second, second / gpu, second, second / gpu]),
+        )
+
+    def of_variables(self, free: Floats, fixed: Floats) -> _Terms:
+        """The iterations as functions of the free variables (``_free_parameters``)."""
+        return _Terms(self, self.passes @ free, self.passes @ fixed, self.syncs @ free, self.syncs @ fixed, free, fixed)
+
+
+class _Terms(NamedTuple):
+    """Seconds of passes and synchronisations as linear functions of the free variables.
+
+    Attributes:
+        data: the measured iterations.
+        by_pass: iterations x variables.
+        fixed_pass: the seconds of the passes that do not depend on the variables.
+        by_sync: the same of the synchronisations.
+        fixed_sync: the same of the synchronisations.
+        free: the alphas and betas as a function of the variables.
+        fixed: the alphas and betas that are not free, 0 elsewhere.
+    """
+
+    data: _Data
+    by_pass: Floats
+    fixed_pass: Floats
+    by_sync: Floats
+    fixed_sync: Floats
+    free: Floats
+    fixed: Floats
 
 
 def _free_parameters(data: _Data) -> Floats:
     """The alphas and betas as a linear function of the free variables: a matrix of 6 x (free variables)."""
-    one_batch = bool(np.ptp(data.per_gpu) <= 1e-9 * data.per_gpu.max())
+    samples = data.passes[:, 1]
+    one_batch = bool(np.ptp(samples) <= 1e-9 * samples.max())
     columns = [np.eye(6)[:2].sum(axis=0) / 2] if one_batch else [*np.eye(6)[:2]]
-    for alpha, here in ((ALPHA_LOCAL, data.multi_node == 0), (ALPHA_NODE, data.multi_node == 1)):
-        if np.any(here & (data.gpus > 1)):
-            columns.append(np.eye(6)[alpha])
-        if np.any(here & (data.beyond > 0)):
-            columns.append(np.eye(6)[alpha + 1])
+    columns += [np.eye(6)[number] for number in range(2, 6) if data.syncs[:, number].any()]
     return np.array(columns).T
 
 
-def _error(variables: Floats, data: _Data, free: Floats, fixed: Floats) -> tuple[float, Floats]:
+def _error(variables: Floats, terms: _Terms) -> tuple[float, Floats]:
     """The mean square logarithmic error with its ridge, and the gradient by the free variables and gamma."""
-    values, gamma = fixed + free @ variables[:-1], variables[-1]
-    several = data.multi_node == 1
-    one_pass = values[0] + values[1] * data.per_gpu
-    sync = np.where(several, values[4] + values[5] * data.beyond, values[2] + values[3] * data.beyond)
-    sync = np.where(data.gpus == 1, 0.0, sync)
+    data, gamma = terms.data, variables[-1]
+    one_pass = terms.fixed_pass + terms.by_pass @ variables[:-1]
+    sync = terms.fixed_sync + terms.by_sync @ variables[:-1]
     longer, shorter = np.maximum(one_pass, sync), np.minimum(one_pass, sync)
     ratio = shorter / longer
     power = ratio**gamma
@@ -208,27 +238,15 @@ def _error(variables: Floats, data: _Data, free: Floats, fixed: Floats) -> tuple
     error = np.log(seconds) - data.log_seconds
     slope = 2.0 / len(error) * error / seconds
     by_pass = slope * (data.more_passes + (one_pass / last) ** (gamma - 1.0))
-    by_sync = np.where(data.gpus == 1, 0.0, slope * (sync / last) ** (gamma - 1.0))
-    log_ratio = np.log(np.where(ratio > 0, ratio, 1.0))
+    by_sync = slope * (sync / last) ** (gamma - 1.0)
+    log_ratio = np.log(np.maximum(ratio, np.finfo(float).tiny))
     by_gamma = last * (power * log_ratio / (gamma * (1.0 + power)) - np.log1p(power) / gamma**2)
     total = float(error @ error) / len(error)
-    known = ~np.isnan(data.log_pass)
-    if known.any():
-        pass_error = np.where(known, np.log(one_pass) - data.log_pass, 0.0)
-        total += float(pass_error @ pass_error) / known.sum()
-        by_pass = by_pass + 2.0 / known.sum() * pass_error / one_pass
-    retrogressions = values * (0, 0, 0, 1, 0, 1)
+    if len(data.timed):
+        pass_error = np.log(one_pass[data.timed]) - data.log_pass
+        total += float(pass_error @ pass_error) / len(data.timed)
+        by_pass[data.timed] += 2.0 / len(data.timed) * pass_error / one_pass[data.timed]
+    retrogressions = (terms.fixed + terms.free @ variables[:-1]) * RETROGRESSIONS
     total += RIDGE * (float(retrogressions @ retrogressions) + (gamma - 1.0) ** 2)
-    at_node, at_local = by_sync * several, by_sync * ~several
-    gradient = np.array(
-        [
-            by_pass.sum(),
-            by_pass @ data.per_gpu,
-            at_local.sum(),
-            at_local @ data.beyond,
-            at_node.sum(),
-            at_node @ data.beyond,
-        ]
-    )
-    gradient += 2.0 * RIDGE * retrogressions
-    return total, np.append(gradient @ free, float(slope @ by_gamma) + 2.0 * RIDGE * (gamma - 1.0))
+    gradient = by_pass @ terms.by_pass + by_sync @ terms.by_sync + 2.0 * RIDGE * (retrogressions @ terms.free)
+    return total, np.append(gradient, slope @ by_gamma + 2.0 * RIDGE * (gamma - 1.0))

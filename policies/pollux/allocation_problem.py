@@ -2,15 +2,15 @@
 
 An allocation is a matrix of GPUs by job and node (A of Pollux, OSDI 2021, section 4.2). Its constraints: the nodes'
 GPUs; one GPU type a job; at most one job over several nodes on a node (interference avoidance); each job's least and
-most GPUs (twice as many as it ever held, section 4.1) and most nodes; pinned jobs; and, where the cluster realises
-nothing else, the same number of GPUs on each node of a job.
+most GPUs (twice as many as it ever held, section 4.1) and most nodes; pinned jobs; quotas; and, where the cluster
+realises nothing else, the same number of GPUs on each node of a job.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,31 @@ from policies.pollux.speedup_table import MULTI_NODE, ONE_NODE
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+
+
+UNLIMITED = 2**31
+"""A number of GPUs that is no limit."""
+
+
+class JobQuota(NamedTuple):
+    """A limit on the GPUs, or on the running jobs, of some jobs together.
+
+    Attributes:
+        members: J, whether each job counts.
+        left: what the members may have together, pinned jobs included.
+        of_jobs: whether running jobs count instead of GPUs.
+        gpu_type: the index of the only GPU type that counts; None for all types.
+    """
+
+    members: Bools
+    left: int
+    of_jobs: bool = False
+    gpu_type: int | None = None
+
+    def use(self, gpus: Ints, gpu_types: Ints) -> Ints:
+        """What jobs with these numbers of GPUs and types use of the quota; the last axis is that of the jobs."""
+        counted = (gpus > 0) if self.of_jobs else gpus
+        return np.asarray(counted * self.members * (True if self.gpu_type is None else gpu_types == self.gpu_type))
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +69,7 @@ class AllocationProblem:
         uneven: whether a job can have different numbers of GPUs on its nodes.
         avoid_interference: whether at most one job over several nodes is allowed on a node.
         p: the exponent of the fitness, finite.
+        quotas: limits on several jobs together.
     """
 
     keys: tuple[str, ...]
@@ -61,6 +87,7 @@ class AllocationProblem:
     uneven: bool = False
     avoid_interference: bool = True
     p: float = -1.0
+    quotas: tuple[JobQuota, ...] = ()
 
     def __post_init__(self) -> None:
         if not np.isfinite(self.p):
@@ -71,7 +98,8 @@ class AllocationProblem:
     def reordered(self, order: Ints) -> Self:
         """The same problem with its jobs in another order."""
         by_job = {name: getattr(self, name)[order] for name in _BY_JOB}
-        return replace(self, keys=tuple(self.keys[job] for job in order), **by_job)
+        quotas = tuple(quota._replace(members=quota.members[order]) for quota in self.quotas)
+        return replace(self, keys=tuple(self.keys[job] for job in order), quotas=quotas, **by_job)
 
     def speedups_of(self, allocation: Ints) -> Floats:
         """The jobs' speed-ups under an allocation, multiplied with the factors of those that change.
@@ -80,6 +108,7 @@ class AllocationProblem:
             allocation: GPUs by job and node; more axes may come before these two.
         """
         gpus, nodes = allocation.sum(axis=-1), np.count_nonzero(allocation, axis=-1)
+        gpus = np.minimum(gpus, self.speedups.shape[-1] - 1)  # of pinned jobs beyond the table
         types = self.node_types[np.argmax(allocation > 0, axis=-1)]
         found = self.speedups[np.arange(len(self.keys)), types, np.where(nodes > 1, MULTI_NODE, ONE_NODE), gpus]
         changed = (allocation != self.present).any(axis=-1)
@@ -111,8 +140,13 @@ class AllocationProblem:
             "a job has two GPU types": (mixed & (gpus > 0)).any(),
             "a job is uneven": not self.uneven and uneven.any(),
             "two jobs over several nodes meet": self.avoid_interference and met.any(),
+            "a quota is exceeded": any(self._exceeds(quota, allocation) for quota in self.quotas),
         }
         return [words for words, violated in checks.items() if violated]
+
+    def _exceeds(self, quota: JobQuota, allocation: Ints) -> bool:
+        used = quota.use(allocation.sum(axis=1), self.node_types[np.argmax(allocation > 0, axis=1)])
+        return bool(used.sum() > quota.left and used[~self.pinned].any())
 
     @cached_property
     def values(self) -> Floats:

@@ -8,15 +8,20 @@ are emptied and filled again where that raises the sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from policies.pollux.allocation_problem import AllocationProblem, Floats, Ints
+from policies.pollux.fitness import contributions
 from policies.pollux.partial_allocation import EPSILON, PartialAllocation
 from policies.pollux.speedup_table import ONE_NODE
 
-HALVINGS = 40
+HALVINGS = 50
+LEAST_PRICE = 1e-45
+"""The lowest price that is told from 0, relative to the highest: contributions span many orders of magnitude."""
+
 MOST_EMPTIED = 3
 OTHERS = 3
 """A neighbourhood: the nodes that are emptied, at most, and the jobs elsewhere that are removed with theirs."""
@@ -77,34 +82,48 @@ def clearing_prices(problem: AllocationProblem) -> Floats:
     free = problem.node_gpus - problem.present[problem.pinned].sum(axis=0)
     types = problem.speedups.shape[1]
     capacity = np.bincount(problem.node_types, weights=free, minlength=types)
-    widest = np.array([problem.node_gpus[problem.node_types == number].max(initial=0) for number in range(types)])
-    amounts = _amount_values(problem, widest)
+    amounts = _amount_values(problem)
     highest = float(np.ptp(np.where(np.isfinite(amounts), amounts, problem.idle_values[:, None, None]))) + 1.0
     prices = np.zeros(types)
     for _ in range(PRICE_SWEEPS if types > 1 else 1):
         for number in range(types):
-            low, high = 0.0, highest
-            prices[number] = low
+            low, high = LEAST_PRICE * highest, highest
+            prices[number] = 0.0
             if _demand(problem, amounts, prices)[number] <= capacity[number]:
                 continue
             for _ in range(HALVINGS):
-                prices[number] = (low + high) / 2.0
+                prices[number] = math.sqrt(low) * math.sqrt(high)
                 fits = _demand(problem, amounts, prices)[number] <= capacity[number]
                 low, high = (low, prices[number]) if fits else (prices[number], high)
             prices[number] = high
     return prices
 
 
-def _amount_values(problem: AllocationProblem, widest: Ints) -> Floats:
-    """J x T x (G + 1), what each amount adds on its best placement."""
+def fitness_bound(problem: AllocationProblem) -> float:
+    """A fitness that no allocation exceeds: that of the jobs' best amounts at the clearing prices (weak duality)."""
+    free = problem.node_gpus - problem.present[problem.pinned].sum(axis=0)
+    prices = clearing_prices(problem)
+    amounts = _amount_values(problem)
+    scores = (amounts - prices[:, None] * np.arange(amounts.shape[-1])).max(axis=(1, 2), initial=-np.inf)
+    best = np.maximum(scores, problem.idle_values)
+    pinned = problem.weights * contributions(problem.speedups_of(problem.present), problem.p)
+    total = float(np.where(problem.pinned, pinned, best).sum() + prices[problem.node_types] @ free)
+    mean = total / float(problem.weights.sum())
+    return float(np.exp(mean)) if problem.p == 0 else float(abs(mean) ** (1.0 / problem.p))
+
+
+def _amount_values(problem: AllocationProblem) -> Floats:
+    """J x T x (G + 1), what each amount adds on its best placement; -infinity for pinned jobs."""
+    types = problem.speedups.shape[1]
+    widest = np.array([problem.node_gpus[problem.node_types == number].max(initial=0) for number in range(types)])
     gpus = np.arange(problem.speedups.shape[-1])
     on_one_node = np.where(gpus <= widest[:, None], problem.values[:, :, ONE_NODE], -np.inf)
     found = np.maximum(on_one_node, problem.values[:, :, 1 - ONE_NODE])
     found[problem.pinned] = -np.inf
     held = np.flatnonzero(~problem.pinned & np.isfinite(problem.present_values))
-    types = problem.node_types[np.argmax(problem.present[held] > 0, axis=1)]
+    held_types = problem.node_types[np.argmax(problem.present[held] > 0, axis=1)]
     amounts = problem.present[held].sum(axis=1)
-    found[held, types, amounts] = np.maximum(found[held, types, amounts], problem.present_values[held])
+    found[held, held_types, amounts] = np.maximum(found[held, held_types, amounts], problem.present_values[held])
     return np.asarray(found)
 
 

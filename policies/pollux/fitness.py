@@ -13,6 +13,10 @@ LEAST_SPEEDUP = 1e-3
 """The speed-up at which smaller ones count, those of jobs without GPUs too: for p <= 0 one 0 would make the mean 0."""
 
 
+SMALLEST_EXPONENT = 1e-9
+"""The exponent below which the power mean is the geometric mean, up to rounding."""
+
+
 def fitness(speedups: Floats, p: float, weights: Floats | None = None) -> Floats:
     """The weighted power mean of speed-ups.
 
@@ -30,7 +34,7 @@ def fitness(speedups: Floats, p: float, weights: Floats | None = None) -> Floats
     parts = np.ones(values.shape[-1]) if weights is None else np.asarray(weights, dtype=float)
     parts = parts / parts.sum()
     logs = np.log(values)
-    if p == 0:
+    if abs(p) < SMALLEST_EXPONENT:
         return np.asarray(np.exp(logs @ parts))
     # Relative to the largest power, so that a large |p| neither overflows nor underflows.
     largest = (p * logs).max(axis=-1)
@@ -45,7 +49,7 @@ def contributions(speedups: Floats, p: float) -> Floats:
         p: the exponent, finite.
     """
     values = np.maximum(speedups, LEAST_SPEEDUP)
-    if p == 0:
+    if abs(p) < SMALLEST_EXPONENT:
         return np.asarray(np.log(values))
     return np.asarray(math.copysign(1.0, p) * values**p)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.pollux.allocation_problem import AllocationProblem, Bools, Floats, Ints
+from policies.pollux.allocation_problem import UNLIMITED, AllocationProblem, Bools, Floats, Ints
 from policies.pollux.speedup_table import MULTI_NODE, ONE_NODE
 
 NOBODY = -1
@@ -62,6 +62,7 @@ class PartialAllocation:
         self._type = np.full(jobs, NOBODY)
         self._of_type = [np.flatnonzero(problem.node_types == number) for number in range(problem.speedups.shape[1])]
         self._multi_node: Bools = np.asarray(np.isfinite(problem.values[:, :, MULTI_NODE]).any(axis=2))
+        self._left = [quota.left for quota in problem.quotas]
         self._present = _rows(problem.present)
         for job in np.flatnonzero(problem.pinned).tolist():
             self.place(job, self._present[job])
@@ -94,6 +95,7 @@ class PartialAllocation:
         self._home[job] = NOBODY if several else where.nodes[0]
         self._type[job] = self.problem.node_types[where.nodes[0]]
         self.value[job] = self._value(job, where)
+        self._count(job, sum(where.gpus), 1)
 
     def remove(self, job: int) -> None:
         """Take a job's allocation away, so that it waits."""
@@ -105,10 +107,27 @@ class PartialAllocation:
             self.residents[node].discard(job)
         if len(where.nodes) > 1:
             self._distributed[list(where.nodes)] -= 1
+        self._count(job, sum(where.gpus), -1)
         self.where[job] = WAITS
         self._gpus[job] = self._node_count[job] = 0
         self._home[job] = self._type[job] = NOBODY
         self.value[job] = self.problem.idle_values[job]
+
+    def _count(self, job: int, gpus: int, sign: int) -> None:
+        """Count a placed or removed job in its quotas."""
+        for number, quota in enumerate(self.problem.quotas):
+            if quota.members[job] and quota.gpu_type in {None, int(self._type[job])}:
+                self._left[number] -= sign * (1 if quota.of_jobs else gpus)
+
+    def _quota_left(self, gpu_type: int) -> Ints:
+        """For each job, the GPUs of a type that it may have besides those that it has, by its quotas."""
+        found = np.full(len(self.where), UNLIMITED)
+        for quota, left in zip(self.problem.quotas, self._left, strict=True):
+            if quota.gpu_type in {None, gpu_type}:
+                limited = quota.members & (self._node_count == 0) if quota.of_jobs else quota.members
+                most = (UNLIMITED if left > 0 else 0) if quota.of_jobs else max(left, 0)
+                found[limited] = np.minimum(found[limited], most)
+        return found
 
     def best_option(self, job: int, prices: Floats) -> Option:
         """The best allocation of a job that waits, at prices.
@@ -131,47 +150,49 @@ class PartialAllocation:
         if np.isfinite(self.problem.present_values[job]) and self._fits(job, present):
             yield Option(float(self.problem.present_values[job]), present)
         for gpu_type, nodes in enumerate(self._of_type):
-            room = np.minimum(self.free[nodes], self.problem.node_limits[job, nodes])
-            widest = int(room.max(initial=0))
-            if widest == 0:
-                continue
+            available = np.clip(self.free[nodes], 0, self.problem.node_limits[job, nodes])
             values, price = self.problem.values[job, gpu_type], float(prices[gpu_type])
+            if self.problem.quotas:
+                values = values[:, : int(self._quota_left(gpu_type)[job]) + 1]
+            widest = int(available.max(initial=0))
+            if widest == 0 or values.shape[1] == 1:
+                continue
             if (gpus := _best_amount(values[ONE_NODE, : widest + 1], price)) is not None:
-                node = int(np.argmin(np.where(room >= gpus, room, widest + 1)))
+                node = int(np.argmin(np.where(available >= gpus, available, widest + 1)))
                 yield Option(float(values[ONE_NODE, gpus]), NodeGpus((int(nodes[node]),), (gpus,)))
             if self._multi_node[job, gpu_type]:
                 if self.problem.avoid_interference:
-                    room = np.where(self._distributed[nodes] > 0, 0, room)
+                    available = np.where(self._distributed[nodes] > 0, 0, available)
                 spread = self._uneven if self.problem.uneven else self._even
-                if (found := spread(job, room, values[MULTI_NODE], price)) is not None:
+                if (found := spread(job, available, values[MULTI_NODE], price)) is not None:
                     chosen, counts = found
                     where = NodeGpus(tuple(nodes[chosen].tolist()), tuple(counts.tolist()))
                     yield Option(float(values[MULTI_NODE, sum(where.gpus)]), where)
 
-    def _uneven(self, job: int, room: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
+    def _uneven(self, job: int, available: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
         """The best allocation over several nodes, fullest first, with any number of GPUs on each."""
-        order = np.argsort(-room, kind="stable")[: int(self.problem.most_nodes[job])]
-        reach = np.cumsum(room[order])
+        order = np.argsort(-available, kind="stable")[: int(self.problem.most_nodes[job])]
+        reach = np.cumsum(available[order])
         gpus = _best_amount(values[: int(reach[-1]) + 1], price)
-        if gpus is None or len(order) < 2 or not room[order[1]]:  # noqa: PLR2004  several nodes
+        if gpus is None or len(order) < 2 or not available[order[1]]:  # noqa: PLR2004  several nodes
             return None
         last = max(int(np.searchsorted(reach, gpus)), 1)
-        chosen, counts = order[: last + 1], room[order[: last + 1]]
+        chosen, counts = order[: last + 1], available[order[: last + 1]]
         if last == 1:
             counts[0] = min(counts[0], gpus - 1)
         counts[last] = gpus - counts[:last].sum()
         # The last node is the one that the rest fills best.
-        left = np.where(room >= counts[last], room, np.iinfo(np.int64).max)
+        left = np.where(available >= counts[last], available, np.iinfo(np.int64).max)
         left[chosen[:last]] = np.iinfo(np.int64).max
         chosen[last] = np.argmin(left)
         return _by_node(chosen, counts)
 
-    def _even(self, job: int, room: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
+    def _even(self, job: int, available: Ints, values: Floats, price: float) -> tuple[Ints, Ints] | None:
         """The best allocation over several nodes with the same number of GPUs on each."""
         best: tuple[float, int, int] | None = None
-        for each in range(1, int(room.max(initial=0)) + 1):
+        for each in range(1, int(available.max(initial=0)) + 1):
             most = min(
-                int(np.count_nonzero(room >= each)), int(self.problem.most_nodes[job]), (len(values) - 1) // each
+                int(np.count_nonzero(available >= each)), int(self.problem.most_nodes[job]), (len(values) - 1) // each
             )
             scores = values[2 * each : most * each + 1 : each] - price * each * np.arange(2, most + 1)
             if len(scores) and np.isfinite(scores.max()):
@@ -181,8 +202,8 @@ class PartialAllocation:
         if best is None:
             return None
         _, count, each = best
-        suitable = np.flatnonzero(room >= each)
-        chosen = suitable[np.argsort(room[suitable], kind="stable")[:count]]
+        suitable = np.flatnonzero(available >= each)
+        chosen = suitable[np.argsort(available[suitable], kind="stable")[:count]]
         return _by_node(chosen, np.full(count, each))
 
     def fill(self, nodes: Iterable[int], before: dict[int, NodeGpus] | None = None) -> None:
@@ -215,7 +236,8 @@ class PartialAllocation:
         jobs = np.flatnonzero(able)
         more = np.arange(1, int(self.free[node]) + 1)
         gpus = self._gpus[jobs][:, None] + more
-        allowed = (gpus < problem.speedups.shape[-1]) & (
+        allowed = more <= self._quota_left(gpu_type)[jobs][:, None]
+        allowed &= (gpus < problem.speedups.shape[-1]) & (
             held[jobs][:, None] + more <= problem.node_limits[jobs, node, None]
         )
         allowed &= (each[jobs][:, None] == 0) | (each[jobs][:, None] == more)
@@ -264,6 +286,8 @@ class PartialAllocation:
         if several and problem.avoid_interference and self._distributed[nodes].any():
             return False
         if not problem.uneven and counts.min() != counts.max():
+            return False
+        if problem.quotas and gpus > self._quota_left(int(problem.node_types[nodes[0]]))[job]:
             return False
         within = problem.least_gpus[job] <= gpus <= min(int(problem.most_gpus[job]), problem.speedups.shape[-1] - 1)
         one_type = len(set(problem.node_types[nodes].tolist())) == 1
