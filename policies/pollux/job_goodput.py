@@ -22,11 +22,19 @@ def job_goodput(job: Job, gpu_types: Iterable[str]) -> Mapping[str, Goodput]:
     has an efficiency of 1.
     """
     limits = batch_limits(job)
-    adaptive = job.batching is not None and job.batching.control is BatchControl.SCHEDULER
-    noise_scale = job.noise.scale if adaptive and job.noise is not None else None
+    noise_scale = job.noise.scale if is_tuned(job) and job.noise is not None else None
     known = {gpu_type: IterationParameters._make(found) for gpu_type, found in job.iteration_parameters.items()}
     unknown = next((known[gpu_type] for gpu_type in sorted(known)), UNKNOWN_ITERATION)
     return {gpu_type: Goodput(known.get(gpu_type, unknown), limits, noise_scale) for gpu_type in gpu_types}
+
+
+def is_tuned(job: Job) -> bool:
+    """Whether the job's batch size may be changed, within limits that do not contradict each other."""
+    found = job.batching
+    if found is None or found.control is not BatchControl.SCHEDULER:
+        return False
+    least, most = found.min_per_gpu, found.max_per_gpu
+    return found.first_batch <= (found.max_batch or found.first_batch) and (most is None or least <= most)
 
 
 def batch_limits(job: Job) -> BatchLimits:
@@ -38,13 +46,9 @@ def batch_limits(job: Job) -> BatchLimits:
     batching = job.batching
     if batching is None:
         return BatchLimits(UNKNOWN_BATCH, UNKNOWN_BATCH, UNKNOWN_BATCH)
-    if batching.control is BatchControl.SCHEDULER:
-        first, most = batching.first_batch, batching.max_batch or batching.first_batch
-    else:
-        first = most = batching.global_batch or batching.first_batch
-    at_once = batching.max_per_gpu or (batching.plan.per_gpu if batching.plan is not None else first)
-    least = batching.min_per_gpu
-    try:
-        return BatchLimits(first, max(most, first), at_once, least)
-    except ValueError:
-        return BatchLimits(first, first, first)
+    at_once = batching.max_per_gpu or (batching.plan.per_gpu if batching.plan is not None else batching.first_batch)
+    if is_tuned(job):
+        most = batching.max_batch or batching.first_batch
+        return BatchLimits(batching.first_batch, most, max(at_once, batching.min_per_gpu), batching.min_per_gpu)
+    fixed = batching.global_batch or batching.first_batch
+    return BatchLimits(fixed, fixed, at_once)

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from metasched.core.batching import BatchControl
 from metasched.core.model import Decision, Grant, Job, Snapshot
 from metasched.core.policy import Policy, PolicyParameters, PolicyState
 from metasched.core.reasons import Code, Reason
 from policies.pollux.allocation_problem import Ints
 from policies.pollux.direct_search import direct_search, greedy_allocation
+from policies.pollux.job_goodput import is_tuned
 from policies.pollux.round_problem import RoundProblem, Rows, round_problem
 
 ALLOCATION, SEARCHED_AT = "allocation", "searched_at"
@@ -137,7 +137,7 @@ def _grant(job: Job, found: RoundProblem, number: int, row: Ints, speedup: float
     place = found.placement(row)
     batch = None
     facts: dict[str, Any] = {"speedup": round(speedup, 2), "batch": None, "efficiency": None}
-    if job.batching is not None and job.batching.control is BatchControl.SCHEDULER:
+    if is_tuned(job):
         best = found.goodput[number][place.gpu_type or ""].best(place.gpus, multi_node=len(place.nodes) > 1)
         if best is not None:
             batch = best.plan

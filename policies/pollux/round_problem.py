@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from metasched.core.model import Job, Node, Placement, Snapshot
+from metasched.core.model import Job, Node, Placement, Quota, Snapshot
 from metasched.core.retention import holds_unassignable_nodes, is_non_preemptible
 from metasched.throughput.goodput import Goodput
-from policies.pollux.allocation_problem import AllocationProblem, Ints
+from policies.pollux.allocation_problem import UNLIMITED, AllocationProblem, Ints, JobQuota
 from policies.pollux.fitness import reallocation_factor
 from policies.pollux.job_goodput import job_goodput
 from policies.pollux.speedup_table import goodput_table, speedup_table
@@ -111,8 +111,17 @@ def round_problem(snapshot: Snapshot, *, p: float, avoid_interference: bool, res
         uneven=snapshot.uneven,
         avoid_interference=avoid_interference,
         p=p,
+        quotas=tuple(_job_quota(quota, jobs, types) for quota in snapshot.quotas),
     )
     return RoundProblem(jobs, nodes, types, suited, problem)
+
+
+def _job_quota(quota: Quota, jobs: Sequence[Job], types: Sequence[str]) -> JobQuota:
+    members = np.array([job.uid in quota.members for job in jobs], dtype=bool)
+    if quota.gpu_type is None or quota.gpu_type in types:
+        number = None if quota.gpu_type is None else types.index(quota.gpu_type)
+        return JobQuota(members, quota.left, quota.of_jobs, number)
+    return JobQuota(np.zeros(len(jobs), dtype=bool), UNLIMITED)
 
 
 def _present(jobs: Sequence[Job], nodes: Sequence[Node]) -> Ints:
