@@ -231,15 +231,16 @@ class Actuator:
             return
         if lease is None:
             lease = self._new_lease(job, job.placement, job.run, round_facts)
-        batch = self._leased_batch(job) if job.adaptive_batch else None
+        batch = self._leased_batch(job)
         self._mailbox.write_lease(replace(lease, round=round_facts.number, round_end=round_facts.end, batch=batch))
 
     def _leased_batch(self, job: Job) -> LeasedBatch | None:
-        """Return the batch plan that the store has for the job's present run; None where there is none."""
-        record = self._store.job(job.uid)
-        run = None if record is None else record.current
-        if run is None or run.batch is None:
+        """Return the batch plan that the store has for the job's present run; None for a job with a fixed batch."""
+        if not job.adaptive_batch:
             return None
+        run = self._store.require_job(job.uid).current
+        if run is None or run.batch is None:
+            return LeasedBatch()
         placement = run.placement or run.released
         fitted = job.iteration_parameters.get(placement.gpu_type or "") if placement is not None else None
         return LeasedBatch(run.batch_number, run.batch.per_gpu, run.batch.accumulation, theta=_theta(fitted))
@@ -288,9 +289,7 @@ class Actuator:
         lease = self._new_lease(job, action.placement, run, round_facts)
         if state.jobs[job.uid].requirements.trials and not action.half_gpus:
             lease = replace(lease, trials=ProfilingRuns(world_sizes_to_profile(job, action.placement)))
-        if action.batch is not None:
-            lease = replace(lease, batch=self._leased_batch(job))
-        self._mailbox.write_lease(lease)
+        self._mailbox.write_lease(replace(lease, batch=self._leased_batch(job)))
         delay = 1 if _restarts_on_node_too_soon(job, action.placement, now) else 0
         sharing = state.gpu_shards
         shards = None if sharing is None else sharing.half if action.half_gpus else sharing.per_gpu
