@@ -167,7 +167,9 @@ def test_batch_sizes_and_noise_become_rows(tree):
     tree.append(steps(10, progress=10.0, grad_square=2.0, grad_variance=500.0))
     larger = {"global_batch": 256, "per_gpu_batch": 64, "accumulation": 2}
     tree.append(steps(20, progress=31.5, grad_square=-1.0, grad_variance=700.0, plan=3, **larger))
-    tree.append(text("stop", step=20, cause="signal", noticed=NOW, checkpointed=True, progress=31.5))
+    tree.append(text("stop", step=20, cause="signal", noticed=NOW, checkpointed=True))
+    tree.poll()
+    tree.append(start(2, step=20), generation=2)
     tree.poll()
     job = tree.store.job(UID)
     assert job.progress_steps == 31.5
